@@ -52,7 +52,8 @@ class FetchEnd:
     """
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self._until = seconds, time.monotonic() + seconds
+        self.seconds = seconds
+        self._until = time.monotonic() + seconds
         self._lock = threading.Lock()
         self._stopped = False
         self._handle: socket.socket | None = None
@@ -100,7 +101,8 @@ def fetch(urls: Iterable[str], bounds: FetchBounds, where: str, end: FetchEnd | 
             bounds.
     """
     found: dict[str, bytes] = {}
-    left, end = bounds.most_bytes, end or FetchEnd(bounds.seconds)
+    left = bounds.most_bytes
+    end = end or FetchEnd(bounds.seconds)
     for url in dict.fromkeys(urls):
         found[url] = _content(url, bounds, left, end, where)
         left -= len(found[url])
@@ -114,7 +116,8 @@ def _content(url: str, bounds: FetchBounds, most_bytes: int, end: FetchEnd, wher
             if not end.left_s():
                 raise TimeoutError
             with _connected(parts, end, where) as connection:
-                path, headers = parts.path or "/", {**_HEADERS, "Host": parts.netloc}
+                path = parts.path or "/"
+                headers = {**_HEADERS, "Host": parts.netloc}
                 connection.request("GET", f"{path}?{parts.query}" if parts.query else path, headers=headers)
                 with connection.getresponse() as response:
                     if response.status not in _MOVED:
@@ -135,7 +138,8 @@ def _parts(url: str, bounds: FetchBounds, where: str) -> SplitResult:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        parts, valid = SplitResult("", "", "", "", ""), False
+        parts = SplitResult("", "", "", "", "")
+        valid = False
     if not valid or not url.isascii() or not url.isprintable() or " " in url:
         raise _error(url, "is no address of a file.", where, "Write https://host/path, with %20 for a space.")
     if parts.username is not None or parts.password is not None:
@@ -152,7 +156,8 @@ def _parts(url: str, bounds: FetchBounds, where: str) -> SplitResult:
 def _connected(parts: SplitResult, end: FetchEnd, where: str) -> Iterator[http.client.HTTPConnection]:
     """Connects to the host of an address. The host's address is looked up once and must be public.
     """
-    secure, host = parts.scheme == "https", parts.hostname
+    secure = parts.scheme == "https"
+    host = parts.hostname
     assert host is not None, "an address without a host is refused before"
     port = parts.port or (443 if secure else 80)
     raw = _socket(host, port, end, parts.geturl(), where)

@@ -124,10 +124,12 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
     checked: tuple[tuple[str, str], ...] = ()
     try:
         if isinstance(known, JsonSchema):
-            strict, known = known.enforce == "strict", msgspec.structs.replace(known, enforce="best_effort")
+            strict = known.enforce == "strict"
+            known = msgspec.structs.replace(known, enforce="best_effort")
             checked = normalise(known).checked
             if strict:
-                refused, checked = checked, ()
+                refused = checked
+                checked = ()
         if not refused:
             from sglang_lite.runtime.structured_output.base import next_mask
 
@@ -189,7 +191,8 @@ def explain(
     if report.refused:
         return replace(found, mode="refused", refused=report.refused)
     grammar = _compiled(known, model)
-    fewest, limits = None if model is None else grammar.lengths().fewest, tuple(_limits(known))
+    fewest = None if model is None else grammar.lengths().fewest
+    limits = tuple(_limits(known))
     if fewest is None and model is not None:
         limits += ("the fewest tokens are not known: max_tokens may cut a text",)
     by = "number" if isinstance(known, Number) else grammar.matcher().engine.name
@@ -243,7 +246,8 @@ def matches(constraint: ConstraintLike, text: str, model: str | Path | Engine | 
         ConstraintError: the constraint is invalid or can't be enforced.
         ModelError: the model does not exist.
     """
-    known, kind = as_constraint(constraint), type_of(constraint)
+    known = as_constraint(constraint)
+    kind = type_of(constraint)
     _must_be_text(text)
     engine = _engine(*_tokens(model))
     grammar = _compiled(known, model)
@@ -313,7 +317,8 @@ def describe(constraint: ConstraintLike) -> str:
     Raises:
         ConstraintError: the constraint is invalid.
     """
-    known, kind = as_constraint(constraint), type_of(constraint)
+    known = as_constraint(constraint)
+    kind = type_of(constraint)
     with within_limits("the constraint"):
         return description(known, None if kind is None else kind.annotation)
 

@@ -27,7 +27,8 @@ class Output:
 
     def __init__(self) -> None:
         self._handle: Any = None  # IPython's; untyped, because IPython is not a dependency
-        self._count, self._shown_at = 0, 0.0
+        self._count = 0
+        self._shown_at = 0.0
 
     def show(self, content: Markup) -> None:
         """Displays HTML."""
@@ -63,7 +64,8 @@ def progress_bar(below: Callable[[], Markup] = fragment, **options: Any) -> Any:
 
     class Bar(tqdm):  # type: ignore[type-arg] # of whatever it counts
         def __init__(self, **options: Any) -> None:
-            self.output, self.closed = Output(), False
+            self.output = Output()
+            self.closed = False
             super().__init__(**options, mininterval=0, miniters=1, file=io.StringIO())  # `show_soon` leaves some out
 
         def display(self, msg: str | None = None, pos: int | None = None) -> None:

@@ -41,7 +41,8 @@ _FORMATS = {
 # Options for WAV files, and the numbers of bytes and samples that are processed together. Computing threads may
 # run between two frames, and a compressed sound has about 40 per second. In 16 bits, libav would search the whole file
 # for DTS.
-_WAV, _JOINED = {"max_size": str(2**16), "max_probe_packets": "1"}, 2**18
+_WAV = {"max_size": str(2**16), "max_probe_packets": "1"}
+_JOINED = 2**18
 _KNOWN = {"video": "MP4, MOV, WEBM, MKV and AVI", "audio": "WAV, FLAC, OGG, MP3, M4A and WEBM"}
 
 
@@ -78,7 +79,8 @@ def video_header(video: Media) -> VideoHeader:
             the package av is missing.
     """
     with _opened(video, "video") as (container, stream):
-        width, height = stream.codec_context.width, stream.codec_context.height
+        width = stream.codec_context.width
+        height = stream.codec_context.height
         if width * height > MAX_FRAME_PIXELS:
             raise _error(
                 "video", f"{width:,} x {height:,} pixels, the limit is {MAX_FRAME_PIXELS:,}.", "Scale it down."
@@ -111,7 +113,10 @@ def frames(video: Media, header: VideoHeader, indices: Sequence[int]) -> Iterato
     Raises:
         ParameterError: it is damaged.
     """
-    left, number, frame, pixels = deque(indices), -1, None, 0
+    left = deque(indices)
+    number = -1
+    frame = None
+    pixels = 0
     with _opened(video, "video") as (container, stream):
         for number, frame in enumerate(container.decode(stream)):
             pixels += frame.width * frame.height  # later frames may be larger than the first
@@ -151,7 +156,8 @@ def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]
         decoded = _within(container.decode(stream), most_seconds)  # before resampling, which may create many samples
         # A joined file may change its form.
         for _, alike in groupby(decoded, lambda each: (each.format.name, each.layout.name, each.rate)):
-            resampler, joined = av.AudioResampler(format="flt", rate=rate), av.AudioFifo()
+            resampler = av.AudioResampler(format="flt", rate=rate)
+            joined = av.AudioFifo()
             for frame in alike:
                 frame.pts = None
                 joined.write(frame)

@@ -134,13 +134,11 @@ class ActorPool:
     def __init__(
         self, options: RayOptions, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool
     ) -> None:
-        self._options, self._program, self._plan, self._report, self._until_released = (
-            options,
-            program,
-            plan,
-            report,
-            until_released,
-        )
+        self._options = options
+        self._program = program
+        self._plan = plan
+        self._report = report
+        self._until_released = until_released
         self._ray = _ray()
         self._items = dict(plan.pending)
         self._unfinished = set(self._items)
@@ -153,7 +151,8 @@ class ActorPool:
         self._over = False
 
     def start(self) -> None:
-        ray, options = self._ray, self._options
+        ray = self._ray
+        options = self._options
         if not ray.is_initialized():
             ray.init()
         total = ray.cluster_resources()
@@ -163,7 +162,8 @@ class ActorPool:
         order = list(self._plan.pending)
         max_rows = max(-(-len(order) // (2 * _LANES * count)), _FEWEST)
         self._waiting.extend([[i for i, _ in order]] if self._until_released else groups(order, max_rows))
-        self._seats, self._room = count, self._plan.window * count
+        self._seats = count
+        self._room = self._plan.window * count
         settings = {name: value for name, value in self._plan.options.items() if name not in _DRIVERS}
         window = max(self._plan.window // _LANES, 1)
         ray.util.register_serializer(SglFunction, serializer=program_as_data, deserializer=as_program)
@@ -178,7 +178,8 @@ class ActorPool:
         """Ends the pool: starts no more rows, and kills the actors."""
         with self._bell:
             self._over = True
-            actors, self._actors = self._actors, set()
+            actors = self._actors
+            self._actors = set()
             self._bell.notify_all()
         for actor in actors:
             self._ray.kill(actor)

@@ -19,7 +19,8 @@ def arguments(environment: dict[str, str]) -> list[str]:
         SystemExit: a variable is missing.
     """
     try:
-        rank, count = environment["RANK"], environment["WORLD_SIZE"]
+        rank = environment["RANK"]
+        count = environment["WORLD_SIZE"]
         address = f"{environment['MASTER_ADDR']}:{int(environment['MASTER_PORT']) + 1}"
     except KeyError as error:
         raise SystemExit(
@@ -30,7 +31,8 @@ def arguments(environment: dict[str, str]) -> list[str]:
 
 def visible(environment: dict[str, str]) -> str:
     """Returns the number of the process's GPU, among those that the machine's processes may see."""
-    local, gpus = int(environment.get("LOCAL_RANK", "0")), environment.get("CUDA_VISIBLE_DEVICES")
+    local = int(environment.get("LOCAL_RANK", "0"))
+    gpus = environment.get("CUDA_VISIBLE_DEVICES")
     return str(local) if gpus is None else (*gpus.split(","), *[""] * local)[local]
 
 

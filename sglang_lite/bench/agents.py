@@ -104,7 +104,8 @@ def run_agents(engine: Engine, all_turns: Sequence[tuple[AgentTurn, ...]], *, as
         RuntimeError: one has failed.
     """
     engine.flush_cache()
-    before, done = engine.stats(), threading.Event()
+    before = engine.stats()
+    done = threading.Event()
     failed: list[object] = []
     remaining = len(all_turns)
     lock = threading.Lock()
@@ -166,7 +167,10 @@ class _Agent(ABC):
     """
 
     def __init__(self, engine: Engine, turns: tuple[AgentTurn, ...], number: int, ended: Callable[..., None]) -> None:
-        self.engine, self.turns, self.number, self.ended = engine, turns, number, ended
+        self.engine = engine
+        self.turns = turns
+        self.number = number
+        self.ended = ended
         self.at = 0
         self._draw = random.Random(number)
 

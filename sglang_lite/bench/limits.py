@@ -37,7 +37,8 @@ def measure(gpus: int = 1) -> Rates:
     """Measures the rates on the first GPU and, if there are several, on its link to the second."""
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
-    copy, link = 2 * source.nbytes / _seconds(lambda: target.copy_(source)), math.inf
+    copy = 2 * source.nbytes / _seconds(lambda: target.copy_(source))
+    link = math.inf
     if gpus > 1:
         there = torch.empty_like(source, device="cuda:1")
         link = source.nbytes / _seconds(lambda: there.copy_(source))
@@ -67,13 +68,15 @@ def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
     Args:
         bits: width of weights, keys and values; latents have 16 bits, as in the benchmarks.
     """
-    layers, hidden = spec.layers, spec.hidden_size
+    layers = spec.layers
+    hidden = spec.hidden_size
     pair = sum(layer.attention.products_per_pair for layer in layers)
     seeing = 2 * sum(layer.attention.absorbed_products_per_pair for layer in layers)
     active = sum(layer.active_weights(hidden) for layer in layers)
     head = spec.vocab_size * hidden
     # Products of narrower numbers are faster by the same factor.
-    size, matmul = bits // 8, rates.flops_per_s * 16 / bits
+    size = bits // 8
+    matmul = rates.flops_per_s * 16 / bits
     flops = 2 * (active + head)
 
     def weights(rows: int) -> float:
@@ -87,7 +90,8 @@ def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
     sums = 2 * len(layers) * 2 * hidden * 2 * (1 - 1 / rates.gpus) / rates.link_bytes_per_s
 
     token = (2 if spec.latent else size) * spec.kv_layout.numbers
-    own, new = np.array(work.suffix_lengths), np.array(work.output_lengths)
+    own = np.array(work.suffix_lengths)
+    new = np.array(work.output_lengths)
     shared = 0 if work.cached else work.prefix_length
     seen = np.concatenate(
         ([shared * shared], own * (own + 2 * work.prefix_length))

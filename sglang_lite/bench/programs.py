@@ -57,10 +57,8 @@ def run_as_program(engine: Engine, name: str, work: Workload) -> Measured:
         RuntimeError: the number of generated tokens is not the expected one.
     """
     prompts = prepare(work, partial(generate, engine), engine.flush_cache)
-    shared, own = (
-        text_from_ids(prompts[0][: work.prefix_length]),
-        [text_from_ids(prompt[work.prefix_length :]) for prompt in prompts],
-    )
+    shared = text_from_ids(prompts[0][: work.prefix_length])
+    own = [text_from_ids(prompt[work.prefix_length :]) for prompt in prompts]
     backend = LocalBackend(engine)
     before = engine.stats()["steps"]
     started = time.perf_counter()

@@ -76,7 +76,8 @@ def hf_config(name: str) -> dict[str, object]:
     """Returns the `config.json` that a model of this shape would have on the Hugging Face hub."""
     spec = SHAPES[name]
     family = spec.architecture
-    attention, feed_forward = spec.layers[0].attention, spec.layers[0].feed_forward
+    attention = spec.layers[0].attention
+    feed_forward = spec.layers[0].feed_forward
     others: dict[str, object] = {"num_key_value_heads": attention.kv_heads, "head_dim": attention.key_size}
     if isinstance(attention, LatentSpec):
         others = {
@@ -136,12 +137,15 @@ def load_shape(
         return _by_transformers(name)
     # The spec that an engine reads from a folder, for which the kernels are known.
     spec = spec_from_config(hf_config(name), name)
-    device, kind, compiles = torch.device("cpu"), Decoder, None
+    device = torch.device("cpu")
+    kind = Decoder
+    compiles = None
     kv_fp8 = fp8 and not spec.latent
     if torch.cuda.is_available():
         from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # needs Triton
 
-        device, kind = torch.device("cuda:0"), GpuDecoder
+        device = torch.device("cuda:0")
+        kind = GpuDecoder
     quantization = "fp8" if fp8 else quantization
     formats = precision("auto", device, quantization=quantization, kv_fp8=kv_fp8, batch_invariant=deterministic)
     matrices = Q4_K if quantization == "gguf" else PLAIN
@@ -164,7 +168,8 @@ def _by_transformers(name: str) -> LoadedModel:
     """Creates a model of a shape that runs the code of transformers."""
     from sglang_lite.runtime.models.load_transformers import load_transformers  # imports all of transformers' models
 
-    spec, device = SHAPES[name], torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    spec = SHAPES[name]
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(name)))
         model = load_transformers(Path(folder), precision("auto", device).compute, device, dummy=True)

@@ -47,7 +47,8 @@ def first_token(shape: str, settings: Mapping[str, Any]) -> Started:  # values o
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
         command = [sys.executable, "-m", __name__, folder, json.dumps(dict(settings))]
-        before, started = _cached(), time.perf_counter()
+        before = _cached()
+        started = time.perf_counter()
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             line = process.stdout.readline()

@@ -108,7 +108,8 @@ def run(engine: Engine, work: Workload) -> Measured:
 
 def generate(engine: Engine, prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> float:
     """Submits one request for each prompt. Returns the seconds until the last one has ended."""
-    done, remaining = threading.Event(), len(prompts)
+    done = threading.Event()
+    remaining = len(prompts)
     failed: list[object] = []
 
     def sink(event: object) -> None:

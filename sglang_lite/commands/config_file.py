@@ -28,7 +28,8 @@ class ConfigFile(argparse.Action):
         assert isinstance(parser, CommandParser)
         try:
             text = Path(str(values)).read_text()
-            given, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+            given = yaml.safe_load(text)
+            node = yaml.compose(text, yaml.SafeLoader)
         except (OSError, ValueError, yaml.YAMLError) as error:
             parser.error(f"--config: {values} can't be read: {' '.join(str(error).split())}")
         if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
@@ -53,7 +54,8 @@ class ConfigFile(argparse.Action):
 
 def _parsed(parser: CommandParser, name: str, value: Json) -> argparse.Namespace:
     """Parses a line of the file. Exits with a message if the line is no known flag."""
-    abbreviates, parser.allow_abbrev = parser.allow_abbrev, False
+    abbreviates = parser.allow_abbrev
+    parser.allow_abbrev = False
     try:
         found, unknown = parser.parse_known_args([*_flags(name, value)])
         # A switch without an opposite is already off.

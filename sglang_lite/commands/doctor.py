@@ -116,7 +116,8 @@ def _machine() -> Iterator[Diagnosis]:
     yield Diagnosis("compiler", compiler or "none", advice)
     reason = why_no_gpu("cuda")
     if reason is None:
-        name, memory = torch.cuda.get_device_name(0), free_bytes(torch.device("cuda:0")) or 0
+        name = torch.cuda.get_device_name(0)
+        memory = free_bytes(torch.device("cuda:0")) or 0
         yield Diagnosis("GPU", f"{name}, {memory / 1e9:,.1f} GB free")
     else:
         yield Diagnosis("GPU", f"none: {reason}", "Engines run on the CPU, well for models of up to 1B parameters.")

@@ -110,7 +110,8 @@ def _rows(file: Path, program: SglFunction, labels: Sequence[str]) -> tuple[list
         lines = file.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise ParameterError("DATA", f"{file}: {error.strerror}.") from error
-    rows, broken = [], {}
+    rows = []
+    broken = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -164,7 +165,8 @@ def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> Fil
             first, *results = (json.loads(line) for line in lines or [_json(identity).encode()])
             for line in results:
                 if (row := by_row.get((line["line"], _json(line["arguments"])))) is not None:
-                    row.result, row.sure = line["result"], line["sure"]
+                    row.result = line["result"]
+                    row.sure = line["sure"]
                     row.judged |= {
                         name: score for name, (key, score) in line["judged"].items() if key == _key(name, row)
                     }

@@ -128,7 +128,9 @@ def mean(metric: str, scores: Sequence[float]) -> Score:
     """Computes the mean of scores from 0 to 1, with Wilson's interval (Wilson 1927), which is
     accurate enough for few rows.
     """
-    n, p, z = len(scores), math.fsum(scores) / len(scores), 1.96
+    n = len(scores)
+    p = math.fsum(scores) / len(scores)
+    z = 1.96
     d = 1 + z * z / n
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / d
     middle = (p + z * z / (2 * n)) / d

@@ -26,7 +26,8 @@ from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 # Limits of llguidance's work. The lexer's exceed the library's defaults, because large schemas need that. Lexemes are
 # not precomputed, because that silently spends the fuel of the first steps (version 1.9.1 then refuses a text of
 # {1,5000} & [^ ]+).
-_LEXER_FUEL, STEP_FUEL = 20_000_000, 10_000_000
+_LEXER_FUEL = 20_000_000
+STEP_FUEL = 10_000_000
 _STEP_ITEMS = 500_000
 # A lexer keeps every state that any request's text has reached. A quoted document has about 1.6 states
 # per character.
@@ -39,7 +40,9 @@ _WAYS = 1_000
 _ROW_ITEMS = 50_000
 PARSER_BYTES = 50  # memory of a parser per character of its grammar
 _BETWEEN_MASKS = 100  # bytes of text consumed per mask; each mask renews the work limit
-_MAX_FORCED, _MAX_SLOWLY_FORCED = 10_000, 200  # bytes of look-ahead
+# bytes of look-ahead
+_MAX_FORCED = 10_000
+_MAX_SLOWLY_FORCED = 200
 _LONG = 10_000  # characters of forced text above which spelling it out would block the loop for milliseconds
 _SHORT = 100  # forced text of up to this many characters is not measured
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
@@ -179,7 +182,9 @@ class _Start:
     __slots__ = ("_matcher", "_text", "size", "slow")
 
     def __init__(self, text: str, slow: bool) -> None:
-        self._text, self.slow, self.size = text, slow, PARSER_BYTES * len(text)
+        self._text = text
+        self.slow = slow
+        self.size = PARSER_BYTES * len(text)
         self._matcher = start(text, _bytes())
 
     def matcher(self) -> Any:
@@ -237,14 +242,18 @@ class ByteMatcher:
     __slots__ = ("constraint", "matcher", "slow", "text")
 
     def __init__(self, constraint: Constraint) -> None:
-        self.constraint, self.text = constraint, ""
+        self.constraint = constraint
+        self.text = ""
         first = _start(constraint)
-        self.matcher, self.slow = first.matcher(), first.slow
+        self.matcher = first.matcher()
+        self.slow = first.slow
 
     def copy(self) -> ByteMatcher:
         """Returns an independent matcher in the same state."""
         twin = object.__new__(ByteMatcher)
-        twin.constraint, twin.text, twin.matcher = self.constraint, self.text, self.matcher.deep_copy()
+        twin.constraint = self.constraint
+        twin.text = self.text
+        twin.matcher = self.matcher.deep_copy()
         twin.slow = self.slow
         return twin
 
@@ -296,7 +305,8 @@ class ByteMatcher:
         """Returns the possible continuations of the text. Forced text is followed for at most
         10,000 bytes, or 200 if it is expensive to find.
         """
-        at, forced = self.matcher.deep_copy(), bytearray()
+        at = self.matcher.deep_copy()
+        forced = bytearray()
         most = _MAX_SLOWLY_FORCED if self.slow else _MAX_FORCED
         while len(forced) < most and (more := _forced(at, slow=self.slow)):
             more = more[: most - len(forced)]
@@ -316,7 +326,8 @@ class ByteMatcher:
         is refused.
         """
         data = text.encode("utf-8", "surrogatepass")
-        at, count = self.matcher.deep_copy(), 0
+        at = self.matcher.deep_copy()
+        count = 0
         while count < len(data) and not at.is_stopped():
             part = data[count : count + _BETWEEN_MASKS]
             _mask(at)  # limits the work until the next mask

@@ -169,7 +169,8 @@ class _Describer:
         if not shapes or schema.keys() & {"properties", "items", "prefixItems"}:
             shapes.append(self._typed(schema))
         if len(shapes) == 1:
-            notes, lines = [*notes, *shapes[0].notes], shapes[0].lines
+            notes = [*notes, *shapes[0].notes]
+            lines = shapes[0].lines
         else:
             lines = _joined([_in_parentheses(shape) for shape in shapes], " & ")
         return _Shape(lines, list(dict.fromkeys(notes)), is_union=len(shapes) == 1 and shapes[0].is_union)
@@ -215,7 +216,8 @@ class _Describer:
         return _joined([[("[", "")], inside, [("]", "")]], "")
 
     def _object(self, schema: Mapping[str, Any]) -> list[_Line]:
-        members, required = schema.get("properties", {}), schema.get("required", ())
+        members = schema.get("properties", {})
+        required = schema.get("required", ())
         found = []
         for name in dict.fromkeys((*members, *required)):
             each = members.get(name, True)
@@ -265,9 +267,11 @@ def _items(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
     """Returns the schemas of an array's first items, and the schema of the remaining ones, which is
     False if none are allowed.
     """
-    first, rest = schema.get("prefixItems", []), schema.get("items", True)
+    first = schema.get("prefixItems", [])
+    rest = schema.get("items", True)
     if isinstance(rest, list):  # as in drafts before 2020-12
-        first, rest = rest, schema.get("additionalItems", True)
+        first = rest
+        rest = schema.get("additionalItems", True)
     return first, False if schema.get("maxItems") == len(first) else rest
 
 

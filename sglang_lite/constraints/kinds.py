@@ -139,7 +139,8 @@ def _structural(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Nod
         ]
         options.append(concat(NOTHING if is_empty(until) else until, alternation(tags)))
     text = intersection(complement(concat(found, ANY_TEXT)), complement(excluded))
-    one, least = Ref("tag"), int(constraint.at_least_one)
+    one = Ref("tag")
+    least = int(constraint.at_least_one)
     if constraint.stop_after_first:
         whole = alternation([one, *([] if least else [text])])
     else:
@@ -163,7 +164,8 @@ def _joined(outer: Language, inner: dict[str, Language]) -> Language:
     """Adds inner languages to an outer one, each under the rule name that the outer one uses for
     it.
     """
-    rules, sealed = dict(outer.rules), set(outer.sealed)
+    rules = dict(outer.rules)
+    sealed = set(outer.sealed)
     for name, language in inner.items():
         own = renamed(language, f"{name}.")
         rules |= {**own.rules, name: Ref(own.start)}

@@ -91,7 +91,8 @@ def size_of(value: object) -> int:
     """Estimates the memory of a value in bytes. An object with a `size` attribute reports its own
     size, which may grow later.
     """
-    total, seen = 0, set[int]()
+    total = 0
+    seen = set[int]()
     stack: list[Any] = [value]
     while stack:
         each = stack.pop()

@@ -24,7 +24,8 @@ _IN_WORDS: Final = frozenset((  # keywords that notes put into words
     "description", "examples", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
     "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "pattern", "format", "uniqueItems", KEYWORD,
 ))  # fmt: skip
-_DAY, _TIME = "YYYY-MM-DD", "HH:MM:SS"
+_DAY = "YYYY-MM-DD"
+_TIME = "HH:MM:SS"
 _FORMATS: Final[Mapping[str, str]] = {
     "date": _DAY, "time": _TIME, "date-time": f"{_DAY}T{_TIME}", "duration": "ISO 8601 duration", "uuid": "UUID",
     "email": "email address", "uri": "URL", "ipv4": "IPv4 address", "ipv6": "IPv6 address",
@@ -123,7 +124,8 @@ def _limits(schema: Mapping[str, Any], word: str) -> Iterator[str]:
     if "format" in schema and schema["format"] not in _FORMATS:
         yield f"format: {one_line(schema['format'])}"
     first = schema.get("prefixItems", schema["items"] if isinstance(schema.get("items"), list) else ())
-    low, high = schema.get("minItems", 0), schema.get("maxItems")
+    low = schema.get("minItems", 0)
+    high = schema.get("maxItems")
     yield from _count(0 if low <= len(first) else low, None if high == len(first) else high, "item")
     if schema.get("uniqueItems"):
         yield "no two alike"

@@ -15,7 +15,8 @@ from sglang_lite.protocol import Number
 
 _WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"
 _WHOLE_PREFIX = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})*,[0-9]{0,3}|[0-9]*)"
-_POINT, _EXPONENT = r"(?:\.[0-9]+)?", r"[eE][-+]?"
+_POINT = r"(?:\.[0-9]+)?"
+_EXPONENT = r"[eE][-+]?"
 
 # A backend that can't cut off the end of a number returns one of these characters after it.
 TERMINATORS = " \n,;:.)"
@@ -53,7 +54,8 @@ class NumberText:
     """
 
     def __init__(self, number: Number, before: str = "") -> None:
-        self._number, self._text = number, before
+        self._number = number
+        self._text = before
         self._ends: list[int] = []  # end offset of each token in the text
         self.finished = False
         self.committed = ""

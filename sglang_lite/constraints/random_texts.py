@@ -75,7 +75,8 @@ def _passes_checks(constraint: JsonSchema, text: str) -> bool:
 
 class _Sampler:
     def __init__(self, language: Language, random: Random) -> None:
-        self._language, self._random = language, random
+        self._language = language
+        self._random = random
         self._heights = _heights(language)
 
     def text(self, deepest: int) -> str | None:
@@ -83,7 +84,8 @@ class _Sampler:
         `deepest`, or None if the text or the work exceeds its limit.
         """
         written: list[str] = []
-        length, steps = 0, 0
+        length = 0
+        steps = 0
         stack: list[tuple[Node, int]] = [(Ref(self._language.start), 0)]
         while stack:
             node, depth = stack.pop()
@@ -149,7 +151,9 @@ def _through(machine: Automaton, random: Random) -> str:
     """Walks through an automaton and returns the text: some random steps, then the shortest path to
     an accepting state.
     """
-    text, state, remaining_steps = "", machine.start, _STEPS
+    text = ""
+    state = machine.start
+    remaining_steps = _STEPS
     while remaining_steps and len(text) < MAX_CHARS:
         if machine.accepting(state) and random.random() < 0.3:
             return text

@@ -68,7 +68,8 @@ class _Fields:
         for name, value in found.items():
             if name not in names and value not in (None, False, []):  # null, false and empty lists request nothing
                 raise _refused(f"{name!r} is not supported", f"{pointer}/{name}")
-        self._found, self.pointer = found, pointer
+        self._found = found
+        self.pointer = pointer
 
     def get(self, name: str, default: Any = None) -> Any:
         value = self._found.get(name, default)

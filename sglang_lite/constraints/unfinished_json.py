@@ -112,7 +112,9 @@ class UnfinishedJson:
             found = re.compile(r"[\[{]").search(self._reasoning, begin)
             if found is None:
                 return
-            self._mark, self._first, self.begin = None, found.start(), found.start()
+            self._mark = None
+            self._first = found.start()
+            self.begin = found.start()
             text = self._reasoning[found.start() :]
         self._read(text)
 

@@ -38,7 +38,8 @@ class Connection:
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(True)  # regardless of `socket.setdefaulttimeout`
-        self._socket, self._process = end, os.getpid()
+        self._socket = end
+        self._process = os.getpid()
         self._lock = threading.Lock()  # guards the attributes below
         self._unsent: deque[memoryview] = deque()
         self._more = threading.Condition(self._lock)

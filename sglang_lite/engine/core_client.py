@@ -140,7 +140,9 @@ class CoreClient:
 
     def _set_up(self, ready: Ready) -> None:
         config = self.config
-        self.model_name, self.vocab_size, self.description = ready.model_name, ready.vocab_size, ready.description
+        self.model_name = ready.model_name
+        self.vocab_size = ready.vocab_size
+        self.description = ready.description
         self.suggestion = ready.suggestion
         self._eos_ids = frozenset(ready.eos_ids)
         self.generates = self.encoder is None and not config.encoder_only
@@ -349,11 +351,13 @@ class _OpenProgram:
 
     def extend(self, path: BranchPath, nodes: Sequence[Node]) -> None:
         check_nodes(nodes, path)
-        sent, refused = [*nodes], dict[int, Failure]()
+        sent = [*nodes]
+        refused = dict[int, Failure]()
         for i, error in self.core.builder.refused(nodes).items():
             node = nodes[i]
             if isinstance(node, Gen):  # its parameters may have any type, and may not be serialisable
-                sent[i], refused[i] = Gen(node.name, where=node.where), as_failure(error)
+                sent[i] = Gen(node.name, where=node.where)
+                refused[i] = as_failure(error)
         self.link.send(self.number, Extend(path, tuple(sent), refused))
 
     def judge(self, path: BranchPath, place: int, verdict: Verdict) -> None:
@@ -418,7 +422,8 @@ def _import_name(processor: Callable[..., Any]) -> str:
     Raises:
         ParameterError: the processor can't be imported by name.
     """
-    module, name = getattr(processor, "__module__", None), getattr(processor, "__qualname__", "")
+    module = getattr(processor, "__module__", None)
+    name = getattr(processor, "__qualname__", "")
     value: Any = sys.modules.get(module or "")
     for part in name.split("."):
         value = getattr(value, part, None)

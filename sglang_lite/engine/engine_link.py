@@ -61,7 +61,10 @@ class EngineLink:
     def __init__(
         self, config: EngineConfig, path: Path, process: EngineProcess, gate: Gate, watch: Watch = ignored
     ) -> None:
-        self._config, self._path, self._process, self._gate = config, path.absolute(), process, gate
+        self._config = config
+        self._path = path.absolute()
+        self._process = process
+        self._gate = gate
         self._watch = watch
         self._ids = itertools.count(1)
         self.submissions = OpenSubmissions(self.abort)
@@ -98,7 +101,8 @@ class EngineLink:
         Args:
             path: the folder; None if it is the same.
         """
-        self._config, self._path = config, path or self._path
+        self._config = config
+        self._path = path or self._path
 
     def close(self, patience_s: float | None = None) -> None:
         """Ends the process. In a forked copy, only closes the gate, because the process belongs to
@@ -152,7 +156,8 @@ class EngineLink:
         with self.submissions.lock:
             if self._gate.reason:  # closed since the caller has checked it
                 self._gate.check_open()
-            entry.sink, entry.process = counted(), self._process
+            entry.sink = counted()
+            entry.process = self._process
             self.submissions.open[number] = entry
             _send_to(self._process, data)
 
@@ -164,7 +169,8 @@ class EngineLink:
         with self.submissions.lock:
             if self._gate.reason:  # as in `begin`
                 self._gate.check_open()
-            entry.sink, entry.process = sink, self._process
+            entry.sink = sink
+            entry.process = self._process
             self.submissions.open[number] = entry
 
     def send(self, number: int, message: frames.Later) -> None:

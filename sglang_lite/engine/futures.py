@@ -36,7 +36,8 @@ def all_ended(futures: Sequence[Future[Any]]) -> Future[None]:  # of anything
     their results.
     """
     ended: Future[None] = Future()
-    missing, lock = len(futures), threading.Lock()
+    missing = len(futures)
+    lock = threading.Lock()
 
     def settle(_: object) -> None:
         nonlocal missing

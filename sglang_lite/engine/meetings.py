@@ -52,7 +52,8 @@ def join(meeting: Meeting, config: EngineConfig) -> SharedSteps:
     from sglang_lite.runtime.parallel.collectives import GlooCollectives  # imports torch
     from sglang_lite.runtime.parallel.shared_steps import SharedSteps
 
-    own, every = meeting.replica, range(len(meeting.pipes))
+    own = meeting.replica
+    every = range(len(meeting.pipes))
     inbox = open(meeting.pipes[own], "rb")  # noqa: SIM115  # until the process ends
     others = [open(meeting.pipes[each], "wb", 0) for each in every if each != own]  # noqa: SIM115  # the same
     patience = config.dist_timeout or DIST_TIMEOUT_S

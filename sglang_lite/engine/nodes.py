@@ -105,7 +105,8 @@ class RemoteProcess:
     pid = None  # on this machine
 
     def __init__(self, connection: Connection, node: int) -> None:
-        self.connection, self._node = connection, node
+        self.connection = connection
+        self._node = node
 
     def end(self) -> ProcessEnd:
         return ProcessEnd(f"on node {self._node} is gone: the connection to it ended.", by_itself=False)
@@ -128,7 +129,9 @@ class NodeListener:
     """
 
     def __init__(self, config: EngineConfig, path: Path, joined: Callable[[int, RemoteProcess], object]) -> None:
-        self._config, self._joined, self._own = config, joined, Hello.of(config, path, 0)
+        self._config = config
+        self._joined = joined
+        self._own = Hello.of(config, path, 0)
         self._per_node = per_node(config)
         self._missing = set(range(self._per_node, self._per_node * config.nnodes))
         self._changed = threading.Condition()
@@ -189,10 +192,12 @@ class NodeListener:
 
     def _greet(self, line: socket.socket, host: str) -> None:
         """Answers a connection from a host. The other end may be anyone."""
-        refusal, rank = "this is no agent of a node", -1
+        refusal = "this is no agent of a node"
+        rank = -1
         with contextlib.suppress(*_NO_HANDSHAKE):
             hello = msgspec.msgpack.decode(_received(line), type=Hello)
-            problem, rank = hello.unlike(self._own), hello.rank
+            problem = hello.unlike(self._own)
+            rank = hello.rank
             refusal = f"it has {problem}" if problem is not None else ""
         with self._changed:
             if not refusal and rank not in self._missing:
@@ -267,13 +272,17 @@ class _Relay:
     """
 
     def __init__(self, config: EngineConfig, path: Path, rank: int, line: Connection) -> None:
-        self._line, self._left, self._whole = line, False, config.dp_size > 1
+        self._line = line
+        self._left = False
+        self._whole = config.dp_size > 1
         if self._whole:
-            name, started = f"replica {rank} of {config.dp_size}", of_replica(config, rank)
+            name = f"replica {rank} of {config.dp_size}"
+            started = of_replica(config, rank)
             arguments = config.model, config.device, config.compile_processes
             self.child = SpawnedProcess("sglang_lite.engine.child.main", name, *arguments)
         else:
-            name, started = f"rank {rank} of {config.parallel.ranks}", config
+            name = f"rank {rank} of {config.parallel.ranks}"
+            started = config
             there = meeting(config.dist_init_addr, GLOO)
             self.child = SpawnedProcess("sglang_lite.engine.child.rank", name, rank, there)
         self._name = name
@@ -289,14 +298,16 @@ class _Relay:
             interpreter's lock may delay.
             """
             nonlocal used
-            before, used = used, processor_time(self.child.pid)
+            before = used
+            used = processor_time(self.child.pid)
             if used != before:
                 self._line.send(frame([]))
 
         with contextlib.suppress(OSError):
             for content in self.child.connection.frames(look, _LOOK_S):
                 self._line.send(_framed(content))
-        end, left = self.child.end(), self._left
+        end = self.child.end()
+        left = self._left
         if not left and not self._whole:
             if end.by_itself:
                 time.sleep(CAUSE_FIRST_S)
@@ -320,7 +331,8 @@ def join(config: EngineConfig, path: Path, rank: int) -> Connection:
     """Connects to node 0 and returns the connection once node 0 has accepted the rank. Arguments
     and errors as for `run_agent`.
     """
-    there, patience = address(config.dist_init_addr), config.dist_timeout or DIST_TIMEOUT_S
+    there = address(config.dist_init_addr)
+    patience = config.dist_timeout or DIST_TIMEOUT_S
     deadline = time.monotonic() + patience
     while True:
         try:

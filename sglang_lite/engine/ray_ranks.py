@@ -38,7 +38,9 @@ def place_ranks(config: EngineConfig) -> EngineConfig:
         raise CapabilityError("use_ray needs Ray.", hint="pip install 'sglang-lite[ray]'") from error
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
-    ranks, host, patience = config.parallel.ranks, ray.util.get_node_ip_address(), config.dist_timeout or DIST_TIMEOUT_S
+    ranks = config.parallel.ranks
+    host = ray.util.get_node_ip_address()
+    patience = config.dist_timeout or DIST_TIMEOUT_S
     on_gpus = config.device != "cpu" and ray.cluster_resources().get("GPU", 0) >= 1
     room = {"CPU": 1.0, **({"GPU": 1.0} if on_gpus else {})}
     bundles = [room | {f"node:{host}": _OF_THIS_MACHINE}, *[room] * (ranks - 1)]

@@ -38,7 +38,9 @@ class ReplicaCalls:
     """
 
     def __init__(self, clients: Sequence[CoreClient], path: str, version: str) -> None:
-        self._clients, self._path, self._version = clients, path, version
+        self._clients = clients
+        self._path = path
+        self._version = version
         self._written = False  # whether tensors were written since
         self._groups: set[str] = set()  # groups in which weights are sent to their members
         self._repeated: list[EngineCall[Any]] = []  # calls to repeat to a replacement process
@@ -138,7 +140,8 @@ class ReplicaCalls:
         def update() -> str:
             name: str = self._all_or_none(call, self._go_back)
             self._path = os.path.abspath(call.path) if os.path.exists(call.path) else call.path
-            self._written, self._version = False, self._clients[0].config.weight_version
+            self._written = False
+            self._version = self._clients[0].config.weight_version
             return name
 
         return self._updates.submit(update)

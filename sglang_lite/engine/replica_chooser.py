@@ -68,7 +68,10 @@ class ReplicaChooser:
     def __init__(
         self, count: int, rule: LoadBalance, capacity: Capacity, every: int, readiness: Callable[[int], int]
     ) -> None:
-        self._rule, self._capacity, self._every, self._readiness = rule, capacity, every, readiness
+        self._rule = rule
+        self._capacity = capacity
+        self._every = every
+        self._readiness = readiness
         self._replicas = [_Replica() for _ in range(count)]
         # For each digest, the replicas (as bits) whose trees have it, or that were sent a prompt with it.
         self._trees: dict[int, int] = {}
@@ -112,13 +115,15 @@ class ReplicaChooser:
         """
         with self._lock:
             self._count(placement, -placement.rows, -placement.tokens)
-            bit, coming = 1 << placement.rank, self._replicas[placement.rank].coming
+            bit = 1 << placement.rank
+            coming = self._replicas[placement.rank].coming
             coming.subtract(placement.digests)
             for digest in placement.digests:
                 if not coming[digest]:
                     del coming[digest]
                     _leave(self._coming, digest, bit)
-            placement.digests, placement.over = (), True
+            placement.digests = ()
+            placement.over = True
 
     def holder(self, digests: Sequence[int]) -> int:
         """Returns the replica that has the most of a prompt's prefixes."""
@@ -132,7 +137,8 @@ class ReplicaChooser:
         Args:
             forgotten: whether it has lost everything that it had before.
         """
-        bit, replica = 1 << rank, self._replicas[rank]
+        bit = 1 << rank
+        replica = self._replicas[rank]
         with self._lock:
             if forgotten:
                 lost = [digest for digest, ranks in self._trees.items() if ranks & bit]
@@ -148,8 +154,10 @@ class ReplicaChooser:
         if placement.over:
             return
         replica = self._replicas[placement.rank]
-        placement.rows, placement.tokens = placement.rows + rows, placement.tokens + tokens
-        replica.rows, replica.tokens = replica.rows + rows, replica.tokens + tokens
+        placement.rows = placement.rows + rows
+        placement.tokens = placement.tokens + tokens
+        replica.rows = replica.rows + rows
+        replica.tokens = replica.tokens + tokens
 
     def _known(self, digests: Sequence[int]) -> list[int]:
         """Returns, for each replica, how many of a prompt's leading digests it has or will have."""
@@ -199,7 +207,8 @@ class ReplicaChooser:
 
     def _has_room(self, rank: int, rows: int) -> bool:
         """Returns True if additional rows need not wait at a replica for others to end."""
-        replica, capacity = self._replicas[rank], self._capacity
+        replica = self._replicas[rank]
+        capacity = self._capacity
         return replica.rows + rows <= capacity.sizes.max_running and replica.tokens <= capacity.tokens
 
 

@@ -65,7 +65,9 @@ class ProgramLoad:
     def __init__(
         self, chooser: ReplicaChooser, placement: Placement, builder: RequestBuilder, coming: Coming | None = None
     ) -> None:
-        self._chooser, self._placement, self._builder = chooser, placement, builder
+        self._chooser = chooser
+        self._placement = placement
+        self._builder = builder
         self._coming = coming or Coming()
         self._asked: Counter[BranchPath] = Counter()  # questions by branch
         self._lock = threading.Lock()
@@ -102,7 +104,8 @@ class ProgramLoad:
     def _answered(self, path: BranchPath) -> None:
         with self._lock:
             if self._asked[path]:
-                before, share = self._rows, self._placement.tokens // self._asked.total()
+                before = self._rows
+                share = self._placement.tokens // self._asked.total()
                 self._asked[path] -= 1
                 self._chooser.count(self._placement, self._rows - before, -share)
 
@@ -130,7 +133,9 @@ class ProgramAtReplica:
     def __init__(
         self, gate: Gate, sink: ProgramSink, begin: Callable[[Sequence[Span], Early], tuple[OpenProgram, ProgramLoad]]
     ) -> None:
-        self._gate, self._sink, self._begin = gate, sink, begin
+        self._gate = gate
+        self._sink = sink
+        self._begin = begin
         self._early: list[tuple[BranchPath, Sequence[Node]]] = []
         self._lock = threading.Lock()  # held while calls wait
         self._placed: tuple[OpenProgram, ProgramLoad] | None = None
@@ -200,7 +205,8 @@ class ProgramAtReplica:
         try:
             yield
         except EngineClosedError as error:
-            sink, self._sink = self._sink, lambda _: None
+            sink = self._sink
+            self._sink = lambda _: None
             sink(error)
 
 

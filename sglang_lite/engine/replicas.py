@@ -77,15 +77,19 @@ class Replicas:
         with meetings(config) as places:
             self._clients = clients = _started(config, path, self._told, places)
         least = min(clients, key=lambda client: client.capacity.longest)
-        self.capacity, self.builder = least.capacity, least.builder
-        self.encoder, self.tokenizer, self.vocab_size = least.encoder, least.tokenizer, least.vocab_size
+        self.capacity = least.capacity
+        self.builder = least.builder
+        self.encoder = least.encoder
+        self.tokenizer = least.tokenizer
+        self.vocab_size = least.vocab_size
         self.generates = least.generates
         self.description = f"{least.description}; {len(clients)} replicas"
         self.gate = _ReplicasGate([client.gate for client in clients])
         self.open_requests = OpenRequests(config.max_queued + len(clients) * self.capacity.sizes.max_running)
         for client in clients:
             client.open_requests = self.open_requests
-        self._every, self._hasher = digested_every(self.capacity.sizes.page_size), PrefixHasher()
+        self._every = digested_every(self.capacity.sizes.page_size)
+        self._hasher = PrefixHasher()
         self._calls = ReplicaCalls(clients, str(path), config.weight_version)
         self._chooser = ReplicaChooser(
             len(clients), config.load_balance_method, self.capacity, self._every, self._readiness
@@ -134,7 +138,8 @@ class Replicas:
     def _select(
         self, request: SelectRequest, sink: Callable[[Selection | SglError], None], flush: Callable[[], object] | None
     ) -> Ticket:
-        prompt, choices = self.builder.log(request.prompt).ids(), sum(map(len, request.choices)) // _BYTES_A_TOKEN
+        prompt = self.builder.log(request.prompt).ids()
+        choices = sum(map(len, request.choices)) // _BYTES_A_TOKEN
         placement = self._place(prompt, request.namespace, choices)
         return self._sent(placement, request, self._counted(placement, sink), flush)
 
@@ -165,7 +170,8 @@ class Replicas:
 
         def begin(spans: Sequence[Span], early: Early) -> tuple[Any, ProgramLoad]:  # an OpenProgram
             coming = branches_to_come(early, self.builder)
-            expected, rows = coming.branches * coming.tokens, 1 + coming.branches
+            expected = coming.branches * coming.tokens
+            rows = 1 + coming.branches
             placement = self._place(self._ids(spans), request.namespace, expected, rows=rows)
             load = ProgramLoad(self._placed, placement, self.builder, coming)
             try:
@@ -197,7 +203,8 @@ class Replicas:
 
     def _ids(self, spans: Sequence[Span]) -> Sequence[int]:
         """Returns the token ids of text, as far as its prefixes are looked up."""
-        log, characters = self.builder.log(""), 0
+        log = self.builder.log("")
+        characters = 0
         for span in spans:
             log.append((span,))
             characters += len(span.text)

@@ -17,7 +17,9 @@ LOOKS = 5  # looks without a sign of life before a process is missing
 _PROCESSES = Path("/proc")
 _KILL = 1 << (signal.SIGKILL - 1)  # in a mask of pending signals
 _ENDING = 0x4 | 0x200 | 0x400  # Linux's PF_EXITING, PF_DUMPCORE and PF_SIGNALED
-_LOOK_OF_MANY_S, _LOOKS_OF_MANY = 1.0, 3  # the same if other processes wait for it
+# the same if other processes wait for it
+_LOOK_OF_MANY_S = 1.0
+_LOOKS_OF_MANY = 3
 
 
 class SignsOfLife:
@@ -39,7 +41,10 @@ class SignsOfLife:
     """
 
     def __init__(self, pid: int | None, end: Callable[[], object] | None = None) -> None:
-        self._pid, self._used, self._looks, self._end = pid, processor_time(pid), 0, end
+        self._pid = pid
+        self._used = processor_time(pid)
+        self._looks = 0
+        self._end = end
         self.every_s, self._most = (LOOK_S, LOOKS) if end is None else (_LOOK_OF_MANY_S, _LOOKS_OF_MANY)
         self.missing = False
 
@@ -50,13 +55,15 @@ class SignsOfLife:
 
     def seen(self) -> None:
         """Records that the process has sent something."""
-        self._looks, self.missing = 0, False
+        self._looks = 0
+        self.missing = False
 
     def look(self) -> None:
         """Looks for another sign of life when nothing has arrived for `every_s`. Logs once if there
         is none. Counts looks instead of time, because this process may also have been stopped.
         """
-        before, self._used = self._used, processor_time(self._pid)
+        before = self._used
+        self._used = processor_time(self._pid)
         if self._used is None or self._used != before:
             self.seen()
             return

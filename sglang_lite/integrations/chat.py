@@ -90,7 +90,8 @@ class EngineChat:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self._reader = engine, RequestReader.of(engine, ServerSettings())
+        self.engine = engine
+        self._reader = RequestReader.of(engine, ServerSettings())
 
     def answer(self, **fields: Json) -> ChatAnswer:
         """Answers a conversation."""
@@ -129,7 +130,8 @@ class EngineChat:
             raise ParameterError("model", f"{model!r:.60} is not the engine's, {self.engine.model_name!r}.")
         asked = {name: value for name, value in fields.items() if name != "timeout"}
         chat = self._rendered({**asked, "stream": parts})
-        request, sample = replace(chat.request(self.engine.context_length), timeout=timeout), chat.sample()
+        request = replace(chat.request(self.engine.context_length), timeout=timeout)
+        sample = chat.sample()
         text = ""
         async with contextlib.aclosing(_events(self.engine, request, timeout)) as events:
             async for event in events:
@@ -189,7 +191,8 @@ async def _events(
         except TimeoutError:
             raise RequestTimeoutError(f"the answer took more than {timeout:g} seconds.") from None
 
-    mailbox, events = running_mailbox(), asyncio.Queue[Delta | Generation | SglError]()
+    mailbox = running_mailbox()
+    events = asyncio.Queue[Delta | Generation | SglError]()
     sink = partial(mailbox.enqueue, events.put_nowait)
     ticket = await in_time(engine.submit_when_room(partial(engine.core.submit, request, sink, mailbox.wake), 1))
     try:

@@ -111,7 +111,8 @@ class AsyncDspyEngine(_Dialect):
 
 def _stream_events(event: ChatEvent) -> Iterator[Any]:  # as above
     if isinstance(event, ChatAnswer):
-        prompt, completion = event.usage.prompt_tokens, event.usage.completion_tokens
+        prompt = event.usage.prompt_tokens
+        completion = event.usage.completion_tokens
         counted = lm15.Usage(prompt, completion, prompt + completion)
         yield lm15.StreamEndEvent(finish_reason=_ENDS.get(event.finish, "error"), usage=counted)
         return

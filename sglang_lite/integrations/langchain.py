@@ -111,7 +111,8 @@ class ChatSglangLite(BaseChatModel):
         metadata: dict[str, Json] = {"finish_reason": answer.finish, "model_name": self.model}
         if answer.logprobs is not None:
             metadata["logprobs"] = {"content": answer.logprobs}
-        prompt, completion = answer.usage.prompt_tokens, answer.usage.completion_tokens
+        prompt = answer.usage.prompt_tokens
+        completion = answer.usage.completion_tokens
         tokens = UsageMetadata(
             input_tokens=prompt, output_tokens=completion, total_tokens=prompt + completion,
             input_token_details={"cache_read": answer.usage.cached_tokens},

@@ -91,7 +91,8 @@ class SglangLiteLM(TemplateLM):
         return other if text is None else self.engine.tokenizer.encode(text, first=False)[0]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
-        ids, start = self.engine.tokenizer.encode(string), self.engine.tokenizer.bos_id
+        ids = self.engine.tokenizer.encode(string)
+        start = self.engine.tokenizer.bos_id
         named = start is not None and string.startswith(self.engine.tokenizer.token_bytes[start].decode())
         return ids[1:] if add_special_tokens is False and start is not None and not named else ids
 
@@ -180,7 +181,8 @@ class SglangLiteLM(TemplateLM):
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Generating") as shown:
             for start in range(0, len(requests), _CHUNK):
                 asked = [self._asked(*request.args) for request in requests[start : start + _CHUNK]]
-                prompts, params = [each[0] for each in asked], [each[1] for each in asked]
+                prompts = [each[0] for each in asked]
+                params = [each[1] for each in asked]
                 answers = self.engine.generate(input_ids=prompts, sampling_params=params)
                 texts += [answer["text"] for answer in answers]
                 shown.update(len(asked))

@@ -52,7 +52,8 @@ class EngineTransport(httpx2.AsyncBaseTransport):
             if request.url.path != "/v1/chat/completions":
                 raise NotFoundError(f"{request.url.path} is not a route of an engine.", hint="Serve the model.")
             fields = json.loads(await request.aread())
-            model, timeout = fields.pop("model", ""), request.extensions.get("timeout", {}).get("read")
+            model = fields.pop("model", "")
+            timeout = request.extensions.get("timeout", {}).get("read")
             streams = fields.pop("stream", False)
             check_flags(stream=streams)
             if not streams:
@@ -72,7 +73,9 @@ class _Chunks(httpx2.AsyncByteStream):
     """Stream of a chat completion, as server-sent events."""
 
     def __init__(self, first: ChatEvent, events: AsyncGenerator[ChatEvent, None], model: str, *, usage: bool) -> None:
-        self._first, self._events, self._usage = first, events, usage
+        self._first = first
+        self._events = events
+        self._usage = usage
         self._head = {"id": f"chatcmpl-{random_id()}", "object": "chat.completion.chunk",
                       "created": int(time.time()), "model": model}  # fmt: skip
 

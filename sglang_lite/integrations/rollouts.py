@@ -77,7 +77,8 @@ def response_of(trace: Trace, sequence: TokenSequence) -> str:
     """Returns the text of a run from a sequence's first generation to its last, without markers of
     turns.
     """
-    first, last = sequence.spans[0], sequence.spans[-1]
+    first = sequence.spans[0]
+    last = sequence.spans[-1]
     if first.sample:
         answers = (
             node.results[first.sample] for node in trace.nodes if (node.path, node.place) == (first.path, first.place)

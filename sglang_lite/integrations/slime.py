@@ -49,7 +49,8 @@ def generate_function(program: SglFunction) -> _Generate:
         if not sequences:
             sample.status = sample.Status.ABORTED
             return sample
-        samples, trace = [sample, *(copy.deepcopy(sample) for _ in sequences[1:])], state.trace()
+        samples = [sample, *(copy.deepcopy(sample) for _ in sequences[1:])]
+        trace = state.trace()
         for each, sequence in zip(samples, sequences):
             _fill(each, sequence)
             each.response = response_of(trace, sequence)
@@ -62,7 +63,8 @@ def generate_function(program: SglFunction) -> _Generate:
 
 def _fill(sample: Foreign, sequence: TokenSequence) -> None:
     ids, sample.loss_mask, sample.rollout_log_probs = behind_prompt(sequence)
-    sample.tokens, sample.response_length = list(sequence.ids), len(ids)
+    sample.tokens = list(sequence.ids)
+    sample.response_length = len(ids)
     versions = [span.weight_version for span in sequence.spans if span.weight_version is not None]
     sample.weight_versions = [*sample.weight_versions, *versions]
     sample.status = sample.Status[_STATUS.get(sequence.spans[-1].finish_reason, "COMPLETED")]

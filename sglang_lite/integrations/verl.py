@@ -39,7 +39,8 @@ class ProgramAgentLoop(AgentLoopBase):
         found = getattr(importlib.import_module(module), name, None) if module else None
         if not isinstance(found, SglFunction):
             raise ParameterError("program", f"{program!r} is not the path of a program.", hint="Write module.name.")
-        self._rollouts, self._url = _rollouts(found), url
+        self._rollouts = _rollouts(found)
+        self._url = url
         self._longest = self.rollout_config.response_length
 
     async def run(self, sampling_params: dict[str, UserValue], **columns: UserValue) -> AgentLoopOutput:

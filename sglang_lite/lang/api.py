@@ -590,7 +590,8 @@ def separate_reasoning(expr: Expression | None = None, model_type: str | None = 
 
 
 def _turn(role: str, expr: str | Expression | None) -> Expressions:
-    begin, end = TurnBegin(role), TurnEnd(role)
+    begin = TurnBegin(role)
+    end = TurnEnd(role)
     return Expressions((begin, end) if expr is None else (begin, expr, end))
 
 

@@ -81,7 +81,9 @@ class BodyRun:
         settings: RunSettings,
         kept: Kept | None = None,
     ) -> None:
-        self._program, self._args, self._kwargs = program, args, kwargs
+        self._program = program
+        self._args = args
+        self._kwargs = kwargs
         outer = current_run.get()
         run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState, kept=kept)
         run.called = BoundCall(program, args, kwargs)
@@ -149,7 +151,8 @@ class BodyRun:
                 await self.arun()
             return self.state
         if self._program.is_async:
-            run.body, run.loop = asyncio.ensure_future(self.arun_streaming()), asyncio.get_running_loop()
+            run.body = asyncio.ensure_future(self.arun_streaming())
+            run.loop = asyncio.get_running_loop()
         else:
             start_thread(self.run_streaming)
         return self._state_for_caller()
@@ -157,7 +160,8 @@ class BodyRun:
     def run(self) -> ProgramState:
         """Runs the body in this thread, or in a new one if it is a coroutine and this thread runs an event loop. An
         exception of the body ends the run and is raised."""
-        state, program = self.state, self._program
+        state = self.state
+        program = self._program
         if program.is_async and in_event_loop():
             if (raised := self._started().wait()) is not None:
                 raise raised
@@ -190,7 +194,8 @@ class BodyRun:
 
     async def arun_body(self) -> ProgramState:
         """Awaits the body: a coroutine body in this event loop, a plain one in a new thread."""
-        state, program = self.state, self._program
+        state = self.state
+        program = self._program
         if not program.is_async:
             with self._stopped_with_the_task():
                 raised = await self._started().get()

@@ -127,7 +127,8 @@ def confidence_in(question: Answered, answer: Generation, score: Scorer) -> Awai
     Raises:
         ProgramError: the answer is free text, was cut, or has no scores of its tokens.
     """
-    scores, value = _scores_of(answer, question.constraint), _value_of(answer, question.constraint)
+    scores = _scores_of(answer, question.constraint)
+    value = _value_of(answer, question.constraint)
     choices = list(_choices(question.constraint, answer.text, value))
 
     async def scored() -> Confidence:
@@ -225,7 +226,8 @@ class _Reader:
     """
 
     def __init__(self, text: str, scores: TokenScores, choices: Mapping[int, tuple[_Choice, Selection]]) -> None:
-        self._text, self._choices = text, choices
+        self._text = text
+        self._choices = choices
         self._tokens: list[tuple[int, int, float, float]] = []  # start, end, log-probability and mass of each token
         start = 0
         for logprob, allowed, end in zip(scores.logprobs, scores.allowed, scores.ends):
@@ -240,7 +242,8 @@ class _Reader:
         is_number = isinstance(value.value, int | float) and not isinstance(value.value, bool)
         end = value.end + is_number  # only what follows a number says that it has ended
         own = [(logprob, mass) for first, behind, logprob, mass in self._tokens if first < end and behind > value.start]
-        logprob, mass = math.fsum(each for each, _ in own), math.fsum(each for _, each in own)
+        logprob = math.fsum(each for each, _ in own)
+        mass = math.fsum(each for _, each in own)
         if value.parts is None and value.start in self._choices:
             choice, selection = self._choices[value.start]
             shares = dict(zip(choice.texts, _shares(selection), strict=True))

@@ -59,11 +59,15 @@ NUMBER_STOPS = (" ", "\n")
 REGEX_BOOL = r"(True|False)"
 REGEX_STR = r"\"(?:[^\"\\\x00-\x1f]|\\[\"\\/bfnrt]|\\u[0-9a-fA-F]{4}){0,1024}\""
 
-SglExpr, SglExprList = Expression, Expressions
+SglExpr = Expression
+SglExprList = Expressions
 SglConstantText = Text
-SglRoleBegin, SglRoleEnd = TurnBegin, TurnEnd
-SglVarScopeBegin, SglVarScopeEnd = ScopeBegin, ScopeEnd
-SglFork, SglConcateAndAppend = Fork, Join
+SglRoleBegin = TurnBegin
+SglRoleEnd = TurnEnd
+SglVarScopeBegin = ScopeBegin
+SglVarScopeEnd = ScopeEnd
+SglFork = Fork
+SglConcateAndAppend = Join
 
 
 T = TypeVar("T", default=Any)
@@ -140,7 +144,8 @@ class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):  # most of th
 
 
 # Texts of a selection of several choices: between them, and the one that ends them if it scores better.
-MULTI_SEPARATOR, MULTI_END = ", ", "\n"
+MULTI_SEPARATOR = ", "
+MULTI_END = "\n"
 
 
 def example_choices(choices: tuple[str, ...], *, multi: bool) -> tuple[str, ...]:

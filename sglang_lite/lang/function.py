@@ -403,7 +403,8 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
 
 def _with_bound(program: SglFunction) -> inspect.Signature:
     """Signature without annotations, with the values of bound arguments as defaults."""
-    bound, parameters = program.bind_arguments, program.signature.parameters.values()
+    bound = program.bind_arguments
+    parameters = program.signature.parameters.values()
     return inspect.Signature(
         [p.replace(default=bound.get(p.name, p.default), annotation=p.empty) for p in parameters],
         __validate_parameters__=False,  # one behind a bound one may have no default
@@ -430,7 +431,8 @@ if TYPE_CHECKING:
 
 def _split(program: SglFunction, given: Mapping[str, UserValue]) -> tuple[dict[str, UserValue], dict[str, UserValue]]:
     """Arguments of the program, also those named like options, and options, of what a call has given by name."""
-    own, options = dict[str, UserValue](), dict[str, UserValue]()
+    own = dict[str, UserValue]()
+    options = dict[str, UserValue]()
     for name, value in given.items():
         (options if name in program.options else own)[name] = value
     return own, options
@@ -441,7 +443,8 @@ def _misfit(
 ) -> ParameterError:
     """Error of a call whose arguments don't fit, with a hint at a name that may be misspelt."""
     unknown = [name for name in arguments if name not in program.names]
-    problem, hint = f"{program.name}: {error}", ""
+    problem = f"{program.name}: {error}"
+    hint = ""
     if unknown:
         own = [*program.signature.parameters]
         hint = nearest_name(str(unknown[0]), [*own, *(sorted(program.options) if what == "run" else ())])

@@ -80,7 +80,8 @@ class McpTools(Sequence[SchemaTool]):
 
     def __init__(self, connection: _Connection, names: Sequence[str] | None) -> None:
         self._lease = lease = _Lease(connection)
-        self._tools, left_out = [], dict(connection.left_out)
+        self._tools = []
+        left_out = dict(connection.left_out)
         for each in _chosen(connection, names):
             try:
                 call = partial(lease.call, each.name)
@@ -160,10 +161,14 @@ class _Connection:
             server = self._checked(streamable_http_client(server))
         elif isinstance(server, StdioServerParameters):
             server = self._checked(stdio_client(server))
-        self.server, self._client, self._timeout = name, Client(server), timeout
+        self.server = name
+        self._client = Client(server)
+        self._timeout = timeout
         self.left_out: dict[str, str] = {}
         self.has_more = False
-        self._loop, self._closed, self._process = asyncio.new_event_loop(), False, os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._closed = False
+        self._process = os.getpid()
         connected: Future[list[Foreign]] = Future()
         self._serving = self._loop.create_task(self._serve(connected))
         self._thread = threading.Thread(target=self._run, args=(connected,), name="sglang_lite-mcp", daemon=True)
@@ -274,7 +279,8 @@ class _Reading:
     """Stream of messages of the SDK, each of which is looked at first."""
 
     def __init__(self, stream: Foreign, look: Callable[[Foreign], None]) -> None:
-        self._stream, self._look = stream, look
+        self._stream = stream
+        self._look = look
 
     def __getattr__(self, name: str) -> Foreign:
         return getattr(self._stream, name)
@@ -312,7 +318,8 @@ def _chosen(connection: _Connection, names: Sequence[str] | None) -> list[Foreig
 
 def _result(name: str, answer: Foreign) -> Json:
     texts = [part.text if part.type == "text" else f"({part.type}, not shown)" for part in answer.content]
-    text, found = "\n".join(texts), answer.structured_content
+    text = "\n".join(texts)
+    found = answer.structured_content
     length = max(len(text), 0 if found is None else len(json.dumps(found)))
     if length > MAX_RESULT:
         raise ToolError(f"{name} gave {length:,} characters; at most {MAX_RESULT:,} are taken.")

@@ -63,7 +63,10 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
         kwargs: Mapping[str, UserValue],
         options: Mapping[str, UserValue],
     ) -> None:
-        self._program, self._args, self._kwargs, self._options = program, args, kwargs, options
+        self._program = program
+        self._args = args
+        self._kwargs = kwargs
+        self._options = options
         self._state: ProgramState[R] | None = None
         self._added = False
         self._unused = _Unused(program.name, user_location())
@@ -87,7 +90,8 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
                 hint="Give it to the generation, or use s.call(…).", where=user_location(),
             )  # fmt: skip
         kwargs = program.bound(self._args, dict(self._kwargs), program.name)
-        self._added, self._state = True, state
+        self._added = True
+        self._state = state
         run = state.branch.run
         run.spelled = spelled_tokens(run.spelled, run.backend.control_texts, program, self._args, kwargs)
         try:

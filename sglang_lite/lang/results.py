@@ -156,7 +156,8 @@ def unsent(answer: Generation, params: SamplingParams, usage: Usage, *, end_assu
         end_assumed: whether the server sent no finish reason.
     """
     asked = params.return_logprob is True and bool(answer.text)
-    tops, ids = params.top_logprobs_num, params.token_ids_logprob
+    tops = params.top_logprobs_num
+    ids = params.token_ids_logprob
     alternatives = (not isinstance(tops, Unset) and tops > 0, not isinstance(ids, Unset) and bool(ids))
     missing = {
         "usage": not usage.prompt_tokens or (bool(answer.text) and not usage.completion_tokens),

@@ -109,7 +109,8 @@ def identity_of(given: Mapping[str, UserValue]) -> tuple[Json, ...]:
 
 def _chosen(given: Mapping[str, UserValue]) -> UserValue:
     """The given backend or the enclosing run's; None if there is neither."""
-    outer, backend = current_run.get(), given.get("backend")
+    outer = current_run.get()
+    backend = given.get("backend")
     return outer.backend if backend is None and outer is not None else backend
 
 

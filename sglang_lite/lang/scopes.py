@@ -21,7 +21,9 @@ class Scope:
     """Context manager that adds one expression to a state on entry and another on exit, also after an exception."""
 
     def __init__(self, state: ProgramState, begin: Expression, end: Expression) -> None:
-        self._state, self._begin, self._end = state, begin, end
+        self._state = state
+        self._begin = begin
+        self._end = end
 
     def __enter__(self) -> ProgramState:
         self._state.whole_branch.submit(self._begin, user_location())

@@ -635,7 +635,8 @@ class ProgramState(AttributeHints, Generic[R]):
         """State made from a saved run; arguments as for `branch_of`."""
         branch, ret_value = branch_of(saved, backend, values, called, cls)
         state = cls(branch)
-        state.ret_value, state.restored = ret_value, "tokens" if same_tokens(saved, backend) else "text"
+        state.ret_value = ret_value
+        state.restored = "tokens" if same_tokens(saved, backend) else "text"
         return state
 
     def __copy__(self) -> ProgramState:
@@ -645,13 +646,15 @@ class ProgramState(AttributeHints, Generic[R]):
         return self._copied(CopiedValues.deep(memo))
 
     def _copied(self, values: ValueCodec) -> ProgramState:
-        saved, run = self._saved(values), self.branch.run
+        saved = self._saved(values)
+        run = self.branch.run
         state = ProgramState.from_saved(saved, self.branch.backend, values, run.called)
         state.branch.run.unbound = run.unbound
         return state
 
     def __reduce__(self) -> tuple[object, ...]:
-        called, values = self.branch.run.called, PickledValues()
+        called = self.branch.run.called
+        values = PickledValues()
         data = wire.encode(self._saved(values))
         return unpickled, (data, values.others, None if called is None else called.program)
 

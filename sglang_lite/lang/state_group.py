@@ -84,7 +84,8 @@ class ProgramStateGroup:
         of the branch's index."""
         where = user_location()
         if isinstance(other, str | Expression):
-            alike, added = self._alike, other
+            alike = self._alike
+            added = other
             if isinstance(other, Expression):
                 self._alike = alike and is_constant(other)
                 planner = self.states[0].branch.planner

@@ -211,11 +211,14 @@ class _PartialValue:
             raise ProgramError(
                 f"{name!r} has no type, and only gen(type=…) has values to stream.", where=user_location()
             )
-        self._read, self._text, self.value = partial_reader(variable.kind), "", None
+        self._read = partial_reader(variable.kind)
+        self._text = ""
+        self.value = None
 
     def append(self, piece: str) -> bool:
         """Appends a chunk of text. Returns True if the partial value has changed."""
         self._text += piece
-        value, before = self._read(self._text), self.value
+        value = self._read(self._text)
+        before = self.value
         self.value = before if value is None else value
         return value is not None and value != before

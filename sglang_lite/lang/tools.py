@@ -308,7 +308,8 @@ class SchemaTool:
         own = closed({key: value for key, value in schema.items() if key != "$schema"})
         if own.get("type", "object") != "object":
             raise ParameterError("tools", f"{name}: its schema is not that of an object.")
-        self.__name__, self.__doc__ = name, description
+        self.__name__ = name
+        self.__doc__ = description
         self.schema: Mapping[str, Json] = {"$id": f"tool:{name}", **own, "type": "object"}
         self._call = call
         try:
@@ -338,7 +339,8 @@ class SchemaTool:
     @property
     def parameters(self) -> str:
         """Names and types of the parameters, as in a signature."""
-        properties, required = self.schema.get("properties", {}), self.schema.get("required", [])
+        properties = self.schema.get("properties", {})
+        required = self.schema.get("required", [])
         shown = [f"{name}{'' if name in required else '?'}: {_type(each)}" for name, each in properties.items()]
         return f"({', '.join(shown)})"
 

@@ -282,7 +282,8 @@ def explored(
             waiting.extend(itertools.islice(others, most + 1 - len(waiting)))  # further ones would not be used
     over = all(not path.cut and not (path.error is not None and is_limit(path.error)) for path in paths)
     first = paths[0].state
-    first.paths, first.complete = paths, over and not waiting
+    first.paths = paths
+    first.complete = over and not waiting
     return first
 
 

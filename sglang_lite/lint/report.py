@@ -87,7 +87,8 @@ def _shared(shared: Sharing, prices: Prices) -> Iterator[str]:
 
 
 def _costs(shared: Sharing, prices: Prices) -> dict[str, float]:
-    tree, price = shared.tree, prices.computed or 0.0
+    tree = shared.tree
+    price = prices.computed or 0.0
     with_cache = tree.unique * price + (tree.tokens - tree.unique) * prices.cached
     return {"shared": with_cache / 1e6, "alone": tree.tokens * price / 1e6}
 
@@ -107,7 +108,8 @@ def _data(report: LintReport) -> dict[str, Any]:
     }  # fmt: skip
     shared = report.sharing
     if shared is not None:
-        tree, broken = shared.tree, shared.divergence
+        tree = shared.tree
+        broken = shared.divergence
         where = None if broken is None else broken.node.where
         data["sharing"] = {
             "over_rows": shared.has_rows, "runs": tree.runs, "prompts": tree.prompts, "prompt_tokens": tree.tokens,

@@ -58,7 +58,8 @@ def usage_of(head: TraceHead, nodes: Sequence[TraceNode]) -> Usage:
 
 def totals(head: TraceHead, nodes: Sequence[TraceNode]) -> list[tuple[str, str]]:
     """Returns the numbers of the whole run, by name."""
-    usage, branches = usage_of(head, nodes), len({node.path for node in nodes})
+    usage = usage_of(head, nodes)
+    branches = len({node.path for node in nodes})
     counts = {
         "nodes": len(nodes), "branches": branches, "prompt tokens": usage.prompt_tokens,
         "cached": usage.cached_tokens, "generated": usage.completion_tokens, "forced": usage.forced_tokens,
@@ -69,7 +70,8 @@ def totals(head: TraceHead, nodes: Sequence[TraceNode]) -> list[tuple[str, str]]
 
 def _node(node: TraceNode) -> dict[str, Any]:
     first = node.results[0] if node.results else None
-    pieces, remaining = [], LONGEST_TEXT
+    pieces = []
+    remaining = LONGEST_TEXT
     for text, origin in node.pieces:
         pieces.append((encodable(text[:remaining]), origin))
         remaining = max(remaining - len(text), 0)
@@ -145,7 +147,8 @@ def _tokens(generation: Generation, texts: Sequence[str]) -> list[dict[str, Any]
     Args:
         texts: texts of the tokens; empty if they are not known.
     """
-    logprobs, scores = generation.output_logprobs, generation.scores
+    logprobs = generation.output_logprobs
+    scores = generation.scores
     found: list[dict[str, Any]] = [{"id": token} for token in generation.token_ids]
     for each, text in zip(found, texts):
         each["text"] = encodable(text)

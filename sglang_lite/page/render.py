@@ -30,7 +30,8 @@ def page(title: str, runs: Sequence[Mapping[str, object]], edited_by: str | None
             none. Its script may send requests to the page's origin.
     """
     panel = "" if edited_by is None else resource(f"{edited_by}.html")
-    style, script = resource("origins.css") + resource("page.css"), resource("page.js")
+    style = resource("origins.css") + resource("page.css")
+    script = resource("page.js")
     if edited_by is not None:
         style += resource("editor.css")
         script += resource("editor.js") + resource(f"{edited_by}.js")

@@ -43,7 +43,8 @@ def application(playground: Playground, token: str, port: int) -> Starlette:
     hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
 
     def refused(request: Request, given: str) -> Response | None:
-        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        host = request.headers.get("host", "")
+        origin = request.headers.get("origin")
         if host not in hosts or origin not in (None, f"http://{host}"):
             return _answer({"error": {"text": "Requests of other pages are refused."}}, 403)
         if not hmac.compare_digest(given.encode(), token.encode()):
@@ -94,7 +95,8 @@ def serve(playground: Playground, listening: socket.socket, announce: Callable[[
         listening: socket bound to the loopback.
         announce: function that is called with a line that contains the address of the page.
     """
-    port, token = listening.getsockname()[1], secrets.token_urlsafe(16)
+    port = listening.getsockname()[1]
+    token = secrets.token_urlsafe(16)
     server = uvicorn.Server(uvicorn.Config(application(playground, token, port), log_level="warning", access_log=False))
     listening.listen()
     threading.Thread(target=playground.prepare, daemon=True).start()

@@ -84,7 +84,9 @@ class Playground:
     """
 
     def __init__(self, file: Path, function: str | None = None, backend: BackendLike | None = None) -> None:
-        self._file, self._function, self._backend = file, function, backend
+        self._file = file
+        self._function = function
+        self._backend = backend
         self._loaded: _Loaded | None = None
         self._runs: dict[int, ProgramState] = {}
         self._last = 0

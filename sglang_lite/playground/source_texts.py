@@ -52,7 +52,8 @@ class _Finder(ast.NodeVisitor):
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.found: list[SourceText] = []
-        self._values, self._program = values, ""
+        self._values = values
+        self._program = ""
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         if isinstance(self._values.get(node.name), SglFunction):
@@ -106,10 +107,12 @@ class _Finder(ast.NodeVisitor):
         if keyword.arg not in _CONSTRAINTS:
             return
         value = self._value(keyword.value)
-        kind, text = keyword.arg, value
+        kind = keyword.arg
+        text = value
         if kind == "type":
             schema = _schema_of(value)
-            kind, text = "json_schema", schema and json.dumps(json.loads(schema), indent=2)
+            kind = "json_schema"
+            text = schema and json.dumps(json.loads(schema), indent=2)
         elif kind == "json_schema" and isinstance(value, dict):
             text = json.dumps(value, indent=2)
         if isinstance(text, str):
@@ -168,12 +171,14 @@ def _constrain(keyword: ast.keyword, kind: str, text: str) -> None:
                 raise ValueError(f"{text!r:.60} is not an object")
         except (ValueError, RecursionError) as error:
             raise ParameterError("json_schema", f"{error}.", hint="Give a JSON schema.") from None
-    keyword.arg, keyword.value = kind, ast.Constant(text)
+    keyword.arg = kind
+    keyword.value = ast.Constant(text)
 
 
 def texts_of(source: str, module: ModuleType) -> tuple[ast.Module, list[SourceText]]:
     """Parses a file's source and finds its texts. Returns the tree and the texts."""
-    tree, finder = ast.parse(source), _Finder(vars(module))
+    tree = ast.parse(source)
+    finder = _Finder(vars(module))
     for statement in tree.body:
         finder.visit(statement)
     return tree, finder.found

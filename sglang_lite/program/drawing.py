@@ -172,7 +172,11 @@ def _named(graph: GraphRecord) -> Iterator[tuple[Edge, str]]:
         yield edge, f"n{edge.source}" if edge.source is not None else arguments[uses[edge.label]]
 
 
-_WIDTH, _HEIGHT, _ROW, _COLUMN = 300, 22, 34, 320  # of a box, and from one to the next
+# of a box, and from one to the next
+_WIDTH = 300
+_HEIGHT = 22
+_ROW = 34
+_COLUMN = 320
 _MAX_DRAWN = 300  # maximum number of boxes
 _CHARACTERS = 44  # maximum number of characters in a box
 _COLOURS = {"Gen": "#fdecc4", "Select": "#f6deeb", "Branching": "#d5ecfa", "Call": "#cdeee3"}
@@ -198,7 +202,8 @@ def as_svg(graph: GraphRecord) -> Markup:
 
 def _boxes(graph: GraphRecord) -> dict[str, tuple[int, int]]:
     """Left upper corner of each box that is drawn, by its name in the drawing."""
-    levels, columns = dict[int, int](), dict[tuple[int, Path], int]()
+    levels = dict[int, int]()
+    columns = dict[tuple[int, Path], int]()
     first_way = {i: number for number, way in reversed([*enumerate(graph.ways)]) for i in way.nodes}
     before: dict[int, list[int]] = {}
     for edge in graph.edges:

@@ -182,7 +182,8 @@ class BaseNode(Variant, Expression, frozen=True, kw_only=True, eq=False):
         return hash((type(self), _field_values(self)))
 
     def __repr__(self) -> str:
-        names, defaults = self.__struct_fields__, self.__struct_defaults__
+        names = self.__struct_fields__
+        defaults = self.__struct_defaults__
         always = len(names) - len(defaults)
         values = [f"{value!r:.60}" for value in _field_values(self)[:always]]
         for name, value, default in zip(names[always:], _field_values(self)[always:], defaults):

@@ -181,7 +181,8 @@ class TraceNode(Record, frozen=True):
         if self.rejected:
             found: list[tuple[str, Origin]] = [(self.text, "rejected")]
         elif self.kind == "gen":
-            found, at = [], 0
+            found = []
+            at = 0
             for start, end in self.forced:
                 found += [(self.text[at:start], "generated"), (self.text[start:end], "forced")]
                 at = end

@@ -477,7 +477,8 @@ class EngineConfig:
     @property
     def image_options(self) -> ImageOptions:
         """Options for images, videos and sounds."""
-        limits, settings = by_kind("", self.limit_mm_data_per_request), by_kind("", self.mm_process_config)
+        limits = by_kind("", self.limit_mm_data_per_request)
+        settings = by_kind("", self.mm_process_config)
         wanting = (name for name in ("encoder_only", "language_only", "enable_multimodal") if getattr(self, name))
         return ImageOptions(settings, limits, self.enable_multimodal is False, next(wanting, None))
 

@@ -92,7 +92,8 @@ def seed_ports(service: int | None, group: UserValue) -> tuple[int, ...] | None:
     Raises:
         ParameterError: a port is invalid, or there are several.
     """
-    of_group, of_service = f"{_SEED}send_weights_group_ports", f"{_SEED}seed_instance_service_port"
+    of_group = f"{_SEED}send_weights_group_ports"
+    of_service = f"{_SEED}seed_instance_service_port"
     if group is not None and (not isinstance(group, list | tuple) or len(group) != 1):
         raise ParameterError(of_group, f"{shown(group)} is no list of one port.")
     ports = None if group is None else tuple(group)
@@ -153,7 +154,8 @@ def set_watch(config: EngineConfig) -> None:
     Raises:
         ParameterError: their numbers are invalid, or given without a folder.
     """
-    name, folder = "debug_tensor_dump_layers", config.debug_tensor_dump_output_folder
+    name = "debug_tensor_dump_layers"
+    folder = config.debug_tensor_dump_output_folder
     layers: UserValue = config.debug_tensor_dump_layers
     if layers is not None:
         if folder is None:
@@ -263,7 +265,8 @@ def check_nodes(nodes: int, own: int, first: str | None, replicas: int) -> None:
 
 def check_tiers(config: EngineConfig) -> None:
     """Raises ParameterError if settings of the cache's tiers are wrong or conflict."""
-    ratio, folder = config.hicache_ratio, config.hicache_storage_dir
+    ratio = config.hicache_ratio
+    folder = config.hicache_storage_dir
     check_number("hicache_ratio", ratio, lambda x: 0 < x <= 10_000, "no number above 0, and at most 10,000.")
     check_int("hicache_size", config.hicache_size, 0)
     most = config.hicache_storage_max_gb

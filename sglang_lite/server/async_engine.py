@@ -84,7 +84,8 @@ class AsyncEngine:
     def __init__(
         self, engine: Engine, observe: Callable[[Sequence[object]], object] | None = None, *, apart: bool = False
     ) -> None:
-        self.engine, self._apart = engine, apart
+        self.engine = engine
+        self._apart = apart
         self._relay = _Relay(observe)
         self._open: dict[Abortable, Owned] = {}
 
@@ -161,7 +162,8 @@ class AsyncEngine:
                 self._relay.flush()
 
         request = replace(request, calls=[self._salted(call) for call in request.calls])
-        name, rids = partial(own_name, key_in_use.get()), [call.rid for call in request.calls]
+        name = partial(own_name, key_in_use.get())
+        rids = [call.rid for call in request.calls]
         start = partial(NativeRun, self.engine.core, post, request, self._relay.flush, name)
         length = sum(_length(call.prompt) for call in request.calls)
         with _telling_names(rids), self._ends(await _submitted(start, length), events, rids) as running:
@@ -311,7 +313,8 @@ class _Relay:
     """
 
     def __init__(self, observe: Callable[[Sequence[object]], object] | None) -> None:
-        self.loop, self.observe = asyncio.get_running_loop(), observe
+        self.loop = asyncio.get_running_loop()
+        self.observe = observe
         self._pending: deque[_EventQueue[Any]] = deque()
 
     def add(self, events: _EventQueue[Any]) -> None:

@@ -46,7 +46,8 @@ class _Reading(FlowControl):
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
-        self._transport, self._is_held = transport, False
+        self._transport = transport
+        self._is_held = False
 
     def hold(self) -> None:
         """Pauses reading until `release`, even if something else resumes it."""
@@ -93,7 +94,9 @@ class ClientConnection(HttpToolsProtocol):
         **options: Any,  # uvicorn's own
     ) -> None:
         super().__init__(*arguments, **options)
-        self._settings, self._clients, self._linger = settings, clients, linger
+        self._settings = settings
+        self._clients = clients
+        self._linger = linger
         self._most = int(settings.max_head_kb * 1024)
         self._address = ""
         self._requests: list[RequestResponseCycle] = []
@@ -334,7 +337,8 @@ class ClientConnection(HttpToolsProtocol):
             self._unread.watch()
             return
         if not ((present and present.response_started) or self.transport.is_closing()):
-            status, body = status_of(error).status, msgspec.json.encode(content_of(error, "native"))
+            status = status_of(error).status
+            body = msgspec.json.encode(content_of(error, "native"))
             lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json"]
             lines += [f"{name}: {value}" for name, value in headers_of(error).items() if name != "connection"]
             lines += [f"content-length: {len(body)}", "connection: close", "", ""]

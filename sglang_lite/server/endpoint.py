@@ -217,16 +217,20 @@ class Endpoint:
     """
 
     def __init__(self, route: Route, service: Callable[[], Service], gate: AccessControl) -> None:
-        self._route, self._service, self._gate = route, service, gate
+        self._route = route
+        self._service = service
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started, request = time.perf_counter(), Request(scope, receive)
+        started = time.perf_counter()
+        request = Request(scope, receive)
         request_id = request_id_of(request)
         status = 0
         told: dict[str, str | int] = {"sglang_lite.request_id": request_id}  # of the request's span
 
         def count(status: int) -> None:
-            metrics, key = self._service().metrics, request.scope.get(_KEY, "")
+            metrics = self._service().metrics
+            key = request.scope.get(_KEY, "")
             metrics.responded(self._route.path, request.method, status, key)
             told["http.response.status_code"] = status
 
@@ -240,7 +244,8 @@ class Endpoint:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
-        path, spans = self._route.path, self._service().spans
+        path = self._route.path
+        spans = self._service().spans
         polls = self._route.access == "open" or path in _POLLED
         try:
             attributes = {"http.request.method": request.method, "http.route": path}
@@ -265,7 +270,9 @@ class Endpoint:
             self._service().metrics.took(path, took)
 
     async def _answer(self, request: Request, request_id: str, send: Send) -> None:
-        route, scope, receive = self._route, request.scope, request.receive
+        route = self._route
+        scope = request.scope
+        receive = request.receive
         protocol = route.protocol
         if protocol == "openai" and ANTHROPIC_VERSION in request.headers:
             protocol = "anthropic"
@@ -347,8 +354,11 @@ class AccessControl:
 
     def __init__(self, settings: ServerSettings, token: str = "") -> None:
         self._token = token
-        self._keys, self._admin, self._is_local = settings.api_key, settings.admin_api_key, settings.is_local
-        self._most, self._most_per_key = settings.max_open, settings.max_open_per_key
+        self._keys = settings.api_key
+        self._admin = settings.admin_api_key
+        self._is_local = settings.is_local
+        self._most = settings.max_open
+        self._most_per_key = settings.max_open_per_key
         self._hosts = {"localhost", *map(str.lower, settings.allowed_host)}
         self._origins = frozenset(settings.allowed_origin)
         self._checks_host = settings.is_local or bool(settings.allowed_host)

@@ -41,7 +41,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Adds the flags to a parser."""
     for kind, title in _GROUPS:
         group = parser.add_argument_group(title)
-        hints, texts = get_type_hints(kind), _texts(kind)
+        hints = get_type_hints(kind)
+        texts = _texts(kind)
         for each in fields(kind):
             if kind is EngineConfig and each.name in _NOT_FLAGS:
                 continue
@@ -114,7 +115,8 @@ def _keys(name: str, options: argparse.Namespace) -> tuple[str, ...]:
     Raises:
         ParameterError: a file or variable can't be read, or has no key.
     """
-    flag, file = getattr(options, _dest(ServerSettings, name)), getattr(options, f"{name}_file")
+    flag = getattr(options, _dest(ServerSettings, name))
+    file = getattr(options, f"{name}_file")
     variable = _variable(name)
     found = [flag] if isinstance(flag, str) else list(flag or ())
     if file is not None:

@@ -40,7 +40,8 @@ class GrpcCalls:
     """
 
     def __init__(self, service: Service, gate: AccessControl) -> None:
-        self._service, self._gate = service, gate
+        self._service = service
+        self._gate = gate
         self._connections = _Connections(service.settings.max_connections_per_client)
 
     @contextlib.asynccontextmanager
@@ -59,7 +60,11 @@ class GrpcCalls:
         """
         headers = {name.lower(): value for name, value in context.invocation_metadata() if isinstance(value, str)}
         encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-        started, request_id, key, status, text = time.perf_counter(), request_id or random_id(), "", 200, ""
+        started = time.perf_counter()
+        request_id = request_id or random_id()
+        key = ""
+        status = 200
+        text = ""
         told: dict[str, str | int] = {"sglang_lite.request_id": request_id}
         with self._span(of, call, headers, told) if counts else contextlib.nullcontext():
             try:
@@ -70,13 +75,15 @@ class GrpcCalls:
                     key_in_use.set(key)
                     yield
             except SglError as error:
-                status, text = status_of(error).status, str(error)
+                status = status_of(error).status
+                text = str(error)
             except (grpc.aio.AbortError, asyncio.CancelledError, GeneratorExit):
                 status = 499
                 raise
             except Exception:  # a bug of this package: the client gets a status, and the server continues
                 logger.exception("the gRPC call %s failed", call)
-                status, text = 500, "the server failed. See its log."
+                status = 500
+                text = "the server failed. See its log."
             finally:
                 code = grpc.StatusCode.OK if status == 200 else _CODES.get(status, grpc.StatusCode.INTERNAL)
                 told["rpc.grpc.status_code"] = code.value[0]

@@ -23,7 +23,8 @@ class EncoderServicer(services.SglangEncoderServicer):  # type: ignore[misc]  # 
     """
 
     def __init__(self, service: Service, calls: GrpcCalls) -> None:
-        self._service, self._calls = service, calls
+        self._service = service
+        self._calls = calls
 
     async def Encode(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Encodes media, and returns the size of their features."""

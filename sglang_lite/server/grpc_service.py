@@ -82,7 +82,8 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
     """Calls of the service. Those that are missing here answer UNIMPLEMENTED."""
 
     def __init__(self, service: Service, calls: GrpcCalls) -> None:
-        self._service, self._calls = service, calls
+        self._service = service
+        self._calls = calls
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
         """Continues token ids."""
@@ -122,7 +123,8 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
     async def GetModelInfo(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Describes the model."""
         async with self._calls.answering("GetModelInfo", context):
-            engine, tokenizer = self._service.engine, self._service.engine.tokenizer
+            engine = self._service.engine
+            tokenizer = self._service.engine.tokenizer
             config = self._config
             return pb.GetModelInfoResponse(
                 model_path=engine.config.model,
@@ -194,7 +196,8 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
     def _archive(self) -> tuple[bytes, str]:
         """ZIP archive of the tokenizer's files, and its SHA-256. The chat template is the engine's.
         """
-        config, written = self._service.engine.config, io.BytesIO()
+        config = self._service.engine.config
+        written = io.BytesIO()
         folders = (Path(self._service.tokenizer_path), resolve_served(config.model, config.revision))
         template = self._service.engine.chat_template()
         with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -244,7 +247,8 @@ def _answers(request: Any, event: Delta | Generation, sent: dict[int, int]) -> I
     """Yields the messages for an event. `sent` counts the tokens of each sample that chunks have
     already sent.
     """
-    done, index = sent.get(event.index, 0), event.index
+    done = sent.get(event.index, 0)
+    index = event.index
     usage = event.usage if isinstance(event, Generation) else Usage()
     ids = event.token_ids if isinstance(event, Delta) else event.token_ids[done:]
     entries = event.logprobs if isinstance(event, Delta) else event.output_logprobs[done:]

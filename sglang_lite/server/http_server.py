@@ -60,7 +60,8 @@ class HttpServer(uvicorn.Server):
             ssl_keyfile_password=settings.ssl_keyfile_password,
         )
         super().__init__(config)
-        self._state, self._drain_s = app.state, settings.drain_s
+        self._state = app.state
+        self._drain_s = settings.drain_s
         self._hurried = False  # by a second signal
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -88,7 +89,8 @@ class HttpServer(uvicorn.Server):
             await self._wait(lambda: not requests, _LAST_S)
         for server in self.servers:
             server.close()
-        connections, tasks = self.server_state.connections, self.server_state.tasks
+        connections = self.server_state.connections
+        tasks = self.server_state.tasks
         for each in list(connections):
             each.shutdown()
         await self._wait(lambda: not connections, _LAST_S)

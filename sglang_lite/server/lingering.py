@@ -36,7 +36,9 @@ class LingeringTransport:
     """
 
     def __init__(self, transport: asyncio.Transport, linger: Linger, is_sending: Callable[[], bool]) -> None:
-        self._transport, self._linger, self._is_sending = transport, linger, is_sending
+        self._transport = transport
+        self._linger = linger
+        self._is_sending = is_sending
         self._is_lingering = False
 
     def __getattr__(self, name: str) -> Any:  # whatever a transport has

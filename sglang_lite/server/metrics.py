@@ -50,7 +50,9 @@ class _Stats(Collector):
     """Metrics of an engine's counts; several replicas have their own, with the label `rank`."""
 
     def __init__(self, stats: Mapping[str, Any], model: str, names: MetricsNames) -> None:
-        self._stats, self._model, self._names = stats, model, names
+        self._stats = stats
+        self._model = model
+        self._names = names
 
     def collect(self) -> Iterator[Metric]:
         for name, value in self._stats.items():

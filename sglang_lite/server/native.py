@@ -168,7 +168,8 @@ async def _in_session(
     service: Service, call: HttpRequest, request: NativeRequest, given: SessionParams
 ) -> AsyncGenerator[list[dict[str, Any]], None]:
     """Starts a request that continues another one of its session, and returns its answers."""
-    session, only = service.sessions.of(call.key, given.id), request.calls[0]
+    session = service.sessions.of(call.key, given.id)
+    only = request.calls[0]
     if request.is_list:
         raise ParameterError("session_params", "a session takes one prompt with one answer at a time.")
     engine = service.engine
@@ -226,7 +227,8 @@ def _new(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
     """
 
     def rest(name: str, whole: Any) -> Any:
-        start, sent[name] = sent.get(name, 0), len(whole)
+        start = sent.get(name, 0)
+        sent[name] = len(whole)
         return whole[start:]
 
     meta = dict(found["meta_info"])

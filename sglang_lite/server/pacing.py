@@ -48,7 +48,8 @@ class PacedConnection(asyncio.BufferedProtocol):
     """
 
     def __init__(self, protocol: asyncio.Protocol, pacer: Pacer) -> None:
-        self._protocol, self._pacer = protocol, pacer
+        self._protocol = protocol
+        self._pacer = pacer
         self._data = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # a stream's
@@ -69,7 +70,8 @@ class PacedConnection(asyncio.BufferedProtocol):
         self._data += data
 
     def parse(self) -> None:
-        data, self._data = self._data, b""
+        data = self._data
+        self._data = b""
         if not self._transport.is_closing():
             self._transport.resume_reading()
             self._protocol.data_received(data)

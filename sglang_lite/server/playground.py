@@ -147,9 +147,11 @@ def _shown(entries: list[TraceNode], events: list[ProgramEvent]) -> list[TraceNo
     played, with their results.
     """
     happened = {each.path[-1]: each.event for each in events if isinstance(each, Played)}
-    found, now = list[TraceNode](), 0.0
+    found = list[TraceNode]()
+    now = 0.0
     for place, entry in enumerate(entries):
-        result, changes = happened.get(place), dict[str, Any]()
+        result = happened.get(place)
+        changes = dict[str, Any]()
         if isinstance(result, SglError):
             changes["error"] = str(result)
         elif entry.kind in ("gen", "select") and not entry.results:

@@ -30,7 +30,9 @@ class Quota:
     """
 
     def __init__(self, limit: int, period_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit, self._rate, self._clock = limit, limit / period_s, clock
+        self._limit = limit
+        self._rate = limit / period_s
+        self._clock = clock
         self._left: dict[str, _Left] = {}
 
     def wait_s(self, key: str) -> float:
@@ -44,7 +46,8 @@ class Quota:
     def _now(self, key: str) -> _Left:
         now = self._clock()
         left = self._left.setdefault(key, _Left(self._limit, now))
-        left.count, left.at = min(left.count + (now - left.at) * self._rate, self._limit), now
+        left.count = min(left.count + (now - left.at) * self._rate, self._limit)
+        left.at = now
         return left
 
 

@@ -130,7 +130,8 @@ class RequestReader:
     @cached_property
     def chat_format(self) -> ChatFormat:
         """Format of the model's conversations. Raises TemplateError if the chat template is invalid."""
-        settings, control = self.settings, self.tokenizer.control_texts
+        settings = self.settings
+        control = self.tokenizer.control_texts
         return ChatFormat(self.template(), control, settings.tool_call_parser, settings.reasoning_parser)
 
     def render(self, conversation: Conversation, unused: list[str]) -> RenderedConversation:

@@ -89,7 +89,8 @@ class RequestMetrics:
 
     def throughput(self) -> float:
         """Returns the generated tokens per second since the last call, of requests that ended."""
-        now, before = (time.monotonic(), self._generated), self._looked
+        now = (time.monotonic(), self._generated)
+        before = self._looked
         self._looked = now
         return (now[1] - before[1]) / max(now[0] - before[0], 1e-3)
 

@@ -35,7 +35,8 @@ class RequestSpans:
     """
 
     def __init__(self, tracer: Tracer, model: str) -> None:
-        self._tracer, self._model = tracer, model
+        self._tracer = tracer
+        self._model = model
 
     @contextlib.contextmanager
     def request(
@@ -69,7 +70,8 @@ class RequestSpans:
         above: Any = get_current_span()
         if not above.is_recording():  # the server's own first token, or a request that isn't sampled
             return
-        route, now = above.attributes, time.time_ns()
+        route = above.attributes
+        now = time.time_ns()
         operation = "chat" if route.get("http.route") in _CHATS else "text_completion"
         for event in events:
             node, result = _result_of(event)
@@ -149,7 +151,9 @@ class _ToldOnce:
     """
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
-        self._exporter, self._endpoint, self._failing = exporter, endpoint, False
+        self._exporter = exporter
+        self._endpoint = endpoint
+        self._failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)

@@ -68,7 +68,8 @@ class ResponseStore:
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
-        self._most, self._most_bytes = most, most_bytes
+        self._most = most
+        self._most_bytes = most_bytes
         self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
         self._bytes = 0
 

@@ -70,7 +70,9 @@ class Service:
     """
 
     def __init__(self, engine: Engine, settings: ServerSettings, tracer: Tracer | None = None) -> None:
-        self.engine, self.settings, self._tracer = engine, settings, tracer
+        self.engine = engine
+        self.settings = settings
+        self._tracer = tracer
         self.async_engine = AsyncEngine(engine, self._answered, apart=settings.cache_salt_by_key)
         self.stored = ResponseStore(settings.max_stored_responses, int(settings.max_stored_mb * 2**20))
         self.started = time.time()
@@ -208,7 +210,8 @@ class Service:
 
         def make() -> None:
             try:
-                done, result = future.set_result, call()
+                done = future.set_result
+                result = call()
             except BaseException as error:
                 done, result = future.set_exception, error  # type: ignore[assignment] # a matching pair
             with contextlib.suppress(RuntimeError):  # the event loop has ended

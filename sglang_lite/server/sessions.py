@@ -72,7 +72,9 @@ class Session:
     """
 
     def __init__(self, own_name: str, capacity: int, abort: Callable[[str], object]) -> None:
-        self.own_name, self._capacity, self._abort = own_name, capacity, abort
+        self.own_name = own_name
+        self._capacity = capacity
+        self._abort = abort
         self._turns: dict[str, _Turn] = {}
 
     def begin(self, rid: str, ids: list[int], given: SessionParams, bos_id: int | None) -> list[int]:

@@ -32,10 +32,13 @@ class UnreadClient:
     """
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, may_probe: Callable[[], bool]) -> None:
-        self._transport, self._flow, self._may_probe = transport, flow, may_probe
+        self._transport = transport
+        self._flow = flow
+        self._may_probe = may_probe
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._probe_at, self._pause_s = 0.0, _PROBE_S
+        self._probe_at = 0.0
+        self._pause_s = _PROBE_S
 
     @staticmethod
     def is_supported() -> bool:

@@ -306,7 +306,8 @@ def _route(
 
 
 _GET_OR_POST = ("GET", "POST")
-release, take_again = _moving(weights.release_memory_occupation), _moving(weights.resume_memory_occupation)
+release = _moving(weights.release_memory_occupation)
+take_again = _moving(weights.resume_memory_occupation)
 init_group = _changing(weights.init_update_group, "The group is there.")
 update_from_group = _changing(weights.update_from_group, "The weights are replaced.")
 destroy_group = _changing(weights.destroy_update_group, "The group is left.")

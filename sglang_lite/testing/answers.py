@@ -233,7 +233,8 @@ def render_answer(say: Say, request: RequestSummary, random: Random) -> Rendered
         ValueValidationError: the scripted text can't be an answer to this request.
     """
     text = "" if say.refusal or say.calls else _fit_constraint(say, request, random)
-    stop, finish = None, say.finish
+    stop = None
+    finish = say.finish
     if request.constraint is None and not say.exactly:
         matcher = StopMatcher(request.stops)
         text = matcher.push(text) + (matcher.flush() if matcher.matched is None else "")
@@ -241,16 +242,20 @@ def render_answer(say: Say, request: RequestSummary, random: Random) -> Rendered
     thoughts = count(say.thinking)
     remaining = None if request.limit is None else max(request.limit - thoughts, 0)
     if remaining is not None and count(text) > remaining and not say.exactly:
-        text, stop, finish = "".join(words(text)[:remaining]), None, "length"
+        text = "".join(words(text)[:remaining])
+        stop = None
+        finish = "length"
     calls = say.calls
     if request.tool is not None and not calls and not say.refusal and finish == "stop":
-        calls, text = (ToolCall(request.tool, text if request.custom else json.loads(text)),), ""
+        calls = (ToolCall(request.tool, text if request.custom else json.loads(text)),)
+        text = ""
     return RenderedAnswer(text, say, calls, finish, stop, count(request.prompt), thoughts)
 
 
 def _fit_constraint(say: Say, request: RequestSummary, random: Random) -> str:
     """Converts an answer's text to the form that the request requires."""
-    text, constraint = say.text, request.constraint
+    text = say.text
+    constraint = request.constraint
     if constraint is None or say.exactly:
         return "ok" if text is None else text
     if text is None:

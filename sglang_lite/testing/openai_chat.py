@@ -58,7 +58,8 @@ class OpenAiApi:
 class Chat(OpenAiApi):
     """API of `/chat/completions`."""
 
-    params, refused = "chat.completion_create_params.CompletionCreateParams", refusals.of_chat
+    params = "chat.completion_create_params.CompletionCreateParams"
+    refused = refusals.of_chat
 
     def read(self, body: Mapping[str, Json]) -> RequestSummary:
         tool, custom, constraint = _forced(body)
@@ -110,7 +111,8 @@ class Chat(OpenAiApi):
             for piece in [] if each.calls or each.say.refusal else each.pieces:
                 add(index, ChoiceDelta(content=piece), None, _logprobs(each, request, [piece]))
             for i, call in enumerate(each.calls):
-                name, arguments = {"name": call.name, "arguments": ""}, _arguments(call)
+                name = {"name": call.name, "arguments": ""}
+                arguments = _arguments(call)
                 first_delta: dict[str, Any] = {
                     "index": i,
                     "id": f"call_{number}_{i}",
@@ -130,7 +132,8 @@ class Chat(OpenAiApi):
 class Completions(OpenAiApi):
     """API of `/completions`."""
 
-    params, refused = "completion_create_params.CompletionCreateParams", refusals.too_many_stops
+    params = "completion_create_params.CompletionCreateParams"
+    refused = refusals.too_many_stops
 
     def read(self, body: Mapping[str, Json]) -> RequestSummary:
         return RequestSummary(
@@ -167,7 +170,8 @@ def usage_of(answers: Sequence[RenderedAnswer]) -> Json:
     from openai.types import CompletionUsage
     from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 
-    prompt, completion = answers[0].prompt_tokens, sum(each.completion_tokens for each in answers)
+    prompt = answers[0].prompt_tokens
+    completion = sum(each.completion_tokens for each in answers)
     say = answers[0].say
     return CompletionUsage(
         prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion,

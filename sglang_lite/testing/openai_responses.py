@@ -20,7 +20,8 @@ _INCOMPLETE = {"length": "max_output_tokens", "filter": "content_filter"}
 class Responses(OpenAiApi):
     """API of `/responses`."""
 
-    params, refused = "responses.response_create_params.ResponseCreateParams", refusals.of_responses
+    params = "responses.response_create_params.ResponseCreateParams"
+    refused = refusals.of_responses
 
     def read(self, body: Mapping[str, Json]) -> RequestSummary:
         tool, custom, constraint = _forced(body)
@@ -42,7 +43,8 @@ class Responses(OpenAiApi):
         from openai.types import responses as types
 
         (each,) = answers
-        numbers, items = itertools.count(), _items(each, number)
+        numbers = itertools.count()
+        items = _items(each, number)
         in_progress = _response(each, request, number, [], status="in_progress")
         found: list[Any] = [
             types.ResponseCreatedEvent(response=in_progress, sequence_number=next(numbers), type="response.created"),
@@ -80,7 +82,8 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | Non
     choice = body.get("tool_choice")
     if not isinstance(choice, Mapping) or choice.get("type") not in ("function", "custom"):
         return None, False, None
-    kind, name = choice["type"], choice["name"]
+    kind = choice["type"]
+    name = choice["name"]
     tool = next(each for each in body.get("tools", ()) if each.get("type") == kind and each.get("name") == name)
     if kind == "function":
         return name, False, JsonSchema(json.dumps(tool.get("parameters") or {}))
@@ -168,7 +171,8 @@ def _item_events(item: Any, at: int, answer: RenderedAnswer, numbers: Any) -> li
             step(types.ResponseCustomToolCallInputDoneEvent, f"{name}.done", item_id=key, input=item.input),
         ]
     elif item.type == "function_call":
-        name, half = "response.function_call_arguments", len(item.arguments) // 2
+        name = "response.function_call_arguments"
+        half = len(item.arguments) // 2
         found = [
             step(types.ResponseFunctionCallArgumentsDeltaEvent, f"{name}.delta", item_id=key, delta=part)
             for part in (item.arguments[:half], item.arguments[half:])
@@ -200,7 +204,8 @@ def _message_events(item: Any, answer: RenderedAnswer, step: Any) -> list[Any]:
             step(types.ResponseRefusalDoneEvent, "response.refusal.done", refusal=part.refusal, **ids),
         ]
     else:
-        empty, name = part.model_copy(update={"text": ""}), "response.output_text"
+        empty = part.model_copy(update={"text": ""})
+        name = "response.output_text"
         deltas = [
             step(types.ResponseTextDeltaEvent, f"{name}.delta", delta=piece, logprobs=[], **ids)
             for piece in answer.pieces

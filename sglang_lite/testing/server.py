@@ -62,8 +62,11 @@ class ServerForTests(LocalServer):
     ) -> None:
         self.answers = answers  # checked before a socket is opened
         super().__init__()
-        self._models, self._api_key, self._compatible = models, api_key, compatible
-        self._random, self._numbers = Random(seed), itertools.count(1)
+        self._models = models
+        self._api_key = api_key
+        self._compatible = compatible
+        self._random = Random(seed)
+        self._numbers = itertools.count(1)
 
     @property
     def answers(self) -> UserValue:
@@ -73,7 +76,8 @@ class ServerForTests(LocalServer):
     def answers(self, answers: UserValue) -> None:
         if isinstance(answers, bytes) or not (isinstance(answers, _SCRIPTS) or callable(answers)):
             raise ParameterError("answers", f"{shown(answers)} is not a string, list, mapping or function.")
-        self._answers, self._rules = answers, Rules(answers)
+        self._answers = answers
+        self._rules = Rules(answers)
 
     @property
     def openai(self) -> dict[str, Foreign]:
@@ -89,7 +93,8 @@ class ServerForTests(LocalServer):
 
     def answer(self, request: Request) -> HttpAnswer:
         """Returns the answer to a request."""
-        path, number = request.path.partition("?")[0].rstrip("/"), next(self._numbers)
+        path = request.path.partition("?")[0].rstrip("/")
+        number = next(self._numbers)
         api = next((api for end, api in _APIS.items() if path.endswith(end)), None)
         if request.method == "GET" and "/models" in path:
             return self._model_answer(request, path, number)

@@ -111,12 +111,15 @@ def _measure(value: Any) -> int:
         if isinstance(part, str | bytes):
             chars += len(part)
         elif isinstance(part, Mapping):
-            inside, items = (*part.keys(), *part.values()), items + 2 * len(part)
+            inside = (*part.keys(), *part.values())
+            items = items + 2 * len(part)
         elif isinstance(part, Namespace):
             attributes: dict[str, Any] = object.__getattribute__(part, "_Namespace__attrs")
-            inside, items = attributes.values(), items + len(attributes)
+            inside = attributes.values()
+            items = items + len(attributes)
         elif isinstance(part, _CONTAINERS):
-            inside, items = cast(Collection[Any], part), items + len(cast(Collection[Any], part))
+            inside = cast(Collection[Any], part)
+            items = items + len(cast(Collection[Any], part))
         elif isinstance(part, int):
             chars += part.bit_length() // 3
         if items > MAX_ITEMS:
@@ -333,7 +336,9 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         _step(_TURN)
-        before, value, rest = args[:at], args[at], args[at + 1 :]
+        before = args[:at]
+        value = args[at]
+        rest = args[at + 1 :]
         if name in _ITERATED:
             value = _items(value)
         check(value, *rest, **kwargs)
@@ -529,7 +534,8 @@ def _measured(node: nodes.Expr) -> nodes.Expr:
 
 def _weight(body: Iterable[nodes.Node]) -> int:
     """Number of steps of a body: its nodes, and its literal text."""
-    weight, stack = 0, list(body)
+    weight = 0
+    stack = list(body)
     while stack:
         node = stack.pop()
         weight += 1

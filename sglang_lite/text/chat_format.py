@@ -151,7 +151,8 @@ class AnswerReader:
     """
 
     def __init__(self, tools: ToolParser | None, reasoning: ReasoningParser | None) -> None:
-        self._tools, self._reasoning = tools, reasoning
+        self._tools = tools
+        self._reasoning = reasoning
 
     @property
     def open(self) -> bool:
@@ -192,7 +193,8 @@ class ChatFormat:
         self.family = family or family_of(source) or DEFAULT
         self.reasoning = reasoning or model_type_of(source)
         self._developer = "developer" in source
-        self._shows_tools, self._shows_calls = "tools" in source, "tool_calls" in source
+        self._shows_tools = "tools" in source
+        self._shows_calls = "tool_calls" in source
         self._system = template is None or template.has_system
         spelled = sorted((re.escape(each) for each in (*control, *_MARKS) if each), key=len, reverse=True)
         self._control = re.compile("|".join(spelled))
@@ -359,7 +361,8 @@ class ChatFormat:
         it already."""
         if self.reasoning is None:
             return None
-        known, end = reasoning_format(self.reasoning), text.rstrip()
+        known = reasoning_format(self.reasoning)
+        end = text.rstrip()
         if end.endswith(known.end):
             return None
         if end.endswith(known.start) and not known.open:
@@ -413,7 +416,8 @@ def _hidden(text: str, hidden: list[str]) -> str:
 
 
 def _spans(text: str, hidden: Sequence[str]) -> Sequence[Span]:
-    spans, at = [], 0
+    spans = []
+    at = 0
     for found in _HIDDEN.finditer(text):
         spans += [Span(text[at : found.start()]), Span(hidden[int(found[1])], special=False)]
         at = found.end()

@@ -67,12 +67,14 @@ class JinjaTemplate:
 
         if len(source) > MAX_TEMPLATE_CHARS:
             raise TemplateError(f"{name}: {len(source):,} characters, the limit is {MAX_TEMPLATE_CHARS:,}.")
-        self.name, self.source = name, source
+        self.name = name
+        self.source = source
         self.special_tokens = dict(special_tokens or {})
         environment = BoundedEnvironment(
             {"tojson": to_json}, {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         )
-        self._metered, self._environment = metered, environment
+        self._metered = metered
+        self._environment = environment
         try:
             self._template = environment.from_string(source)
             self._template.globals = dict(self._template.globals)  # not a ChainMap, which renderings copy slowly
@@ -158,11 +160,13 @@ class JinjaTemplate:
             return before, suffix
         if roles[-1] == "assistant":
             # Generation prompt, which may differ from the beginning of a finished answer.
-            history, prompted = self.render(earlier), self.render(earlier, add_generation_prompt=True)
+            history = self.render(earlier)
+            prompted = self.render(earlier, add_generation_prompt=True)
             if not prompted.startswith(history):
                 raise self._unstable(roles)
             return prompted[len(history) :], suffix
-        between, previous_suffix = before.split(earlier[-1]["content"])[-1], self._ends(earlier)[1]
+        between = before.split(earlier[-1]["content"])[-1]
+        previous_suffix = self._ends(earlier)[1]
         prefix = between[len(previous_suffix) :]
         if not between.startswith(previous_suffix) or "\ue000" in prefix:
             raise self._unstable(roles)
@@ -172,7 +176,8 @@ class JinjaTemplate:
         """Text before and after the content of the last message. The text after it is empty if the next turn begins
         otherwise: some templates end the last turn of a conversation differently, and some refuse a conversation of the
         system's turn alone."""
-        role, own = messages[-1]["role"], None
+        role = messages[-1]["role"]
+        own = None
         try:
             own = self._around(messages)
         except TemplateError:
@@ -192,7 +197,8 @@ class JinjaTemplate:
 
     def _around(self, messages: list[dict[str, str]], turn: int = -1) -> tuple[str, str]:
         """Text before and after the content of a turn, the last one by default."""
-        text, mark = self.render(messages), messages[turn]["content"]
+        text = self.render(messages)
+        mark = messages[turn]["content"]
         before, found, suffix = text.partition(mark)
         if not found or mark in suffix:
             raise TemplateError(

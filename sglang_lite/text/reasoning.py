@@ -167,7 +167,8 @@ class ReasoningParser:
 
     def __init__(self, model_type: str, *, once: bool = False) -> None:
         found = self._format = reasoning_format(model_type)
-        self._once, self._answered = once, False
+        self._once = once
+        self._answered = False
         self._inside = found.open
         self._opening = found.open  # the model may repeat the start mark that the template has written
         self._text_started = {True: False, False: False}  # by _inside: text has begun, so blanks are kept
@@ -178,7 +179,8 @@ class ReasoningParser:
         text = self._pending + piece
         self._pending = ""
         if self._opening:
-            start, stripped = self._format.start, text.lstrip()
+            start = self._format.start
+            stripped = text.lstrip()
             if start.startswith(stripped):
                 self._pending = text
                 return "", ""
@@ -187,7 +189,8 @@ class ReasoningParser:
         found = {True: "", False: ""}
         while text:
             if self._once and not self._inside and not self._answered:
-                start, stripped = self._format.start.lstrip(), text.lstrip()
+                start = self._format.start.lstrip()
+                stripped = text.lstrip()
                 if start.startswith(stripped) and start != stripped:
                     self._pending = text
                     break
@@ -213,7 +216,8 @@ class ReasoningParser:
 
     def flush(self) -> tuple[str, str]:
         """Returns the (reasoning, answer) text that is still held back at the end of the output."""
-        pending, self._pending = self._trimmed(self._pending), ""
+        pending = self._trimmed(self._pending)
+        self._pending = ""
         return (pending, "") if self._inside else ("", pending)
 
     def _trimmed(self, text: str) -> str:

@@ -37,7 +37,8 @@ class StopMatcher:
     """
 
     def __init__(self, stops: tuple[str, ...], patterns: Mapping[str, regex.Pattern[str]] | None = None) -> None:
-        self._stops, self._patterns = stops, patterns or {}
+        self._stops = stops
+        self._patterns = patterns or {}
         self._firsts = frozenset(stop[0] for stop in stops)
         self._text = ""  # whole text if patterns, which may look behind, exist; else the part held back
         self._pending = 0  # offset of the part that is held back
@@ -78,12 +79,14 @@ class StopMatcher:
         certain = self._text[self._pending : until]
         self._pending = until
         if not self._patterns:
-            self._text, self._pending = self._text[until:], 0
+            self._text = self._text[until:]
+            self._pending = 0
         return certain
 
     def flush(self) -> str:
         """Returns the text that is still held back at the end of the generation."""
-        rest, self._pending = self._text[self._pending :], len(self._text)
+        rest = self._text[self._pending :]
+        self._pending = len(self._text)
         return rest
 
     def _find(self, old_length: int, deadline: float) -> tuple[int, int, int, str] | None:

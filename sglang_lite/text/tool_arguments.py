@@ -182,7 +182,8 @@ class TaggedArguments:
 
     def push(self, text: str) -> tuple[int, str]:
         """Reads as much of the text as possible. Returns the number of characters read, and their JSON text."""
-        at, found = 0, ""
+        at = 0
+        found = ""
         while not self.done:
             step = self._between(text[at:]) if self._value is None else self._inside(self._value, text[at:])
             if step is None:
@@ -264,7 +265,8 @@ class TaggedArguments:
             if not text:
                 return None
             skipped = int(value.before.endswith("\n") and text[0] == "\n")
-            value.started, found = True, '"'
+            value.started = True
+            found = '"'
         end = text.find(value.close, skipped)
         line = value.after.startswith("\n")
         if end >= 0:
@@ -281,7 +283,8 @@ class TaggedArguments:
         """Reads any other value once it is complete."""
         start = len(text) - len(text.lstrip())
         if text[start : start + 1] in ("{", "[") and self._tags.item is None and value.is_json() and not value.scan:
-            value.scan, value.searched = JsonArguments(), start
+            value.scan = JsonArguments()
+            value.searched = start
         if value.scan and not value.scan.done:  # strings inside may contain the closing tag
             value.searched += value.scan.length(text[value.searched :])
             if not value.scan.done:
@@ -305,7 +308,8 @@ class TaggedArguments:
     @staticmethod
     def _head(tag: str) -> regex.Pattern[str]:
         found = expression(tag.rstrip(), blanks=True).replace("><", r">\s{0,100}<")
-        name_group, type_group = r'(?P<name>[^<>"&/\n\r][^<>"&\n\r]*?)', r"(?P<type>\w+)"
+        name_group = r'(?P<name>[^<>"&/\n\r][^<>"&\n\r]*?)'
+        type_group = r"(?P<type>\w+)"
         return regex.compile(found.replace(r"\{name\}", name_group).replace(r"\{type\}", type_group))
 
 

@@ -252,7 +252,8 @@ class ToolParser:
         cut = self._read in (self._arguments, self._end) or (self._read == self._after and self._inside)
         while self._format.marks and not cut and self._pending.startswith(self._format.marks):
             self._consume(next(len(mark) for mark in self._format.marks if self._pending.startswith(mark)))
-        pending, self._pending = self._pending, ""
+        pending = self._pending
+        self._pending = ""
         ends = ("`", "``", "```") if self._read == self._after_bare else (self._format.separator.strip(),)
         if cut or (self.ended and pending.strip() in ("", *ends)):
             pending = ""
@@ -262,7 +263,8 @@ class ToolParser:
         self._pending += answer
         while self._read():
             pass
-        content, calls = "".join(self._content), tuple(self._calls)
+        content = "".join(self._content)
+        calls = tuple(self._calls)
         self._content.clear()
         self._calls.clear()
         return Pieces(reasoning, content, calls)
@@ -365,12 +367,14 @@ class ToolParser:
         if not rest or self._format.trigger.startswith(rest) or (follows and found is not None and not found.whole):
             return False
         if follows or (self._parallel and rest.startswith(self._format.trigger)):
-            self._pending, self._at_line = rest, True
+            self._pending = rest
+            self._at_line = True
         return self._switch_to(self._text, inside=False)
 
     def _after(self) -> bool:
         """Reads after a call: either the beginning of another call or the end of all calls."""
-        separator, closing = self._format.separator, self._format.closing if self._inside else ""
+        separator = self._format.separator
+        closing = self._format.closing if self._inside else ""
         if self._inside and self._format.any_blanks:
             self._pending = self._pending.lstrip()
         begin = self._format.begin if self._inside else self._format.trigger
@@ -387,7 +391,8 @@ class ToolParser:
         return self._switch_to(self._text, inside=False)
 
     def _switch_to(self, read: Callable[[], bool], *, inside: bool) -> bool:
-        self._read, self._inside = read, inside
+        self._read = read
+        self._inside = inside
         return True
 
     def _say(self, length: int) -> None:
@@ -397,7 +402,8 @@ class ToolParser:
             self._at_line = self._content[-1].endswith("\n")
 
     def _consume(self, length: int) -> str:
-        text, self._pending = self._pending[:length], self._pending[length:]
+        text = self._pending[:length]
+        self._pending = self._pending[length:]
         return text
 
 
@@ -429,5 +435,6 @@ def parse_answer(
         if piece.name:
             calls.append(WrittenCall(piece.name, ""))
         calls[-1] = WrittenCall(calls[-1].name, calls[-1].arguments + piece.arguments)
-    thought, content = "".join(p.reasoning for p in pieces), "".join(p.content for p in pieces)
+    thought = "".join(p.reasoning for p in pieces)
+    content = "".join(p.content for p in pieces)
     return ParsedAnswer(thought, content, tuple(calls), complete=not parser.open)

@@ -67,7 +67,8 @@ _HARMONY_MARKS = ("<|channel|>final<|message|>", "<|channel|>commentary<|message
 
 def _dsml(calls: str, blank: str = "") -> ToolFormat:
     """Format of DeepSeek's models since V3.2."""
-    opening, closing = f"<｜DSML｜{calls}>\n", f"</｜DSML｜{calls}>"
+    opening = f"<｜DSML｜{calls}>\n"
+    closing = f"</｜DSML｜{calls}>"
     end = f"</｜DSML｜{blank}parameter>"
     types = ("false", "false", "false", "true", "false", "false")
     tags = Tags(f'<｜DSML｜{blank}parameter name="{{name}}" string="{{type}}">', end + "\n", end, types)

@@ -89,7 +89,8 @@ def tool_use_of(constraint: Constraint | None) -> ToolUse | None:
         return None
     shared = {key: value for key, value in schema.items() if key not in ("$comment", "anyOf")}
     first = schema["anyOf"][0]["properties"]
-    parallel, required = "calls" in first, all("answer" not in option["properties"] for option in schema["anyOf"])
+    parallel = "calls" in first
+    required = all("answer" not in option["properties"] for option in schema["anyOf"])
     options = first["calls"]["items"]["anyOf"] if parallel else schema["anyOf"]
     calls = [option for option in options if "tool" in option["properties"]]
     functions = tuple(
@@ -150,7 +151,8 @@ def results_of(names: Sequence[str], text: str | Json) -> list[str | Json]:
     """
     if not isinstance(text, str):
         return [text] * len(names)
-    marks, starts = [_RESULT.format(name) for name in names], list[int]()
+    marks = [_RESULT.format(name) for name in names]
+    starts = list[int]()
     for mark in marks:
         at = text.find("\n" + mark, starts[-1]) + 1 if starts else text.find(mark)
         if at < 0 or (starts and not at) or (not starts and text[:at].strip()):

@@ -40,7 +40,8 @@ def scan_json(text: str, limits: Limits) -> bool:
     Returns:
         True if the name `$float` occurs in the data.
     """
-    items, floats = 0, False
+    items = 0
+    floats = False
     wide = _DIGITS.search(text) is not None  # somewhere, perhaps only in a string
     # The open containers, outermost first: the name or index of the current item. `outer` has the names seen so far (None
     # for a list); those of the innermost container are in `names`.

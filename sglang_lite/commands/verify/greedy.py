@@ -28,7 +28,8 @@ _CHATS: Final = 10
 
 def prompts_for(subject: Subject) -> list[list[int]]:
     """Encodes the 30 prompts with our tokenizer; both sides get the same ids."""
-    tokenizer, texts = subject.files.tokenizer, list(PROMPTS)
+    tokenizer = subject.files.tokenizer
+    texts = list(PROMPTS)
     if tokenizer.chat_template is not None:
         try:
             template = JinjaTemplate(tokenizer.chat_template, tokenizer.special_tokens)

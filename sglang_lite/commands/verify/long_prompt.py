@@ -29,7 +29,8 @@ def long_length(subject: Subject, *, whole: bool) -> int:
 
 def answer_long(subject: Subject, engine: Engine, length: int) -> GreedyAnswer:
     """Generates the answer to a prompt of `length` tokens."""
-    encode, sentences = subject.files.tokenizer.encode, length // 8 + 8
+    encode = subject.files.tokenizer.encode
+    sentences = length // 8 + 8
     while len(ids := encode(prose(sentences))) < length:
         sentences *= 2
     return answer_greedily(engine, [ids[:length]], TOKENS, max(1, length - _READ))[0]

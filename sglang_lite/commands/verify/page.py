@@ -12,7 +12,8 @@ _WIDTH = 110
 
 def heading(subject: Subject) -> str:
     """Returns the lines that name the model."""
-    found, sums = subject.description, subject.sha256
+    found = subject.description
+    sums = subject.sha256
     folder = subject.path.parent if subject.path.is_file() else subject.path
     largest = max(sums, key=lambda name: (folder / name).stat().st_size, default="none")
     more = f" and {len(sums) - 1} more files" if len(sums) > 1 else ""

@@ -75,7 +75,8 @@ def check_recipes(subject: Subject, engine: Engine) -> Check:
     judged.
     """
     found: dict[str, str] = {}
-    wrong, left_out = [], []
+    wrong = []
+    left_out = []
     for name, recipe in RECIPES.items():
         if name == "chat" and subject.files.tokenizer.chat_template is None:
             left_out.append(name)

@@ -158,7 +158,8 @@ def _quietly() -> Iterator[None]:
     """Keeps transformers from showing progress bars, warnings and messages."""
     from transformers.utils import logging as messages
 
-    level, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
+    level = messages.get_verbosity()
+    bars = messages.is_progress_bar_enabled()
     messages.set_verbosity(logging.CRITICAL)
     messages.disable_progress_bar()
     try:

@@ -99,7 +99,8 @@ def _beside_transformers(
 
 
 def _with_served_engine(subject: Subject, wanted: frozenset[str], answers: list[GreedyAnswer]) -> Iterator[Check]:
-    before, started = child_processes(), time.perf_counter()
+    before = child_processes()
+    started = time.perf_counter()
     with served_engine(subject) as engine:
         waited = first_token(engine, started)
         if "served" in wanted:

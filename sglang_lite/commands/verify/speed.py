@@ -36,7 +36,8 @@ def measure_speed(subject: Subject, engine: Engine, first_token_s: float, proces
         first_token_s: seconds from the engine's start to its first token.
         processes: ids of the engine's processes.
     """
-    encode, longest = subject.files.tokenizer.encode, subject.context_length - 1
+    encode = subject.files.tokenizer.encode
+    longest = subject.context_length - 1
     tokens = max(2, min(_TOKENS, longest // 4))
     prompts = [encode(prose(12, seed=100 + i))[: min(_SHORT, longest // 4)] for i in range(ROWS)]
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)

@@ -137,13 +137,15 @@ def check_tasks(engine: Engine) -> Check:
     """Runs the tasks. An answer without the required form fails; a wrong answer is only reported.
     """
     found: dict[str, Json] = {}
-    invalid, right = [], 0
+    invalid = []
+    right = 0
     for task in TASKS:
         try:
             value = _ask.run(task, backend=engine, max_new_tokens=64)["answer"]
             valid = task.valid(value)
         except (SglError, ValueError, TypeError, KeyError) as error:
-            value, valid = f"{type(error).__name__}: {error}", False
+            value = f"{type(error).__name__}: {error}"
+            valid = False
         if not valid:
             invalid.append(task.name)
         right += valid and value == task.right

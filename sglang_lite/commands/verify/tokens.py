@@ -62,7 +62,10 @@ def check_tokenizer(subject: Subject, theirs: Foreign | Unread) -> Check:
 
 
 def _compare(ours: Tokenizer, theirs: Foreign | Unread, texts: list[str]) -> _Found:
-    other, lost, normalised, spelled = list[str](), list[str](), list[str](), list[str]()
+    other = list[str]()
+    lost = list[str]()
+    normalised = list[str]()
+    spelled = list[str]()
     controls = {ours.encode(each, first=False)[0]: each for each in ours.control_texts if each}
     for text in texts:
         ids = ours.encode(text)
@@ -99,7 +102,8 @@ def _restore(theirs: Foreign, subject: Subject) -> str:
     if subject.files.gguf is None:
         return ""
     metadata = subject.files.gguf.metadata
-    kind, backend = metadata.get("tokenizer.ggml.pre"), theirs.backend_tokenizer
+    kind = metadata.get("tokenizer.ggml.pre")
+    backend = theirs.backend_tokenizer
     restored = []
     if kind in _NORMALISED and backend.normalizer is None:
         backend.normalizer = normalizers.NFC()

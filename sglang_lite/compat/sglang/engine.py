@@ -183,11 +183,15 @@ class Engine(base.Engine):
     update_weights_from_distributed = weights.update_from_group
     update_weight_version = weights.update_weight_version
     destroy_weights_update_group = weights.destroy_update_group
-    get_weights_by_name, check_weights = weights.read_weights, weights.check_weights
-    sleep, wake, is_sleeping = weights.sleep, weights.wake, weights.is_sleeping
+    get_weights_by_name = weights.read_weights
+    check_weights = weights.check_weights
+    sleep = weights.sleep
+    wake = weights.wake
+    is_sleeping = weights.is_sleeping
     release_memory_occupation = weights.release_memory_occupation
     resume_memory_occupation = weights.resume_memory_occupation
-    pause_generation, continue_generation = weights.pause_generation, weights.continue_generation
+    pause_generation = weights.pause_generation
+    continue_generation = weights.continue_generation
 
     # ---------------------------------------------------------------------------------------- generation
 
@@ -273,7 +277,8 @@ class Engine(base.Engine):
         """Builds the request for a call of `generate`. Warns of parameters without effect, which
         are not errors because SGLang ignores them.
         """
-        request, policy = read_request(*args, **fields), self.config.policy
+        request = read_request(*args, **fields)
+        policy = self.config.policy
         without_priorities = policy != "priority" and any(call.priority for call in request.calls)
         reasons = {
             "no log-probabilities are returned. Set return_logprob=True.": without_logprobs(fields),
@@ -488,7 +493,8 @@ class Stream(Iterator[Answer]):
     """
 
     def __init__(self, running: NativeRun, answers: Generator[Answer, None, None]) -> None:
-        self._running, self._answers = running, answers
+        self._running = running
+        self._answers = answers
 
     def __next__(self) -> Answer:
         return next(self._answers)
@@ -506,7 +512,8 @@ class AsyncStream(AsyncIterator[Answer]):
     """Asynchronous version of `Stream`."""
 
     def __init__(self, running: NativeRun, answers: AsyncGenerator[Answer, None]) -> None:
-        self._running, self._answers = running, answers
+        self._running = running
+        self._answers = answers
 
     async def __anext__(self) -> Answer:
         return await anext(self._answers)

@@ -179,15 +179,20 @@ class HookBackend(DelegatingBackend, Listener):
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
         hooks = hooks_of(backend)
-        self.hooked, self._generates, self._selects = backend, "generate" in hooks, "select" in hooks
+        self.hooked = backend
+        self._generates = "generate" in hooks
+        self._selects = "select" in hooks
         self.events = hooks & {*EVENTS}
-        self.event_listener, self.on_run = self if self.events else None, backend.on_run
+        self.event_listener = self if self.events else None
+        self.on_run = backend.on_run
         self.answer_pool = self.threads = _pool_of(backend)
         if self._generates or self._selects:
-            self.answers_now, self.plays_programs = True, False
+            self.answers_now = True
+            self.plays_programs = False
             self.capabilities = _not_reading(backend.capabilities)
         else:
-            self.answers_now, self.plays_programs = backend.answers_now, backend.plays_programs
+            self.answers_now = backend.answers_now
+            self.plays_programs = backend.plays_programs
 
     def call(self, event: str, branch: Player, children: Sequence[Player]) -> None:
         more = ([StreamExecutor(child) for child in children], None) if event == "fork_program" else ()
@@ -256,7 +261,8 @@ class HookBackend(DelegatingBackend, Listener):
         post = running_mailbox().post
 
         def generate() -> Generation:
-            texts, meta = list[str](), None
+            texts = list[str]()
+            meta = None
             for text, meta in self.backend.generate_stream(s, params):  # type: ignore[attr-defined] # a hook
                 texts.append(text)
                 post(pieces.put_nowait, DeltaWithMeta(text, meta=meta or {}))

@@ -41,7 +41,8 @@ class Runtime:
     def __init__(self, log_level: str = "error", launch_timeout: float = 300.0, **kwargs: UserValue) -> None:
         self.server_args = kwargs
         self._process = ServerProcess({"log_level": log_level, **kwargs}, launch_timeout)
-        self.url, self.pid = self._process.url, self._process.pid
+        self.url = self._process.url
+        self.pid = self._process.pid
         self.generate_url = f"{self.url}/generate"
         key = kwargs.get("api_key")
         self._key = key if isinstance(key, str | None) else next(iter(key), None)

@@ -118,7 +118,8 @@ class ServerProcess:
         status = self._process.wait()
         refused = filter(None, map(_REFUSED.search, list(self._lines)))
         for found in refused if status == _USAGE else ():
-            name, problem = (found[1] or found[2]).replace("-", "_"), found[3] or "is not a flag of `sglang-lite serve`"
+            name = (found[1] or found[2]).replace("-", "_")
+            problem = found[3] or "is not a flag of `sglang-lite serve`"
             return ParameterError(name, f"{problem}.", hint="`sglang-lite serve --help` lists its flags.")
         return BackendError(f"the server ended with status {status}.{last_output(self._lines)}")
 
@@ -161,9 +162,11 @@ def _split_keys(settings: Mapping[str, UserValue]) -> tuple[dict[str, str], dict
     """Separates the keys among the settings, as environment variables of the server, from the
     others. A command line would show the keys to all users of this machine.
     """
-    environment, flags = dict(os.environ), dict(settings)
+    environment = dict(os.environ)
+    flags = dict(settings)
     for name in ("api_key", "admin_api_key"):
-        variable, given = f"SGLANG_LITE_{name.upper()}", flags.pop(name, None)
+        variable = f"SGLANG_LITE_{name.upper()}"
+        given = flags.pop(name, None)
         environment.pop(variable, None)  # a caller's own variable is not meant for this server
         keys = given if isinstance(given, Sequence) and not isinstance(given, str | bytes) else (given,)
         texts = [key for key in keys if key is not None]

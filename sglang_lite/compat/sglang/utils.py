@@ -212,7 +212,8 @@ class LazyImport:
     """
 
     def __init__(self, module_name: str, class_name: str) -> None:
-        self.module_name, self.class_name = module_name, class_name
+        self.module_name = module_name
+        self.class_name = class_name
 
     def _load(self) -> Any:
         return getattr(importlib.import_module(self.module_name), self.class_name)

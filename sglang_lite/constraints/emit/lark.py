@@ -67,7 +67,8 @@ def _depth(language: Language) -> int:
     """Returns the nesting depth of the grammar with each rule expanded at its first use, as
     llguidance does it.
     """
-    deepest, seen = 0, {language.start}
+    deepest = 0
+    seen = {language.start}
     stack: list[tuple[Node, int]] = [(language.rules[language.start], 1)]
     while stack:
         node, depth = stack.pop()
@@ -83,7 +84,8 @@ def _depth(language: Language) -> int:
 
 class _Speller:
     def __init__(self, language: Language, *, is_large: bool) -> None:
-        self._language, self._large = language, is_large
+        self._language = language
+        self._large = is_large
         self._rules = {name: f"r{i}" for i, name in enumerate(language.rules)}
         self._terminals: dict[str, str] = {}  # names of terminals by definition
         self._lexemes: dict[Node, str] = {}
@@ -196,7 +198,8 @@ class _Speller:
         if node not in self._parts:
             text, depth = self._terminal(node)
             if len(text) >= _LONG:
-                text, depth = self._terminals.setdefault(text, f"T{len(self._terminals)}"), 0
+                text = self._terminals.setdefault(text, f"T{len(self._terminals)}")
+                depth = 0
             self._parts[node] = text, depth
         return self._parts[node]
 
@@ -216,7 +219,8 @@ def _with_any_bytes(outside: list[Node]) -> Iterator[Node]:
 
 def _ranges(language: Language) -> int:
     """Counts the ranges of characters in all distinct sets of a language."""
-    sets, seen = set[CharSet](), set[int]()
+    sets = set[CharSet]()
+    seen = set[int]()
     stack = list(language.rules.values())
     while stack:
         node = stack.pop()
@@ -252,7 +256,8 @@ def _may_have_run(node: Node) -> bool:
         return False
     if node.size > _LARGE:
         return True
-    stack, found = [node], 0
+    stack = [node]
+    found = 0
     while stack and found <= _MAX_RUN:
         each = stack.pop()
         found += _is_optional(each)
@@ -322,7 +327,8 @@ def _group(operator: str, parts: Iterable[tuple[str, int]], names: dict[str, str
         names: names of definitions by text, to which deep ones are added.
         prefix: prefix of their names.
     """
-    texts, deepest = [], 0
+    texts = []
+    deepest = 0
     for text, depth in parts:
         if depth < _MAX_GROUPS:
             texts.append(text)

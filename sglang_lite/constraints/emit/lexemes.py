@@ -86,7 +86,8 @@ def _split(language: Language) -> Language:
             collisions = positions.collisions() if remaining else lexing.symbols
             remaining = positions.remaining
         except _TooMany:
-            collisions, remaining = lexing.symbols, 0
+            collisions = lexing.symbols
+            remaining = 0
         if not collisions:
             return lexing.language
         together = {larger[name] for name in collisions & larger.keys()}
@@ -260,7 +261,8 @@ class _Positions:
     """
 
     def __init__(self, lexing: _Lexing, remaining: int) -> None:
-        self._lexing, self.remaining = lexing, remaining
+        self._lexing = lexing
+        self.remaining = remaining
         self._rules = [
             name for name in lexing.language.rules if name not in lexing.lexemes and name not in lexing.sealed_rules
         ]
@@ -454,7 +456,9 @@ def _can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, i
     if isinstance(lexeme, LiteralText) and isinstance(other, LiteralText):  # such as the names of many tools
         rest = other.text[len(lexeme.text) :] if other.text.startswith(lexeme.text) else ""
         return bool(rest and charsets.intersection(following, charsets.singles(rest[0]))), 1
-    wide, other_wide = _widened(lexeme), _widened(other)  # fewer states; a negative answer for these is conclusive
+    # fewer states; a negative answer for these is conclusive
+    wide = _widened(lexeme)
+    other_wide = _widened(other)
     continues, work = _pair_can_continue(wide, other_wide, following)
     if not continues or (wide, other_wide) == (lexeme, other):
         return continues, work

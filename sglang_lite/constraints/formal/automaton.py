@@ -130,7 +130,8 @@ class Automaton:
         """Returns the character classes with code points from `low` to `high`, each with the first
         such code point.
         """
-        first, last = bisect_right(self._bounds, low) - 1, bisect_right(self._bounds, high)
+        first = bisect_right(self._bounds, low) - 1
+        last = bisect_right(self._bounds, high)
         found: dict[Symbol, int] = {}
         for stretch in range(first, last):
             found.setdefault(self._class_of[stretch], max(self._bounds[stretch], low))
@@ -272,7 +273,8 @@ class Automaton:
         steps = self._source_steps.get(state)
         if steps is None:
             _, source, offsets = self._terms[state]
-            text, after = self.sources[source].text, dict[str, list[int]]()
+            text = self.sources[source].text
+            after = dict[str, list[int]]()
             for i in offsets:
                 if i < len(text):
                     after.setdefault(text[i], []).append(i + 1)
@@ -422,7 +424,8 @@ def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet,
     mask. Each character of a literal is a separate class.
     """
     sets: dict[CharSet, int] = {ANY_CHAR: 0}
-    chars, seen = set[str](), set[int]()
+    chars = set[str]()
+    seen = set[int]()
     stack = list(nodes)
     while stack:
         node = stack.pop()
@@ -525,7 +528,8 @@ def _accepts_in_depth(automaton: Automaton, state: State, nonempty: dict[State, 
         nonempty: whether states accept some text, as far as that is known. The states on the
             path are added.
     """
-    seen, path = {state}, [(state, iter(automaton.classes))]
+    seen = {state}
+    path = [(state, iter(automaton.classes))]
     for _ in range(_MAX_IN_DEPTH):
         if not path or automaton.full:
             return False

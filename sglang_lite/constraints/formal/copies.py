@@ -30,7 +30,8 @@ def copied(automaton: Automaton, state: State) -> list[Copied]:
 def _continued(automaton: Automaton, state: State, found: Copied) -> Copied:
     """Keeps the indexes from which an intersection can continue by one character."""
     source, indexes = found
-    text, continued = automaton.sources[source].text, set[int]()
+    text = automaton.sources[source].text
+    continued = set[int]()
     for char in {text[i] for i in indexes if i < len(text)}:
         after = copied(automaton, automaton.step(state, automaton.class_of(char)))
         continued.update(i for number, reached in after if number == source for i in reached)

@@ -55,7 +55,8 @@ class _Recogniser:
         automaton = self._automaton
         waiting: dict[str, list[_Item]] = {}
         self._waiting.append(waiting)
-        seen, done = set(items), set[tuple[str, int]]()
+        seen = set(items)
+        done = set[tuple[str, int]]()
 
         def add(item: _Item) -> None:
             self._work += 1

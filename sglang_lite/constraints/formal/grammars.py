@@ -93,7 +93,8 @@ def regular(language: Language) -> Node | None:
                 found = concat(*nodes) if isinstance(node, Concat) else alternation(nodes)
             case Repeat(inner, least, most):
                 within, more = substituted(inner, open_rules)
-                found, size = Repeat(within, least, most), 1 + more
+                found = Repeat(within, least, most)
+                size = 1 + more
         if size > MAX_REGULAR:
             raise _NotRegular
         return found, size

@@ -87,7 +87,8 @@ def limited(node: Node, least: int, most: int | None) -> Node | None:
             fixed = [lengths(part)[0] if lengths(part)[0] == lengths(part)[1] else None for part in parts]
             if fixed.count(None) != 1:
                 return None
-            i, rest = fixed.index(None), sum(length for length in fixed if length is not None)
+            i = fixed.index(None)
+            rest = sum(length for length in fixed if length is not None)
             part = limited(parts[i], max(0, least - rest), None if most is None else most - rest)
             return None if part is None else concat(*parts[:i], part, *parts[i + 1 :])
     return None

@@ -72,7 +72,9 @@ class _CachedFacts:
                 facts = Facts(hash((CharSet, each.ranges)), False, 140 + 70 * len(each.ranges))
             else:
                 below = children(each)
-                missing, refers, size = [], False, 140
+                missing = []
+                refers = False
+                size = 140
                 for child in below:
                     if isinstance(child, _CachedFacts):
                         known = getattr(child, "facts", None)
@@ -317,7 +319,9 @@ def repeat(node: Node, least: int, most: int | None) -> Node:
         return NOTHING if least else EMPTY
     if isinstance(node, Repeat):
         # a{1,9}{1,9} is a{1,81}, provided that one more round of the inner repeat leaves no gap between counts.
-        inner, low, high = node.node, node.least, node.most
+        inner = node.node
+        low = node.least
+        high = node.most
         if least == most or high is None or least * high + 1 >= (least + 1) * low:
             counts = low * least, None if high is None or most is None else high * most
             if (least or low <= 1) and max(counts[0], counts[1] or 0) <= MAX_COUNT:
@@ -442,7 +446,8 @@ def references(node: Node) -> set[str]:
 def substrings(language: Language) -> set[Substring]:
     """Returns all Substrings of a language."""
     found: set[Substring] = set()
-    stack, seen = list(language.rules.values()), set[int]()
+    stack = list(language.rules.values())
+    seen = set[int]()
     while stack:
         node = stack.pop()
         if isinstance(node, Substring):

@@ -37,7 +37,8 @@ def searched(automaton: Automaton, start: State, most: int = MAX_EXPANDED) -> li
         for symbol in automaton.classes:
             after = automaton.step(state, symbol)
             if after != DEAD and steps[state] + 1 < steps.get(after, UNKNOWN):
-                steps[after], before[after] = steps[state] + 1, (state, symbol)
+                steps[after] = steps[state] + 1
+                before[after] = (state, symbol)
                 heapq.heappush(queue, (steps[after] + _bound(automaton, after), after))
     return None
 

@@ -151,7 +151,9 @@ def _of_regular(node: Node) -> _Found:
 
 
 def _of_concat(parts: list[_Found]) -> _Found:
-    length, forced, most_forced = 0.0, 0, 0
+    length = 0.0
+    forced = 0
+    most_forced = 0
     for least, literal, most, _ in parts:
         length += least
         forced += literal

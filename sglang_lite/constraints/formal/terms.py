@@ -14,7 +14,9 @@ MAX_WRITTEN = 200_000  # states for the nodes as written
 State: TypeAlias = int
 Term: TypeAlias = tuple[Any, ...]  # operator and operands, whose types depend on the operator: see `Terms`
 
-DEAD, DONE = 0, 1  # no continuation; only the empty continuation
+# no continuation; only the empty continuation
+DEAD = 0
+DONE = 1
 _ADDING = threading.Lock()  # held while a state is added to any automaton
 
 

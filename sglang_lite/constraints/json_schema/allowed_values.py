@@ -86,7 +86,8 @@ class AllowedValues:
         """The values, if they are a finite list of scalars: those of an enum, a constant, booleans
         or null; else None. A range of numbers does not count as a list.
         """
-        values, strings = self._values, _listed(self._values.strings)
+        values = self._values
+        strings = _listed(self._values.strings)
         single = [each.low for each in values.numbers if each.low is not None and each.low == each.high]
         if strings is None or self.containers or len(single) < len(values.numbers):
             return None

@@ -92,7 +92,8 @@ def _if(
         context.values(context.below(location, word), track_evaluated) if word in schema else ANY_VALUE
         for word in ("then", "else")
     )
-    algebra, plain = context.algebra, context.values(condition)
+    algebra = context.algebra
+    plain = context.values(condition)
     if all(shape.only_names_members for shape in plain.objects) and plain.arrays in ((), ANY_VALUE.arrays):
         met = algebra.intersect(context.values(condition, track_evaluated), then)
         unmet = algebra.intersect(algebra.negate(plain), otherwise)

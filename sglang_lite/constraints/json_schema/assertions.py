@@ -38,7 +38,8 @@ def assertions_and_annotations(document: Document, *, assert_format: bool) -> tu
     for location in document.locations:
         if location.pointer[:1] not in ("", "/"):  # the location is in a meta-schema
             continue
-        schema, supported = document.at(location.pointer), document.schema(location)
+        schema = document.at(location.pointer)
+        supported = document.schema(location)
         for keyword in schema if isinstance(schema, dict) else ():
             if keyword not in _NO_ASSERTIONS:
                 asserts = keyword in ASSERTING and keyword in supported

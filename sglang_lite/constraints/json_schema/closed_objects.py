@@ -71,7 +71,8 @@ class _Closer:
     """
 
     def __init__(self, document: Document, parts: frozenset[str], *, simple_only: bool) -> None:
-        self._document, self._parts_before = document, parts
+        self._document = document
+        self._parts_before = parts
         self._simple_only = simple_only
         self.parts = parts
         self.closings: dict[str, str] = {}  # keyword by pointer

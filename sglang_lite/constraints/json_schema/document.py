@@ -262,7 +262,8 @@ class Document:
                     self._dynamic.add((resource, _RECURSIVE))
                 stack += ((s, pointer + steps, base, resource) for steps, s in subschemas(schema))
                 yield from _meta_schemas_in(schema, base)
-            self._bases[pointer], self._schemas[pointer] = (base, resource), schema
+            self._bases[pointer] = (base, resource)
+            self._schemas[pointer] = schema
 
     def _named(self, schema: dict[str, Any], pointer: str, base: str, resource: str) -> tuple[str, str]:
         """Returns the base URI and resource of a schema, which may start a new resource."""

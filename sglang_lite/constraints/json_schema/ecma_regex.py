@@ -45,7 +45,9 @@ class _Reader:
     """Recursive-descent parser with a method for each symbol of the grammar."""
 
     def __init__(self, text: str) -> None:
-        self._text, self._at, self._depth = text, 0, 0
+        self._text = text
+        self._at = 0
+        self._depth = 0
         self._groups = 0
         self._names: set[str] = set()
         self._referenced: list[int | str] = []  # numbers or names of groups that are referred to

@@ -44,8 +44,10 @@ def _leap_seconds() -> str:
 
 _TIME = f"(?:{CLOCK}{_FRACTION}(?:[Zz]|{_OFFSET})|{_leap_seconds()})"
 
-_DAYS, _SECONDS = "[0-9]+D", "[0-9]+S"
-_MONTHS, _MINUTES = f"[0-9]+M(?:{_DAYS})?", f"[0-9]+M(?:{_SECONDS})?"
+_DAYS = "[0-9]+D"
+_SECONDS = "[0-9]+S"
+_MONTHS = f"[0-9]+M(?:{_DAYS})?"
+_MINUTES = f"[0-9]+M(?:{_SECONDS})?"
 _DURATION_TIME = f"T(?:[0-9]+H(?:{_MINUTES})?|{_MINUTES}|{_SECONDS})"
 _DURATION = f"P(?:(?:{_DAYS}|{_MONTHS}|[0-9]+Y(?:{_MONTHS})?)(?:{_DURATION_TIME})?|{_DURATION_TIME}|[0-9]+W)"
 
@@ -84,12 +86,14 @@ def _uri(more: str, query: str = "") -> tuple[str, str]:
     """Returns the patterns of a URI and a URI reference (RFC 3986, appendix A). Characters in
     `more` may stand unescaped in addition to ASCII (RFC 3987).
     """
-    unreserved, subs = rf"a-zA-Z0-9._~{more}\-", "!$&'()*+,;="
+    unreserved = rf"a-zA-Z0-9._~{more}\-"
+    subs = "!$&'()*+,;="
     escaped = "%[0-9a-fA-F]{2}"
     pchar = f"(?:[{unreserved}{subs}:@]|{escaped})"
     host = rf"(?:\[(?:{IPV6}|[vV][0-9a-fA-F]+\.[a-zA-Z0-9._~{subs}:\-]+)\]|(?:[{unreserved}{subs}]|{escaped})*)"
     authority = f"(?:(?:[{unreserved}{subs}:]|{escaped})*@)?{host}(?::[0-9]*)?"
-    abempty, rootless = f"(?:/{pchar}*)*", f"{pchar}+(?:/{pchar}*)*"
+    abempty = f"(?:/{pchar}*)*"
+    rootless = f"{pchar}+(?:/{pchar}*)*"
     noscheme = f"(?:[{unreserved}{subs}@]|{escaped})+(?:/{pchar}*)*"
     tail = rf"(?:\?(?:{pchar}|[/?{query}])*)?(?:#(?:{pchar}|[/?])*)?"
     rooted = f"//{authority}{abempty}|/(?:{rootless})?"

@@ -75,12 +75,16 @@ class GrammarWriter:
         rules: _Rules | None = None,
     ) -> None:
         self.reader = reader
-        self.comma, self.any_order = style.comma, style.any_order
-        self.opening, self.closing = concat(literal("["), style.gap), concat(style.gap, literal("]"))
+        self.comma = style.comma
+        self.any_order = style.any_order
+        self.opening = concat(literal("["), style.gap)
+        self.closing = concat(style.gap, literal("]"))
         self._before_first = concat(literal("{"), style.gap)
-        self.masked_shapes, self.plain = masked_shapes, plain
+        self.masked_shapes = masked_shapes
+        self.plain = plain
         self.contradicts = False
-        self._style, self._rules = style, rules or _Rules()
+        self._style = style
+        self._rules = rules or _Rules()
 
     @property
     def unlisted_names_at(self) -> Iterable[str]:
@@ -130,7 +134,8 @@ class GrammarWriter:
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
         """Returns a reference to the rule of a key. Its body is computed later."""
-        names, rule = self._rules.names, (self.plain, key)
+        names = self._rules.names
+        rule = (self.plain, key)
         if rule not in names:
             names[rule] = f"v{len(names)}"
             self._rules.to_do.append((names[rule], body))

@@ -20,7 +20,9 @@ MAX_BYTES = 253  # maximum length of a name in ASCII
 
 _DOTS = re.compile("[.\u3002\uff0e\uff61]")  # RFC 3490, 3.1
 
-_DIGITS, _SMALL, _CAPITAL = (0x30, 0x39), (0x61, 0x7A), (0x41, 0x5A)
+_DIGITS = (0x30, 0x39)
+_SMALL = (0x61, 0x7A)
+_CAPITAL = (0x41, 0x5A)
 # Latin, Greek, Cyrillic, Armenian, Devanagari, Thai, Georgian, Hiragana, Katakana, Han, Hangul. All code points are
 # PVALID by RFC 5892, are in the normal form of no other code point, and are short enough in Punycode for labels of 12.
 LEFT_TO_RIGHT = (
@@ -99,7 +101,8 @@ def _label(first: charsets.Ranges, more: charsets.Ranges, longest: int) -> Node:
     """Returns the labels of the given characters with hyphens inside, but not in both the third and
     the fourth position.
     """
-    start, inner = CharSet(charsets.union(first)), CharSet(charsets.union((*first, *more)))
+    start = CharSet(charsets.union(first))
+    inner = CharSet(charsets.union((*first, *more)))
     either = CharSet(charsets.union((*inner.ranges, (0x2D, 0x2D))))
     third = alternation([concat(inner, either), concat(literal("-"), inner)])
     short = concat(repeat(either, 0, 2), inner)

@@ -162,7 +162,8 @@ def _number(context: Context, schema: Schema, location: SchemaLocation, track_ev
 
 def _string(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
     strings: Node = ANY_TEXT
-    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+    least = int(schema.get("minLength", 0))
+    most = schema.get("maxLength")
     if least > MAX_MIN_LENGTH:
         raise ConstraintError(
             f"json_schema: minLength goes up to {MAX_MIN_LENGTH:,}.", pointer=location.child("minLength").pointer
@@ -186,9 +187,11 @@ def _quote(context: Context, schema: Schema, location: SchemaLocation, track_eva
 
 
 def _array(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
-    prefix, rest = "prefixItems", "items"
+    prefix = "prefixItems"
+    rest = "items"
     if isinstance(schema.get("items"), list):
-        prefix, rest = "items", "additionalItems"
+        prefix = "items"
+        rest = "additionalItems"
     types = schema.get("type", "array")
     if REPEATS in schema and types != "array" and not (isinstance(types, list) and "array" in types):
         raise ConstraintError(
@@ -196,7 +199,8 @@ def _array(context: Context, schema: Schema, location: SchemaLocation, track_eva
             pointer=location.child(REPEATS).pointer,
         )
     first = tuple(context.below(location, prefix, i) for i in range(len(schema.get(prefix, ()))))
-    least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
+    least = int(schema.get("minItems", 0))
+    most = schema.get("maxItems")
     most = None if most is None or most > MAX_LENGTH else int(most)
     contains: tuple[Contains, ...] = ()
     also: tuple[Formula, ...] = ()
@@ -221,7 +225,8 @@ def _array(context: Context, schema: Schema, location: SchemaLocation, track_eva
 
 
 def _object(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
-    properties, required = schema.get("properties", {}), schema.get("required", ())
+    properties = schema.get("properties", {})
+    required = schema.get("required", ())
     required = dict.fromkeys(() if isinstance(required, bool) else required)  # in draft 3, a boolean on the member
     with errors_at(location, "patternProperties"):
         patterns = [
@@ -233,7 +238,8 @@ def _object(context: Context, schema: Schema, location: SchemaLocation, track_ev
     names: Node = ANY_TEXT
     if "propertyNames" in schema:
         allowed = context.values(context.below(location, "propertyNames"))
-        inexact, names = allowed.inexact, allowed.strings
+        inexact = allowed.inexact
+        names = allowed.strings
 
     members = []
     for name in dict.fromkeys((*properties, *required)):

@@ -145,7 +145,9 @@ class MaskedShapes:
 
 class _Positions:
     def __init__(self, reader: SchemaReader, masked_shapes: MaskedShapes, scalars: Callable[[ValueSet], Node]) -> None:
-        self._reader, self._masked_shapes, self._scalars = reader, masked_shapes, scalars
+        self._reader = reader
+        self._masked_shapes = masked_shapes
+        self._scalars = scalars
         self._numbers: dict[frozenset[Formula], int] = {}
         self._queue: list[frozenset[Formula]] = []
 
@@ -271,7 +273,8 @@ class _Positions:
         if a == b or (a, b) in assumed:
             return True
         assumed.add((a, b))
-        one, other = self._reader.values(a), self._reader.values(b)
+        one = self._reader.values(a)
+        other = self._reader.values(b)
         if replace(one, arrays=(), objects=()) != replace(other, arrays=(), objects=()):
             return False
         shapes = zip_longest((*one.arrays, *one.objects), (*other.arrays, *other.objects))
@@ -308,7 +311,8 @@ def _parts(shape: object) -> tuple[object, tuple[Formula, ...]]:
     these formulas.
     """
     if isinstance(shape, ArrayShape):
-        unique, is_set = shape.unique_pointer is not None, shape.set_pointer is not None
+        unique = shape.unique_pointer is not None
+        is_set = shape.set_pointer is not None
         rules = len(shape.prefix), shape.least, shape.most, shape.contains, unique, is_set, shape.repeats
         return rules, (*shape.prefix, shape.rest)
     if not isinstance(shape, ObjectShape):

@@ -87,11 +87,13 @@ def multiples(step: Fraction, most: int | None) -> Node:
 def _prime_powers(number: int) -> list[int]:
     """Factorises a number into powers of different primes. The last factor may be another number.
     """
-    found, prime = [], 2
+    found = []
+    prime = 2
     while prime <= MAX_DIVISOR:
         power = 1
         while not number % prime:
-            number, power = number // prime, power * prime
+            number = number // prime
+            power = power * prime
         found += [power] if power > 1 else []
         prime += 1
     return [*found, number] if number > 1 else found
@@ -155,7 +157,8 @@ def _bounded(number: int, remainder: int, length: int, after: int) -> Node:
         codes = tuple((48 + digit, 48 + digit) for digit in range(10) if digit % number == remainder)
         return CharSet(codes) if codes else NOTHING
     right = length // 2
-    left, options = length - right, []
+    left = length - right
+    options = []
     for first in range(number):
         last = (remainder - first * 10**right) % number
         point = _POINT if after == right else EMPTY

@@ -84,7 +84,8 @@ def normalise_inside(constraint: JsonSchema) -> NormalForm:
 
 @memoized
 def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
-    document, style = document_of(constraint), style_of(constraint)
+    document = document_of(constraint)
+    style = style_of(constraint)
     if document.draft == "draft-04":  # where 1.0 is not a whole number
         style = replace(style, decimals=False)
     unenforced = _Unenforced(constraint)
@@ -115,7 +116,8 @@ def tagged(schema: JsonSchema, tags: Tags) -> Language:
         ConstraintError: no value satisfies the schema, or it can't be enforced in this format
             and must not stay unchecked. `pointer` is the place of the fault.
     """
-    document, unenforced = document_of(schema), _Unenforced(schema)
+    document = document_of(schema)
+    unenforced = _Unenforced(schema)
     while True:
         ignored = frozenset(unenforced.keywords)
         reader = SchemaReader(document, assert_format=schema.format == "assert", ignored=ignored)
@@ -141,7 +143,8 @@ class _Unenforced:
 
     def __init__(self, constraint: JsonSchema) -> None:
         self.keywords: dict[str, str] = {}
-        self._enforce, self._work = constraint.enforce, 0
+        self._enforce = constraint.enforce
+        self._work = 0
 
     def add(self, error: ConstraintError, work: int, *, contradicts: bool) -> None:
         """Records the keyword at which an attempt failed. Raises the attempt's error if the keyword

@@ -60,7 +60,8 @@ class NumberRange:
             return [self.low] if self.low in self else []
         if self.step is None or self.low is None or self.high is None:
             return None
-        first, last = math.ceil(self.low / self.step), math.floor(self.high / self.step)
+        first = math.ceil(self.low / self.step)
+        last = math.floor(self.high / self.step)
         if last - first > limit:
             return None
         return [value for i in range(first, last + 1) if (value := i * self.step) in self]

@@ -51,7 +51,8 @@ _MEMBERS = {"sources", "by", "min_words"}
 _LETTER = r"[[\w\p{M}]--[\p{Variation_Selector}\u200D]]"
 _WORD = regex.compile(rf"(?V1){_LETTER}+")
 # A two-character line end and a multi-character emoji are each one piece.
-_PIECE, _OTHER_LETTER = regex.compile(rf"(?V1){_LETTER}[{_LETTER}\u200D]*|\X"), re.compile(r"[^\W\x00-\x7F]")
+_PIECE = regex.compile(rf"(?V1){_LETTER}[{_LETTER}\u200D]*|\X")
+_OTHER_LETTER = re.compile(r"[^\W\x00-\x7F]")
 # Translations of ASCII to 1 for letters, carriage returns, line feeds, and all characters, and to 0 for others.
 _KINDS = [
     bytes(chr(code) in kind for code in range(256))
@@ -108,7 +109,8 @@ class Quote:
         excluded = [EMPTY, concat(BLANK, ANY_TEXT)]
         if self.min_words:
             letters = charsets.singles("".join(c for c in set("".join(self.sources)) if _WORD.fullmatch(c)))
-            word, others = Repeat(CharSet(letters), 1, None), Repeat(CharSet(charsets.complement(letters)), 1, None)
+            word = Repeat(CharSet(letters), 1, None)
+            others = Repeat(CharSet(charsets.complement(letters)), 1, None)
             fewer = [repeat(concat(word, others), 0, self.min_words - 1)]
             if self.min_words > 1:
                 fewer.append(concat(repeat(concat(word, others), 0, self.min_words - 2), word))

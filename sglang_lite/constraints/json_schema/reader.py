@@ -64,7 +64,10 @@ class SchemaReader:
         sets: frozenset[str] = frozenset(),
         multiplied: int | None = None,
     ) -> None:
-        self.document, self.assert_format, self._ignored, self.sets = document, assert_format, ignored, sets
+        self.document = document
+        self.assert_format = assert_format
+        self._ignored = ignored
+        self.sets = sets
         self._multiplied = math.inf if multiplied is None else multiplied
         self.algebra = Algebra(self.empty)
         self._values: dict[tuple[Formula, bool], ValueSet] = {}

@@ -41,7 +41,8 @@ def style_of(constraint: JsonSchema) -> Style:
     Raises:
         ConstraintError: the `whitespace` pattern is not valid, or allows more than whitespace.
     """
-    any_order, decimals = constraint.order == "any", constraint.integers == "decimal"
+    any_order = constraint.order == "any"
+    decimals = constraint.integers == "decimal"
     if constraint.whitespace in ("json", "compact"):
         separators = constraint.separators if constraint.whitespace == "json" else (",", ":")
         comma, colon = map(literal, separators)

@@ -40,7 +40,9 @@ FEW = 12  # combinations of choices that are written separately, to keep members
 SOME = 200  # the same if members come in any order
 MAX_WORK = 3_000_000  # total of members, characters, and states and transitions of automata
 
-_SHAPE, _STATE = 20, 5  # cost of a shape and of a state; a member costs 1
+# cost of a shape and of a state; a member costs 1
+_SHAPE = 20
+_STATE = 5
 
 
 class Member(NamedTuple):
@@ -287,7 +289,8 @@ class Algebra:
         both: Callable[[_Shape, _Shape], _Shape | None],
         others: Callable[[_Shape], Iterable[_Shape]],
     ) -> tuple[_Shape, ...]:
-        shapes, without = self._multiplied(shapes), self._multiplied(without)
+        shapes = self._multiplied(shapes)
+        without = self._multiplied(without)
         for each in without:
             remaining: list[_Shape] = []
             outside: list[_Shape] | None = None
@@ -402,7 +405,8 @@ class Algebra:
         members = []
         ours, theirs = ({member.name: member for member in shape.members} for shape in (a, b))
         for name in ours | theirs:
-            first, second = ours.get(name) or a.unlisted(name), theirs.get(name) or b.unlisted(name)
+            first = ours.get(name) or a.unlisted(name)
+            second = theirs.get(name) or b.unlisted(name)
             formula = all_of(first.formula, second.formula)
             required = first.required or second.required
             if required and (formula is False or (isinstance(formula, AllOf) and self._empty(formula))):
@@ -411,7 +415,8 @@ class Algebra:
         others = []
         for names, f in a.others:
             for more, g in b.others:
-                common, formula = self.both_strings(names, more), all_of(f, g)
+                common = self.both_strings(names, more)
+                formula = all_of(f, g)
                 if common != NOTHING and formula is not False:
                     others.append((common, formula))
         shape = ObjectShape(
@@ -447,7 +452,8 @@ class Algebra:
         if b == ArrayShape():
             return a
         prefix = [all_of(a.item(i), b.item(i)) for i in range(max(len(a.prefix), len(b.prefix)))]
-        rest, most = all_of(a.rest, b.rest), _smaller(a.most, b.most)
+        rest = all_of(a.rest, b.rest)
+        most = _smaller(a.most, b.most)
         for i, formula in enumerate((*prefix, rest)):
             if formula is False:
                 most = _smaller(most, i)

@@ -95,7 +95,8 @@ def check(schema: object) -> None:
     # Remaining subschemas of each level, as lazy iterators: lists of 100,000 would trigger garbage collections, which
     # traverse all of the caller's objects and block its threads.
     levels: list[Iterator[tuple[str, object]]] = [iter((("", schema),))]
-    seen, references = set[str](), list[str]()
+    seen = set[str]()
+    references = list[str]()
     document: Document | None = None
     count = 0
     while levels or references:
@@ -149,7 +150,8 @@ def _refuse_wrapped(schema: object) -> None:
             hint='Any object is {"type": "object"}.',
         )
     for path in _WRAPPERS:
-        inner, outer = schema, set[str]()
+        inner = schema
+        outer = set[str]()
         for key in path:
             outer |= (inner.keys() if isinstance(inner, dict) else set()) - {key}
             inner = inner.get(key) if isinstance(inner, dict) else None

@@ -105,7 +105,9 @@ class AnyOrder:
     """
 
     def __init__(self, writer: ContainerWriter, shape: ObjectShape) -> None:
-        self._writer, self._shape, self._number = writer, shape, writer.number(shape)
+        self._writer = writer
+        self._shape = shape
+        self._number = writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
         self._required = frozenset(i for i, member in enumerate(self._members) if member.required)
         self._others = shape.free_others()
@@ -124,7 +126,8 @@ class AnyOrder:
             ConstraintError: the shape has too many members or requirements, or its counts can't
                 be enforced in any order.
         """
-        shape, count = self._shape, len(self._members)
+        shape = self._shape
+        count = len(self._members)
         if count > MAX_ANY_ORDER:
             raise _refusal(f"{count} members; at most {MAX_ANY_ORDER} can be in any order")
         if len(self._requirements) > MAX_REQUIREMENTS:
@@ -204,10 +207,8 @@ class AnyOrder:
         found = []
         for names, formula in self._others:
             for i in requirements:
-                names, formula = (
-                    both_strings(names, self._requirements[i][0]),
-                    all_of(formula, self._requirements[i][1]),
-                )
+                names = both_strings(names, self._requirements[i][0])
+                formula = all_of(formula, self._requirements[i][1])
             if names != NOTHING and not self._writer.reader.empty(formula):
                 found.append((names, formula))
         return found

@@ -194,12 +194,16 @@ def _errors_at_unique(shape: ArrayShape) -> Iterator[None]:
 
 
 def _items(writer: ContainerWriter, shape: ArrayShape, item_text: Callable[[Formula], Node] | None = None) -> Node:
-    least, most, first = shape.least, shape.most, shape.prefix
-    comma, item_text = writer.comma, item_text or writer.item
+    least = shape.least
+    most = shape.most
+    first = shape.prefix
+    comma = writer.comma
+    item_text = item_text or writer.item
 
     def more(count: int) -> Node:
         """Returns the items after the prefix if `count` of all items have been written."""
-        fewer, less = max(0, least - count), None if most is None else most - count
+        fewer = max(0, least - count)
+        less = None if most is None else most - count
         if shape.rest is False or less == 0:
             return NOTHING if fewer else EMPTY
         rest = item_text(shape.rest)
@@ -263,7 +267,9 @@ def _few_values(writer: ContainerWriter, shape: ArrayShape) -> list[Formula] | N
 
 class _ArrayWriter:
     def __init__(self, writer: ContainerWriter, shape: ArrayShape, *, unique: bool) -> None:
-        self._writer, self._shape, self._number = writer, shape, writer.number(shape)
+        self._writer = writer
+        self._shape = shape
+        self._number = writer.number(shape)
         self._values = _few_values(writer, shape) if unique else None
         # From this index all items have the same rules, so later positions need not be distinguished.
         self._alike = max(len(shape.prefix), shape.least, *(each.start for each in shape.contains), 0)

@@ -101,7 +101,8 @@ def _piece(piece: NumberRange) -> Node:
 def _range(piece: NumberRange) -> Node:
     if piece.integral and piece.low is None and piece.high is None:
         return _WHOLE
-    low, high = piece.low, piece.high
+    low = piece.low
+    high = piece.high
     options: list[Node] = []
     if high is None or high > 0 or (high == 0 and not piece.high_open):
         start, start_open = (low, piece.low_open) if low is not None and low >= 0 else (Fraction(0), False)
@@ -173,7 +174,8 @@ def _integers(low: int, high: int | None) -> Node:
     """Returns the whole numbers from `low` (at least 0) to `high`."""
     if high is not None and low > high:
         return NOTHING
-    a, b = str(low), None if high is None else str(high)
+    a = str(low)
+    b = None if high is None else str(high)
     if b is not None and len(a) == len(b):
         return _digits_between(a, b)
     options = [_digits_between(a, "9" * len(a))]

@@ -59,7 +59,9 @@ def object_text(writer: ContainerWriter, shape: ObjectShape, *, alone: bool = Tr
 
 class _ObjectWriter:
     def __init__(self, writer: ContainerWriter, shape: ObjectShape) -> None:
-        self._writer, self._shape, self._number = writer, shape, writer.number(shape)
+        self._writer = writer
+        self._shape = shape
+        self._number = writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
         self._others = shape.free_others()
         self._requirements = unimplied(shape.requirements)
@@ -196,7 +198,8 @@ class _ObjectWriter:
                 chosen = None
         options: list[Node] = []
         if member.formula is not False and (self._most is None or count < self._most):
-            name, now = literal(member.name), count + 1 if self._exact else 1
+            name = literal(member.name)
+            now = count + 1 if self._exact else 1
             options += [
                 concat(
                     self._writer.member(name, formula, first=not count), self._position(index + 1, now, now_met, chosen)

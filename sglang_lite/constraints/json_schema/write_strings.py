@@ -114,7 +114,9 @@ def _written(node: Node) -> Node:
 
 def _written_substring(node: Substring) -> Substring:
     """Returns the written form of a Substring. No piece begins or ends inside an escape."""
-    texts, cuts, at = list[str](), list[bytes](), 0
+    texts = list[str]()
+    cuts = list[bytes]()
+    at = 0
     for match in _TO_ESCAPE.finditer(node.text):
         escape = _ESCAPED[ord(match[0])]
         texts += node.text[at : match.start()], escape

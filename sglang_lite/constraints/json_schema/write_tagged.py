@@ -76,7 +76,8 @@ class TaggedWriter:
     masked_shapes: MaskedShapes | None = None
 
     def __init__(self, reader: SchemaReader, style: Style, tags: Tags) -> None:
-        self.reader, self._tags = reader, tags
+        self.reader = reader
+        self._tags = tags
         self._json = GrammarWriter(reader, style)
         self._sealed: set[str] = set()
 
@@ -131,7 +132,8 @@ class TaggedWriter:
                 prefix, before = before.split("{name}")
                 lead = concat(literal(prefix), names)
             else:
-                before, after = before.replace("{name}", name), after.replace("{name}", name)
+                before = before.replace("{name}", name)
+                after = after.replace("{name}", name)
             values = self.reader.values(formula)
             types = dict.fromkeys(self._tags.types)
             texts = [

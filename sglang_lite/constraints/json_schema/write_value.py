@@ -36,7 +36,8 @@ def value_text(constraint: JsonSchema, value: object) -> str | None:
 
 class _ValueWriter:
     def __init__(self, reader: SchemaReader, style: Style) -> None:
-        self._reader, self._gap_text = reader, style.gap_text
+        self._reader = reader
+        self._gap_text = style.gap_text
         self._comma, self._colon = style.separators
 
     def text(self, formula: Formula, value: Any) -> str | None:

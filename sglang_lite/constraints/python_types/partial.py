@@ -86,7 +86,8 @@ class _Partial:
         return found
 
     def _typed(self, annotation: Any) -> Any:
-        origin, arguments = get_origin(annotation), get_args(annotation)
+        origin = get_origin(annotation)
+        arguments = get_args(annotation)
         if origin is typing.Annotated:
             return self._typed(arguments[0])
         if isinstance(annotation, typing.NewType):
@@ -130,7 +131,8 @@ class _Partial:
             return self._done[annotation]
         if annotation in self._names:  # the class contains itself
             return Any if typing.is_typeddict(annotation) else ForwardRef(self._names[annotation])
-        model, fields = issubclass(annotation, BaseModel), class_fields(annotation)
+        model = issubclass(annotation, BaseModel)
+        fields = class_fields(annotation)
         known = model or fields is not None or dataclasses.is_dataclass(annotation) or typing.is_typeddict(annotation)
         if not known:
             return self._named_tuple(annotation) if hasattr(annotation, "_fields") else annotation

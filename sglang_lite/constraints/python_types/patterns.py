@@ -82,7 +82,8 @@ def _networks_v6() -> str:
 
 _V4_INTERFACE = f"{IPV4}(?:/(?:[12]?[0-9]|3[0-2]))?"
 _V6_INTERFACE = f"{IPV6}(?:/(?:[1-9]?[0-9]|1[01][0-9]|12[0-8]))?"
-_V4_NETWORK, _V6_NETWORK = _networks_v4(), _networks_v6()
+_V4_NETWORK = _networks_v4()
+_V6_NETWORK = _networks_v6()
 
 # Patterns by the names that pydantic writes in `format`.
 FORMATS = {
@@ -150,7 +151,8 @@ def _between(low: str, high: str) -> str:
     if same == len(low):
         return low
     (first, after_first), (last, after_last) = ((text[same], text[same + 1 :]) for text in (low, high))
-    least, most = re.sub("[0-9]", "0", after_first), re.sub("[0-9]", "9", after_first)
+    least = re.sub("[0-9]", "0", after_first)
+    most = re.sub("[0-9]", "9", after_first)
     options = []
     if after_first != least:
         options.append(first + _between(after_first, most))
@@ -181,7 +183,8 @@ def moments_beyond(bound: datetime.datetime | datetime.time, *, up: bool, is_ope
     time without zones. Returns None if no moment qualifies.
     """
     text = bound.replace(tzinfo=None).isoformat(timespec="microseconds")
-    seconds, fraction = text[:-7], text[-6:]
+    seconds = text[:-7]
+    fraction = text[-6:]
     options = []
     for i, digit in enumerate(seconds):
         if digit.isdigit() and digit != ("9" if up else "0"):

@@ -165,7 +165,8 @@ class TypeSchema(GenerateJsonSchema):
         masks can prevent it.
         """
         items = self.generate_inner(schema["items_schema"]) if "items_schema" in schema else {}
-        least, most = schema.get("min_length", 0), schema.get("max_length")
+        least = schema.get("min_length", 0)
+        most = schema.get("max_length")
         found: Json = {"type": "array", "items": items}
         found |= {"minItems": least} if least else {}
         found |= {"maxItems": most} if most is not None else {}
@@ -205,7 +206,8 @@ class TypeSchema(GenerateJsonSchema):
         found: Json = {"type": "object", "additionalProperties": values or True}
         if names.keys() - {"type", "title"}:
             found["propertyNames"] = names
-        least, most = schema.get("min_length", 0), schema.get("max_length")
+        least = schema.get("min_length", 0)
+        most = schema.get("max_length")
         found |= {"maxProperties": most} if most is not None else {}
         found |= {"minProperties": least} if least else {}
         if least > 1 and "enum" not in self.resolve_ref_schema(names):

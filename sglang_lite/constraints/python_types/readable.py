@@ -165,7 +165,8 @@ class _Readable:
         return found
 
     def _typed(self, annotation: Any) -> Any:
-        origin, arguments = get_origin(annotation), get_args(annotation)
+        origin = get_origin(annotation)
+        arguments = get_args(annotation)
         if typing.is_typeddict(annotation) and sys.version_info < (3, 12):
             hints = typing.get_type_hints(annotation, include_extras=True)
             fields = {
@@ -177,7 +178,8 @@ class _Readable:
             made.__doc__ = annotation.__doc__
             return made
         if origin is Annotated:
-            base, metadata = self._typed(arguments[0]), [_metadata(each) for each in arguments[1:]]
+            base = self._typed(arguments[0])
+            metadata = [_metadata(each) for each in arguments[1:]]
             return Annotated[(base, *metadata)]
         if origin in (Union, types.UnionType):
             kinds = [self._typed(each) for each in arguments if each is not msgspec.UnsetType]

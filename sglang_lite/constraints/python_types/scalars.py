@@ -22,7 +22,8 @@ def _decimal(schema: CoreNode) -> Json:
     for before, after in _decimals(schema.get("max_digits"), schema.get("decimal_places")):
         most = 10**before
         option: Json = {"type": "number", "multipleOf": float(Decimal(1).scaleb(-after)) if after else 1}
-        least_open, most_open = low is None or low < -most or low_open, high is None or high > most or high_open
+        least_open = low is None or low < -most or low_open
+        most_open = high is None or high > most or high_open
         option["exclusiveMinimum" if least_open else "minimum"] = _number(-most if low is None else max(low, -most))
         option["exclusiveMaximum" if most_open else "maximum"] = _number(most if high is None else min(high, most))
         if before == 0:  # the digit of a 0 before the point counts
@@ -78,7 +79,9 @@ def _json(schema: CoreNode) -> Json:
 
 
 def _date(schema: CoreNode) -> Json:
-    low, high, today = schema.get("ge"), schema.get("le"), datetime.date.today()
+    low = schema.get("ge")
+    high = schema.get("le")
+    today = datetime.date.today()
     day = datetime.timedelta(days=1)
     now = schema.get("now_op")
     lows = [low, schema["gt"] + day if schema.get("gt") else None, today + day if now == "future" else None]

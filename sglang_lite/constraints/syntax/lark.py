@@ -48,7 +48,8 @@ from sglang_lite.constraints.syntax.scanner import Scanner, checked_references, 
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
 _BLANK = r"(?:[ \t\r\n]|(?://|#)[^\n]*)*"
-_RULE, _TERMINAL = r"_?[a-z](?:[_a-z0-9]|-(?!>))*", r"_?[A-Z][_A-Z0-9]*"
+_RULE = r"_?[a-z](?:[_a-z0-9]|-(?!>))*"
+_TERMINAL = r"_?[A-Z][_A-Z0-9]*"
 _NAME = f"(?:{_TERMINAL}|{_RULE})"
 _INSTEAD = {  # hints for attributes of rules that only llguidance supports
     "stop": "Use suffix=…, which stays in the text, or gen(stop=…) inside of s.grammar(…).",
@@ -174,7 +175,8 @@ class _Parser:
             for name in re.findall(r"\w+", match[1] or match[3]):
                 if name not in _COMMON:
                     scanner.fail(f"common has no {name}", start)
-                known, body = match[2] or name, regex.parse(_COMMON[name])
+                known = match[2] or name
+                body = regex.parse(_COMMON[name])
                 if self._rules.get(known, body) != body:
                     scanner.fail(f"{known!r} is defined twice", start)
                 self._rules[known] = body

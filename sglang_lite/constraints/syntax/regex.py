@@ -169,7 +169,8 @@ _LOOKS = ("(?=", "(?!", "(?<=", "(?<!")
 
 class _Parser:
     def __init__(self, pattern: str, *, ecma: bool) -> None:
-        self.cursor, self.ecma = PatternCursor(pattern), ecma
+        self.cursor = PatternCursor(pattern)
+        self.ecma = ecma
         self.characters = CharacterReader(self.cursor, ecma=ecma)
         self.depth = 0
         self.names: set[str] = set()  # names of groups
@@ -274,7 +275,8 @@ class _Parser:
 
     def atom(self) -> Tree:
         cursor = self.cursor
-        start, char = cursor.at, cursor.pattern[cursor.at]
+        start = cursor.at
+        char = cursor.pattern[cursor.at]
         if char.isalnum():
             cursor.at += 1
             return CharSet(cased(((ord(char), ord(char)),), self.flags))
@@ -312,7 +314,8 @@ class _Parser:
 
     def group(self) -> Tree:
         cursor = self.cursor
-        start, flags = cursor.at, self.flags
+        start = cursor.at
+        flags = self.flags
         cursor.at += 1
         look = next((look for look in _LOOKS if cursor.pattern.startswith(look, start)), "")
         atomic = not look and not self.ecma and cursor.take("?>")

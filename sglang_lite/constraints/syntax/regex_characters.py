@@ -42,7 +42,8 @@ class PatternCursor:
     """
 
     def __init__(self, pattern: str) -> None:
-        self.pattern, self.at = pattern, 0
+        self.pattern = pattern
+        self.at = 0
 
     def fail(self, problem: str, at: int | None = None, hint: str = "") -> NoReturn:
         at = self.at if at is None else at
@@ -82,7 +83,8 @@ class CharacterReader:
     """
 
     def __init__(self, cursor: PatternCursor, *, ecma: bool) -> None:
-        self._cursor, self._ecma = cursor, ecma
+        self._cursor = cursor
+        self._ecma = ecma
         self._classes: dict[tuple[frozenset[Ranges], frozenset[str], bool], Ranges] = {}  # by items, flags and negation
         self._ranges = 0  # total for all classes
 

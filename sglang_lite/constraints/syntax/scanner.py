@@ -33,7 +33,10 @@ class Scanner:
     def __init__(self, kind: str, text: str, blank: str) -> None:
         if len(text) > MAX_GRAMMAR_CHARS:
             raise ConstraintError(f"{kind}: {len(text):,} characters long, the limit is {MAX_GRAMMAR_CHARS:,}.")
-        self.kind, self.text, self.at, self.starts_line = kind, text, 0, True
+        self.kind = kind
+        self.text = text
+        self.at = 0
+        self.starts_line = True
         self._blank = re.compile(blank)
         self._depth = 0
 
@@ -53,7 +56,8 @@ class Scanner:
         """Skips whitespace and comments."""
         match = self._blank.match(self.text, self.at)
         if match:
-            self.at, self.starts_line = match.end(), "\n" in match[0]
+            self.at = match.end()
+            self.starts_line = "\n" in match[0]
 
     def peek(self, pattern: str) -> re.Match[str] | None:
         return _compiled(pattern).match(self.text, self.at)

@@ -78,7 +78,8 @@ Tree: TypeAlias = "Node | Behind | Ahead | Lookahead"  # the parts of a node may
 def boundary(at: int, word: Ranges, *, negated: bool) -> Tree:
     """Returns a word boundary, or its absence if `negated`."""
     other = charsets.complement(word)
-    begins, no = concat(CharSet(word), ANY_TEXT), optional(concat(CharSet(other), ANY_TEXT))
+    begins = concat(CharSet(word), ANY_TEXT)
+    no = optional(concat(CharSet(other), ANY_TEXT))
     after_word, after_other = (begins, no) if negated else (no, begins)
     sides = (Behind(at, word, False), Ahead(at, after_word)), (Behind(at, other, True), Ahead(at, after_other))
     return Alternation(tuple(map(Concat, sides)))  # type: ignore[arg-type]  # the parts are trees
@@ -92,7 +93,8 @@ def lookbehind(at: int, tree: Tree, *, negated: bool, mixed: bool) -> Behind | N
     found = [each for option in options if (each := _behind(at, option)) is not None]
     if len(found) < len(options) or (not mixed and len({isinstance(option, CharSet) for option in options}) > 1):
         return None
-    before, at_start = charsets.union(r for each in found for r in each.before), any(each.at_start for each in found)
+    before = charsets.union(r for each in found for r in each.before)
+    at_start = any(each.at_start for each in found)
     return Behind(at, charsets.complement(before), not at_start) if negated else Behind(at, before, at_start)
 
 

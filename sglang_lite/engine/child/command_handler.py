@@ -173,7 +173,8 @@ def _loaded(
     """Loads the model and builds the engine's core. Also returns a line of advice on the model,
     determined while the memory is free.
     """
-    config, path = EngineConfig(**start.config), Path(start.model_path)
+    config = EngineConfig(**start.config)
+    path = Path(start.model_path)
     several = config.parallel.ranks > 1
     ranks = RankProcesses(config, path, crash) if several else None  # they start while torch is imported
     from sglang_lite.runtime.core.engine_thread import build  # imports torch
@@ -226,7 +227,8 @@ class _Submission:
     """
 
     def __init__(self, number: int, request: Submission | OpenRequest) -> None:
-        self.number, self.request = number, request
+        self.number = number
+        self.request = request
         self.expected_ends = request.samples if isinstance(request, GenerateRequest) else 1
         self.ticket: Ticket | None = None
         self.retry: Callable[[], object] = _nothing
@@ -396,9 +398,14 @@ class CommandHandler:
     def _deliver(
         self, submission: _Submission, event: Delta | Generation | Selection | Played | ProgramResult | SglError
     ) -> None:
-        path, name, attempt = None, None, 0
+        path = None
+        name = None
+        attempt = 0
         if isinstance(event, Played):
-            path, name, attempt, event = event.path, event.name, event.attempt, event.event
+            path = event.path
+            name = event.name
+            attempt = event.attempt
+            event = event.event
         elif not isinstance(event, Delta):
             submission.expected_ends -= 1
             if not submission.expected_ends:
@@ -447,7 +454,8 @@ def _refusal(failure: Failure) -> ParameterError:
 
 
 def _request(message: Submit) -> GenerateRequest:
-    ids, output_ids = array("i", message.ids), array("i", message.output_ids)
+    ids = array("i", message.ids)
+    output_ids = array("i", message.output_ids)
     return GenerateRequest(
         ids, message.params, message.constraint, message.stream, message.namespace, message.priority,
         None if message.processor is None else _named(message.processor, message.processor_args), output_ids=output_ids,

@@ -28,10 +28,12 @@ class _Joined:
     """Deltas of one stream that will be sent as one."""
 
     def __init__(self, first: RequestEvent) -> None:
-        self.first, self.deltas = first, [first.event]
+        self.first = first
+        self.deltas = [first.event]
 
     def event(self) -> RequestEvent:
-        first, deltas = self.first, [delta for delta in self.deltas if isinstance(delta, Delta)]
+        first = self.first
+        deltas = [delta for delta in self.deltas if isinstance(delta, Delta)]
         if len(deltas) == 1:
             return first
         joined = Delta(
@@ -59,7 +61,8 @@ class Outgoing:
     tree: TreeChanges | None = None
 
     def __init__(self, connection: Connection, interval_s: float) -> None:
-        self._connection, self._interval = connection, interval_s
+        self._connection = connection
+        self._interval = interval_s
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
         self._unsent: list[Report | _Joined] = []
@@ -148,7 +151,9 @@ class Outgoing:
                     while not self._urgent and (left := last + self._interval - time.monotonic()) > 0:
                         self._flushed = False
                         self._ready.wait(left)
-                    unsent, self._unsent, self._logs = self._unsent, [], 0
+                    unsent = self._unsent
+                    self._unsent = []
+                    self._logs = 0
                     self._streams.clear()
                     self._urgent = self._flushed = False
                     closing = self._closing

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 START_S = 300  # default of `dist_timeout`
 BEAT_S = 0.5  # between two frames of a rank
-_LOOK_S, _LOOKS = 1.0, 3  # a rank that sends nothing and uses no processor time for this many looks is ended
+# a rank that sends nothing and uses no processor time for this many looks is ended
+_LOOK_S = 1.0
+_LOOKS = 3
 _REASON_S = 10.0  # from a failed collective until it is known which rank ended; another node may be busy
 
 
@@ -48,7 +50,9 @@ class RankProcesses:
     """
 
     def __init__(self, config: EngineConfig, path: Path, failed: Callable[[SglError], object]) -> None:
-        self._parallel, self._timeout, self._failed = config.parallel, config.dist_timeout or START_S, failed
+        self._parallel = config.parallel
+        self._timeout = config.dist_timeout or START_S
+        self._failed = failed
         self._lock = threading.Lock()  # guards the next three
         self._error: SglError | None = None
         self._closed = False
@@ -128,12 +132,15 @@ class RankProcesses:
 
     def _read(self, rank: int, child: SpawnedProcess | RemoteProcess) -> None:
         """Reads a rank's frames until it ends, and then ends all others."""
-        name, silent, used = f"rank {rank} of {self._parallel.ranks}", 0, _processor_time(child)
+        name = f"rank {rank} of {self._parallel.ranks}"
+        silent = 0
+        used = _processor_time(child)
         error: SglError | None = None
 
         def look() -> None:
             nonlocal silent, used, error
-            before, used = used, _processor_time(child)
+            before = used
+            used = _processor_time(child)
             silent = silent + 1 if used == before else 0
             if silent == _LOOKS:
                 error = BackendError(f"{name} has given no sign of life for {_LOOKS * _LOOK_S:g} s, and was ended.")

@@ -138,7 +138,8 @@ class RepeatedWhitespace:
 
     def __init__(self, begun: str) -> None:
         self._blanks = begun[len(begun.rstrip()) :]
-        self._left, self._pending = self._blanks, ""
+        self._left = self._blanks
+        self._pending = ""
 
     def trim(self, event: Delta | Generation) -> Delta | Generation | None:
         """Returns the event without the repeated whitespace, or None if no new text or reasoning is
@@ -150,7 +151,9 @@ class RepeatedWhitespace:
         if self._left.startswith(text) and text != self._left:
             text, self._pending = "", text
         else:
-            text, self._pending, self._left = text.removeprefix(self._left), "", ""
+            text = text.removeprefix(self._left)
+            self._pending = ""
+            self._left = ""
         return msgspec.structs.replace(event, text=text) if text or event.reasoning else None
 
 
@@ -300,7 +303,9 @@ class MessagesReader(ApiReader):
         match event.type:
             case "message_start":
                 self.meta |= {"id": event.message.id, "model": event.message.model}
-                self._start, self._first, self.paused = event.message.usage, len(sample.provider_items), False
+                self._start = event.message.usage
+                self._first = len(sample.provider_items)
+                self.paused = False
             case "content_block_start":
                 sample.provider_items.append(event.content_block.to_dict(mode="json"))
                 if event.content_block.type == "tool_use":
@@ -334,7 +339,8 @@ class MessagesReader(ApiReader):
     def _end(self, event: Any) -> None:
         """Reads the end of a message: stop reason, refusal, tool inputs and usage."""
         sample = self._sample
-        sample.finish_reason, sample.matched = event.delta.stop_reason, event.delta.stop_sequence
+        sample.finish_reason = event.delta.stop_reason
+        sample.matched = event.delta.stop_sequence
         sample.truncated = sample.finish_reason in ("max_tokens", "model_context_window_exceeded")
         self.paused = sample.finish_reason == "pause_turn"
         if sample.finish_reason == "refusal":
@@ -343,7 +349,9 @@ class MessagesReader(ApiReader):
         for index, call in sample.calls.items():
             sample.provider_items[index]["input"] = _parsed(call.arguments)
         if not any(block["type"] in ("thinking", "redacted_thinking", "tool_use") for block in sample.provider_items):
-            plain, sample.provider_items = sample.provider_items, []  # later turns contain its text anyway
+            # later turns contain its text anyway
+            plain = sample.provider_items
+            sample.provider_items = []
             if self.paused:
                 sample.provider_items = plain
         self.usage = total_usage((self.usage, _cost(self._start, event.usage)))

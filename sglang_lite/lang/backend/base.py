@@ -227,7 +227,8 @@ class Backend:
             CapabilityError: the backend does not support the constraint, a parameter or the selection. The message
                 names the node, the model and alternatives.
         """
-        can, constraint = self.capabilities, demands.constraint
+        can = self.capabilities
+        constraint = demands.constraint
         if demands.kind == "select":
             if not can.select:
                 raise refusal(self, node, "select", "Generate text and compare, or use another backend.", where)
@@ -286,7 +287,8 @@ class Backend:
         is equal in every process. A checkpoint of a batch is valid only for backends with the same
         identity.
         """
-        kind, template = type(self), self.get_chat_template()
+        kind = type(self)
+        template = self.get_chat_template()
         how = None if template is None else getattr(template, "source", template.name)
         return f"{kind.__module__}.{kind.__qualname__}", self.get_model_name(), how
 
@@ -376,10 +378,13 @@ class DelegatingBackend(Backend):
 
     def __init__(self, backend: Backend) -> None:
         super().__init__()
-        self.backend, self.chat_template = backend, backend.chat_template
+        self.backend = backend
+        self.chat_template = backend.chat_template
         self.template_cure = backend.template_cure
-        self.capabilities, self.unset_max_tokens = backend.capabilities, backend.unset_max_tokens
-        self.tokenizer, self.trace_name = backend.tokenizer, name_of(backend)
+        self.capabilities = backend.capabilities
+        self.unset_max_tokens = backend.unset_max_tokens
+        self.tokenizer = backend.tokenizer
+        self.trace_name = name_of(backend)
 
     def get_model_name(self) -> str:
         return self.backend.get_model_name()

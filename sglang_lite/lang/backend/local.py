@@ -55,7 +55,8 @@ class LocalBackend(Backend):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
-        self.engine, self.token_usage = engine, TokenUsage()
+        self.engine = engine
+        self.token_usage = TokenUsage()
         kinds = engine.media_kinds
         self.capabilities = replace(
             self.capabilities, images="image" in kinds, videos="video" in kinds, sounds="audio" in kinds
@@ -106,9 +107,11 @@ class LocalBackend(Backend):
                 ticket.abort()
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
-        sink, flush = partial(self.token_usage.pass_on, sink), None
+        sink = partial(self.token_usage.pass_on, sink)
+        flush = None
         if self.engine.config.in_process:  # the thread that calls the sinks is busy computing
-            sink, flush = partial(executor().enqueue, sink), executor().wake
+            sink = partial(executor().enqueue, sink)
+            flush = executor().wake
         return self.engine.open_program(sink=sink, flush=flush, stream=stream, priority=priority)
 
     @property

@@ -118,7 +118,8 @@ class OpenAI(RemoteBackend):
             profile = given or find()
             return replace(profile, api=api or profile.api if is_chat_model else "completions")
 
-        self.reasoning_effort, self.tokenizer = reasoning_effort, checked_tokenizer(tokenizer)
+        self.reasoning_effort = reasoning_effort
+        self.tokenizer = checked_tokenizer(tokenizer)
         if not is_chat_model:
             self.strategies = frozenset() if tokenizer is None else frozenset({"logit_bias_steps"})
         super().__init__(
@@ -131,7 +132,8 @@ class OpenAI(RemoteBackend):
         api = RESPONSES if strategy.api == "responses" else CHAT if self.is_chat_model else COMPLETIONS
         # Other servers may know only the older name of the limit.
         limit = "max_completion_tokens" if profile.supports("max_completion_tokens") else "max_tokens"
-        may_reason, cache_hints = profile.supports("reasoning_effort"), profile.supports("prompt_cache_key")
+        may_reason = profile.supports("reasoning_effort")
+        cache_hints = profile.supports("prompt_cache_key")
         return api, Target(self.model_name, limit, strategy.effort, may_reason=may_reason, cache_hints=cache_hints)
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:

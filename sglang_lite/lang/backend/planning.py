@@ -20,7 +20,8 @@ from sglang_lite.protocol.sampling import NO_PARAMS
 scores_needed: ContextVar[bool] = ContextVar("sglang_lite_scores_needed", default=False)
 
 # Drafts end below this rate of hits, after at least this number of generations.
-_MIN_SEEN, _MIN_RATE = 32, 0.5
+_MIN_SEEN = 32
+_MIN_RATE = 0.5
 
 
 @dataclass(slots=True, eq=False)

@@ -31,7 +31,8 @@ def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
     string if all text is inside.
     """
     assert template is not None
-    rest, roles = _squeezed(prompt.text), list[dict[str, str]]()
+    rest = _squeezed(prompt.text)
+    roles = list[dict[str, str]]()
     for message in (*prompt.messages, Message("assistant", (prompt.partial,))):
         prefix, suffix = map(_squeezed, template.get_prefix_and_suffix(message.role, roles))
         if not rest.startswith(prefix):
@@ -54,7 +55,8 @@ def rerender(prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemp
     """
     if template is None or written_by is None or (not prompt.messages and prompt.role is None):
         return prompt
-    spans, before = [Span(text_outside(prompt, written_by))], list[dict[str, str]]()
+    spans = [Span(text_outside(prompt, written_by))]
+    before = list[dict[str, str]]()
     for message in prompt.messages:
         prefix, suffix = template.get_prefix_and_suffix(message.role, before)
         spans += [Span(prefix), Span(message.text, special=False), Span(suffix)]
@@ -124,7 +126,8 @@ def _rendered(prompt: Prompt, tools: PromptTools, template: JinjaTemplate, contr
         schemas = {tool.name: tool.schema for tool in functions}
         messages = _messages(prompt.messages, tools.family, schemas, parallel=tools.parallel)
     if tools.family is None:
-        messages, functions = with_description(messages, _description(tools), template.has_system), []
+        messages = with_description(messages, _description(tools), template.has_system)
+        functions = []
     chat_format = _chat_format(template, tuple(control), tools.family)
     spans = chat_format.prompt(Conversation(messages, functions)).spans
     return [*_with_ids(spans, prompt.spans), *_end(prompt.spans, len(prompt.partial))]
@@ -236,10 +239,12 @@ def _with_ids(spans: Sequence[Span], written: Sequence[Span]) -> list[Span]:
     Args:
         written: spans of the same conversation with token ids.
     """
-    rest, known = list(spans), list[Span]()
+    rest = list(spans)
+    known = list[Span]()
     for own in reversed([span for span in written if span.ids is not None and len(span.text) >= _MIN_LENGTH]):
         for at in reversed(range(len(rest))):
-            text, special = rest[at].text, rest[at].special
+            text = rest[at].text
+            special = rest[at].special
             start = text.rfind(own.text)
             if start >= 0:
                 after = Span(text[start + len(own.text) :], special=special)

@@ -70,7 +70,8 @@ class Rules:
     """
 
     def __init__(self, answers: UserValue) -> None:
-        self._answers, self._by_rule = answers, isinstance(answers, Mapping)
+        self._answers = answers
+        self._by_rule = isinstance(answers, Mapping)
         self._taken: dict[int, int] = {}
 
     def answer(self, text: str, call: UserValue) -> UserValue:
@@ -145,7 +146,8 @@ class ScriptedBackend(Backend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        call, late = ScriptedRequest(prompt, params, constraint), winds_down_at.get()
+        call = ScriptedRequest(prompt, params, constraint)
+        late = winds_down_at.get()
         await asyncio.sleep(_until(late, self._seconds(call)))
         if late is not None and constraint is None and time.monotonic() >= late:
             limit = 1 if isinstance(params.max_tokens, Unset) else min(params.max_tokens, 1)
@@ -175,7 +177,8 @@ class ScriptedBackend(Backend):
 
     def _selection(self, call: ScriptedRequest, unconditional: bool) -> Selection:
         self.calls.append(call)
-        prompt, choices = call.prompt.text, call.choices or ()
+        prompt = call.prompt.text
+        choices = call.choices or ()
         answer = self._answer(call, prompt)
         scripted = [each for each in (answer, self._default) if each in choices]
         picked = scripted[0] if scripted else self._random.choice(choices)
@@ -208,7 +211,9 @@ class ScriptedBackend(Backend):
         return [self._generate(call, index) for index in range(call.params.samples)]
 
     def _generate(self, call: ScriptedRequest, index: int) -> Generation:
-        prompt, params = call.prompt.text, call.params  # joined anew on every access
+        # joined anew on every access
+        prompt = call.prompt.text
+        params = call.params
         text = self._answer(call, prompt)
         if text is None:
             text = self._default or ""

@@ -200,8 +200,11 @@ def plan_of(program: BaseProgram, method: str, batch_kwargs: object, given: Mapp
 
 def _checked_plan(program: BaseProgram, batch_kwargs: object, given: Mapping[str, UserValue]) -> BatchPlan:
     options = {**(batch_keywords.__kwdefaults__ or {}), **given}
-    checkpoint, version, skip_damaged = options["checkpoint"], options["version"], options["skip_damaged"]
-    cluster, secret = options["cluster"], options["secret"]
+    checkpoint = options["checkpoint"]
+    version = options["version"]
+    skip_damaged = options["skip_damaged"]
+    cluster = options["cluster"]
+    secret = options["secret"]
     if secret is not None:
         check_secret(secret)
     if cluster is not None:
@@ -346,7 +349,8 @@ def _saving(report: Report, file: BatchFile | None) -> Report:
 def gather(plan: BatchPlan) -> dict[int, Outcome]:
     """Runs a batch, and returns the outcome of each item by its index, including the outcomes known before. Wakes
     the caller once, not for each item."""
-    outcomes, ended = dict(plan.saved_outcomes), threading.Event()
+    outcomes = dict(plan.saved_outcomes)
+    ended = threading.Event()
 
     def report(index: int, outcome: Outcome) -> None:
         outcomes[index] = outcome
@@ -368,7 +372,8 @@ def iterate(plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
     iterates, a run counts as under way until its outcome was consumed, so at most `window` runs are running or
     unread."""
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
-    workers, order = _pool(plan, lambda index, outcome: finished.put((index, outcome))), _Order(plan)
+    workers = _pool(plan, lambda index, outcome: finished.put((index, outcome)))
+    order = _Order(plan)
     try:
         if order.awaited:
             workers.start()
@@ -422,7 +427,8 @@ class _Order:
     """Reorders outcomes: collects those that have come, and yields those whose turn it is."""
 
     def __init__(self, plan: BatchPlan) -> None:
-        self._ready, self._progress = dict(plan.saved_outcomes), plan.progress
+        self._ready = dict(plan.saved_outcomes)
+        self._progress = plan.progress
         self._ordered = plan.ordered and plan.iterates  # a list is ordered at the end by `results_of`
         self._next = 0
         self.remaining = len(plan.items)
@@ -469,9 +475,11 @@ def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> BatchResults
     first = results[failed[0]]
     message = f"{len(failed)} of {len(results)} programs failed, the first is item {failed[0]}: "
     if isinstance(first, SglError):  # the text of an SglError ends with its location
-        where, message = first.where, message + str(first).removesuffix(f" [{first.where}]")
+        where = first.where
+        message = message + str(first).removesuffix(f" [{first.where}]")
     else:
-        where, message = raised_at(first), f"{message}{type(first).__name__}: {first}"
+        where = raised_at(first)
+        message = f"{message}{type(first).__name__}: {first}"
     raise BatchError(message, results, where=where or user_location()) from first
 
 

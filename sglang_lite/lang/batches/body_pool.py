@@ -62,8 +62,11 @@ class BodyPool:
         *,
         until_released: bool,
     ) -> None:
-        self._prepare, self._jobs, self._window = prepare, iter(jobs), window
-        self._report, self._until_released = report, until_released
+        self._prepare = prepare
+        self._jobs = iter(jobs)
+        self._window = window
+        self._report = report
+        self._until_released = until_released
         self._states: dict[int, ProgramState] = {}  # states of the runs under way, by index
         self._stopped = False
         self._context = copy_context()  # bodies see the caller's context variables, each in a copy
@@ -198,8 +201,11 @@ class AsyncBodyPool:
         *,
         until_released: bool,
     ) -> None:
-        self._prepare, self._jobs, self._window = prepare, iter(jobs), window
-        self._report, self._until_released = report, until_released
+        self._prepare = prepare
+        self._jobs = iter(jobs)
+        self._window = window
+        self._report = report
+        self._until_released = until_released
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room: asyncio.Semaphore | None = None
         self._running: asyncio.Task[Any] | None = None

@@ -106,7 +106,10 @@ class BatchFile:
         self._codes = LineCodes(secret)
         self._has_secret = secret is not None
         self._has_codes = False  # as files of earlier versions
-        self._path, self._program, self._parts, self._lock = path, program, parts, threading.Lock()
+        self._path = path
+        self._program = program
+        self._parts = parts
+        self._lock = threading.Lock()
         self._arguments = [_item_digest(i, item) for i, item in enumerate(items)]
         self._skip_damaged = skip_damaged
         self.states: dict[int, ProgramState] = {}

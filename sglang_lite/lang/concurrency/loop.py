@@ -31,7 +31,8 @@ class Mailbox:
         """Schedules `callback(*args)` on the loop, and wakes the loop."""
         with self._lock:
             self._calls.append((callback, args))
-            scheduled, self._scheduled = self._scheduled, True
+            scheduled = self._scheduled
+            self._scheduled = True
         if not scheduled:
             self.loop.call_soon_threadsafe(self._deliver)
 
@@ -117,7 +118,9 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 def _forget() -> None:
     global _executor, _lock, _forks
-    _executor, _lock, _forks = None, threading.Lock(), _forks + 1
+    _executor = None
+    _lock = threading.Lock()
+    _forks = _forks + 1
 
 
 os.register_at_fork(after_in_child=_forget)  # threads don't survive a fork

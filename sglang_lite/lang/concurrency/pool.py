@@ -27,7 +27,9 @@ class ThreadPool:
     """
 
     def __init__(self, size: int, name: str, idle: float = 5.0) -> None:
-        self._size, self._name, self._longest = size, name, idle
+        self._size = size
+        self._name = name
+        self._longest = idle
         self._begin()
 
     def _begin(self) -> None:
@@ -104,10 +106,12 @@ async def on_other_thread(submit: Callable[[Callable[[], object]], object], work
 
     def run() -> None:
         try:
-            result, failure = context.run(work), None
+            result = context.run(work)
+            failure = None
         except BaseException as error:  # hooks may raise anything; a future refuses non-Exceptions, so they are wrapped
             passes = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            result, failure = None, error if passes else located(error, None)
+            result = None
+            failure = error if passes else located(error, None)
         mailbox.post(settle, result, failure)
 
     submit(run)

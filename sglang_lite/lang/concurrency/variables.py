@@ -119,8 +119,11 @@ class Variable:
         with self._lock:
             if self._done:
                 return
-            self._value, self._error, self._done = value, error, True
-            callbacks, self._callbacks = self._callbacks, None
+            self._value = value
+            self._error = error
+            self._done = True
+            callbacks = self._callbacks
+            self._callbacks = None
         if self.log is not None:
             self.log.close(error, self.where)
         for callback in callbacks or ():
@@ -274,7 +277,9 @@ class TextLog:
             if self._closed:
                 return
             self._pieces.append((text, meta))
-            copies, waiters, self._waiters = self._copies, self._waiters, []
+            copies = self._copies
+            waiters = self._waiters
+            self._waiters = []
         for each in copies:
             each.append(text, meta)
         for wake in waiters:
@@ -285,8 +290,11 @@ class TextLog:
         with self._lock:
             if self._closed:
                 return
-            self._closed, self._error, self._where = True, error, where
-            waiters, self._waiters = self._waiters, []
+            self._closed = True
+            self._error = error
+            self._where = where
+            waiters = self._waiters
+            self._waiters = []
         for wake in waiters:
             wake()
 

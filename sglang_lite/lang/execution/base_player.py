@@ -44,8 +44,12 @@ class BasePlayer(ABC):
     )  # fmt: skip
 
     def __init__(self, run: Run, pushed: PushedBranch | None, log: TextLog | None) -> None:
-        self.run, self.backend, self.pushed, self.log = run, run.backend, pushed, log
-        self.names, self.sid = Names(), ""
+        self.run = run
+        self.backend = run.backend
+        self.pushed = pushed
+        self.log = log
+        self.names = Names()
+        self.sid = ""
         self.transcript = Transcript(log)
         self.played: list[Op] = []
         self._current: Op | None = None

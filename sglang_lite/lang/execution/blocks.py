@@ -45,7 +45,8 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         Args:
             suffixes: texts that end the turns. Missing ones come from the backend's template.
         """
-        self.turns, self.role = turns, role
+        self.turns = turns
+        self.role = role
         count = len(turns) + (role is not None)
         self.suffixes = (*suffixes, *[None] * count)[:count]
 
@@ -78,9 +79,11 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
             raise ProgramError(f"{_turn(role)} ends inside a grammar.", hint="End that one first.", where=where)
         if self.role != role:
             if self.role is None:
-                problem, hint = "no turn is open", f"Begin it first: s += sgl.{role}_begin()."
+                problem = "no turn is open"
+                hint = f"Begin it first: s += sgl.{role}_begin()."
             else:
-                problem, hint = f"the open turn is {self.role!r}", f"End that one first: s += sgl.{self.role}_end()."
+                problem = f"the open turn is {self.role!r}"
+                hint = f"End that one first: s += sgl.{self.role}_end()."
             raise ProgramError(f"{_turn(role)} ends, but {problem}.", hint=hint, where=where)
         suffix = self.suffixes[-1]
         if suffix is None:
@@ -105,11 +108,14 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
             raise refusal(
                 backend, node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
             )
-        self.grammar, self.matcher = node.constraint, ByteMatcher(node.constraint)
+        self.grammar = node.constraint
+        self.matcher = ByteMatcher(node.constraint)
 
     def end_grammar(self) -> ByteMatcher | None:
         """Closes the open grammar and returns its matcher."""
-        matcher, self.grammar, self.matcher = self.matcher, None, None
+        matcher = self.matcher
+        self.grammar = None
+        self.matcher = None
         return matcher
 
     def refuse_in_grammar(self, problem: str, hint: str, where: Location | None) -> None:

@@ -135,9 +135,14 @@ class Branch:
     )  # fmt: skip
 
     def __init__(self, player: Player, path: str = "", node_count: int = 0, planner: Planner | None = None) -> None:
-        self.player, self.path, self.planner = player, path, planner
-        self.run, self.backend, self.names = player.run, player.backend, player.names
-        self.blocks, self.node_count = OpenBlocks(), node_count
+        self.player = player
+        self.path = path
+        self.planner = planner
+        self.run = player.run
+        self.backend = player.backend
+        self.names = player.names
+        self.blocks = OpenBlocks()
+        self.node_count = node_count
 
     def submit(self, expr: Expression | str, where: Location | None = None) -> None:
         """Queues the operations of an expression. Raises the errors of misuse that can be detected
@@ -234,7 +239,8 @@ class Branch:
             self.player.put(Text(text, ids, special, where=where))
 
     def _select(self, own: SglSelect, where: Location | None) -> SelectOp:
-        run, blocks = self.run, self.blocks
+        run = self.run
+        blocks = self.blocks
         adapter = run.settings.params.lora_path if isinstance(own.node.lora_path, Unset) else own.node.lora_path
         if own.multi:
             blocks.refuse_in_grammar("select(multi=True) can't be part of a grammar.", "Select one by one.", where)
@@ -272,7 +278,8 @@ class Branch:
     def _put_medium(self, expression: SglImage, where: Location | None) -> None:
         from sglang_lite.lang.media import fetched, frames_of
 
-        kind, can = expression.kind, self.backend.capabilities
+        kind = expression.kind
+        can = self.backend.capabilities
         medium = expression.load(where)
         self.blocks.refuse_in_grammar("an image can't be part of a grammar.", "Add it before.", where)
         if not can.takes(kind):
@@ -462,7 +469,8 @@ def raised_at(error: BaseException) -> Location | None:
     """Returns the deepest line of the user's code in an exception's traceback, or else the deepest
     line of a library. Returns None if all of the traceback is in this package.
     """
-    trace, found = error.__traceback__, None
+    trace = error.__traceback__
+    found = None
     while trace is not None:
         frame = trace.tb_frame
         if not frame.f_globals.get("__name__", "").startswith("sglang_lite.") and not (found and is_library(trace)):
@@ -495,12 +503,17 @@ def _gen_node(
         ProgramError: `repair` is set inside a grammar.
         CapabilityError: the backend can't do it.
     """
-    run, blocks, later = branch.run, branch.blocks, branch.player.later is not None
-    reasoning, constraint, stops = own.options.reasoning, own.node.constraint, tuple[str, ...]()
+    run = branch.run
+    blocks = branch.blocks
+    later = branch.player.later is not None
+    reasoning = own.options.reasoning
+    constraint = own.node.constraint
+    stops = tuple[str, ...]()
     kinds = backend.capabilities.constraints
     if isinstance(constraint, Number) and (Number not in kinds or (reasoning is not None and InOrder in kinds)):
         if reasoning is None:
-            constraint, stops = number_as_regex(constraint), NUMBER_STOPS
+            constraint = number_as_regex(constraint)
+            stops = NUMBER_STOPS
         else:  # a stop would end the reasoning
             constraint = number_as_regex(constraint, TERMINATORS)
     params = _params(own.node, run, stops if blocks.role is None else (*stops, *run.template.stop_str), path)
@@ -541,7 +554,8 @@ def _params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> SamplingP
         params = merge(run.settings.params, params)
     if not stops and run.settings.seed is None:
         return params
-    own, seed = () if isinstance(params.stop, Unset) else params.stop, run.seed_of(path)
+    own = () if isinstance(params.stop, Unset) else params.stop
+    seed = run.seed_of(path)
     return msgspec.structs.replace(
         params,
         stop=(*own, *(s for s in stops if s not in own)) or UNSET,

@@ -67,9 +67,12 @@ class Budget:
             check_positive("max_cost", max_cost, "dollars")
         if max_total_tokens is not None:
             check_whole("max_total_tokens", max_total_tokens, 1)
-        self.max_cost, self.max_total_tokens = max_cost, max_total_tokens
+        self.max_cost = max_cost
+        self.max_total_tokens = max_total_tokens
         self._lock = threading.Lock()
-        self._cost, self._tokens = 0.0, 0  # used so far, plus reservations of the calls under way
+        # used so far, plus reservations of the calls under way
+        self._cost = 0.0
+        self._tokens = 0
 
     def afresh(self) -> Budget:
         """Returns a budget with the same limits and no usage."""
@@ -137,7 +140,8 @@ class NodeAccount:
     """
 
     def __init__(self, backend: Backend, reserved: Usage) -> None:
-        self.backend, self.reserved = backend, reserved
+        self.backend = backend
+        self.reserved = reserved
         self.used: list[Usage] = []
 
     @contextlib.contextmanager
@@ -172,7 +176,9 @@ class NodeAccount:
             The answers. The first one has a warning if their usage is not credible.
         """
         self.used += [answer.usage for answer in answers]
-        first, total, tokenizer = answers[0], total_usage(self.used), self.backend.tokenizer
+        first = answers[0]
+        total = total_usage(self.used)
+        tokenizer = self.backend.tokenizer
         # A call for several nodes does not report the usage of this prompt.
         if "turn" in first.meta or first.meta.get("calls") == 0 or is_credible(total, prompt, texts, tokenizer):
             return answers

@@ -50,7 +50,8 @@ class SpelledTokens:
         """Splits a text written outside turns into pieces, each with whether it may name control
         tokens. Warns once if an argument's value in the text names one.
         """
-        pieces, start = list[tuple[str, bool]](), 0
+        pieces = list[tuple[str, bool]]()
+        start = 0
         for found in self._pattern.finditer(text):
             if found[0] in self._plain:
                 pieces += [(text[start : found.start()], True), (found[0], False)]

@@ -54,9 +54,11 @@ from sglang_lite.text.reasoning import ReasoningParser
 
 _log = logging.getLogger("sglang_lite")
 _UNREAD = Prompt((Span(""),))  # for backends that look at the branch itself
-_index, _text = attrgetter("index"), attrgetter("text")
+_index = attrgetter("index")
+_text = attrgetter("text")
 _OF_LOGPROBS = ("top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
-_of_logprobs, _NO_LOGPROBS = attrgetter(*_OF_LOGPROBS), (UNSET, UNSET, UNSET)
+_of_logprobs = attrgetter(*_OF_LOGPROBS)
+_NO_LOGPROBS = (UNSET, UNSET, UNSET)
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
 
 
@@ -64,7 +66,8 @@ def generate_immediately(player: BasePlayer, op: GenOp) -> bool:
     """Plays a generation if the backend can answer without waiting. Returns False if it has to
     wait.
     """
-    backend, options = player.backend, op.expression.options
+    backend = player.backend
+    options = op.expression.options
     if not player.may_answer_now(op) or (options is not NO_OPTIONS and _decides(options)):
         return False
     reads = backend.capabilities.reads_prompts
@@ -136,7 +139,8 @@ async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
 
 
 async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
-    run, options = player.run, op.expression.options
+    run = player.run
+    options = op.expression.options
     retries = run.settings.retries if options.retries is None else options.retries
     live = not retries and options.check is None  # text that may be rejected is not streamed
 
@@ -224,8 +228,10 @@ def _events(backend: Backend, player: BasePlayer, op: GenOp, attempt: int) -> As
             pushed.ask_again(op, msgspec.structs.replace(op.node, params=params), player.transcript.pieces)
         return pushed.events.answers((place, op.attempt), params.samples)
     asked.set((player, op))
-    source, stream = op.expression.source, player.transcript.log is not None
-    prompt, constraint = _prompt(player, op, attempt), _constraint(player, op)
+    source = op.expression.source
+    stream = player.transcript.log is not None
+    prompt = _prompt(player, op, attempt)
+    constraint = _constraint(player, op)
     if source is not None:
         return source.agenerate(NodeQuestion(backend, prompt, params, constraint, stream))
     return backend.agenerate(prompt, params, constraint, stream=stream)
@@ -236,7 +242,8 @@ def _prompt(player: BasePlayer, op: GenOp, attempt: int = 0) -> Prompt:
     backend if it has one, and includes the rejected answer if the attempt repairs it.
     """
     own = op.expression.options.backend
-    prompt, template = player.transcript.prompt(same_model=own is None), None
+    prompt = player.transcript.prompt(same_model=own is None)
+    template = None
     if op.shows_tools and (tools := op.expression.tools) is not None:
         prompt = msgspec.structs.replace(prompt, tools=tools.of_prompt(_backend_of(player, op).tool_family()))
     if own is not None and (op.shows_tools or not own.capabilities.continues):
@@ -266,7 +273,8 @@ async def _checked_values(player: BasePlayer, op: GenOp, answers: Sequence[Gener
     Args:
         began: `time.monotonic()` at which the node's timeout began.
     """
-    values, options = _values(player, op, answers), op.expression.options
+    values = _values(player, op, answers)
+    options = op.expression.options
     if options.check is not None:
         remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
         async with limit(remaining, "the check did not end within the node's timeout of", options.timeout):
@@ -310,7 +318,8 @@ def _validate(player: BasePlayer, op: GenOp, generation: Generation, text: str) 
     against the constraint if the backend does not enforce constraints. (Within a grammar over
     several nodes, the branch does this.)
     """
-    schema, constraint = op.expression.node.constraint, op.node.constraint
+    schema = op.expression.node.constraint
+    constraint = op.node.constraint
     if isinstance(schema, JsonSchema):
         from sglang_lite.constraints.schema import parse_json
 
@@ -391,9 +400,11 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     if _of_logprobs(op.node.params) != _NO_LOGPROBS and (unused := _without_logprobs(op.node.params)):
         unread = f"{', '.join(unused)}: has no effect without return_logprob=True"
         generations = [_warned(op, generation, unread) for generation in generations]
-    first, options = generations[0], op.expression.options
+    first = generations[0]
+    options = op.expression.options
     if op.node.params.confidence is True:
-        constraint, prompt = _constraint(player, op), _prompt(player, op)
+        constraint = _constraint(player, op)
+        prompt = _prompt(player, op)
         op.variable.question = Answered(_backend_of(player, op), prompt, constraint, op.node.params.lora_path)
     spans = first.spans if first.spans and options.backend is None else (Span(first.text, special=False),)
     if options.reasoning is not None:
@@ -404,7 +415,8 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     else:
         behind = player.transcript.append_generated(spans)
     variable = op.variable
-    variable.record, variable.end_position = list(generations) if several else first, behind
+    variable.record = list(generations) if several else first
+    variable.end_position = behind
     op.ended = player.run.account.played(variable.record)
     variable.set(list(values) if several else values[0])
 
@@ -451,7 +463,9 @@ class AnswerStream:
     __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser", "_thoughts")
 
     def __init__(self, log: TextLog, op: GenOp) -> None:
-        self._log, self._op, reasoning = log, op, op.expression.options.reasoning
+        self._log = log
+        self._op = op
+        reasoning = op.expression.options.reasoning
         self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.node.constraint is not None)
         self._chars = self._ids = self._logprobs = self._thoughts = 0  # counts shown so far
         self._early: dict[str, Any] = {}  # metadata whose text has not come yet

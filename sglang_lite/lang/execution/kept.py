@@ -46,7 +46,8 @@ class Question:
         self, text: str = "", images: Iterable[Media] = (), grammar: tuple[Constraint, str] | None = None
     ) -> None:
         self.grammar = grammar
-        self.hashed, self._images = hashlib.sha256(text.encode("utf-8", "surrogatepass")), [*images]
+        self.hashed = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
+        self._images = [*images]
 
     @classmethod
     def of(cls, transcript: Transcript) -> Question:
@@ -69,12 +70,14 @@ class Question:
         """
         about: tuple[object, ...] = ()
         if isinstance(op, GenOp):
-            tools, constraint = op.expression.tools, op.node.constraint
+            tools = op.expression.tools
+            constraint = op.node.constraint
             if self.grammar is not None:
                 constraint = Continuation(*self.grammar, constraint)
             about = (op.node.params, constraint, *((tools.shown,) if tools is not None and op.shows_tools else ()))
         elif isinstance(op, SelectOp):
-            own, method = op.expression, type(op.expression.choices_method).__qualname__
+            own = op.expression
+            method = type(op.expression.choices_method).__qualname__
             about = own.choices, own.multi, method, op.node.temperature, self.grammar
             about += () if op.node.lora_path is UNSET else (op.node.lora_path,)
         found = self.hashed.copy()
@@ -101,7 +104,8 @@ class Kept:
             (each.node, each.asked): each for each in answers if each.asked and each.results and each.node != node
         }
         self._steps: dict[str, Iterator[Generation | Selection]] = {}
-        self.node, self.value = node, value
+        self.node = node
+        self.value = value
         self._given: Iterator[str] | None = None  # choices that the value consists of
         self.taken = Variable()
 

@@ -57,7 +57,8 @@ class Names:
         with self._lock:
             if self.gone is not None:
                 raise located(self.gone, variable.where)
-            self.variables[name], self.history = variable, (self.history, name, variable)
+            self.variables[name] = variable
+            self.history = (self.history, name, variable)
             promise = self._promises.pop(name, None) if self._promises else None
         if promise is not None:
             promise.set(None)
@@ -87,7 +88,8 @@ class Names:
         if not self._promises:
             return
         with self._lock:
-            promises, self._promises = self._promises, {}
+            promises = self._promises
+            self._promises = {}
         for name, promise in promises.items():
             promise.fail(unknown(name))
 
@@ -96,7 +98,8 @@ class Names:
         `error`.
         """
         with self._lock:
-            self.gone, self.variables = self.gone or error, {}
+            self.gone = self.gone or error
+            self.variables = {}
         self.close(lambda name: error)
 
     def check(self, where: Location | None) -> None:
@@ -111,7 +114,9 @@ class Names:
 
     def fork_from(self, parent: Names) -> None:
         """Initializes the names of a branch that is forked from `parent` here."""
-        self.variables, self.history, self._forked = dict(parent.variables), parent.history, parent.history
+        self.variables = dict(parent.variables)
+        self.history = parent.history
+        self._forked = parent.history
 
     def own(self) -> dict[str, Variable]:
         """Returns the variables that this branch has declared since its fork, by name."""
@@ -126,7 +131,8 @@ class Names:
         """Returns all variables that this branch has declared since its fork, including those whose
         name was declared again and those that a rollback removed after a join took them.
         """
-        found, at = [*self._joined], self.history
+        found = [*self._joined]
+        at = self.history
         while at is not None and at is not self._forked:
             at, _, variable = at
             found.append(variable)
@@ -134,7 +140,8 @@ class Names:
 
     def first(self, name: str) -> Variable | None:
         """Returns the first variable declared under a name, or None."""
-        found, at = None, self.history
+        found = None
+        at = self.history
         while at is not None:
             at, each, variable = at
             if each == name:
@@ -143,7 +150,8 @@ class Names:
 
     def declared(self) -> list[tuple[str, Variable]]:
         """Returns all declarations in order."""
-        found, at = list[tuple[str, Variable]](), self.history
+        found = list[tuple[str, Variable]]()
+        at = self.history
         while at is not None:
             at, name, variable = at
             found.append((name, variable))
@@ -164,7 +172,9 @@ class Names:
             at, _, variable = at
             if getattr(variable.awaited, "number", 0) <= joined:
                 self._joined += (variable,)
-        self.variables, self.history, self.scopes = dict(to.variables), to.history, dict(to.scopes)
+        self.variables = dict(to.variables)
+        self.history = to.history
+        self.scopes = dict(to.scopes)
 
     def listed(self) -> str:
         return ", ".join(map(repr, self.variables)) or "none"

@@ -93,7 +93,8 @@ class Player(BasePlayer):
         self.later: TextLog | None = None
         self.children: list[Player] = []
         self._lock = threading.Lock()
-        self._queue, self.claims = _NO_QUEUE, _NO_CLAIMS
+        self._queue = _NO_QUEUE
+        self.claims = _NO_CLAIMS
         # Current operation; the thread that plays it owns the branch until it is replaced.
         self._current = _NOTHING if depth else None
         self._waiting: _Task | _Awaited | None = None  # plays on when the answer has come
@@ -241,7 +242,8 @@ class Player(BasePlayer):
         error = self.names.gone
         assert error is not None
         with self._lock:
-            self.failure_reported, self.stopped = True, self.stopped or error
+            self.failure_reported = True
+            self.stopped = self.stopped or error
             found = removal(None, (self._current, *self._queue), self.claims, depth)
             if found.claimed:
                 self._queue = found.kept
@@ -448,7 +450,8 @@ class Player(BasePlayer):
         with self._lock:
             if (op is not None and self._current is not op) or (waits and self._waiting is None):
                 return None
-            at, self._current = self._current, None
+            at = self._current
+            self._current = None
             failure = self._failure or located(error, _where(op))
             if failure.origin is not None and failure.origin.node is None and isinstance(op, AnswerOp):
                 failure.origin = replace(failure.origin, node=op.node.name)
@@ -463,7 +466,8 @@ class Player(BasePlayer):
                 self._failure = failure
             if self.pushed is not None:
                 self.pushed.fail((at, *pending), taken_back=back is not None)
-            waiting, self._waiting = self._waiting, None
+            waiting = self._waiting
+            self._waiting = None
         if at is not None and not isinstance(at, EventOp):  # the listener was already notified
             pending.insert(0, at)
             if isinstance(at, AnswerOp):
@@ -552,7 +556,8 @@ def _lacks_only_answers(op: Op, player: Player) -> TypeGuard[_Awaited]:
         return False
     if isinstance(op, SelectOp):
         return True
-    own, followed = op.expression, player.transcript.log is not None
+    own = op.expression
+    followed = player.transcript.log is not None
     return own.options is NO_OPTIONS and own.value_type is None and not followed and op.node.params.n in (UNSET, 1)
 
 

@@ -282,7 +282,8 @@ class PushedProgram:
         between branches is kept where it matters: joins and rollbacks stay after everything before
         them, and branches after their forks.
         """
-        outbox, self.outbox = self.outbox, []
+        outbox = self.outbox
+        self.outbox = []
         runs: list[tuple[PushedBranch, list[Node] | _Given]] = []
         growing: dict[PushedBranch, list[Node]] = {}
         for branch, item in outbox:
@@ -335,10 +336,12 @@ class PushedProgram:
         name = type(self.run.backend).__name__
         error = event if isinstance(event, SglError) else ProgramError(f"{name} ended the program before this node.")
         with self.lock:
-            self._ended, self._open = error, None
+            self._ended = error
+            self._open = None
             # Breaks reference cycles, which the garbage collector would have to find.
             self.outbox = []
-            branches, self._branches = self._branches, {}
+            branches = self._branches
+            self._branches = {}
         if self.run.winds_down_at is not None:
             executor().post(self._stop_waiting)
         for branch in branches.values():
@@ -363,7 +366,9 @@ class PushedBranch:
     """
 
     def __init__(self, program: PushedProgram, path: Path = (), parent: PushedBranch | None = None) -> None:
-        self.program, self.path, self.parent = program, path, parent
+        self.program = program
+        self.path = path
+        self.parent = parent
         self.count = 0
         self.refused: SglError | None = None
         self.judged: dict[int, _Judged] = {}

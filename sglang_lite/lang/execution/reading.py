@@ -174,7 +174,8 @@ def confidence_of(run: Run, variable: Variable, name: VariableName, sample: int,
         ProgramError: the variable has no confidence, or the caller may not block.
     """
     may_block(run, "the state, when its run has ended", where)
-    answers, question = variable.record, variable.question
+    answers = variable.record
+    question = variable.question
     answers = answers if isinstance(answers, list) else [answers]
     if question is None or not all(isinstance(each, Generation) for each in answers):
         raise ProgramError(

@@ -49,7 +49,8 @@ _SAME_AGAIN = (
     "which shows the model what was wrong."
 )
 # Seconds between attempts: the first pause, doubled after each attempt up to the longest.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 2.0
 
 
 async def attempts(
@@ -211,7 +212,8 @@ def repaired(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> Prompt
     if template is None:
         raise TemplateError("the model has no chat template, so no answer can be shown.", hint="Leave repair out.")
     refused = op.failed_attempts[-1]
-    answer, error = answer_to_show(refused) or "", refused.error
+    answer = answer_to_show(refused) or ""
+    error = refused.error
     wrong = error.message if isinstance(error, SglError) else f"{error}" or type(error).__name__
     begun = prompt.partial.strip()
     again = f"Write again only what comes after {begun[-60:]!r}" if begun else "Answer again"

@@ -193,7 +193,10 @@ class Run:
         outer: Run | None = None,
         kept: Kept | None = None,
     ) -> None:
-        self.backend, self.settings, self.is_async, self.new_state = backend, settings, is_async, new_state
+        self.backend = backend
+        self.settings = settings
+        self.is_async = is_async
+        self.new_state = new_state
         self.level: int = 0 if outer is None else outer.level + 1
         self.deadline: float | None = None
         self.timeout: float | None = None
@@ -211,7 +214,8 @@ class Run:
         self.push_down: bool = settings.push_down and not self.budgets and (outer is None or outer.push_down)
         if self.deadline is not None:
             self.winds_down_at = self._winds_down_at(outer, now)
-        self.body_open, self.made = True, forks()
+        self.body_open = True
+        self.made = forks()
         self.body: Any = None
         self.body_end = Variable(made=self.made) if settings.stream else None
         self.called: BoundCall | None = None
@@ -235,7 +239,8 @@ class Run:
             CapabilityError: a priority is set and the run can't be pushed down to a backend that
                 accepts one.
         """
-        settings, backend = self.settings, self.backend
+        settings = self.settings
+        backend = self.backend
         accepts = settings.push_down and backend.plays_programs and backend.capabilities.priority
         if settings.priority and not accepts:
             raise CapabilityError(
@@ -257,7 +262,8 @@ class Run:
         found = None if outer is None else outer.winds_down_at
         if self.settings.wind_down is None:
             return found
-        backend, can = self.backend, self.backend.capabilities
+        backend = self.backend
+        can = self.backend.capabilities
         whole = can.winds_down_programs and self.push_down and backend.plays_programs
         if not (can.winds_down or whole):
             node_by_node = " of a run that is asked node by node" if can.winds_down_programs else ""

@@ -33,7 +33,8 @@ def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
     ask_with_adapter(op.node.lora_path)
     token = asked.set((player, op))
     try:
-        prompt, choices = player.transcript.prompt(), _choices(player, op.node)
+        prompt = player.transcript.prompt()
+        choices = _choices(player, op.node)
         selection = backend.select_now(prompt, choices, unconditional=unconditional)
     finally:
         asked.reset(token)
@@ -113,7 +114,9 @@ async def _ask(player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: 
     scores_needed.set(not only_picks(op.expression))
     ask_with_adapter(op.node.lora_path)
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
-    prompt, run, backend = player.transcript.prompt(), player.run, player.backend
+    prompt = player.transcript.prompt()
+    run = player.run
+    backend = player.backend
     with run.within_budget(backend, partial(max_selection_usage, backend, prompt, texts)) as account:
         try:
             if op.expression.source is None:
@@ -130,7 +133,9 @@ async def _ask(player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: 
 
 
 async def _select_several(player: BasePlayer, op: SelectOp) -> None:
-    remaining, chosen, selections = list(op.node.choices), list[str](), list[Selection]()
+    remaining = list(op.node.choices)
+    chosen = list[str]()
+    selections = list[Selection]()
     while remaining:
         before = MULTI_SEPARATOR if chosen else ""
         texts = [before + choice for choice in remaining] + ([MULTI_END] if chosen else [])

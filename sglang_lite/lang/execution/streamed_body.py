@@ -26,7 +26,8 @@ class StreamedBody:
     """
 
     def __init__(self, run: Run, ret_value: Callable[[], UserValue]) -> None:
-        self._run, self.ret_value = run, ret_value
+        self._run = run
+        self.ret_value = ret_value
         self.ended = False
         self.cancelled: SglError | None = None
 

@@ -141,7 +141,8 @@ class Transcript:
 
     def end_grammar(self, node: GrammarEnd) -> None:
         """Closes the grammar. Raises ConstraintError if its text is incomplete."""
-        walk, self.matcher = self.matcher, None
+        walk = self.matcher
+        self.matcher = None
         if walk is not None:
             walk.end()
 
@@ -151,21 +152,27 @@ class Transcript:
         Args:
             turn: role of the open turn, and index of its first piece; None if no turn is open.
         """
-        self.pieces, self.messages, self.turn = list(pieces), list(messages), turn
+        self.pieces = list(pieces)
+        self.messages = list(messages)
+        self.turn = turn
         self._refresh_caches()
 
     def _refresh_caches(self) -> None:
         """Recomputes what is cached about the pieces, after pieces were removed or replaced."""
-        self._span_cache, self._cached_pieces = [], 0
+        self._span_cache = []
+        self._cached_pieces = 0
         self.mixed, self.has_images = not {str}.issuperset(map(type, self.pieces)), Media in map(type, self.pieces)
 
     # ------------------------------------------------------------------------------------------ places
 
     def fork_from(self, parent: Transcript) -> None:
         """Copies the parent's transcript into this empty one, which continues from here."""
-        self.pieces, self.messages, self.turn = list(parent.pieces), list(parent.messages), parent.turn
+        self.pieces = list(parent.pieces)
+        self.messages = list(parent.messages)
+        self.turn = parent.turn
         self.matcher = parent.matcher and parent.matcher.copy()
-        self.mixed, self.has_images = parent.mixed, parent.has_images
+        self.mixed = parent.mixed
+        self.has_images = parent.has_images
         self.start, self.forks = len(self.pieces), (*parent.forks, len(self.messages))
         if self.log is not None:
             self.log.append(self.text())
@@ -174,7 +181,8 @@ class Transcript:
         return TranscriptPosition(len(self.pieces), len(self.messages), self.turn, self.matcher and self.matcher.copy())
 
     def go_back(self, position: TranscriptPosition) -> None:
-        self.turn, self.matcher = position.turn, position.matcher and position.matcher.copy()
+        self.turn = position.turn
+        self.matcher = position.matcher and position.matcher.copy()
         del self.pieces[position.pieces :], self.messages[position.messages :]
         self._refresh_caches()
 
@@ -233,7 +241,8 @@ class Transcript:
         at forks, the last fork first, then those before user turns, longest preceding text first.
         (The last turn usually belongs to a single prompt.)
         """
-        found, length = list[tuple[int, int]](), 0
+        found = list[tuple[int, int]]()
+        length = 0
         for count, message in enumerate(self.messages):
             if count and message.role == "user":
                 found.append((length, count))

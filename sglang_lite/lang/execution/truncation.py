@@ -46,7 +46,8 @@ def policy_of(run: Run, op: GenOp, generation: Generation) -> str:
     By default a cut typed value is an error and a cut text is kept with a warning. An answer cut
     because the run winds down is kept with a warning.
     """
-    own, of_run = op.expression, run.settings.shortened
+    own = op.expression
+    of_run = run.settings.shortened
     if of_run is None and is_wound_down(run, op, generation):
         of_run = "warn"
     if own.options.shortened is not None:
@@ -72,7 +73,8 @@ def truncated(run: Run, op: GenOp, generation: Generation, text: str, problem: s
         problem: why it is not a value, if it isn't.
     """
     winds_down = is_wound_down(run, op, generation)
-    count, pointers = generation.usage.completion_tokens, left_out(generation)
+    count = generation.usage.completion_tokens
+    pointers = left_out(generation)
     fewest = generation.meta.get("fewest_tokens")
     if isinstance(fewest, int) and not winds_down:
         return ParameterError(
@@ -96,7 +98,8 @@ def truncated(run: Run, op: GenOp, generation: Generation, text: str, problem: s
 def warning(run: Run, op: GenOp, generation: Generation) -> str:
     """Returns the warning about an answer that was cut and is kept."""
     which = "the default of max_tokens" if isinstance(op.node.params.max_tokens, Unset) else "max_tokens"
-    count, pointers = generation.usage.completion_tokens, left_out(generation)
+    count = generation.usage.completion_tokens
+    pointers = left_out(generation)
     fewest = generation.meta.get("fewest_tokens")
     if is_wound_down(run, op, generation):
         which = "the timeout of the run"
@@ -127,7 +130,8 @@ def _partial_value(op: GenOp, text: str, pointers: tuple[str, ...]) -> Any:
     """Returns the known part of the value, in the node's type if the text is a value, else as plain
     data, or None.
     """
-    value_type, constraint = op.expression.value_type, op.expression.node.constraint
+    value_type = op.expression.value_type
+    constraint = op.expression.node.constraint
     if pointers != _WHOLE:
         try:
             return json.loads(text) if value_type is None else value_type.parse(text)

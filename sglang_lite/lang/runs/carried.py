@@ -50,7 +50,8 @@ class CopiedValues:
     """
 
     def __init__(self, copied: Callable[[UserValue], UserValue] = copy.deepcopy) -> None:
-        self._copied, self._held = copied, list[Any]()
+        self._copied = copied
+        self._held = list[Any]()
 
     @classmethod
     def shared(cls) -> CopiedValues:

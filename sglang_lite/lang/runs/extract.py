@@ -66,7 +66,8 @@ def _template_of(nodes: Sequence[TraceNode], i: int) -> str:
     """Name of the turn if text that begins or ends it was written by the chat template, which stands at the turn's own
     line; else ""."""
     node = nodes[i]
-    after, before = nodes[i + 1 : i + 2], nodes[max(i - 1, 0) : i]
+    after = nodes[i + 1 : i + 2]
+    before = nodes[max(i - 1, 0) : i]
     if node.kind != "text":
         return ""
     if after and after[0].kind == "turn_begin" and after[0].where == node.where:
@@ -80,7 +81,8 @@ def _text(node: TraceNode) -> Iterator[Markup]:
     """Yields the text of a node in pieces of one origin, of a scored generation in pieces of one token."""
     hints = dict(_token_hints(node.results[0], node.text)) if node.results else {}
     ends = sorted(hints)
-    at, remaining = 0, _LONGEST
+    at = 0
+    remaining = _LONGEST
     for text, origin in node.pieces:
         inside = [end - at for end in ends if at < end < at + len(text)]
         for start, end in zip([0, *inside], [*inside, len(text)]):

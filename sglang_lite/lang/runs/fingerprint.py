@@ -86,7 +86,8 @@ class Fingerprint:
         self.add("the body", function)
 
     def _name(self, value: Any, words: str) -> str:
-        name, number = words, 1
+        name = words
+        number = 1
         while name in self.parts or name in self._names.values():
             number += 1
             name = f"{words} ({number})"
@@ -173,7 +174,8 @@ class Fingerprint:
         existing = self._names.get(id(function))
         if existing is not None:
             return existing
-        module, qualname = function.__module__ or "", function.__qualname__
+        module = function.__module__ or ""
+        qualname = function.__qualname__
         installed = self._installed(module, function.__code__.co_filename)
         if installed and "<" not in qualname:
             return f"{module}.{qualname}"

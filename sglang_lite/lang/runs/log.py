@@ -83,14 +83,18 @@ def trace_of(player: BasePlayer, *, thumbnails: bool = True) -> Trace:
     nodes = [entry.record(thumbnails=thumbnails) for entry in list(_entries(player))]
     seconds = max((node.end for node in nodes), default=0.0)
     started = time.time() - (time.perf_counter() - run.account.started)
-    model, arguments = run.backend.get_model_name(), tuple(_arguments(run.called))
+    model = run.backend.get_model_name()
+    arguments = tuple(_arguments(run.called))
     return Trace(TraceHead(len(nodes), seconds, name_of(run.backend), model, started, arguments), tuple(nodes))
 
 
 class _Shortened(reprlib.Repr):
     def __init__(self) -> None:
         super().__init__()
-        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 4, 1000, 200, 200
+        self.maxlevel = 4
+        self.maxstring = 1000
+        self.maxother = 200
+        self.maxlong = 200
         self.maxlist = self.maxtuple = self.maxdict = self.maxset = 20
 
 
@@ -150,9 +154,13 @@ class _Reader:
         self, player: BasePlayer, path: tuple[int, ...], text: _TextSoFar, *, rejected: bool, now: float
     ) -> None:
         self.entries: list[_Entry] = []
-        self._path, self._text, self._rejected, self._now = path, text, rejected, now
+        self._path = path
+        self._text = text
+        self._rejected = rejected
+        self._now = now
         self._marks: dict[int, tuple[int, _TextSoFar]] = {}  # number of nodes before the mark, and the text
-        self._started, self._backend = player.run.account.started, player.run.backend
+        self._started = player.run.account.started
+        self._backend = player.run.backend
         for op in {id(op): op for op in player.played[:]}.values():  # stopped operations may occur twice
             self._take(op)
         if player.failure is not None and self.entries and self.entries[-1].fields["error"] is None:
@@ -177,7 +185,8 @@ class _Reader:
                 self._selection(op)
             case ForkOp():
                 entry = self._add("fork", op.node.where)
-                entry.children, entry.text = op.children, self._text.copy()
+                entry.children = op.children
+                entry.text = self._text.copy()
             case JoinOp():
                 self._join(op)
             case ScopeOp(node):
@@ -202,7 +211,9 @@ class _Reader:
         return entry
 
     def _generation(self, op: GenOp) -> None:
-        found, text, forced = _results(op), "", tuple[tuple[int, int], ...]()
+        found = _results(op)
+        text = ""
+        forced = tuple[tuple[int, int], ...]()
         if found:
             spans = () if _has_own_backend(op) else found[0].spans
             text = "".join(span.text for span in spans) if spans else found[0].text
@@ -213,7 +224,8 @@ class _Reader:
         entry.backend = op.expression.options.backend or self._backend
 
     def _selection(self, op: SelectOp) -> None:
-        found, text = _results(op), ""
+        found = _results(op)
+        text = ""
         if found:
             self._learn(found[0])
             text = found[0].picked
@@ -270,7 +282,8 @@ class _Reader:
         """Sets the cache status of the preceding texts from a result: the number of cached characters of each. (If
         several branches continue a text, the smallest number counts: text that one of them had to compute was not
         cached.)"""
-        usage, miss = result.usage, result.meta.get("cache_miss")
+        usage = result.usage
+        miss = result.meta.get("cache_miss")
         uncached: Any = math.inf  # number of characters that were not cached
         if isinstance(miss, dict) and isinstance(miss.get("left"), int):
             uncached = miss["left"]

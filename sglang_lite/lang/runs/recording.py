@@ -76,7 +76,10 @@ class Recording(DelegatingBackend):
                 backend, "record", "recording with SGLang's blocking hooks", "Write agenerate and aselect.", None
             )
         self.enforces = backend.enforces
-        self._numbers, self._lock, self._after, self._calls = itertools.count(), threading.Lock(), "", 0
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._after = ""
+        self._calls = 0
         self._runs: list[Callable[[], object]] = []  # each waits for a run on this backend
         self.on_run = self._runs.append
         self._secrets = [
@@ -88,7 +91,8 @@ class Recording(DelegatingBackend):
             raise files.failure(path, "written", error) from error
         self._path = path
         self._failure: SglError | None = None  # since a line could not be written
-        self._began, rules = time.perf_counter(), backend.capabilities.turns
+        self._began = time.perf_counter()
+        rules = backend.capabilities.turns
         turns = () if rules is None else (rules.begun_turns, rules.begun_constrained, rules.enforces_grammars)
         head = RecordingHead(
             name_of(backend), backend.get_model_name(), backend.enforces, _template(backend.get_chat_template()),
@@ -172,8 +176,11 @@ class Recording(DelegatingBackend):
             raise CapabilityError(
                 "the recording has ended.", hint="Run programs, and read their streams, inside `with sgl.record(…)`."
             )
-        number, node, began = next(self._numbers), current_node(), time.perf_counter()
-        events, failed = list[RecordedEvent](), None
+        number = next(self._numbers)
+        node = current_node()
+        began = time.perf_counter()
+        events = list[RecordedEvent]()
+        failed = None
         try:
             yield lambda event: events.append(RecordedEvent(time.perf_counter() - began, event))
         except BaseException as error:
@@ -205,7 +212,8 @@ class Recording(DelegatingBackend):
         elif not isinstance(error, SglError):
             error = BackendError(f"{type(error).__name__}: {error}")
         found = as_failure(error)
-        message, hint = self._redacted(found.message), self._redacted(found.hint)
+        message = self._redacted(found.message)
+        hint = self._redacted(found.hint)
         return msgspec.structs.replace(found, message=message, hint=hint, where=None, notes=())
 
     def _redacted(self, text: str) -> str:

@@ -79,10 +79,13 @@ class Replay(Backend):
         super().__init__()
         if match not in ("request", "node"):
             raise ParameterError("match", f"{match!r:.60} is neither 'request' nor 'node'.")
-        self._name, self._by_node, self._timing = f"Replay({os.fspath(path)!r})", match == "node", timing
+        self._name = f"Replay({os.fspath(path)!r})"
+        self._by_node = match == "node"
+        self._timing = timing
         self._head, self._calls = _read(path, partial=partial)
         constraints = frozenset(kind for kind in ALL_CONSTRAINTS if kind.__name__ in self._head.constraints)
-        begun, constrained = self._head.begun, self._head.begun_constrained
+        begun = self._head.begun
+        constrained = self._head.begun_constrained
         rules = None if begun is None else TurnRules(begun, constrained or begun, self._head.texts)
         videos = any(image.kind == "video" for call in self._calls for image in call.request.prompt.images)
         self.capabilities = Capabilities(
@@ -95,7 +98,8 @@ class Replay(Backend):
         # Calls by request and node, by request, and by node. Each is in all three queues; a used one is passed over.
         self._queues: defaultdict[object, deque[RecordedCall]] = defaultdict(deque)
         for call in self._calls:
-            key, node = request_key(call.request), _node_of(call)
+            key = request_key(call.request)
+            node = _node_of(call)
             for matched in ((key, node), key, node):
                 self._queues[matched].append(call)
         self._used: set[int] = set()
@@ -160,7 +164,8 @@ class Replay(Backend):
 
     def _take(self, request: RecordedRequest) -> RecordedCall:
         """Recorded call that answers a request. Each call is used once."""
-        node, key = current_node(), request_key(request)
+        node = current_node()
+        key = request_key(request)
         with self._lock:
             for matched in ((key, node), key, *([node] if self._by_node else [])):
                 calls = self._queues.get(matched)
@@ -258,7 +263,8 @@ def _read_lines(
 ) -> tuple[RecordingHead, list[RecordedCall]]:  # fmt: skip
     head: RecordingHead | None = None
     calls: list[RecordedCall] = []
-    after, number = "", 0
+    after = ""
+    number = 0
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n") and len(line) <= _LONGEST_LINE:
             break  # the recording was interrupted while this line was written

@@ -20,7 +20,8 @@ from sglang_lite.protocol.anything import UserValue
 
 def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
     """State of a rerun; arguments and errors as of `ProgramState.rerun`. Everything in the branch has been played."""
-    run, called = branch.run, branch.run.called
+    run = branch.run
+    called = branch.run.called
     if called is None:
         raise ProgramError(
             "this state has no program to run again.",
@@ -114,12 +115,15 @@ def _answer_of(name: str) -> str:
 def _unknown_node(branch: Branch, at: str, nodes: Mapping[str, str], answers: Sequence[TraceNode]) -> ParameterError:
     """Error for a name that no node of the state's text has set, which says what has set it and what to do."""
     known = f"Nodes set: {', '.join(map(repr, nodes)) or 'none'}."
-    failure, why, hint = branch.player.failure, "", ""
+    failure = branch.player.failure
+    why = ""
+    hint = ""
     if any(op.node.name == at for op in _answers_added_late(branch)):
         why = ": it was added after the end of the body"
         hint = "Add it to the state of the rerun, or continue from a node: state.fork_at(…)."
     elif _answer_of(at) in nodes:
-        why, hint = f": it is the reasoning of {_answer_of(at)!r}", f"Give at={_answer_of(at)!r}."
+        why = f": it is the reasoning of {_answer_of(at)!r}"
+        hint = f"Give at={_answer_of(at)!r}."
     elif at in branch.names.variables:
         why = ": the body has set it to a value, or to the text of a scope"
         hint = "Change the node that the value comes from."

@@ -52,7 +52,9 @@ class AbsentBackend(Backend):
     """
 
     def __init__(self, saved: SavedRun, cure: str = "Load it with sgl.load(path, backend=…).") -> None:
-        self._model, self._tokenizer, self._cure = saved.model, saved.tokenizer, cure
+        self._model = saved.model
+        self._tokenizer = saved.tokenizer
+        self._cure = cure
 
     def get_model_name(self) -> str:
         return self._model
@@ -89,7 +91,8 @@ def saved_run(branch: Branch, ret_value: object, *, again: bool = True, values: 
     Raises:
         ProgramError: a grammar or a scope is open, or the value of a variable can't be saved.
     """
-    run, transcript = branch.run, branch.player.transcript
+    run = branch.run
+    transcript = branch.player.transcript
     if transcript.matcher is not None or branch.names.scopes:
         what = "a grammar" if transcript.matcher is not None else f"the scope {next(iter(branch.names.scopes))!r}"
         raise ProgramError(f"the state can't be saved while {what} is open.", hint="Save it after the end of that.")
@@ -121,7 +124,8 @@ def saved_run(branch: Branch, ret_value: object, *, again: bool = True, values: 
 
 def _program(run: Run) -> tuple[str, tuple[tuple[str, str], ...], SavedVariable | None]:
     """Name of a run's program, the digests of its parts, and its arguments, as in SavedRun."""
-    called, unbound = run.called, run.unbound
+    called = run.called
+    unbound = run.unbound
     if called is None:
         return ("", (), None) if unbound is None else (unbound.program, unbound.parts, unbound.arguments)
     found = Fingerprint()
@@ -149,7 +153,8 @@ def _piece(piece: Piece) -> SavedPiece:
 
 
 def _variable(branch: Branch, name: str, variable: Variable, values: ValueCodec, *, whole: bool) -> SavedVariable:
-    failure, node = variable.error(), variable.node
+    failure = variable.error()
+    node = variable.node
     if failure is None:
         try:
             value = values.to_data(variable.result(), repr(name))
@@ -223,7 +228,8 @@ def branch_of(
         if each.error is not None:
             variable.fail(ProgramError(each.error))
         else:
-            variable.record, variable.end_position = _record(each.result), each.behind
+            variable.record = _record(each.result)
+            variable.end_position = each.behind
             variable.set(values.from_data(each.value))
         if each.name:
             branch.names.declare(each.name, variable)
@@ -354,7 +360,8 @@ def _name(kind: Any) -> str:
 
 def with_parts(kinds: Iterable[UserValue]) -> Iterator[type]:
     """Yields the classes among `kinds`, those in the annotations of their fields, and those defined inside them."""
-    left, seen = [*kinds], set[int]()
+    left = [*kinds]
+    seen = set[int]()
     while left:
         kind = left.pop()
         if id(kind) in seen:

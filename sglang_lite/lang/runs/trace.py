@@ -33,7 +33,8 @@ class Trace:
     nodes: tuple[TraceNode, ...]
 
     def __repr__(self) -> str:
-        branches, usage = len({node.path for node in self.nodes}), self.usage
+        branches = len({node.path for node in self.nodes})
+        usage = self.usage
         return (
             f"Trace({len(self.nodes):,} nodes, {branches:,} branches, {usage.completion_tokens:,} tokens generated, "
             f"{usage.total_s:.3f} s)"
@@ -93,7 +94,8 @@ class Trace:
             WireError: a line is not a part of a trace, has another version of the format, is too long or too deeply
                 nested, or has impossible values.
         """
-        head, nodes = None, list[TraceNode]()
+        head = None
+        nodes = list[TraceNode]()
         for number, line in enumerate(io.BytesIO(files.read(path)), 1):
             record = files.message(path, number, line, _SAVED)
             if number == 1 and isinstance(record, TraceHead):
@@ -123,7 +125,8 @@ def _impossible(record: TraceHead | TraceNode) -> tuple[str, str] | None:
     if len(record.path) % 2 or min((record.place, *record.path)) < 0:
         problem = f"{record.path!r:.80} is not the path of a branch, which has pairs of a fork and an index"
         return problem, "/data/path"
-    length, at = len(record.text), 0
+    length = len(record.text)
+    at = 0
     for start, end in record.forced:
         if not at <= start < end <= length:
             return f"the range {start} to {end} is outside its text", "/data/forced"

@@ -26,7 +26,8 @@ class Trajectory:
     sequences: tuple[TokenSequence, ...]
 
     def __repr__(self) -> str:
-        tokens, drawn = sum(len(each.ids) for each in self), sum(sum(each.loss_mask) for each in self)
+        tokens = sum(len(each.ids) for each in self)
+        drawn = sum(sum(each.loss_mask) for each in self)
         count = len(self.sequences)
         return f"Trajectory({count} sequence{'s' * (count != 1)}, {tokens:,} tokens, {drawn:,} drawn)"
 
@@ -58,7 +59,8 @@ class _Sequence:
 
     def draw(self, answer: Generation, **said: Any) -> None:  # fields of the span
         """Adds the tokens of an answer, but for one that only ended a number: it is in no later prompt."""
-        start, meta = len(self.ids), answer.meta
+        start = len(self.ids)
+        meta = answer.meta
         given = meta.get("continued_from", 0)  # ids that the caller gave have no log-probabilities
         logprobs = [entry.logprob for entry in answer.output_logprobs]
         count = given + len(logprobs) if logprobs else len(answer.token_ids)
@@ -80,7 +82,8 @@ class _Sequence:
     def _score(self, start: int, scores: TokenScores, count: int, *, constrained: bool) -> None:
         """Adds what the model gave the tokens of an answer. Under a constraint, a token that has all of what was
         allowed was forced."""
-        own, allowed = scores.logprobs[:count], scores.allowed[:count]
+        own = scores.logprobs[:count]
+        allowed = scores.allowed[:count]
         self.model_logprobs[start : start + len(own)] = own
         for i, (logprob, of_all) in enumerate(zip(own, allowed), start):
             if constrained and logprob is not None and of_all is not None and of_all <= logprob + _EQUAL:

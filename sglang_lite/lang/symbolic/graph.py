@@ -123,7 +123,8 @@ def graph_of(
         arguments: arguments of the body, some of which may be symbols.
         complete: whether `ways` are all ways.
     """
-    traced, found = ways[0].graph, tuple(map(_way, ways))
+    traced = ways[0].graph
+    found = tuple(map(_way, ways))
     symbols = [(name, value) for name, value in arguments.items() if isinstance(value, Symbol)]
     names = tuple(name for name, value in symbols if value.__origin__().name == name)
     read = traced.read.union(use.source for node in traced.nodes for use in node.uses if use.source is not None)
@@ -157,7 +158,8 @@ def changed(graph: Graph, other: GraphRecord) -> Graph:
     others = _by_branch(other)
     for branch, ids in _by_branch(graph).items():
         for i, j in zip(ids, others.get(branch, ())):
-            one, two = graph.nodes[i].node, other.nodes[j].node
+            one = graph.nodes[i].node
+            two = other.nodes[j].node
             if type(one) is not type(two):
                 break
             if isinstance(one, Text) and isinstance(two, Text) and one.text != two.text:

@@ -171,7 +171,8 @@ def _refused(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
 
 def _ask(backend: Backend, node: GraphNode) -> None:
     """Raises CapabilityError if the backend does not support the node."""
-    can, record = backend.capabilities, node.node
+    can = backend.capabilities
+    record = node.node
     match record:
         case Gen():
             constraint: Constraint | None = record.constraint
@@ -210,7 +211,8 @@ def _fields(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
     if backend is not None and not backend.enforces:  # an API is sent the schema, and shows it to its model
         return
     for hidden in hidden_fields(graph):
-        node, names = hidden.node, ", ".join(hidden.fields[:_MAX_FIELDS])
+        node = hidden.node
+        names = ", ".join(hidden.fields[:_MAX_FIELDS])
         more = ", …" if len(hidden.fields) > _MAX_FIELDS else ""
         yield Finding(
             "hidden-fields", f"no text before {node.name or 'gen'!r} names one of its fields: {names}{more}.",

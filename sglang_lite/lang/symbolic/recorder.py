@@ -120,7 +120,9 @@ class TracedWay:
     def __init__(
         self, graph: TracedGraph, forced: tuple[int, ...] | None = None, only: tuple[type[BaseNode], ...] | None = None
     ) -> None:
-        self.graph, self.forced, self._only = graph, forced, only
+        self.graph = graph
+        self.forced = forced
+        self._only = only
         self.ids: list[int] = []
         self.outcomes: tuple[int, ...] = ()
         self.marks: dict[str, Symbol] = {}
@@ -169,7 +171,8 @@ class TracedWay:
         assert self.forced is not None
         outcome = self._known[key] = self.forced[at] if at < len(self.forced) else 0
         self.add(GraphNode(Branching(question, outcomes, where=where), uses=(self.use(symbol, "question"),)))
-        self.outcomes, self._place = (*self.outcomes, outcome), 0
+        self.outcomes = (*self.outcomes, outcome)
+        self._place = 0
         return outcome
 
     def decisions(self) -> list[Branching]:
@@ -220,7 +223,8 @@ class Recorder(Player):
 
     def __init__(self, run: Run, way: TracedWay, path: Path = ()) -> None:
         super().__init__(run)
-        self.way, self.path = way, path
+        self.way = way
+        self.path = path
         self.expressions: list[Expression] = []
         self.symbols: dict[str, SglVariable] = {}
         self.states: list[ProgramState] = []
@@ -278,7 +282,9 @@ class Recorder(Player):
                 i = self._add(node, node)
                 for number, child in enumerate(children):
                     assert isinstance(child, Recorder)
-                    child.path, child.scopes, child.symbols = (*self.path, i, number), self.scopes, dict(self.symbols)
+                    child.path = (*self.path, i, number)
+                    child.scopes = self.scopes
+                    child.symbols = dict(self.symbols)
                     child.expressions.append(SglGetForkItem(number))
                     child.transcript.fork_from(self.transcript)
             case JoinOp(node, children):
@@ -329,7 +335,9 @@ class Recorder(Player):
                 self.transcript.append_text(text)
 
     def _add_answer(self, op: GenOp | SelectOp) -> None:
-        way, node, own = self.way, op.node, op.expression
+        way = self.way
+        node = op.node
+        own = op.expression
         record, uses = self._gen(op) if isinstance(op, GenOp) else self._select(op.node)
         tools = tuple(own.tools.tools) if isinstance(own, SglGen) and own.tools is not None else ()
         i = self._add(_replace(record, name=node.name and way.plain(node.name)), node, uses, tools)
@@ -346,7 +354,8 @@ class Recorder(Player):
     def _gen(self, op: GenOp) -> tuple[Gen, tuple[Use, ...]]:
         """Generation as the user requested it, without additions of a template or a backend, and its uses of
         symbols."""
-        params, constraint = op.expression.node.params, op.expression.node.constraint
+        params = op.expression.node.params
+        constraint = op.expression.node.constraint
         uses = () if constraint is None else self.way.uses(constraint, "constraint")
         if uses:
             constraint = None

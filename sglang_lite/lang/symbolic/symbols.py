@@ -149,7 +149,8 @@ class Symbol(Expression, Deferred):
             return True
         if isinstance(other, Symbol):
             return self.__refuse__("compare it")
-        way, key = _exploring(), self._key()
+        way = _exploring()
+        key = self._key()
         if way is not None and key in way.equal_values:
             return bool(way.equal_values[key] == other)
         same = self._ask("compare it", f"== {other!r:.60}", lambda value: value == other)

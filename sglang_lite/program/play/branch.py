@@ -180,7 +180,9 @@ class ProgramBranch(Generic[TextT, QueuedT]):
     )  # fmt: skip
 
     def __init__(self, path: Path, totals: Totals, text: TextT | None = None) -> None:
-        self.path, self._totals, self.text = path, totals, text
+        self.path = path
+        self._totals = totals
+        self.text = text
         self.queue: deque[tuple[int, QueuedT]] = deque()
         self.expected = NOTHING_EXPECTED
         self.count = self.played = 0

@@ -65,14 +65,17 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
 
     def __init__(self, text: TextT) -> None:
         self._branches = Branches[TextT, QueuedT](text)
-        self.main, self.totals = self._branches.main, self._branches.totals
-        self.ended, self.judges = False, True
+        self.main = self._branches.main
+        self.totals = self._branches.totals
+        self.ended = False
+        self.judges = True
         self._closed = False
         self._stray: SglError | None = None  # error of nodes for a branch that was not forked
 
     def effects(self) -> list[Effect[TextT, QueuedT]]:
         """Takes the effects since the last call, in order."""
-        effects, self._branches.effects = self._branches.effects, []
+        effects = self._branches.effects
+        self._branches.effects = []
         return effects
 
     # ------------------------------------------------------------------------------------------------- inputs
@@ -161,7 +164,8 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             self._branches.skip(branch, back, error)  # the caller has refused an answer that it has already taken back
             self._run()
             return
-        branch.refused, branch.quiet = error, True
+        branch.refused = error
+        branch.quiet = True
         asked = branch.ask is not None and isinstance(branch.ask.node, Gen | Select)
         if branch.error is None and branch.paused is None and not asked:
             waits = ((at, isinstance(entry.node, Gen | Select | Pause)) for at, entry in branch.queue)
@@ -369,7 +373,9 @@ class Branches(Generic[TextT, QueuedT]):
         waits = end > mark + 1 or mark not in branch.marks
         removed = branch.cut(end) if waits else self.stop(branch)
         self.lose_forks(branch, removed, error, quiet=True)
-        branch.rollbacks[at], branch.refused, branch.quiet = mark, None, False
+        branch.rollbacks[at] = mark
+        branch.refused = None
+        branch.quiet = False
         if waits:
             branch.push(at, entry)
         else:
@@ -422,7 +428,9 @@ class Branches(Generic[TextT, QueuedT]):
                 self.effects.append(Failed((*branch.path, branch.next_place), None, error))
             self.give_up(branch, error, quiet=quiet)
         if not branch.lost:
-            branch.lost, branch.quiet, branch.untold = True, quiet, quiet
+            branch.lost = True
+            branch.quiet = quiet
+            branch.untold = quiet
             for child in branch.children:
                 self.lose(child, error, quiet=quiet, below=below)
 
@@ -452,7 +460,8 @@ class Branches(Generic[TextT, QueuedT]):
 
     def stop(self, branch: ProgramBranch[TextT, QueuedT]) -> list[tuple[int, QueuedT]]:
         """Discards what is asked and queued. Returns what was queued."""
-        branch.refused, branch.paused = None, None
+        branch.refused = None
+        branch.paused = None
         self.give_up_ask(branch)
         self.effects.append(Idle(branch))
         return branch.cut(0)
@@ -468,4 +477,5 @@ class Branches(Generic[TextT, QueuedT]):
             branch.end()
             self.effects.append(Idle(branch))
         self.effects.append(Ended(error))
-        self.by_path, self.ready = {}, deque()
+        self.by_path = {}
+        self.ready = deque()

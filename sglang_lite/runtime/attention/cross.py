@@ -36,7 +36,8 @@ class CrossAttention:
     shares_prefixes = False
 
     def __init__(self, backend: ModelAttention, prefix: SoundPrefix) -> None:
-        self._backend, self._prefix = backend, prefix
+        self._backend = backend
+        self._prefix = prefix
         self.capturable = backend.capturable
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
@@ -51,10 +52,13 @@ class CrossAttention:
         frames, tokens = self._prefix
         first, count, slot, position = plan.blocks.unbind(1)
         skipped = (tokens - position).clamp(min=0).minimum(count)  # tokens of the sound
-        first, count, position = first + skipped, count - skipped, position + skipped - tokens
+        first = first + skipped
+        count = count - skipped
+        position = position + skipped - tokens
         over_text, over_sound = (torch.stack((first, count, slot, at), 1) for at in (position, position * 0))
         if not self.capturable:
-            over_text, over_sound = over_text[count > 0], over_sound[count > 0]
+            over_text = over_text[count > 0]
+            over_sound = over_sound[count > 0]
         own = plan.positions - tokens
         plan = replace(plan, separate=False, longest_uncached=0)
         return (
@@ -79,18 +83,23 @@ def text_plans(plan: AttentionPlan, text: torch.Tensor, prefix: SoundPrefix) -> 
     """
     frames, tokens = prefix
     at = text.cumsum(0) - 1  # index among the tokens of text
-    groups, rows = list[tuple[DecodeGroup, DecodeGroup]](), list[tuple[ExtendRow, ExtendRow]]()
+    groups = list[tuple[DecodeGroup, DecodeGroup]]()
+    rows = list[tuple[ExtendRow, ExtendRow]]()
     for group in plan.decode:
-        own, read = text[group.tokens], group.rows.read_at
+        own = text[group.tokens]
+        read = group.rows.read_at
         if own.any():
-            index, lengths = at[group.tokens][own], group.rows.lengths[own]
+            index = at[group.tokens][own]
+            lengths = group.rows.lengths[own]
             behind = DecodeRows(read[own, tokens:], lengths - tokens, group.rows.ragged)
             heard = DecodeRows(read[own, :frames], torch.full_like(lengths, frames), ragged=False)
             groups.append((DecodeGroup(index, behind), DecodeGroup(index, heard)))
     for row in plan.extends:
-        count, end = min(row.end - row.start, row.length - tokens), int(at[row.end - 1]) + 1
+        count = min(row.end - row.start, row.length - tokens)
+        end = int(at[row.end - 1]) + 1
         if count > 0:
-            read_text, read_sound = _behind(row.read_at, tokens), _behind(row.read_at, 0, frames)
+            read_text = _behind(row.read_at, tokens)
+            read_sound = _behind(row.read_at, 0, frames)
             rows.append((ExtendRow(end - count, end, read_text), ExtendRow(end - count, end, read_sound)))
     store_at = plan.store_at[text]
     over_text, over_sound = (

@@ -144,7 +144,8 @@ def _joined(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
 
 def _part(plan: DevicePlan, backend: str, first: int, sequences: list[tuple[int, int, int]]) -> _SequenceGroup:
     slots, counts, lengths = zip(*sequences)
-    size, device = plan.page_size, plan.page_table.device
+    size = plan.page_size
+    device = plan.page_table.device
     page_counts = [-(-length // size) for length in lengths]
     table = plan.page_table[torch.tensor(slots, device=device), : max(page_counts)]
     is_used = torch.arange(max(page_counts), device=device) < torch.tensor(page_counts, device=device).unsqueeze(1)

@@ -35,7 +35,8 @@ class InvariantAttention:
     def __init__(self, requirements: AttentionRequirements) -> None:
         self._requirements = requirements
         self._max_pieces = len(piece_borders(requirements.longest)) - 1
-        device, kv_heads = requirements.device, requirements.kv_heads
+        device = requirements.device
+        kv_heads = requirements.kv_heads
         self._spare_items = 2 * properties_of(device).programs_to_fill // kv_heads
         # In larger steps, each row is read by one program and shares no prefix.
         self._max_rows = requirements.max_shared_rows
@@ -45,7 +46,8 @@ class InvariantAttention:
         self._counters = torch.zeros((requirements.max_rows + 1, kv_heads), dtype=torch.int32, device=device)
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
-        rows, device = plan.decoding, self._requirements.device
+        rows = plan.decoding
+        device = self._requirements.device
         items = rows + (self._spare_items if rows <= self._max_rows else 0)
         work = InvariantWork(
             items=torch.empty((items, 4), dtype=torch.int32, device=device),

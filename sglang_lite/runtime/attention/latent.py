@@ -59,7 +59,8 @@ class LatentAttention:
             self._concurrent_items = max(
                 1, properties_of(requirements.device).multiprocessors // -(-requirements.heads // 64)
             )
-        parts, device = self._items(requirements.max_rows) * requirements.heads, requirements.device
+        parts = self._items(requirements.max_rows) * requirements.heads
+        device = requirements.device
         shared = requirements.max_shared_rows * requirements.max_chunks * requirements.heads
         blocks = 2 * -(-requirements.heads // 16)  # upper bound for blocks of heads times halves of latents
         self._partials = Partials(
@@ -75,7 +76,8 @@ class LatentAttention:
         return rows + min(programs, _MAX_PARTS * rows)
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
-        rows, device = plan.decoding, self._requirements.device
+        rows = plan.decoding
+        device = self._requirements.device
         work = DecodeWork(
             items=torch.empty((self._items(rows), 4), dtype=torch.int32, device=device),
             rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),

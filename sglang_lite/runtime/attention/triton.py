@@ -49,7 +49,8 @@ class TritonAttention:
         self._requirements = requirements
         parts = self._items(requirements.max_rows) * requirements.heads
         shared = requirements.max_shared_rows * requirements.max_chunks * requirements.heads
-        dim, device = requirements.head_dim, requirements.device
+        dim = requirements.head_dim
+        device = requirements.device
         self._partials = Partials(
             acc=torch.empty((parts, dim), device=device),
             ml=torch.empty((parts, 2), device=device),
@@ -65,7 +66,9 @@ class TritonAttention:
         return rows + -(-programs // self._requirements.kv_heads)
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
-        rows, device, requirements = plan.decoding, self._requirements.device, self._requirements
+        rows = plan.decoding
+        device = self._requirements.device
+        requirements = self._requirements
         launch = attention_launch(
             properties_of(device), "decode",
             dim=requirements.head_dim, item=requirements.compute.itemsize, cached=requirements.cache.itemsize,
@@ -101,11 +104,9 @@ class TritonAttention:
 
 def _no_room(requirements: AttentionRequirements) -> str | None:
     """Returns the reason why some kernel can't run on the GPU, or None if all can."""
-    properties, item, group = (
-        properties_of(requirements.device),
-        requirements.compute.itemsize,
-        requirements.heads // requirements.kv_heads,
-    )
+    properties = properties_of(requirements.device)
+    item = requirements.compute.itemsize
+    group = requirements.heads // requirements.kv_heads
     kernels: dict[Kernel, int] = {"decode": columns(group), "prefill": 16, "prefix": block_queries(group, item)}
     for kernel, queries in kernels.items():
         if not attention_launch(

@@ -26,7 +26,9 @@ from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.model import Model
 
 _FORMAT = 4  # version of the layout of pages and files; engines with another version use other names
-_SAMPLES, _SAMPLE_BYTES = 64, 4096  # samples of a weights file that distinguish it from others
+# samples of a weights file that distinguish it from others
+_SAMPLES = 64
+_SAMPLE_BYTES = 4096
 
 
 def make_tiers(

@@ -58,7 +58,8 @@ class ChoiceScoring:
     """
 
     def __init__(self, context: EngineContext, sink: Callable[[Selection | SglError], None]) -> None:
-        self._context, self._sink = context, sink
+        self._context = context
+        self._sink = sink
         self._choices: Sequence[str] = ()
         self._start = 0  # index of the first scored token in the choices' rows
         # used on the loop's thread only
@@ -167,11 +168,14 @@ class ChoiceScoring:
         """
         if self._ended:
             return
-        loop, count = self._context.loop, len(self._choices)
+        loop = self._context.loop
+        count = len(self._choices)
         store = loop.scheduler.store
         cached = store.tree.cached_length(*before.space.key(before.tokens))
         again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)  # for each choice
-        self._prompt, self._requests, submitted = before, requests, requests
+        self._prompt = before
+        self._requests = requests
+        submitted = requests
         self._awaited = set(range(len(requests)))
         alike = all(each.space.common(before.space, self._start) == self._start for each in requests[:count])
         if alike and again * (count - 1) >= self._context.step_cost:

@@ -71,7 +71,9 @@ class EmbeddingLoop(ReadingLoop):
     def __init__(self, encoder: Encoder, step_tokens: int, adapters: EngineAdapters | None) -> None:
         super().__init__()
         self.requests = self.texts = self.tokens = 0
-        self._encoder, self._step_tokens, self._adapters = encoder, step_tokens, adapters
+        self._encoder = encoder
+        self._step_tokens = step_tokens
+        self._adapters = adapters
         self._waiting: deque[_Text] = deque()
 
     def submit(self, request: EncodeRequest, adapters: Sequence[Adapter | None], future: Future[Vectors]) -> None:
@@ -134,7 +136,8 @@ class EmbeddingLoop(ReadingLoop):
         except BaseException:  # a panic of a library, for example: `run` fails all waiting texts
             self._waiting.extendleft(texts)
             raise
-        self.steps, self.texts = self.steps + 1, self.texts + len(texts)
+        self.steps = self.steps + 1
+        self.texts = self.texts + len(texts)
         self.tokens += sum(len(text.ids) for text in texts)
         for text, vector in zip(texts, vectors):
             text.of.vectors[text.index] = vector
@@ -172,7 +175,8 @@ class EmbeddingLoop(ReadingLoop):
         """Returns the adapter slots of the texts' tokens; None without adapters."""
         if self._adapters is None:
             return None
-        pool, memory = self._adapters.pool, self._adapters.memory
+        pool = self._adapters.pool
+        memory = self._adapters.memory
         assert isinstance(memory, CpuAdapters), "decoders read texts on a CPU"
         of_tokens = []
         for text in texts:
@@ -198,9 +202,12 @@ class EmbeddingCore(ReadingCore):
     _reads_media = False
 
     def __init__(self, config: EngineConfig, loaded: LoadedEncoder) -> None:
-        self.encoder, self.device = loaded.model.spec, loaded.model.device
-        self.tokenizer, self.vocab_size = loaded.tokenizer, self.encoder.vocab_size
-        tokens, limit = config.step_tokens or _STEP_TOKENS[self.device.type], self.encoder.limit
+        self.encoder = loaded.model.spec
+        self.device = loaded.model.device
+        self.tokenizer = loaded.tokenizer
+        self.vocab_size = self.encoder.vocab_size
+        tokens = config.step_tokens or _STEP_TOKENS[self.device.type]
+        limit = self.encoder.limit
         self.adapters = make_encoder_adapters(config, loaded)
         self.loop = EmbeddingLoop(loaded.model, tokens, self.adapters)
         super().__init__(config, loaded.name, limit, tokens, self.loop.inbox)

@@ -44,9 +44,13 @@ class Encoding:
         most_numbers: int = 0,
         closed: Callable[[], object] = lambda: None,
     ) -> None:
-        self.store, self.runs, self._most_numbers = store, 0, most_numbers
+        self.store = store
+        self.runs = 0
+        self._most_numbers = most_numbers
         self.wake: Callable[[], None] = lambda: None
-        self._encoder, self._preparer, self._pool = encoder, preparer, pool
+        self._encoder = encoder
+        self._preparer = preparer
+        self._pool = pool
         self._closed = closed
         self._waiting: deque[Request] = deque()  # for room in the store, in order
         self._claimed: dict[Request, list[Features]] = {}  # their rows are reserved
@@ -80,7 +84,8 @@ class Encoding:
             OverloadedError: its images have more features than the store has room for.
         """
         assert request.media is not None
-        needed, room = len(request.media.positions), len(self.store.table)
+        needed = len(request.media.positions)
+        room = len(self.store.table)
         if needed > room:
             raise OverloadedError(
                 f"the images of the request take {needed:,} tokens; the engine has room for {room:,} at a time.",

@@ -151,12 +151,17 @@ class EngineCore:
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, encoder: Executor | None = None) -> None:
         self.thread = threading.current_thread()
-        self.config, self.model_name = config, loaded.name
-        self.tokenizer, self.vocab_size, self.eos_ids = loaded.tokenizer, loaded.vocab_size, loaded.eos_ids
+        self.config = config
+        self.model_name = loaded.name
+        self.tokenizer = loaded.tokenizer
+        self.vocab_size = loaded.vocab_size
+        self.eos_ids = loaded.eos_ids
         adapters = self.adapters = make_adapters(config, loaded)
-        self.capacity, self.device = capacity_of(config, loaded), loaded.model.device
+        self.capacity = capacity_of(config, loaded)
+        self.device = loaded.model.device
         self.description = _description(loaded, self.capacity)
-        sizes, longest = self.capacity.sizes, self.capacity.longest
+        sizes = self.capacity.sizes
+        longest = self.capacity.longest
         store = _prefix_cache(config, self.capacity, loaded)
         encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         encoding = _encoding(loaded, self.capacity, config)  # before graphs are captured that read its features
@@ -208,7 +213,8 @@ class EngineCore:
             EngineSessions(self.loop.inbox, self.scheduler.pauses),
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
         )  # fmt: skip
-        self.gate, self.call_soon = self.loop.inbox.gate, self.loop.inbox.post_lock_free
+        self.gate = self.loop.inbox.gate
+        self.call_soon = self.loop.inbox.post_lock_free
 
     # ------------------------------------------------------------------------------- what can be submitted
 
@@ -237,7 +243,8 @@ class EngineCore:
         self.open_requests.count("requests_submitted", len(requests))
         for index, sample in enumerate(requests):
             sample.output.sink = partial(_indexed, counted, index) if index else counted
-            sample.priority, sample.processor = request.priority, request.logit_processor
+            sample.priority = request.priority
+            sample.processor = request.logit_processor
             sample.output.origin = request.constraint
             sample.times.deadline = None if request.timeout is None else self.loop.clock.now() + request.timeout
         self._context.sessions.join(request.session, requests, request.priority)
@@ -324,7 +331,8 @@ class EngineCore:
             self.model_name = config.model
         self.config = config
         if (tiers := self.scheduler.store.tiers) is not None:
-            model, given = self.runner.model, path is None
+            model = self.runner.model
+            given = path is None
             tiers.names = page_names(config, self.model_name, path, model, self.capacity, given=given)
 
     def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
@@ -342,13 +350,15 @@ class EngineCore:
                 raise ParameterError("profile", "one is already being recorded.", hint="Call stop_profile first.")
             device = torch.device(self.runner.model.device)
             profile = Profiler(call.folder, device, with_stack=call.with_stack, record_shapes=call.record_shapes)
-            self._profile, self.loop.span = profile, profile.span
+            self._profile = profile
+            self.loop.span = profile.span
 
         return self.loop.inbox.ask(start)
 
     def _stop_profile(self, _: StopProfile) -> Future[str]:
         def stop() -> Profiler:
-            profile, self._profile = self._profile, None
+            profile = self._profile
+            self._profile = None
             if profile is None:
                 raise ParameterError("profile", "none is being recorded.", hint="Call start_profile first.")
             self.loop.span = no_span
@@ -371,7 +381,8 @@ class EngineCore:
 
     def _stats(self, _: Stats) -> Future[dict[str, Any]]:
         def count() -> dict[str, Any]:
-            scheduler, store = self.scheduler, self.scheduler.store
+            scheduler = self.scheduler
+            store = self.scheduler.store
             return {
                 "waiting": len(scheduler.queues.waiting) + len(scheduler.queues.returned),
                 "running": len(scheduler.queues.prefilling) + len(scheduler.queues.decoding),
@@ -484,7 +495,8 @@ def _windows(capacity: Capacity, loaded: LoadedModel) -> WindowPages | None:
     """
     if not capacity.window_pages:
         return None
-    sizes, window = capacity.sizes, loaded.model.window
+    sizes = capacity.sizes
+    window = loaded.model.window
     assert window is not None
     made = WindowPages(
         capacity.pages, capacity.window_pages, sizes.page_size, window, sizes.max_running, sizes.step_tokens
@@ -500,7 +512,8 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
     if loaded.tower is None or loaded.media is None or loaded.path is None:
         return None
     assert isinstance(loaded.model, Decoder | WhisperDecoder), "transformers' models read no images here"
-    width, dtype = loaded.tower.width, loaded.model.precision.compute
+    width = loaded.tower.width
+    dtype = loaded.model.precision.compute
     rows = max(config.image_cache_mb * 2**20 // (width * dtype.itemsize), 1)
     store = FeatureStore(loaded.model.zeros((min(rows, _FEATURES_PER_TOKEN * capacity.tokens), width), dtype))
     loaded.model.features = store.table

@@ -59,7 +59,8 @@ class ProgramPauses:
     """
 
     def __init__(self, pauses: Pauses, priority: int, namespace: str) -> None:
-        self._pauses, self._space = pauses, PrefixSpace.of(namespace)
+        self._pauses = pauses
+        self._space = PrefixSpace.of(namespace)
         self._program = ScheduledProgram(priority)
         self._branches: dict[Path, ScheduledBranch] = {}
 
@@ -67,9 +68,11 @@ class ProgramPauses:
         """Returns the branch of a node that is starting. Ends the pauses of idle branches forked
         from it, because most are not continued then.
         """
-        node, branch = ask.node, self._branch(ask.branch)
+        node = ask.node
+        branch = self._branch(ask.branch)
         assert isinstance(node, Gen | Select)
-        branch.name, branch.kind = node.name, branch.kind or node.name
+        branch.name = node.name
+        branch.kind = branch.kind or node.name
         path = ask.branch.path
         if ask.branch.forks:
             for other, below in self._branches.items():
@@ -126,8 +129,10 @@ class ProgramRoom:
     """
 
     def __init__(self, open_requests: OpenRequests, came: Callable[[], None], *, acquired: bool) -> None:
-        self._open_requests, self._came = open_requests, came
-        self._acquired, self._waits = acquired, False
+        self._open_requests = open_requests
+        self._came = came
+        self._acquired = acquired
+        self._waits = False
         self._asks: list[EngineAsk] = []  # nodes that wait for room
 
     def acquire(self, ask: EngineAsk) -> bool:
@@ -158,7 +163,8 @@ class ProgramRoom:
             self._waits = True
             self._open_requests.wait_for_room(self._came, 1, first=True)
             return ()
-        asks, self._asks = self._asks, []
+        asks = self._asks
+        self._asks = []
         return asks
 
     def release(self) -> None:
@@ -173,7 +179,9 @@ class ProgramRoom:
             self._waits = False
             self._open_requests.leave(self._came)
         self.release()
-        self._came, self._asks = _nothing, []  # breaks reference cycles, so that no garbage collection is needed
+        # breaks reference cycles, so that no garbage collection is needed
+        self._came = _nothing
+        self._asks = []
 
 
 def _nothing() -> None:
@@ -214,7 +222,9 @@ class EngineProgram:
         priority: int = 0,
         has_room: bool = False,
     ) -> None:
-        self.context, self.stream, self.namespace = context, stream, namespace
+        self.context = context
+        self.stream = stream
+        self.namespace = namespace
         self._sink = sink
         self.winds_down = False
         # The attributes below are used on the loop's thread only.
@@ -435,7 +445,8 @@ class EngineProgram:
 
     def _start(self, ask: EngineAsk, log: TokenLog | None = None) -> Request | None:
         """Starts a node; returns the request that continues in a slot, like `_perform`."""
-        node, text = ask.node, ask.branch.text
+        node = ask.node
+        text = ask.branch.text
         assert text is not None
         if isinstance(node, GrammarBegin):
             _begin_grammar(self, ask)
@@ -447,8 +458,10 @@ class EngineProgram:
             return None
         if text.grammar is not None:
             text.grammar.asked = True
-        branch, request = self._pauses.branch_of(ask), None
-        begun, ask.entry.begun = ask.entry.begun, None
+        branch = self._pauses.branch_of(ask)
+        request = None
+        begun = ask.entry.begun
+        ask.entry.begun = None
         job: GenerationJob | SelectionJob
         if begun is not None and begun.adopt(ask):
             job = self._jobs[ask] = begun
@@ -478,7 +491,8 @@ class EngineProgram:
         assert text is not None
         self._room.end()
         self.context.open_requests.count("programs_ended")
-        sink, self._sink = self._sink, _ignore
+        sink = self._sink
+        self._sink = _ignore
         self._pauses.end()
         sink(error or ProgramResult("".join(span.text for span in text.added)))
 
@@ -489,7 +503,9 @@ def _ignore(event: object) -> None:
 
 def _begin_grammar(program: EngineProgram, ask: EngineAsk) -> None:
     """Opens a grammar in the branch of a node, once it is compiled."""
-    grammar, node, text = ask.entry.grammar, ask.node, ask.branch.text
+    grammar = ask.entry.grammar
+    node = ask.node
+    text = ask.branch.text
     assert grammar is not None
     assert isinstance(node, GrammarBegin)
     if not grammar.done():
@@ -511,7 +527,8 @@ def _end_grammar(program: EngineProgram, ask: EngineAsk) -> None:
     """
     text = ask.branch.text
     assert text is not None
-    grammar, text.grammar = text.grammar, None
+    grammar = text.grammar
+    text.grammar = None
 
     def ended(error: SglError | None) -> None:
         if error is None:

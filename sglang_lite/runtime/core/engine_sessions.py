@@ -28,7 +28,11 @@ class _Turns:
     requests have ended.
     """
 
-    expected, queue, paused, error, returns = NOTHING_EXPECTED, (), None, None, False
+    expected = NOTHING_EXPECTED
+    queue = ()
+    paused = None
+    error = None
+    returns = False
 
     def __init__(self) -> None:
         self.running = 0  # requests that have not ended
@@ -47,7 +51,8 @@ class EngineSessions:
     """
 
     def __init__(self, inbox: Inbox, pauses: Pauses) -> None:
-        self._inbox, self._pauses = inbox, pauses
+        self._inbox = inbox
+        self._pauses = pauses
         # The attributes below are used on the loop's thread only.
         self._open: dict[str, tuple[ScheduledBranch, _Turns]] = {}  # least recently used first
 

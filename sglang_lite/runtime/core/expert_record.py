@@ -33,7 +33,8 @@ class ExpertRecord:
         if not any(now):
             raise CapabilityError("the model has no experts, so none are recorded.", hint="Leave it out.")
         if action == "start":
-            self._first, self._last = now, None
+            self._first = now
+            self._last = None
         if self._first is None:
             hint = "Call start_expert_distribution_record first."
             raise ParameterError("expert_distribution_record", "none has been started.", hint=hint)

@@ -46,7 +46,8 @@ class Flushes:
 
     def flush(self) -> None:
         """Calls the flush callbacks of this step. Called on the thread that sends the events."""
-        flushes, self._flushes = self._flushes, {}
+        flushes = self._flushes
+        self._flushes = {}
         for flush in flushes:
             try:
                 flush()

@@ -50,7 +50,11 @@ class GenerationJob:
         scheduled: ScheduledBranch,
         ask: EngineAsk | None = None,
     ) -> None:
-        self._program, self._branch, self._entry, self._scheduled, self._ask = program, branch, entry, scheduled, ask
+        self._program = program
+        self._branch = branch
+        self._entry = entry
+        self._scheduled = scheduled
+        self._ask = ask
         self._began = program.context.loop.clock.now()
         self._generations: dict[int, Generation] = {}
         self._requests: list[Request] = []
@@ -75,7 +79,9 @@ class GenerationJob:
         Returns:
             The next request if it continues in the slot, otherwise None.
         """
-        ask, entry, text = self._ask, self._entry, self._branch.text
+        ask = self._ask
+        entry = self._entry
+        text = self._branch.text
         if ask is None or not ask.is_current:
             return None
         assert text is not None
@@ -86,7 +92,8 @@ class GenerationJob:
             if awaited is not None and not awaited.done():
                 awaited.add_done_callback(lambda _: self._program.post(self.start))
                 return None
-        ready, log = self._take_text(text), text.log
+        ready = self._take_text(text)
+        log = text.log
         assert entry.params is not None
         quick = entry.params.n == 1 and (entry.grammar is None or entry.matcher is not None)
         if in_slot and ready and quick and self._program.context.builder.at_hand(entry.params):
@@ -105,7 +112,8 @@ class GenerationJob:
         """Moves the text before the generation into the log, if its ids are known. Returns whether
         all ids are known and the generation is outside a grammar.
         """
-        entry, log = self._entry, text.log
+        entry = self._entry
+        log = text.log
         if entry.ids is not None and entry.ids.exception() is None and log.fixed:
             spans = [*log.open, *text.new]
             if entry.text == spans:  # as predicted
@@ -138,7 +146,10 @@ class GenerationJob:
 
     def make_request(self) -> bool:
         """Builds a request whose prompt is not known yet. Returns False if that can't be done."""
-        program, node, ids, params = self._program, self._entry.node, self._entry.ids, self._entry.params
+        program = self._program
+        node = self._entry.node
+        ids = self._entry.ids
+        params = self._entry.params
         if ids is None or not ids.done() or ids.exception() is not None or self._entry.grammar is not None:
             return False
         if not isinstance(params, ResolvedParams) or params.n > 1 or not params.max_tokens or params.scores_tokens:
@@ -154,15 +165,19 @@ class GenerationJob:
             )
         except ParameterError:  # reported when the node is started
             return False
-        request.branch, request.priority, request.follow = self._scheduled, self._scheduled.program.priority, self
+        request.branch = self._scheduled
+        request.priority = self._scheduled.program.priority
+        request.follow = self
         request.output.origin = node.name, node.constraint
-        self._requests, self._between = [request], np.array(ids.result(), dtype=np.int32)
+        self._requests = [request]
+        self._between = np.array(ids.result(), dtype=np.int32)
         return True
 
     def begin(self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]) -> Request | None:
         """Begins the next request, like `Follower.begin`."""
         self._catch_up()
-        following, text = self._following, self._branch.text
+        following = self._following
+        text = self._branch.text
         if self._ahead is None or following is None or text is None or text.grammar is not None:
             return None
         if not self._is_current or not self._leads_to(following):
@@ -186,14 +201,18 @@ class GenerationJob:
             media: images among them.
             postpone: as in `Follower.begin`.
         """
-        request, entry, node = self._requests[0], self._entry, self._entry.node
+        request = self._requests[0]
+        entry = self._entry
+        node = self._entry.node
         assert isinstance(node, Gen)
         if not self._program.context.builder.begin(request, np.concatenate((tokens, self._between))):
             return None
         request.media = None if media is None else replace(media)
         self._began = self._program.context.loop.clock.now()
         request.times.deadline = None if node.timeout is None else self._began + node.timeout
-        entry.begun, self._submitted, self._catch_up = self, True, postpone()
+        entry.begun = self
+        self._submitted = True
+        self._catch_up = postpone()
         self._wind_down_if_asked()
         return request
 
@@ -219,7 +238,8 @@ class GenerationJob:
         """Accepts the ask of its node, whose request has begun. Returns False and aborts the
         request if the text before the node differs from the request's.
         """
-        text, request = ask.branch.text, self._requests[0]
+        text = ask.branch.text
+        request = self._requests[0]
         assert text is not None
         if self._take_text(text) and np.array_equal(text.log.ids(), request.tokens[: request.prompt_len]):
             self._ask = ask
@@ -254,14 +274,17 @@ class GenerationJob:
             ConstraintError: the constraint can't be enforced, or the open grammar does not allow
                 the preceding text.
         """
-        program, entry, node = self._program, self._entry, self._entry.node
+        program = self._program
+        entry = self._entry
+        node = self._entry.node
         assert isinstance(node, Gen)
         requests = program.context.builder.build(
             log.ids(), params, partial(self._on_event, 0),
             stream=program.stream or node.stream, namespace=program.namespace, media=log.media,
         )  # fmt: skip
         for index, request in enumerate(requests):
-            request.branch, request.priority = self._scheduled, self._scheduled.program.priority
+            request.branch = self._scheduled
+            request.priority = self._scheduled.program.priority
             request.output.sink = partial(self._on_event, index)
             request.output.origin = node.name, _constraint(node, within)
             request.times.deadline = None if node.timeout is None else self._began + node.timeout

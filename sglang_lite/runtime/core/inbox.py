@@ -48,7 +48,8 @@ class Inbox:
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._ended = False  # accepts no more commands; guarded by the lock
-        self._interrupt, self._prepare = interrupt, prepare
+        self._interrupt = interrupt
+        self._prepare = prepare
 
     # ------------------------------------------------------------------------------------- any thread
 

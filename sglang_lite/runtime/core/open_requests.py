@@ -29,7 +29,9 @@ class Ticket:
         cached_tokens: Callable[[], int] = int,
         wind_down: Callable[[], object] = lambda: None,
     ) -> None:
-        self._abort, self._cached_tokens, self._wind_down = abort, cached_tokens, wind_down
+        self._abort = abort
+        self._cached_tokens = cached_tokens
+        self._wind_down = wind_down
 
     @property
     def cached_tokens(self) -> int:
@@ -182,7 +184,8 @@ class OpenRequests:
         called = False
         while not called:
             with self._lock:
-                room, calls = self._max_open - self._open, []
+                room = self._max_open - self._open
+                calls = []
                 while self._queue and self._queue[0][1] <= room:
                     call, count = self._queue.popleft()
                     room -= count
@@ -206,7 +209,8 @@ class OpenRequests:
         call: Callable[[], object] | None = None
         try:
             while True:
-                first, loop = call is not None, asyncio.get_running_loop()
+                first = call is not None
+                loop = asyncio.get_running_loop()
                 if first or not self._queue:
                     try:
                         ticket = submit()

@@ -68,7 +68,10 @@ class PrefixFiles:
             raise CapabilityError(
                 "the engine keeps no prefixes below the device.", hint="Make it with enable_hierarchical_cache=True."
             )
-        self._store, self._tiers, self._host, self._inbox = store, store.tiers, store.tiers.host, inbox
+        self._store = store
+        self._tiers = store.tiers
+        self._host = store.tiers.host
+        self._inbox = inbox
 
     def write(self, tokens: Ints, namespace: str, path: str, secret: str | None) -> int:
         """Writes the cached part of a prefix; see `Engine.export_prefix`."""
@@ -94,7 +97,8 @@ class PrefixFiles:
                 tokens = self._tokens(file, path)
                 names = self._names(tokens, namespace)
                 with self._pinned(partial(self._reserve, file.pages)) as pinned, ThreadPoolExecutor(THREADS) as threads:
-                    slots, done = pinned.slots, 0
+                    slots = pinned.slots
+                    done = 0
                     for count in file.read_by(threads, self._host.memory.rows, slots):
                         if count == len(slots) or count - done >= file.pages / _STEPS:
                             self._inbox.call(partial(self._adopt, names[done:count], pinned))
@@ -142,7 +146,8 @@ class PrefixFiles:
         """Copies the device's pages of a prefix to the host, and pins the run of first pages that
         the host then has.
         """
-        host, match = self._host, self._store.tree.match(tokens, namespace)
+        host = self._host
+        match = self._store.tree.match(tokens, namespace)
         names = self._names(tokens, namespace)
         host.save(names[: len(match.pages)], match.pages)
         slots = host.slots(list(takewhile(host.__contains__, names)))
@@ -155,7 +160,8 @@ class PrefixFiles:
     def _adopt(self, names: list[bytes], pinned: _Pinned) -> None:
         if pinned.key != self._tiers.names.key:
             raise ParameterError("path", "the engine's weights were replaced while the file was read.")
-        slots, pinned.slots = pinned.slots[: len(names)], pinned.slots[len(names) :]
+        slots = pinned.slots[: len(names)]
+        pinned.slots = pinned.slots[len(names) :]
         self._host.adopt(names, slots)
 
     def _fetch(self, tokens: Ints, namespace: str) -> None:

@@ -126,7 +126,8 @@ def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | 
         return None
     entry, spans = found
     if spans:
-        entry.text, entry.ids = spans, context.constants.ids(spans)
+        entry.text = spans
+        entry.ids = context.constants.ids(spans)
     in_grammar = ask.branch.text is None or ask.branch.text.grammar is not None
     if entry.grammar is not None and not in_grammar:  # otherwise the matcher has to advance over text not known yet
         entry.matcher = _matcher(entry.grammar, entry.params, context)

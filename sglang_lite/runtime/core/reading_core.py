@@ -94,10 +94,13 @@ class ReadingCore:
 
     def __init__(self, config: EngineConfig, model_name: str, longest: int, step_tokens: int, inbox: Inbox) -> None:
         self.thread = threading.current_thread()
-        self.config, self.model_name = config, model_name
+        self.config = config
+        self.model_name = model_name
         self.capacity = Capacity(Sizes(config.max_queued, step_tokens, 1), longest, 0, longest)
         self.open_requests = OpenRequests(config.max_queued)
-        self.gate, self.call_soon, self._inbox = inbox.gate, inbox.post_lock_free, inbox
+        self.gate = inbox.gate
+        self.call_soon = inbox.post_lock_free
+        self._inbox = inbox
 
     def submit(self, *_: object) -> NoReturn:
         """Raises CapabilityError, because the model generates no text; so does `open_program`."""

@@ -35,7 +35,8 @@ class Recount:
     when_quiet: Callable[[], object] | None = None
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler, self.lost = scheduler, 0
+        self._scheduler = scheduler
+        self.lost = 0
         self._due = time.monotonic() + EVERY_S
 
     @property
@@ -49,7 +50,8 @@ class Recount:
             self.when_quiet()
             self.when_quiet = None
         handles = [h for each in self._scheduler.queues.running() if (h := each.handle) is not None]
-        before, self.lost = self.lost, count_lost_pages(self._scheduler.store, handles)
+        before = self.lost
+        self.lost = count_lost_pages(self._scheduler.store, handles)
         self._due = time.monotonic() + EVERY_S
         if self.lost > before:
             total = self._scheduler.store.pool.total

@@ -89,10 +89,15 @@ class RequestBuilder:
     ) -> None:
         self._recorded = recorded
         self.weights = LoadedWeights(weight_version)
-        self._paced, self.media = paced, media
-        self._model_name, self._tokenizer = model_name, tokenizer
-        self._vocab_size, self._eos_ids = vocab_size, eos_ids
-        self._longest, self._first_seed, self._all_special = longest, seed, all_special
+        self._paced = paced
+        self.media = media
+        self._model_name = model_name
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._longest = longest
+        self._first_seed = seed
+        self._all_special = all_special
         self._fresh = random.Random(secrets.randbits(256))  # seeded once: each system call would release the GIL
         self._thoughts = lru_cache(64)(lambda kind: _thought_limiter(kind, self, tokenizer, vocab_size))
         self._ids = itertools.count()
@@ -206,8 +211,10 @@ class RequestBuilder:
             request = self._without_prompt(params, space, sink, stream=stream)
             self._give_prompt(request, tokens, index)
             if len(output):
-                request.tokens, request.replayed_count = np.concatenate((tokens, output)), len(output)
-            request.score_from, request.media = scored, None if seen is None else replace(seen)
+                request.tokens = np.concatenate((tokens, output))
+                request.replayed_count = len(output)
+            request.score_from = scored
+            request.media = None if seen is None else replace(seen)
             requests.append(request)
         return requests
 
@@ -257,8 +264,11 @@ class RequestBuilder:
         )  # fmt: skip
 
     def _give_prompt(self, request: Request, tokens: Ints, sample: int) -> None:
-        params, count = request.params, len(tokens)
-        request.tokens, request.prompt_len, request.seed = tokens, count, self._seed(params, sample)
+        params = request.params
+        count = len(tokens)
+        request.tokens = tokens
+        request.prompt_len = count
+        request.seed = self._seed(params, sample)
         request.limit = count + 1 if params.scores_next_token else min(count + params.max_tokens, self._longest)
 
     def resolved(self, params: SamplingParams) -> ResolvedParams:
@@ -360,7 +370,8 @@ class RequestBuilder:
         return self._as_tokens("output_ids", output_ids)
 
     def _as_tokens(self, name: str, ids: Sequence[int]) -> Ints:
-        tokens, vocab_size = _whole_numbers(ids), self._vocab_size
+        tokens = _whole_numbers(ids)
+        vocab_size = self._vocab_size
         if tokens is None or int(tokens.view(f"u{tokens.itemsize}").max()) >= vocab_size:  # negative ones are large
             bad = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), ids)
             raise ParameterError(name, f"{shown(bad)} is no token id (0 to {vocab_size - 1:,}).")

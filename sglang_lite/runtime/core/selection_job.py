@@ -32,7 +32,9 @@ class SelectionJob:
     """
 
     def __init__(self, program: EngineProgram, ask: EngineAsk, branch: ScheduledBranch) -> None:
-        self._program, self._ask, self._branch = program, ask, branch
+        self._program = program
+        self._ask = ask
+        self._branch = branch
         self._scoring = ChoiceScoring(program.context, self._scored)
         self._following: PreparedNode | None = None  # next generation, once prepared
 
@@ -43,7 +45,8 @@ class SelectionJob:
 
     def start(self, *, in_slot: bool = False) -> None:  # signature of GenerationJob; choices have their own slots
         """Starts the scoring."""
-        node, text = self._ask.node, self._ask.branch.text
+        node = self._ask.node
+        text = self._ask.branch.text
         assert isinstance(node, Select)
         assert text is not None
         if node.choices:
@@ -86,7 +89,8 @@ class SelectionJob:
         self._scoring.abort()
 
     def _scored(self, outcome: Selection | SglError) -> None:
-        ask, node = self._ask, self._ask.node
+        ask = self._ask
+        node = self._ask.node
         if not ask.is_current:
             return
         assert isinstance(node, Select)

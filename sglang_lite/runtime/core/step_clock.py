@@ -49,7 +49,9 @@ class DeviceTime:
 
     def __init__(self, record: Callable[[int, float], None]) -> None:
         self._record = record
-        self._read, self._began, self._tokens = 0.0, math.inf, 0
+        self._read = 0.0
+        self._began = math.inf
+        self._tokens = 0
 
     def settle(self, batch: Batch, began: float, *, read: bool) -> None:
         """Records that a step has been settled.
@@ -65,4 +67,6 @@ class DeviceTime:
         if read:
             now = time.perf_counter()
             self._record(self._tokens, now - max(self._began, self._read))
-            self._read, self._began, self._tokens = now, math.inf, 0
+            self._read = now
+            self._began = math.inf
+            self._tokens = 0

@@ -132,23 +132,31 @@ class StepLoop:
         file: Path | None = None,
         stages: int = 1,
     ) -> None:
-        self.scheduler, self.steps = scheduler, 0
+        self.scheduler = scheduler
+        self.steps = 0
         self.stepping_since: float | None = None  # start of the running step on the monotonic clock; None between steps
         self.span: Callable[[str], AbstractContextManager[object]] = no_span  # marks parts of a step in a profile
         self.holds: dict[str, SglError | None] = {}
         self.postponed = Postponed()
         self.inbox = inbox = Inbox(filler.interrupt, self.postponed.run_all)
-        self.flushes, self.recount = Flushes(self.inbox.gate.on_own_thread), Recount(scheduler)
-        self.runner, self._writer = runner, StepWriter(scheduler.store.table, scheduler.store.windows, file)
-        self._eos_ids, self.jump, self._overlap = eos_ids, jump, overlap
+        self.flushes = Flushes(self.inbox.gate.on_own_thread)
+        self.recount = Recount(scheduler)
+        self.runner = runner
+        self._writer = StepWriter(scheduler.store.table, scheduler.store.windows, file)
+        self._eos_ids = eos_ids
+        self.jump = jump
+        self._overlap = overlap
         self._in_flight: _InFlight | None = None
-        self.clock, self._device_time = StepClock(), DeviceTime(scheduler.pauses.record_duration)
+        self.clock = StepClock()
+        self._device_time = DeviceTime(scheduler.pauses.record_duration)
         self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
         self._reader = TokenReader(scheduler, self._watch, self.clock, jump=jump)
         self._ends = RequestEnds(self, self._reader, self._fail)
         draws = 1 if scheduler.drafts is None else 1 + scheduler.drafts.drafting.most
         words = runner.allocate_masks(len(scheduler.store.table.length) * draws, -(-vocab_size // 32))
-        self.encoding, self._shared, self._launched = encoding, shared, deque[_Launched](maxlen=stages)
+        self.encoding = encoding
+        self._shared = shared
+        self._launched = deque[_Launched](maxlen=stages)
         for each in (encoding, shared):
             if each is not None:
                 each.wake = partial(inbox.post_if_open, _do_nothing)
@@ -383,7 +391,8 @@ class StepLoop:
 
     def _read(self) -> None:
         """Reads the tokens of the step in flight, if any."""
-        before, self._in_flight = self._in_flight, None
+        before = self._in_flight
+        self._in_flight = None
         self.postponed.run(lambda: before is None or not before.pending.ready)
         if before is not None:
             self._settle(before)
@@ -393,7 +402,8 @@ class StepLoop:
         step = self._launched.popleft()
         with self.span("masks"):
             masked = self.masks.make(step.batch, step.patience)
-        batch, table = step.batch, self.scheduler.store.table
+        batch = step.batch
+        table = self.scheduler.store.table
         pending = self.runner.sample(step.forward, draws_of(batch, masked, table, self._eos_ids))
         self.scheduler.count_draws(batch.slots[masked.rows[masked.offsets == 0]])
         self._in_flight = _InFlight(step, masked, pending)
@@ -404,7 +414,9 @@ class StepLoop:
         request or that a stream needs. Skips rows whose request has changed since the step was
         planned.
         """
-        scheduler, step, rows = self.scheduler, before.step, before.masked.rows
+        scheduler = self.scheduler
+        step = before.step
+        rows = before.masked.rows
         batch = step.batch
         sampled = before.pending.read()
         self._device_time.settle(batch, step.began, read=before.pending is not sampled)
@@ -492,7 +504,10 @@ class RequestEnds:
     """
 
     def __init__(self, loop: StepLoop, reader: TokenReader, fail: Callable[[Request, SglError], None]) -> None:
-        self._loop, self._scheduler, self._reader, self._fail = loop, loop.scheduler, reader, fail
+        self._loop = loop
+        self._scheduler = loop.scheduler
+        self._reader = reader
+        self._fail = fail
 
     def finish(self, request: Request, finish: Finish) -> None:
         """Ends a request with its result, or starts the next request of its program in its slot."""
@@ -503,7 +518,8 @@ class RequestEnds:
             self._scheduler.finish(request, State.FINISHED)
             request.output.send(request.generation(finish))
             return
-        table, slot = self._scheduler.store.table, request.slot
+        table = self._scheduler.store.table
+        slot = request.slot
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
         report = partial(self._report, request, finish)
         begun = request.follow.begin(request.tokens, finish, partial(self._loop.postponed.add, report))
@@ -529,7 +545,8 @@ class RequestEnds:
         """Reads the recorded values of a request's tokens before its pages are released."""
         names = request.params.recorded
         if names and request.handle is not None:
-            table, slot = self._scheduler.store.table, request.slot
+            table = self._scheduler.store.table
+            slot = request.slot
             count = min(int(table.computed[slot]), int(table.known[slot]) - 1)
             request.output.recorded = self._loop.runner.recorded(table.token_slots(slot, 0, count), names)
 

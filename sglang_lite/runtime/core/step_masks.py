@@ -53,7 +53,9 @@ class _SharedMasks:
     """
 
     def __init__(self, words: NDArray[np.int32], rows: int) -> None:
-        self._words, self.places, self._count = words, np.full(rows, -1, dtype=np.int32), 0
+        self._words = words
+        self.places = np.full(rows, -1, dtype=np.int32)
+        self._count = 0
         self._known: dict[int, tuple[int, Mask]] = {}  # place by id of a mask; kept here, so the id stays valid
 
     def put(self, row: int, mask: Mask) -> None:
@@ -96,8 +98,13 @@ class StepMasks:
     def __init__(
         self, scheduler: Scheduler, filler: MaskFiller, words: NDArray[np.int32], has_other_work: Callable[[], bool]
     ) -> None:
-        self._scheduler, self._filler, self._words, self._has_other_work = scheduler, filler, words, has_other_work
-        self.late, self.times, self.waits = 0, Durations(), Durations()
+        self._scheduler = scheduler
+        self._filler = filler
+        self._words = words
+        self._has_other_work = has_other_work
+        self.late = 0
+        self.times = Durations()
+        self.waits = Durations()
 
     def make(self, batch: Batch, patience: float) -> MaskedRows:
         """Makes the masks of the tokens that a step draws.
@@ -119,7 +126,8 @@ class StepMasks:
                 matcher.busy = False
                 masked.append(i)
                 matchers.append(matcher)
-        undrafted, own = len(rows), len(matchers)
+        undrafted = len(rows)
+        own = len(matchers)
         rows, offsets = (rows, np.zeros(len(rows), dtype=np.int32)) if not batch.drafts else _with_drafts(batch, rows)
         if matchers and len(rows) > undrafted:
             places = range(undrafted, len(rows))
@@ -128,7 +136,8 @@ class StepMasks:
             matchers += [matcher for matcher in ahead if matcher is not None]
         if not matchers:
             return MaskedRows(rows, offsets, None, 0.0)
-        began, shared = time.perf_counter(), _SharedMasks(self._words, len(matchers))
+        began = time.perf_counter()
+        shared = _SharedMasks(self._words, len(matchers))
         late = self._filler.fill(
             matchers,
             shared.put,
@@ -149,7 +158,9 @@ class StepMasks:
             for row in rows[again].tolist():
                 if (matcher := batch.requests[row].output.matcher) is not None:
                     matcher.busy = True
-            rows, offsets, which = np.delete(rows, missing), np.delete(offsets, missing), np.delete(which, missing)
+            rows = np.delete(rows, missing)
+            offsets = np.delete(offsets, missing)
+            which = np.delete(which, missing)
         return MaskedRows(rows, offsets, Masks(shared.written, which), filling)
 
     def record(self, drawn: MaskedRows, waited: float | None) -> None:

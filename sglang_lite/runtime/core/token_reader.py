@@ -34,7 +34,10 @@ class TokenReader:
     """
 
     def __init__(self, scheduler: Scheduler, watch: TokenWatch, clock: StepClock, *, jump: bool) -> None:
-        self._scheduler, self._watch, self._clock, self._jump = scheduler, watch, clock, jump
+        self._scheduler = scheduler
+        self._watch = watch
+        self._clock = clock
+        self._jump = jump
 
     def prepare(self, request: Request) -> None:
         """Prepares a request's first step: appends the tokens its grammar forces, and sets `ending`
@@ -70,7 +73,8 @@ class TokenReader:
         if request.handle is None:
             request.limit = min(request.limit, len(request.tokens) + 1)
             return
-        table, slot = self._scheduler.store.table, request.slot
+        table = self._scheduler.store.table
+        slot = request.slot
         soonest = max(int(table.known[slot]) + 1, int(table.length[slot]))
         request.limit = min(request.limit, soonest)
         table.limit[slot] = min(int(table.limit[slot]), soonest)
@@ -107,7 +111,8 @@ class TokenReader:
             sampled: tokens of all draws, in the order of `rows`.
         """
         table = self._scheduler.store.table
-        slots, tokens = batch.slots[rows[which]], np.array(sampled.tokens, dtype=np.int32)[which]
+        slots = batch.slots[rows[which]]
+        tokens = np.array(sampled.tokens, dtype=np.int32)[which]
         self._scheduler.record_tokens(slots, tokens)
         full = table.known[slots] >= table.limit[slots]
         selected = self._watch.select_rows(slots, tokens, full)
@@ -161,14 +166,16 @@ class TokenReader:
 
     def _closes(self, request: Request) -> bool:
         """Returns whether a request's output would be a value if it were cut now."""
-        table, slot = self._scheduler.store.table, request.slot
+        table = self._scheduler.store.table
+        slot = request.slot
         return request.output.closes(table.tokens[slot, request.prompt_len : table.known[slot]].tolist())
 
     def _jump_forward(self, request: Request, *, masked: bool) -> tuple[Finish | None, bool]:
         """Appends the tokens that the request's grammar forces, like `Request.jump`. Returns the
         reason for the end, if any, and whether the request has reached its maximum length.
         """
-        table, slot = self._scheduler.store.table, request.slot
+        table = self._scheduler.store.table
+        slot = request.slot
         room = int(table.limit[slot] - table.known[slot])
         tokens, finish = request.jump(room, masked=masked)
         if tokens:
@@ -193,7 +200,9 @@ class Verification:
         self, scheduler: Scheduler, batch: Batch, drawn: MaskedRows, sampled: Sampled, live: NDArray[np.bool_]
     ) -> None:
         assert scheduler.drafts is not None
-        self._table, self._drafts, self._batch = scheduler.store.table, scheduler.drafts, batch
+        self._table = scheduler.store.table
+        self._drafts = scheduler.drafts
+        self._batch = batch
         places = zip(drawn.rows.tolist(), drawn.offsets.tolist())
         self._draws = {place: i for i, place in enumerate(places) if not place[1] or i not in sampled.errors}
         self._tokens = sampled.tokens
@@ -214,21 +223,30 @@ class Verification:
             which: the first draw of each row.
             rows: row of each draw.
         """
-        slots, table, found = self._batch.slots, self._table, which.copy()
+        slots = self._batch.slots
+        table = self._table
+        found = which.copy()
         kinds = table.watched[slots]
         looked_at = ((kinds > 0) & (kinds != GRAMMAR)) | (table.paced[slots] > 0) | table.scored[slots]
         for at, row in enumerate(rows[which].tolist()):
             request = self._batch.requests[row]
             if looked_at[row] or row not in self._last or request.state is not State.DECODING:
                 continue
-            draft, drafted, draw, came, count = self._batch.drafts[row], self._drafted[row], which[at], 0, 0
+            draft = self._batch.drafts[row]
+            drafted = self._drafted[row]
+            draw = which[at]
+            came = 0
+            count = 0
             for place in draft.drawn:
                 behind = self._draws.get((row, place))
                 if behind is None or self._tokens[draw] != drafted[came]:
                     break
-                draw, came, count = behind, place, count + 1
+                draw = behind
+                came = place
+                count = count + 1
             if count and self._drafts.skip(request, draft, count):
-                found[at], self._last[row] = draw, came
+                found[at] = draw
+                self._last[row] = came
         return found
 
     def next_draws(self) -> NDArray[np.int64]:
@@ -236,13 +254,16 @@ class Verification:
         Settles the other drafts.
         """
         found: list[int] = []
-        rows, table, batch = [*self._last], self._table, self._batch
+        rows = [*self._last]
+        table = self._table
+        batch = self._batch
         slots = batch.slots[rows]
         known = table.known[slots]
         newest = table.tokens[slots, known - 1]
         counts = (known - batch.ends[rows]).tolist()
         for row, limit, count, token in zip(rows, table.limit[slots].tolist(), counts, newest.tolist()):
-            request, draw = batch.requests[row], None
+            request = batch.requests[row]
+            draw = None
             if request.handle is not None and limit == self._limits[row] and self._came(row, count, token):
                 self._last[row] = count
                 draw = self._draws.get((row, count))
@@ -258,7 +279,8 @@ class Verification:
         """Returns whether the tokens of a row since its last draw, `count` in all, are the drafted
         ones.
         """
-        last, drafted = self._last[row], self._drafted[row]
+        last = self._last[row]
+        drafted = self._drafted[row]
         if count == last + 1:
             return count <= len(drafted) and drafted[last] == newest
         start = int(self._batch.ends[row])

@@ -83,7 +83,9 @@ class TokenText(BranchText[Span]):
     __slots__ = ("grammar", "log", "new")
 
     def __init__(self, log: TokenLog, new: Sequence[Span] = (), grammar: OpenGrammar | None = None) -> None:
-        self.log, self.new, self.grammar = log, list(new), grammar
+        self.log = log
+        self.new = list(new)
+        self.grammar = grammar
         self.added = []
 
     def append(self, node: Content) -> None:
@@ -115,7 +117,8 @@ class TokenText(BranchText[Span]):
         """Removes and returns the spans that are not in the log yet. The caller must append them to
         the log.
         """
-        new, self.new = self.new, []
+        new = self.new
+        self.new = []
         return new
 
     def open_grammar(self) -> OpenGrammar | None:
@@ -126,8 +129,11 @@ class TokenText(BranchText[Span]):
         return self.fork(), len(self.added)
 
     def go_back(self, mark: tuple[TokenText, int]) -> None:
-        text, added = mark[0].fork(), mark[1]
-        self.log, self.new, self.grammar = text.log, text.new, text.grammar
+        text = mark[0].fork()
+        added = mark[1]
+        self.log = text.log
+        self.new = text.new
+        self.grammar = text.grammar
         del self.added[added:]
 
     def fork(self) -> TokenText:

@@ -49,7 +49,8 @@ class TokenWatch:
             tokens: drawn token of each row [R].
             full: True for rows that have reached their limit [R].
         """
-        kinds, paces = self._table.watched[slots], self._table.paced[slots]
+        kinds = self._table.watched[slots]
+        paces = self._table.paced[slots]
         watch = full | (kinds >= TEXT) | (tokens[:, None] == self._eos).any(1)
         watch |= (kinds == STOPS) & self._stop_tokens[slots, tokens]
         if paces.any():

@@ -66,13 +66,16 @@ class TowerLoop(ReadingLoop):
     def __init__(self, loaded: LoadedTower, most_bytes: int) -> None:
         super().__init__()
         self.runs = 0
-        self._loaded, self._most_bytes = loaded, most_bytes
+        self._loaded = loaded
+        self._most_bytes = most_bytes
         self._together = NUMBERS_TOGETHER if loaded.device.type == "cuda" else 0
         self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS), "sglang_lite-images")
         self._asked: set[_Asked] = set()  # not answered yet
         self._waiting: list[_Waiting] = []
         self._room = threading.Condition()  # guards the two below
-        self._decoded, self._ended = 0, False  # waiting bytes, including media on their way to the loop
+        # waiting bytes, including media on their way to the loop
+        self._decoded = 0
+        self._ended = False
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()  # in the host's memory
 
     def submit(self, media: Sequence[Media]) -> Future[bytes]:
@@ -163,7 +166,8 @@ class TowerLoop(ReadingLoop):
 
     def _encode(self, batch: Sequence[_Waiting]) -> None:
         """Encodes media of equal size together."""
-        items, pixels = [each.item for each in batch], [lambda each=each: each.pixels for each in batch]
+        items = [each.item for each in batch]
+        pixels = [lambda each=each: each.pixels for each in batch]
         found = encode(self._loaded.tower, items, pixels, fetch=True)
         self.steps += 1
         for each, features in zip(batch, found, strict=True):
@@ -205,7 +209,9 @@ class TowerCore(ReadingCore):
     def __init__(self, config: EngineConfig, loaded: LoadedTower) -> None:
         self.loop = TowerLoop(loaded, config.image_cache_mb << 20)
         super().__init__(config, loaded.name, loaded.longest, loaded.longest, self.loop.inbox)
-        self.tokenizer, self.vocab_size, self.device = loaded.tokenizer, loaded.media.vocab_size, loaded.device
+        self.tokenizer = loaded.tokenizer
+        self.vocab_size = loaded.media.vocab_size
+        self.device = loaded.device
         size = sum(each.nbytes for each in loaded.tower.parameters.values()) >> 20
         self.description = f"{loaded.name} on {self.device}, its encoder of media alone, {size:,} MB"
         self.builder = RequestBuilder(

@@ -76,7 +76,10 @@ class Sleep:
         *,
         refuses: bool,
     ) -> None:
-        self._loop, self._updates, self._reload, self._refuses = loop, updates, reload, refuses
+        self._loop = loop
+        self._updates = updates
+        self._reload = reload
+        self._refuses = refuses
         self._adapters = adapters
         self._dropped: DroppedTensors | None = None  # of a model on a CPU
         self.released: set[str] = set()
@@ -102,7 +105,8 @@ class Sleep:
         chosen = _chosen(tags)
         if again := chosen & self.released:
             raise CapabilityError(f"the engine is asleep: the memory of {_listed(again)} is given back already.")
-        loop, runner = self._loop, self._loop.runner
+        loop = self._loop
+        runner = self._loop.runner
         model = runner.model
         on_device = model.device.type == "cuda"
         if not isinstance(model, Decoder):
@@ -149,7 +153,8 @@ class Sleep:
         """Returns counts for `Engine.stats`: bytes of the device used by the encoder and the
         adapters.
         """
-        model, found = self._loop.runner.model, dict[str, int]()
+        model = self._loop.runner.model
+        found = dict[str, int]()
         if not isinstance(model, Decoder):
             return found
         gone = "weights" in self.released and model.weight_memory is not None
@@ -263,8 +268,12 @@ class WeightCalls:
         adapters: EngineAdapters | None,
         changed: Callable[[EngineConfig, Path | None], None],
     ) -> None:
-        self._loop, self._version, self._path, self._config = loop, version, loaded.path, config
-        self._calls, self._changed = calls, changed
+        self._loop = loop
+        self._version = version
+        self._path = loaded.path
+        self._config = config
+        self._calls = calls
+        self._changed = changed
         self._updates = WeightUpdates(loop, loaded.tokenizer.bos_id, config)
         self._updates.given = config.load_format == "remote_instance"
         self._experts = ExpertRecord()
@@ -350,7 +359,8 @@ class WeightCalls:
         return self._config.weight_version
 
     def _change(self, config: EngineConfig, path: Path | None) -> None:
-        self._config, self._version.version = config, config.weight_version
+        self._config = config
+        self._version.version = config.weight_version
         self._changed(config, path)
 
     def _reload(self) -> None:

@@ -25,7 +25,9 @@ from sglang_lite.runtime.models.weight_parts import WeightParts
 from sglang_lite.runtime.models.weights.groups import TensorForm
 from sglang_lite.runtime.models.weights.source import WeightSource
 
-PAUSED, INCOMPLETE = "paused", "weights incomplete"  # why the loop holds
+# why the loop holds
+PAUSED = "paused"
+INCOMPLETE = "weights incomplete"
 _MODES = ("abort", "retract", "in_place")
 _ACTIONS = ("checksum", "snapshot", "compare")
 
@@ -46,7 +48,8 @@ class WeightUpdates:
     """
 
     def __init__(self, loop: StepLoop, bos: int | None, config: EngineConfig) -> None:
-        self._loop, self._bos = loop, bos
+        self._loop = loop
+        self._bos = bos
         self._scales_file = config.quantization_param_path
         self.absent = False
         self.given = False
@@ -125,7 +128,8 @@ class WeightUpdates:
         """Lets requests continue with the new weights. Nothing computed with the old ones is
         reused, except by rows paused in place.
         """
-        loop, scheduler = self._loop, self._loop.scheduler
+        loop = self._loop
+        scheduler = self._loop.scheduler
         loop.settle()
         self._count += 1
         if not self._in_place:
@@ -164,7 +168,8 @@ class WeightUpdates:
         """
         if self._scales_file is not None:
             stored = stored | read_kv_scales(Path(self._scales_file), model.kv_layout)
-        old, new = model.kv_scales, kv_scales(model, stored, self._bos)
+        old = model.kv_scales
+        new = kv_scales(model, stored, self._bos)
         assert old is not None
         for one, other in zip((*old.k, *old.v), (*new.k, *new.v)):
             one.copy_(other)
@@ -184,7 +189,8 @@ class WeightUpdates:
         """
         if mode not in _MODES:
             raise ParameterError("mode", f"{mode!r} is none of {', '.join(_MODES)}.")
-        loop, scheduler = self._loop, self._loop.scheduler
+        loop = self._loop
+        scheduler = self._loop.scheduler
         loop.settle()
         loop.holds[PAUSED] = None
         requests = [each for each in (*scheduler.queues, *(loop.encoding or ())) if not each.ended]
@@ -259,7 +265,9 @@ class WeightUpdates:
             raise ParameterError("action", f"{action!r} is none of {', '.join(_ACTIONS)}.")
         if action == "compare" and self._snapshot is None:
             raise ParameterError("action", "there is no snapshot to compare with.", hint='Ask for "snapshot" first.')
-        parts, found, unreadable = WeightParts(self.model), dict[str, str](), list[str]()
+        parts = WeightParts(self.model)
+        found = dict[str, str]()
+        unreadable = list[str]()
         for name in parts.names():
             try:
                 data = parts.read(name).cpu().contiguous().view(torch.uint8).numpy()

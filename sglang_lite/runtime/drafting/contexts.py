@@ -27,7 +27,9 @@ class ContextTable:
     """
 
     def __init__(self, entries: int, lengths: Sequence[int] = ()) -> None:
-        self._entries, self._lengths = max(entries // 2, 1), lengths  # of a half
+        # of a half
+        self._entries = max(entries // 2, 1)
+        self._lengths = lengths
         self._newer: dict[int, int] = {}  # token * _WEIGHTS + weight, by hash
         self._older: dict[int, int] = {}
         self._salt = random.getrandbits(62)  # prevents texts crafted to collide with another's hash
@@ -47,11 +49,13 @@ class ContextTable:
         if weight and known == token:
             weight = min(weight + 1, _MAX_WEIGHT)
         elif weight > 1:
-            token, weight = known, weight - 1
+            token = known
+            weight = weight - 1
         else:
             weight = 1
         if len(self._newer) >= self._entries and key not in self._newer:
-            self._older, self._newer = self._newer, {}
+            self._older = self._newer
+            self._newer = {}
         self._newer[key] = token * _WEIGHTS + weight
 
     def __len__(self) -> int:
@@ -75,7 +79,8 @@ class ContextDrafter:
     """
 
     def __init__(self, name: str, kind: Callable[[Request], Hashable], config: EngineConfig) -> None:
-        self.name, self._kind = name, kind
+        self.name = name
+        self._kind = kind
         self._lengths = [length for length in _LENGTHS if length <= config.draft_context]
         self._table = ContextTable(config.draft_capacity * len(self._lengths), self._lengths)
 
@@ -87,14 +92,16 @@ class ContextDrafter:
 
     def _guess(self, kind: int, chance: Chance, text: Sequence[int], state: Hashable) -> Guess | None:
         """Returns the guess with the best chance among all contexts."""
-        best, likeliest = None, 0.0
+        best = None
+        likeliest = 0.0
         for i, length in enumerate(self._lengths):
             if length > len(text):
                 continue
             token, weight = self._table.following(kind, text[-length:])
             evidence = i * _WEIGHTS + weight
             if weight and chance(evidence) > likeliest:
-                best, likeliest = Guess(token, evidence), chance(evidence)
+                best = Guess(token, evidence)
+                likeliest = chance(evidence)
         return best
 
     def learn(self, request: Request, text: Sequence[int], start: int) -> None:

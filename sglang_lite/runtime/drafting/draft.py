@@ -84,7 +84,9 @@ class DraftWriter:
     """
 
     def __init__(self, matcher: Matcher | None, room: int, *, jump: bool) -> None:
-        self._matcher, self._room, self._jump = matcher, room, jump
+        self._matcher = matcher
+        self._room = room
+        self._jump = jump
         self.tokens: list[int] = []
         self._drawn: list[int] = []
         self._matchers: list[Matcher] = []

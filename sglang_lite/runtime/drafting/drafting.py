@@ -97,7 +97,10 @@ class Drafting:
     def __init__(
         self, drafters: Sequence[Drafter], most: int, vocab_size: int, eos_ids: frozenset[int], *, jump: bool
     ) -> None:
-        self._drafters, self.most, self._vocab_size, self._eos_ids = list(drafters), most, vocab_size, eos_ids
+        self._drafters = list(drafters)
+        self.most = most
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
         self._jump = jump
         self._of_grammars = all(drafter.name == "grammar" for drafter in drafters)
         self.counts = {drafter.name: DraftCounts() for drafter in drafters}
@@ -131,7 +134,10 @@ class Drafting:
         heapify(heap)
         asked: dict[int, _AskedRow] = {}
         order: list[int] = []  # row of each guess
-        expected, best, taken, most = float(drawn), drawn / self.cost.seconds(tokens), 0, tokens
+        expected = float(drawn)
+        best = drawn / self.cost.seconds(tokens)
+        taken = 0
+        most = tokens
         while heap and budget >= 0:
             _, i, guess = heap[0]
             if guess is None:  # computed only once no other can be likelier
@@ -153,10 +159,14 @@ class Drafting:
                 continue  # its grammar forbids it
             row.guesses.append(guess)
             order.append(i)
-            tokens, budget, expected = tokens + size, budget - size, expected + guess.likely
+            tokens = tokens + size
+            budget = budget - size
+            expected = expected + guess.likely
             if budget >= 0 and (rate := expected / self.cost.seconds(tokens)) >= best:
-                best, taken = rate, len(order)
-        counts, unwritten = Counter(order[:taken]), {i: guess for _, i, guess in heap}
+                best = rate
+                taken = len(order)
+        counts = Counter(order[:taken])
+        unwritten = {i: guess for _, i, guess in heap}
         for i, row in asked.items():
             left_out = row.guesses[counts[i]] if counts[i] < len(row.guesses) else unwritten.get(i)
             if left_out is not None:
@@ -164,7 +174,8 @@ class Drafting:
         return {rows[i].request.id: asked[i].draft(count) for i, count in counts.items()}
 
     def _asked(self, row: OpenRow) -> _AskedRow:
-        params, matcher = row.request.params, row.request.output.matcher
+        params = row.request.params
+        matcher = row.request.output.matcher
         in_use = matcher is not None and matcher.busy  # by a thread that makes its mask; drafters would use it too
         drafts = params.speculation and row.request.processor is None and not in_use
         jump = self._jump and not params.scores_tokens
@@ -178,8 +189,11 @@ class Drafting:
         self.observe(row.request, row.known)
         if not writer.is_open:
             return
-        output, text = row.request.output, row.known[-TAIL:].tolist()
-        guessers, luck, likely = self._guessers(row.request, row.known), _luck(output.draft), 1.0
+        output = row.request.output
+        text = row.known[-TAIL:].tolist()
+        guessers = self._guessers(row.request, row.known)
+        luck = _luck(output.draft)
+        likely = 1.0
         for _ in range(self.most):
             place = len(writer.tokens)
             for chance, name, (token, evidence) in self._guesses(guessers, text, writer.state):
@@ -199,7 +213,8 @@ class Drafting:
         tried again.
         """
         record = self._records[guess.drafter, guess.evidence]
-        record.right, record.tried = record.right * _KEPT_UNTRIED, record.tried * _KEPT_UNTRIED
+        record.right = record.right * _KEPT_UNTRIED
+        record.tried = record.tried * _KEPT_UNTRIED
 
     def chance(self, drafter: str, evidence: int) -> float:
         """Returns the share of a drafter's guesses with the same evidence that were right."""
@@ -221,10 +236,12 @@ class Drafting:
         for guess in draft.guesses:
             right = guess.place < matched
             counts = self.counts[guess.drafter]
-            counts.drafted, counts.accepted = counts.drafted + 1, counts.accepted + right
+            counts.drafted = counts.drafted + 1
+            counts.accepted = counts.accepted + right
             if guess.place <= matched and guess.place < came:
                 record = self._records[guess.drafter, guess.evidence]
-                record.right, record.tried = record.right * _KEPT + right, record.tried * _KEPT + 1
+                record.right = record.right * _KEPT + right
+                record.tried = record.tried * _KEPT + 1
                 progress.hoped = progress.hoped * _KEPT_OF_ROW + guess.chance
                 progress.right = progress.right * _KEPT_OF_ROW + right
 
@@ -318,7 +335,8 @@ class StepCost:
 
     def __init__(self) -> None:
         self._sums = np.zeros(5)  # of 1, tokens, seconds, tokens², tokens * seconds
-        self._step, self._token = 1.0, _SLOPE
+        self._step = 1.0
+        self._token = _SLOPE
         self._measured: list[float] = []  # by number of tokens
         self._sizes: list[int] = []  # numbers of tokens that were measured, ascending
         self._most = _MAX_TOKENS
@@ -329,7 +347,8 @@ class StepCost:
         """
         self._sizes = counts = sorted(seconds)
         times = np.maximum.accumulate([seconds[count] for count in counts])
-        self._measured, self._most = times[np.searchsorted(counts, np.arange(counts[-1] + 1))].tolist(), counts[-1]
+        self._measured = times[np.searchsorted(counts, np.arange(counts[-1] + 1))].tolist()
+        self._most = counts[-1]
         self._step = self._token = 0.0
 
     def record(self, tokens: int, seconds: float) -> None:
@@ -347,7 +366,8 @@ class StepCost:
         elif self._measured:
             self._step = max((y - self._token * x) / count, 0.0)
         else:
-            self._step, self._token = 1.0, _SLOPE
+            self._step = 1.0
+            self._token = _SLOPE
 
     def seconds(self, tokens: int) -> float:
         """Estimates the seconds of a step."""

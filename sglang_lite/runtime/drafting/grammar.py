@@ -12,7 +12,9 @@ from sglang_lite.runtime.requests.request import Request
 
 _LONGEST = 64  # maximum number of last characters to search for
 _AHEAD = 200  # characters that are tokenised at a time
-_FORCED, _COPIED = 0, 1  # evidence; for copied text the minimum
+# evidence; for copied text the minimum
+_FORCED = 0
+_COPIED = 1
 
 
 class GrammarDrafter:
@@ -42,14 +44,16 @@ class _Following:
     def __init__(self, request: Request) -> None:
         matcher = request.output.matcher
         assert matcher is not None
-        self._output, self._sources = request.output, matcher.sources
+        self._output = request.output
+        self._sources = matcher.sources
         self._next = matcher.forced() if request.params.scores_tokens else []  # tokens that follow
         self._seen: int | None = None  # number of tokens of the text before them, once known
         self._evidence = _FORCED
 
     def __call__(self, text: Sequence[int], state: Hashable) -> Guess | None:
         new = [] if self._seen is None else list(text[self._seen :])
-        came, self._next = self._next[: len(new)], self._next[len(new) :]
+        came = self._next[: len(new)]
+        self._next = self._next[len(new) :]
         if came != new or not self._next:
             self._next = self._following(self._output.text_of(text).decode("utf-8", "ignore"))
         self._seen = len(text)
@@ -75,5 +79,6 @@ def _match(source: str, text: str) -> tuple[int, int, str]:
         found = source.find(text[-length - 1 :], max(at - 1, 0))
         if found < 0:
             break
-        length, at = length + 1, found
+        length = length + 1
+        at = found
     return length, at, source

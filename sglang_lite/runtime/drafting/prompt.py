@@ -53,13 +53,17 @@ class _Copy:
     """
 
     def __init__(self, known: Ints, most: int) -> None:
-        self._known, self._most = known, most
-        self._next, self._length = 0, 0  # index of the token to guess next, and number of equal tokens before it
+        self._known = known
+        self._most = most
+        # index of the token to guess next, and number of equal tokens before it
+        self._next = 0
+        self._length = 0
         self._guess: int | None = None
 
     def __call__(self, text: Sequence[int], state: Hashable) -> Guess | None:
         if self._guess is not None and text[-1] == self._guess:
-            self._next, self._length = self._next + 1, self._length + 1
+            self._next = self._next + 1
+            self._length = self._length + 1
         else:
             self._find(text)
         if self._length < _MIN or self._next >= len(self._known):
@@ -69,14 +73,16 @@ class _Copy:
         return Guess(self._guess, min(self._length, self._most))
 
     def _find(self, text: Sequence[int]) -> None:
-        known, count = self._known, min(self._most, len(text))
+        known = self._known
+        count = min(self._most, len(text))
         ends = np.flatnonzero(known[:-1] == text[-1]) + 1  # ends of matches
         length = 1
         while length < count and len(ends):
             longer = ends[(ends > length) & (known[np.maximum(ends - length - 1, 0)] == text[-length - 1])]
             if not len(longer):
                 break
-            ends, length = longer, length + 1
+            ends = longer
+            length = length + 1
         if len(ends) > 1:
             ends = self._alike(ends[-_COMPARED:], text)
         self._next, self._length = (int(ends[-1]), length) if len(ends) else (0, 0)

@@ -39,7 +39,8 @@ class StateDrafter:
         return Guess(token, weight) if weight else None
 
     def learn(self, request: Request, text: Sequence[int], start: int) -> None:
-        matcher, kinds = request.output.matcher, request.output.draft.kinds
+        matcher = request.output.matcher
+        kinds = request.output.draft.kinds
         if matcher is None:
             return
         if self.name in kinds:

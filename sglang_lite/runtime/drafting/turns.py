@@ -4,7 +4,9 @@ from __future__ import annotations
 
 _SHORT = 4  # minimum number of steps in a turn
 _SHARE = 0.01  # share of the time that turns of the slower way may lose
-_FIRST_S, _LONGEST_S = 0.25, 5.0  # longest turn, the first ones without drafts and all others
+# longest turn, the first ones without drafts and all others
+_FIRST_S = 0.25
+_LONGEST_S = 5.0
 
 
 class Turns:
@@ -38,7 +40,8 @@ class Turns:
         self._steps += 1
         if not self._steps:
             return
-        self._plain, self._seconds = self._plain + plain, self._seconds + seconds
+        self._plain = self._plain + plain
+        self._seconds = self._seconds + seconds
         if self._steps < _SHORT or self._seconds < self._turn_s:
             return
         self._worth[self.drafts] = self._plain / max(self._seconds, 1e-9)
@@ -49,4 +52,6 @@ class Turns:
         self._turn_s = min(max(lost, 0.0) / _SHARE, _LONGEST_S if self.drafts else self._longest_s)
         if not self.drafts and self._turn_s == self._longest_s:
             self._longest_s = min(2 * self._longest_s, _LONGEST_S)
-        self._steps, self._plain, self._seconds = -1, 0.0, 0.0
+        self._steps = -1
+        self._plain = 0.0
+        self._seconds = 0.0

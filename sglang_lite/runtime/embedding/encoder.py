@@ -41,7 +41,9 @@ class Encoder:
         device: torch.device,
         progress: Callable[[Iterable[int]], Iterable[int]] = lambda layers: layers,
     ) -> None:
-        self.spec, self.dtype, self.device = spec, dtype, device
+        self.spec = spec
+        self.dtype = dtype
+        self.device = device
         hidden = spec.layers.hidden_size
         # Comes before the layers, which check that no tensor is left.
         self._head = None if spec.classifier is None else _head(Weights(source, dtype, device), spec.classifier, hidden)
@@ -70,7 +72,8 @@ class Encoder:
 
     def _pooled(self, x: torch.Tensor, groups: list[tuple[int, int]]) -> torch.Tensor:
         """Returns the pooled vectors of texts, float32 [N, H]."""
-        out, at = [], 0
+        out = []
+        at = 0
         for count, length in groups:
             rows = x[at : at + count * length].view(count, length, -1)
             match self.spec.pooling:

@@ -47,7 +47,10 @@ class Weights:
     """
 
     def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device, prefix: str = "") -> None:
-        self.source, self._dtype, self._device, self._prefix = source, dtype, device, prefix
+        self.source = source
+        self._dtype = dtype
+        self._device = device
+        self._prefix = prefix
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         found = self.source.take(self._prefix + name, shape)
@@ -111,7 +114,8 @@ class Bert:
         device: torch.device,
         progress: Callable[[Iterable[int]], Iterable[int]],
     ) -> None:
-        self._spec, self._device = spec, device
+        self._spec = spec
+        self._device = device
         prefix = spec.prefix if source.has(f"{spec.prefix}embeddings.word_embeddings.weight") else ""
         weights = Weights(source, dtype, device, prefix)
         hidden = spec.hidden_size
@@ -148,7 +152,9 @@ class Bert:
         """Computes attention outputs [T, H] from queries, keys and values [T, 3 H]. Tokens attend
         only within their own text.
         """
-        heads, out, at = self._spec.num_heads, [], 0
+        heads = self._spec.num_heads
+        out = []
+        at = 0
         for count, length in groups:
             rows = qkv[at : at + count * length].view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
             found = F.scaled_dot_product_attention(rows[0], rows[1], rows[2])
@@ -168,7 +174,9 @@ class _BertLayer:
 
     @classmethod
     def read(cls, weights: Weights, name: str, spec: BertSpec) -> _BertLayer:
-        hidden, inner, eps = spec.hidden_size, spec.intermediate_size, spec.norm_eps
+        hidden = spec.hidden_size
+        inner = spec.intermediate_size
+        eps = spec.norm_eps
         return cls(
             qkv=weights.linear([f"{name}attention.self.{part}" for part in ("query", "key", "value")], hidden, hidden),
             output=weights.linear([f"{name}attention.output.dense"], hidden, hidden),
@@ -221,7 +229,8 @@ class PackedDecoder:
         """Returns a cache with room for one layer, shared by all layers: each layer finishes
         reading before the next one writes.
         """
-        dtype, device = self._decoder.precision.cache, self._decoder.device
+        dtype = self._decoder.precision.cache
+        device = self._decoder.device
         layers = self._decoder.kv_layout.layers
         rooms = {planes: KVCache.allocate(KVLayout((planes,)), tokens, dtype, device) for planes in set(layers)}
         return KVCache(tuple(rooms[planes].k[0] for planes in layers), tuple(rooms[planes].v[0] for planes in layers))

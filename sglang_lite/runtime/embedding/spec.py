@@ -186,12 +186,15 @@ def encoder_spec(path: Path) -> EncoderSpec:
     classifier = None
     if architecture in ENCODERS:
         layers = _bert_spec(config, architecture, file)
-        limit, pooling = layers.limit, "mean"
+        limit = layers.limit
+        pooling = "mean"
         if names := ENCODERS[architecture][1]:
-            classifier, pooling = _classifier(config, names, file), "cls"
+            classifier = _classifier(config, names, file)
+            pooling = "cls"
     else:
         layers = _layers(config, architecture, file)
-        limit, pooling = layers.max_positions, "last"
+        limit = layers.max_positions
+        pooling = "last"
         if architecture.endswith("ForSequenceClassification"):
             classifier = _classifier(config, ("", "score"), file)
     modules = read_modules(path, layers.hidden_size)
@@ -217,7 +220,8 @@ def _bert_spec(config: Mapping[str, Json], architecture: str, file: Path) -> Ber
         raise ModelError(f"{file}: position_embedding_type {kind!r} is not supported (only 'absolute').")
     if config.get("is_decoder"):
         raise ModelError(f"{file}: is_decoder is set: texts are read in both directions here.")
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    hidden = config["hidden_size"]
+    heads = config["num_attention_heads"]
     if hidden % heads:
         raise ModelError(f"{file}: hidden_size {hidden} can't be shared by {heads} attention heads.")
     prefix, _ = ENCODERS[architecture]

@@ -54,7 +54,8 @@ def make_runner(
         links: rank 0's links to the ranks that hold the other parts of the model; None if there are
             none.
     """
-    sizes, pages = capacity.sizes, capacity.pages
+    sizes = capacity.sizes
+    pages = capacity.pages
     own_pages = capacity.window_pages
     slot_pages = SlotPages(sizes.max_running, capacity.longest, sizes.page_size, windows=own_pages > 0)
     if not is_fused(model):

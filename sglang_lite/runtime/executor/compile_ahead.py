@@ -250,7 +250,8 @@ def start_compiling(
         parallel: layout of the ranks, and this rank's place in it.
         stored: same as in `RunnerShape`.
     """
-    sizes, adapters = config.sized(gpu=True, longest=longest), None
+    sizes = config.sized(gpu=True, longest=longest)
+    adapters = None
     own = [] if adapter_base(config.model) is None else [config.model]
     if config.enable_lora or own:
         folders = [*own, *(read_lora_path(each).path for each in config.lora_paths)]

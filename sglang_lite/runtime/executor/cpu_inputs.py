@@ -88,8 +88,11 @@ def _plan(record: StepRecord, table: SlotPages, read: SlotPages, *, one_by_one: 
         read: pages that are written and read: the same, or those of layers with a window.
         one_by_one: as for `build_cpu_inputs`.
     """
-    counts, last = record.ends - record.starts, record.last
-    positions, slots, size = record.positions.astype(np.int64), record.token_slots, table.page_size
+    counts = record.ends - record.starts
+    last = record.last
+    positions = record.positions.astype(np.int64)
+    slots = record.token_slots
+    size = table.page_size
     store_at = read.pages[slots, positions // size].astype(np.int64) * size + positions % size
     first = last + 1 - counts
     lengths = positions + 1  # number of tokens that each token attends to
@@ -111,7 +114,9 @@ def _plan(record: StepRecord, table: SlotPages, read: SlotPages, *, one_by_one: 
             extends.append(ExtendRow(int(first[i]), int(last[i]) + 1, read_at, limits))
     decode_groups: list[slice | NDArray[np.int64]] = []
     if one_by_one:
-        separate, extends = list(range(len(record.ids))), []  # every token becomes an extend row
+        # every token becomes an extend row
+        separate = list(range(len(record.ids)))
+        extends = []
     else:
         short_rows = {} if len(record.slots) == 1 else _short_rows(extends)
         extends = [row for row in extends if row.start not in short_rows]
@@ -193,14 +198,14 @@ def _of_one_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[
     found: list[list[int]] = []
     max_new = longest = tokens = 0
     for row in sorted(rows.tolist(), key=lambda row: -int(counts[row]) * int(own[row])):
-        max_new, longest, tokens = (
-            max(max_new, int(counts[row])),
-            max(longest, int(own[row])),
-            tokens + int(counts[row]),
-        )
+        max_new = max(max_new, int(counts[row]))
+        longest = max(longest, int(own[row]))
+        tokens = tokens + int(counts[row])
         if not found or (len(found[-1]) + 1) * max_new * longest > tokens * shared:
             found.append([])
-            max_new, longest, tokens = int(counts[row]), int(own[row]), int(counts[row])
+            max_new = int(counts[row])
+            longest = int(own[row])
+            tokens = int(counts[row])
         found[-1].append(row)
     return [sorted(each) for each in found]
 
@@ -210,7 +215,8 @@ def _read_at(table: SlotPages, slot: int, length: int) -> torch.Tensor | slice:
     and in order.
     """
     slots = table.token_slots(int(slot), 0, int(length))
-    first, count = int(slots[0]), len(slots)
+    first = int(slots[0])
+    count = len(slots)
     if int(slots[-1]) - first == count - 1 and bool((slots[1:] - slots[:-1] == 1).all()):
         return slice(first, first + count)
     return torch.from_numpy(slots)
@@ -240,7 +246,8 @@ def _by_length(tokens: NDArray[np.int64], lengths: Ints) -> tuple[list[int], lis
         padding += longest - length
         if not groups or padding > _PADDING:
             groups.append([])
-            padding, longest = 0, length
+            padding = 0
+            longest = length
         groups[-1].append(int(tokens[i]))
     separate = [group[0] for group in groups if len(group) == 1]
     return separate, [np.sort(np.array(group, dtype=np.int64)) for group in groups if len(group) > 1]

@@ -74,11 +74,15 @@ class CpuRunner:
         cores_contended: Callable[[], bool] | None = None,
         adapters: CpuAdapters | None = None,
     ) -> None:
-        self._cores_contended, self._adapters = cores_contended, adapters
+        self._cores_contended = cores_contended
+        self._adapters = adapters
         slots = len(pages.pages)
-        self._model, self._pages, self._sampling = model, pages, SamplingTable(slots)
+        self._model = model
+        self._pages = pages
+        self._sampling = SamplingTable(slots)
         self._cache = model.allocate_cache(cache_slots, window_slots and window_slots + pages.page_size)
-        self._one_by_one, self._original_logprobs = one_by_one, original_logprobs
+        self._one_by_one = one_by_one
+        self._original_logprobs = original_logprobs
         self._last_tokens: Ints = np.zeros(slots, dtype=np.int32)  # last drawn token of each slot
 
     @property
@@ -144,7 +148,8 @@ class CpuRunner:
     def sample(self, forward: CpuForward, draws: Draws) -> Sampled:
         """Draws the next tokens of some rows from a forward that has computed their hidden states.
         """
-        rows, behind = draws.rows, draws.behind
+        rows = draws.rows
+        behind = draws.behind
         if not len(rows):
             return Sampled((), {})
         assert draws.adjustments is not None

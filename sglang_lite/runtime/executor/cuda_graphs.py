@@ -61,10 +61,15 @@ class CudaGraphs:
         drafts: bool = False,
         received: torch.Tensor | None = None,
     ) -> None:
-        self.sizes, self._drafts, self._received = sizes, drafts, received
+        self.sizes = sizes
+        self._drafts = drafts
+        self._received = received
         self._max_tokens = max_tokens
-        self._slots, self._staging = slots, staging
-        self._extra_items, self._vocab_size, self._dtype = extra_items, vocab_size, dtype
+        self._slots = slots
+        self._staging = staging
+        self._extra_items = extra_items
+        self._vocab_size = vocab_size
+        self._dtype = dtype
         self._logits: torch.Tensor | None = None  # shared by all graphs
         # Key: number of tokens, whether rows have several tokens, share prefixes, have adapters (2: mostly distinct).
         self.captured: dict[tuple[int, bool, bool, int], CapturedGraph] = {}
@@ -100,7 +105,8 @@ class CudaGraphs:
         for (tokens, _, shared, adapted), each in sorted(self.captured.items(), key=lambda item: item[0][:2]):
             if not shared and not adapted:
                 each.graph.replay()
-                began, ended = make_event(timed=True), make_event(timed=True)
+                began = make_event(timed=True)
+                ended = make_event(timed=True)
                 began.record()
                 for _ in range(_MEASURED):
                     each.graph.replay()
@@ -134,7 +140,8 @@ class CudaGraphs:
         """Returns the number of tokens of the smallest graph for a step that `can_run`, or 0 if not
         all its tokens are decoded.
         """
-        tokens, rows = len(inputs.ids), len(inputs.last)
+        tokens = len(inputs.ids)
+        rows = len(inputs.last)
         if inputs.decoding < tokens:
             return 0
         return self.padded_rows(rows) if tokens == rows else self._token_sizes[bisect_left(self._token_sizes, tokens)]
@@ -169,7 +176,8 @@ class CudaGraphs:
         """Numbers of tokens that are worth a graph of rows with several tokens. Padding is cheap for appended text, and
         less so for drafts, which come at every step."""
         few = (8, 16, 24, *range(32, 128, 16), 128, 160, 192, 224) if self._drafts else (8, 16, 32, 64, 128, 192)
-        sizes, most = (*few, *range(256, self._max_tokens, 128)), self._max_tokens
+        sizes = (*few, *range(256, self._max_tokens, 128))
+        most = self._max_tokens
         return [*(size for size in sizes if size < most), most, most * 3 // 2, 2 * most]
 
     def _capture(
@@ -178,7 +186,9 @@ class CudaGraphs:
         """Captures a graph that decodes `tokens` tokens. It returns the logits of all tokens, or
         only of each row's last one if some rows have several and no drafts are checked.
         """
-        slots, items, stride = self._slots, tokens + self._extra_items, aligned(tokens)
+        slots = self._slots
+        items = tokens + self._extra_items
+        stride = aligned(tokens)
         device = slots.page_table.device
         rows_of_inputs = 4 if slots.axes is None else 7
         arrays = rows_of_inputs * stride
@@ -282,7 +292,9 @@ class CapturedGraph:
         sent = np.zeros(len(self.memory) if changed else arrays * stride, dtype=np.int32)
         host = sent[: arrays * stride].reshape(arrays, stride)
         host[1, real:] = self.dummy
-        host[0, :real], host[1, :real], host[2, :real] = inputs.ids, inputs.slots, inputs.positions
+        host[0, :real] = inputs.ids
+        host[1, :real] = inputs.slots
+        host[2, :real] = inputs.positions
         host[3, :count] = inputs.last
         if self.plan.rotary is not None:
             host[4:, :real] = inputs.three_positions

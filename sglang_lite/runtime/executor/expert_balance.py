@@ -31,8 +31,10 @@ class ExpertBalance:
     """
 
     def __init__(self, model: Decoder, config: EngineConfig) -> None:
-        self._model, self._every = model, config.eplb_rebalance_num_iterations
-        self._parallel, algorithm = model.ranks.parallel, config.eplb_algorithm
+        self._model = model
+        self._every = config.eplb_rebalance_num_iterations
+        self._parallel = model.ranks.parallel
+        algorithm = config.eplb_algorithm
         self._nodes = 1 if algorithm == "deepseek" else self._parallel.nodes
         self._before = expert_counts(model.layers)
         self._thread = ThreadPoolExecutor(1, "sglang_lite-balance")
@@ -69,7 +71,8 @@ class ExpertBalance:
         """
         found: list[_Move] = []
         for i, (rows, own, layer) in enumerate(zip(loads, placed, self._model.spec.layers, strict=True)):
-            spec, ep = layer.feed_forward, self._parallel.ep
+            spec = layer.feed_forward
+            ep = self._parallel.ep
             if isinstance(spec, ExpertsSpec) and any(rows):
                 new = balanced(rows, len(own), ep, spec.groups, self._nodes)
                 if heaviest(rows, new, ep) < _GAIN * heaviest(rows, own, ep):

@@ -35,7 +35,10 @@ class GpuAdapters:
         device: torch.device,
         zeros: Callable[[Sequence[int], torch.dtype], torch.Tensor] | None = None,
     ) -> None:
-        self.slots, self.most, self._shapes, self._device = size.slots, size.most, product_shapes(spec), device
+        self.slots = size.slots
+        self.most = size.most
+        self._shapes = product_shapes(spec)
+        self._device = device
         shape = size.pages, _page_elements(self._shapes)
         self._memory = torch.zeros(shape, dtype=dtype, device=device) if zeros is None else zeros(shape, dtype)
         self._pages = torch.zeros((size.slots, size.longest), dtype=torch.int32, device=device)
@@ -114,11 +117,13 @@ def _width(shape: ProductShape) -> int:
 def _views(pages: torch.Tensor, shapes: _Shapes) -> tuple[Mapping[str, LoraWeights], ...]:
     """Returns the matrices of each layer by product, as views of pages [pages, elements of a page].
     """
-    at, layers = 0, []
+    at = 0
+    layers = []
     for layer in shapes:
         products = {}
         for name, shape in layer.items():
-            split, end = at + RANKS * len(shape.outputs) * shape.inputs, at + RANKS * _width(shape)
+            split = at + RANKS * len(shape.outputs) * shape.inputs
+            end = at + RANKS * _width(shape)
             a = pages[:, at:split].view(len(pages), len(shape.outputs), RANKS, shape.inputs)
             products[name] = LoraWeights(a, pages[:, split:end].view(len(pages), RANKS, -1), shape.outputs)
             at = end

@@ -98,8 +98,13 @@ class GpuDraws:
         alike: bool = False, parts: LogitParts | None = None,
     ) -> None:  # fmt: skip
         cuda = device.type == "cuda"
-        self._slots, self._staging, self._device, self._graphs = slots, staging, device, graphs
-        self._original_logprobs, self._alike, self._parts = original_logprobs, alike, parts
+        self._slots = slots
+        self._staging = staging
+        self._device = device
+        self._graphs = graphs
+        self._original_logprobs = original_logprobs
+        self._alike = alike
+        self._parts = parts
         self._masks = DeviceMasks(device, 0, 0)  # empty until `allocate_masks`
         # Results of captured draws, in memory that the host can read.
         self._tokens = torch.empty(
@@ -118,7 +123,9 @@ class GpuDraws:
         """Captures the draws of a graph with few rows, since their kernels could take longer to
         launch than to run.
         """
-        plan, rows, parts = graph.plan, len(graph.logits), self._parts
+        plan = graph.plan
+        rows = len(graph.logits)
+        parts = self._parts
         if not plan.separate or rows > _MAX_CAPTURED_DRAWS:
             return
 
@@ -188,8 +195,10 @@ class GpuDraws:
         errors: dict[int, SglError] = {}
         parts = self._parts
         if parts is not None and (adjustments or self._alike or scored or self._slots.filtered(slots)):
-            logits, parts = parts.whole(logits), None
-        raw, raw_softcap = logits, softcap
+            logits = parts.whole(logits)
+            parts = None
+        raw = logits
+        raw_softcap = softcap
         if adjustments or self._alike:
             logits, softcap = _adjustable(logits, softcap)
             if self._original_logprobs:
@@ -267,7 +276,8 @@ class GpuDraws:
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, softcap: float | None
     ) -> None:
         """Compiles the kernels of draws, using the logits of one row of the dummy slot."""
-        tokens, parts = torch.zeros(1, dtype=torch.int32, device=self._device), self._parts
+        tokens = torch.zeros(1, dtype=torch.int32, device=self._device)
+        parts = self._parts
         if parts is not None:
             ones = torch.full((1, cdiv(sum(parts.sizes), 32)), -1, dtype=torch.int32, device=self._device)
             for mask in (None, TokenMasks(ones, torch.zeros_like(tokens))):
@@ -343,8 +353,10 @@ class DeviceMasks:
             masks: their number, and the mask of each row.
             rows: number of rows that draw; those beyond `masks.rows` have no mask.
         """
-        count, real = len(masks.words), len(masks.rows)
-        self._which[:real], self._which[real:rows] = masks.rows, -1
+        count = len(masks.words)
+        real = len(masks.rows)
+        self._which[:real] = masks.rows
+        self._which[real:rows] = -1
         if rows <= _MAX_ROWS_READ_FROM_HOST:
             return
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):

@@ -72,7 +72,8 @@ def build_gpu_inputs(
         queries_per_read: number of tokens of a row with more than MAX_DECODED_ROW_TOKENS tokens
             that read the tokens before them together.
     """
-    counts, last = record.ends - record.starts, record.last
+    counts = record.ends - record.starts
+    last = record.last
     tokens = record.ids, record.token_slots, record.positions, record.rotary, record.limits
     if record.singles == len(counts):
         return GpuInputs(*tokens, _NO_BLOCKS, BLOCK_SIZES[0], last, len(counts))
@@ -88,12 +89,10 @@ def build_gpu_inputs(
     size = next((size for size in BLOCK_SIZES if longest <= size), BLOCK_SIZES[-1])
     blocks: list[tuple[int, int, int, int]] = []
     for i in range(record.singles, len(counts)):
-        first, count, slot, start = (
-            int(last[i] + 1 - counts[i]),
-            int(counts[i]),
-            int(record.slots[i]),
-            int(record.starts[i]),
-        )
+        first = int(last[i] + 1 - counts[i])
+        count = int(counts[i])
+        slot = int(record.slots[i])
+        start = int(record.starts[i])
         blocks += [(first + at, min(size, count - at), slot, start + at) for at in range(0, count, size)]
     blocks.sort(key=lambda b: -b[3])  # blocks that read the most tokens first
     longest_uncached = 0 if record.starts[record.singles :].any() else longest
@@ -105,7 +104,8 @@ def _token_reads(record: StepRecord, queries_per_read: int) -> int:
     its row's new tokens up to itself and all tokens before these; a row with more than
     MAX_DECODED_ROW_TOKENS tokens reads the latter once per `queries_per_read` tokens.
     """
-    starts, ends = record.starts[record.singles :].astype(np.int64), record.ends[record.singles :]
+    starts = record.starts[record.singles :].astype(np.int64)
+    ends = record.ends[record.singles :]
     counts = ends - starts
     before = np.where(counts > MAX_DECODED_ROW_TOKENS, -(-counts // queries_per_read), counts) * starts
     return int((counts * (counts + 1) // 2 + before).sum())
@@ -118,7 +118,8 @@ MAX_DECODED_ROW_TOKENS = (
 # decoded step with longer rows. On an H200, Qwen3-0.6B takes 3.3 ms to decode a row of 256 tokens, and 4.7 ms after
 # 8,000 cached ones. In blocks of a captured graph, it takes 2.9 and 5.9 ms. For 400 tokens: 4.2 and 6.4 ms, in blocks
 # 3.3 and 6.2 ms.
-_SHORT_ROW_TOKENS, _MAX_LONG_ROW_TOKENS = 64, 256
+_SHORT_ROW_TOKENS = 64
+_MAX_LONG_ROW_TOKENS = 256
 MAX_TOKEN_READS = 1 << 20  # token reads times KV heads that rows with several tokens may need in a decoded step
 _NO_BLOCKS: Ints = np.zeros((0, 4), dtype=np.int32)
 _NOTHING: Ints = np.zeros(0, dtype=np.int32)

@@ -124,9 +124,13 @@ class GpuRunner:
         window_pages: int = 0,
         adapters: GpuAdapters | None = None,
     ) -> None:
-        self._model, self._slot_pages, self._longest = model, slot_pages, slot_pages.longest
+        self._model = model
+        self._slot_pages = slot_pages
+        self._longest = slot_pages.longest
         self._device = device = model.device
-        slots, page_size, heads = len(slot_pages.pages), slot_pages.page_size, model.attentions[0]
+        slots = len(slot_pages.pages)
+        page_size = slot_pages.page_size
+        heads = model.attentions[0]
         self._cache = model.allocate_cache((pages + 1) * page_size, window_pages and (window_pages + 1) * page_size)
         self._copy, self._window_copy = (KVCopy(self._cache.of_kind(windowed=kind)) for kind in (False, True))
         self._max_decoded_tokens = max(2 * slots, min(slots * (1 + draft_tokens), _DRAFTED_TOKENS))
@@ -213,7 +217,8 @@ class GpuRunner:
             record: the step.
             rows: [T, hidden_size] from the previous stage; None to begin with embeddings.
         """
-        captured, prefixes = self.graphs.can_run(record), self._prefixes
+        captured = self.graphs.can_run(record)
+        prefixes = self._prefixes
         inputs = build_gpu_inputs(
             record, self._max_decoded_tokens, max_token_reads=self._max_token_reads if captured else 0,
             queries_per_read=1 if prefixes is None else prefixes.rows_per_block,
@@ -278,13 +283,18 @@ class GpuRunner:
     @torch.inference_mode()
     def sample(self, forward: GpuForward, draws: Draws) -> GpuPendingTokens | Sampled:
         """Launches the draws of the next tokens of some rows."""
-        rows, adjustments, masks = draws.rows, draws.adjustments, draws.masks
+        rows = draws.rows
+        adjustments = draws.adjustments
+        masks = draws.masks
         if not len(rows):
             return Sampled((), {})
-        record, graph = forward.record, forward.graph
+        record = forward.record
+        graph = forward.graph
         waiting = None if masks is None or forward.done is None else (forward.done, self._events.record())
-        softcap, back = self._model.logit_softcap, np.int32(0) if draws.behind is None else draws.behind
-        positions, last = record.ends[rows] - back, forward.last[rows] - back
+        softcap = self._model.logit_softcap
+        back = np.int32(0) if draws.behind is None else draws.behind
+        positions = record.ends[rows] - back
+        last = forward.last[rows] - back
         if adjustments is None:
             return self._draws.draw_as_rank_0(self._logits_of(forward, last), record.slots[rows])
         alike = len(rows) == len(record.slots) and not adjustments
@@ -352,7 +362,9 @@ class GpuRunner:
         request, since torch loads an operator's kernel when it first runs. Uses slot 0 and page 0,
         which no request has yet.
         """
-        slots, row, count = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int64), min(FIRST_ROWS, self._longest)
+        slots = np.zeros(1, dtype=np.int32)
+        row = np.zeros(1, dtype=np.int64)
+        count = min(FIRST_ROWS, self._longest)
         tokens = np.zeros(count, dtype=np.int32)
         options = resolve_params(_EVERY_OPTION, self._model.vocab_size)
         adjustments = {0: DrawAdjustments(options, tokens, prompt_len=0, banned=(0,))}
@@ -388,7 +400,8 @@ class GpuRunner:
             shares: whether to run the kernels of shared prefixes.
         """
         zeros = partial(torch.zeros, dtype=torch.int32, device=self._device)
-        items, none = zeros(decoding + self._target_chunks, 6), zeros(decoding)
+        items = zeros(decoding + self._target_chunks, 6)
+        none = zeros(decoding)
         shared = SharedPrefixes(none, none, none, items, MAX_CHUNKS) if shares else None
         slots = zeros(count).fill_(self._slots.dummy)
         positions = zeros(count) if decoding else torch.arange(count, dtype=torch.int32).to(self._device)
@@ -468,7 +481,8 @@ def _attention(name: str, model: DeviceModel, max_decoded: int, longest: int) ->
 
 def _prefix_groups(model: DeviceModel, slot_pages: SlotPages, target_chunks: int) -> PrefixGroups:
     """Returns prefix groups of the size that the kernel for shared prefixes reads at once."""
-    heads, precision = model.attentions[0], model.precision
+    heads = model.attentions[0]
+    precision = model.precision
     group = heads.heads // heads.kv_heads
     queries = block_queries(group, precision.compute.itemsize)
     if isinstance(heads, LatentSpec):
@@ -476,7 +490,8 @@ def _prefix_groups(model: DeviceModel, slot_pages: SlotPages, target_chunks: int
     if precision.batch_invariant:
         rows = wide_queries(heads.key_size) // group
         return PrefixGroups(slot_pages, target_chunks, rows, borders=piece_borders(slot_pages.longest))
-    properties, page_size = properties_of(model.device), slot_pages.page_size
+    properties = properties_of(model.device)
+    page_size = slot_pages.page_size
     hopper = hopper_prefix_module(
         properties, heads.key_size, precision.compute, precision.cache, page_size, heads.softcap
     )
@@ -487,7 +502,8 @@ def _prefix_groups(model: DeviceModel, slot_pages: SlotPages, target_chunks: int
 
 def _one_row(slots: Ints, start: int, end: int) -> StepRecord:
     """Returns a step of one row: tokens `start` to `end` of one slot, with id 0."""
-    single, nothing = int(end - start == 1), np.zeros(0, dtype=np.int32)
+    single = int(end - start == 1)
+    nothing = np.zeros(0, dtype=np.int32)
     return StepRecord(
         step=0, slots=slots, epochs=slots, starts=np.array([start], dtype=np.int32),
         ends=np.array([end], dtype=np.int32), decoding=single, singles=single,

@@ -45,7 +45,9 @@ class GpuSlots:
     ) -> None:  # fmt: skip
         self.dummy = slots = len(pages.pages)
         self.axes = axes
-        self._pages, self._sampling, self._staging = pages, SamplingTable(slots), staging
+        self._pages = pages
+        self._sampling = SamplingTable(slots)
+        self._staging = staging
         per_slot = pages.pages.shape[1]
         self.page_table = torch.zeros((slots + 1, per_slot), dtype=torch.int32, device=device)
         self.page_table[slots] = dummy_page

@@ -39,7 +39,8 @@ def window_pages(window: int | None, pages: int, sizes: Sizes, longest: int) -> 
     if window is None or longest <= window:
         return 0
     size = sizes.page_size
-    kept, chunk = pages_behind(window, size), -(-sizes.step_tokens // size) + 1
+    kept = pages_behind(window, size)
+    chunk = -(-sizes.step_tokens // size) + 1
     typical = -(-min(longest, _TYPICAL + 2 * window) // size)
     shared = -(-pages * kept // typical) + min(chunk, pages // 48)
     count = max(shared, kept + kept // 2 + 2)
@@ -50,7 +51,8 @@ def pool_bytes(model: Model, pages: int, own_pages: int, page_size: int) -> int:
     """Returns the bytes of a KV cache. Layers with a window have `own_pages` pages unless that is
     0.
     """
-    tokens, own = pages * page_size, (own_pages or pages) * page_size
+    tokens = pages * page_size
+    own = (own_pages or pages) * page_size
     return tokens * (model.token_bytes - model.window_bytes) + own * model.window_bytes
 
 

@@ -19,7 +19,9 @@ class MaskEvents:
 
     def __init__(self, device: torch.device) -> None:
         self._ring = cycle([make_event(timed=True) for _ in range(_RING_SIZE * (device.type == "cuda"))])
-        self._on_gpu, self._masked_steps = device.type == "cuda", 0  # number of steps whose draws may wait for masks
+        # number of steps whose draws may wait for masks
+        self._on_gpu = device.type == "cuda"
+        self._masked_steps = 0
 
     def after_forward(self, record: StepRecord) -> torch.cuda.Event | None:
         """Records an event after the forward in some of the steps that may wait for masks, because

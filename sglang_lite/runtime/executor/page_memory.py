@@ -46,7 +46,8 @@ class CpuPageMemory:
         # mmap maps memory when it is first touched.
         memory = np.frombuffer(mmap(-1, math.prod(shape)), np.uint8)
         self.rows: NDArray[np.uint8] = memory.reshape(shape)
-        self.launched, self.page_s = 0, 0.0
+        self.launched = 0
+        self.page_s = 0.0
         self._copy = BlockCopy(planes, torch.from_numpy(memory), page_size)
 
     def completed(self) -> int:
@@ -86,7 +87,8 @@ class GpuPageMemory:
     def __init__(self, planes: Sequence[torch.Tensor], page_size: int, slots: int) -> None:
         from sglang_lite.runtime.kernels.blocks import BlockCopy  # imports Triton
 
-        device, size = planes[0].device, page_bytes(planes, page_size)
+        device = planes[0].device
+        size = page_bytes(planes, page_size)
         try:
             pinned = device.type == "cuda"  # else kernels are interpreted
             self._memory = pin_memory(slots * size) if pinned else torch.empty(slots * size, dtype=torch.uint8)
@@ -99,10 +101,12 @@ class GpuPageMemory:
                 hint="Lower hicache_size or hicache_ratio.",
             ) from error
         self.rows: NDArray[np.uint8] = self._memory.numpy().reshape(slots, size)
-        self.launched, self.page_s = 0, 0.0
+        self.launched = 0
+        self.page_s = 0.0
         self._copy = BlockCopy(planes, self._memory, page_size)
         cuda: Any = torch.cuda  # which is untyped
-        self._device, self._stream = device, cuda.Stream(device) if device.type == "cuda" else None
+        self._device = device
+        self._stream = cuda.Stream(device) if device.type == "cuda" else None
         self._running: deque[tuple[int, Any, Any, int]] = deque()  # number, events after and before it, pages to count
         self._gathered: dict[int, int] = {}  # by slot, the last page that is to be copied there
         self._completed = 0
@@ -152,7 +156,8 @@ class GpuPageMemory:
         if self._stream is None:  # interpreted
             self._copy(*torch.from_numpy(both)[:, :count], to_host=to_host)
             return
-        began, ended = make_event(timed=True), make_event(timed=True)
+        began = make_event(timed=True)
+        ended = make_event(timed=True)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             places = torch.from_numpy(both).pin_memory().to(self._device, non_blocking=True)

@@ -63,7 +63,10 @@ class PrefillGraphs:
         record: Callable[[Callable[[], torch.Tensor]], tuple[torch.cuda.CUDAGraph, torch.Tensor]],
     ) -> None:
         self.max_tokens = max_tokens
-        self._slots, self._staging, self._page_size, self._record = slots, staging, page_size, record
+        self._slots = slots
+        self._staging = staging
+        self._page_size = page_size
+        self._record = record
         self._rows = 3 if slots.axes is None else 6  # arrays by token among a graph's inputs
         self.captured: dict[tuple[int, int, bool], _Captured] = {}
 
@@ -88,7 +91,8 @@ class PrefillGraphs:
         """
         if inputs.block_size != _BLOCK or inputs.limits.size or len(inputs.ids) > self.max_tokens:
             return None
-        decoding, prefilled = inputs.decoding, len(inputs.ids) - inputs.decoding
+        decoding = inputs.decoding
+        prefilled = len(inputs.ids) - inputs.decoding
         size = min(_padded_rows(decoding), self._slots.dummy), _padded_tokens(prefilled)
         padding = self._padding(*size, prefilled)
         if len(inputs.blocks) + len(padding) > _blocks(size[1]):
@@ -96,13 +100,15 @@ class PrefillGraphs:
         key = *size, lora is not None
         if key not in self.captured:
             self.captured[key] = self._capture(compute, *size, lora)
-        graph, shift = self.captured[key], size[0] - decoding
+        graph = self.captured[key]
+        shift = size[0] - decoding
         host = np.zeros(len(graph.static), dtype=np.int32)
         tokens, blocks = _parts(host, sum(size), self._rows)
         tokens[1] = self._slots.dummy
         threefold = () if self._slots.axes is None else inputs.three_positions
         for to, of in zip(tokens, (inputs.ids, inputs.slots, inputs.positions, *threefold)):
-            to[:decoding], to[size[0] : size[0] + prefilled] = of[:decoding], of[decoding:]
+            to[:decoding] = of[:decoding]
+            to[size[0] : size[0] + prefilled] = of[decoding:]
         blocks[: len(inputs.blocks)] = inputs.blocks
         blocks[: len(inputs.blocks), 0] += shift
         blocks[len(inputs.blocks) : len(inputs.blocks) + len(padding)] = padding
@@ -133,7 +139,8 @@ class PrefillGraphs:
     def _capture(
         self, compute: Callable[[DevicePlan], torch.Tensor], decoding: int, tokens: int, lora: LoraStep | None
     ) -> _Captured:
-        slots, count = self._slots, decoding + tokens
+        slots = self._slots
+        count = decoding + tokens
         device = slots.page_table.device
         static = torch.zeros(self._rows * aligned(count) + 4 * _blocks(tokens), dtype=torch.int32, device=device)
         arrays, blocks = _parts(static, count, self._rows)

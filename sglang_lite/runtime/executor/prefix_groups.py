@@ -44,7 +44,8 @@ def _best(pages: Ints, shareable_pages: Ints, rows: Ints, matched: int) -> tuple
     """Returns the number of page reads saved, and the groups that save them, among `rows`, whose
     first `matched` pages are the same.
     """
-    saved, groups = 0, list[Group]()
+    saved = 0
+    groups = list[Group]()
     rows = rows[shareable_pages[rows] > matched]
     if len(rows) < 2:
         return saved, groups
@@ -59,9 +60,11 @@ def _best(pages: Ints, shareable_pages: Ints, rows: Ints, matched: int) -> tuple
         together = (len(alike) - 1) * common
         apart, smaller = _best(pages, shareable_pages, alike, common)
         if apart > together:
-            saved, groups = saved + apart, groups + smaller
+            saved = saved + apart
+            groups = groups + smaller
         else:
-            saved, groups = saved + together, [*groups, Group(alike, common)]
+            saved = saved + together
+            groups = [*groups, Group(alike, common)]
     return saved, groups
 
 
@@ -134,7 +137,8 @@ class GroupArrays:
     def followed_by(self, others: GroupArrays) -> GroupArrays:
         """Returns these groups followed by others."""
         rows: Ints = np.concatenate((self.rows, others.rows))
-        sizes, pages = np.concatenate((self.sizes, others.sizes)), np.concatenate((self.pages, others.pages))
+        sizes = np.concatenate((self.sizes, others.sizes))
+        pages = np.concatenate((self.pages, others.pages))
         return GroupArrays(rows, sizes, pages)
 
 
@@ -148,7 +152,8 @@ def _split_groups(
     """Implements `split_shared_prefixes` for groups that are already known."""
     if borders is not None:
         groups = groups.of_sharing(groups.pages * page_size >= borders[1])
-    sizes, tokens = groups.sizes, groups.pages * page_size
+    sizes = groups.sizes
+    tokens = groups.pages * page_size
     if not len(sizes):
         return None
     if borders is not None:
@@ -157,10 +162,14 @@ def _split_groups(
     owners = slots[groups.rows[at]]
     if (blocks := -(-sizes // rows_per_block)).max() > 1:
         group, block = _numbered(blocks)
-        at, sizes = at[group] + block * rows_per_block, sizes[group] - block * rows_per_block
-        sizes, tokens, owners = np.minimum(sizes, rows_per_block), tokens[group], owners[group]
+        at = at[group] + block * rows_per_block
+        sizes = sizes[group] - block * rows_per_block
+        sizes = np.minimum(sizes, rows_per_block)
+        tokens = tokens[group]
+        owners = owners[group]
     # Chunks have about the same number of tokens; `max_items` limits their number.
-    work, spare_items = int(tokens.sum()), max_items - len(tokens)
+    work = int(tokens.sum())
+    spare_items = max_items - len(tokens)
     counts = np.minimum(-(-tokens // 256), np.maximum(target_chunks * tokens // work, 1))
     counts = np.minimum(np.minimum(counts, MAX_CHUNKS), 1 + spare_items * tokens // work)
     block, chunk = _numbered(counts)
@@ -174,7 +183,8 @@ def _split_groups(
             borders[np.searchsorted(borders, -(-length * end // counts[block]))] for end in (chunk, chunk + 1)
         )
     if not (kept := starts < ends).all():  # rounding made some chunks empty
-        starts, ends = starts[kept], ends[kept]
+        starts = starts[kept]
+        ends = ends[kept]
         counts = np.bincount(block[kept], minlength=len(counts))
         block, chunk = _numbered(counts)
     if len(block) > max_items:
@@ -183,7 +193,8 @@ def _split_groups(
     for i, column in enumerate((at[block], sizes[block], owners[block], starts, ends, chunk)):
         items[:, i] = column
     found = np.zeros((2, len(slots)), dtype=np.int32)
-    found[0, groups.rows], found[1, groups.rows] = np.repeat(tokens, sizes), np.repeat(counts, sizes)
+    found[0, groups.rows] = np.repeat(tokens, sizes)
+    found[1, groups.rows] = np.repeat(counts, sizes)
     return SharedPrefixArrays(found[0], found[1], groups.rows, items)
 
 
@@ -209,8 +220,11 @@ class PrefixGroups:
         self, table: SlotPages, target_chunks: int, rows_per_block: int, min_saving_factor: int = 1,
         borders: Ints | None = None,
     ) -> None:  # fmt: skip
-        self._table, self._target_chunks, self.rows_per_block = table, target_chunks, rows_per_block
-        self._min_saving_factor, self._borders = min_saving_factor, borders
+        self._table = table
+        self._target_chunks = target_chunks
+        self.rows_per_block = rows_per_block
+        self._min_saving_factor = min_saving_factor
+        self._borders = borders
         self._key: bytes = b""  # identifies the rows of the previous step
         self._groups = GroupArrays.of([])
         self._prefixes: SharedPrefixArrays | None = None
@@ -263,7 +277,8 @@ class PrefixGroups:
         """Returns the tokens of each row with several tokens as a group, or None if that is not
         worth it.
         """
-        counts, size = (record.ends - record.starts).astype(np.int64), self._table.page_size
+        counts = (record.ends - record.starts).astype(np.int64)
+        size = self._table.page_size
         pages = record.starts.astype(np.int64) // size
         if int(((counts - 1) * pages).sum()) * size < self._min_saving_factor * MIN_SAVED_TOKENS:
             return None

@@ -137,15 +137,18 @@ def score_rows(
     states = torch.cat([row.states for row in rows]) if len(rows) > 1 else rows[0].states
     following = _sent(np.concatenate([row.tokens for row in rows]), states.device)
     reported = _sent(requested, states.device)
-    values, likeliest = list[torch.Tensor](), list[torch.Tensor]()
-    at, step = 0, FIRST_ROWS
+    values = list[torch.Tensor]()
+    likeliest = list[torch.Tensor]()
+    at = 0
+    step = FIRST_ROWS
     while at < len(states):
         logprobs = log_softmax(model.logits(states[at : at + step]))
         own = logprobs.gather(1, following[at : at + step].unsqueeze(1))
         top = logprobs.topk(min(tops, logprobs.shape[1]))
         values.append(torch.cat((own, top.values, logprobs[:, reported]), 1))
         likeliest.append(top.indices)
-        at, step = at + step, max(1, MAX_LOGITS // logprobs.shape[1])
+        at = at + step
+        step = max(1, MAX_LOGITS // logprobs.shape[1])
         del logprobs  # frees them before the next piece
     host_values, _ = fetch(torch.cat(values))
     ids, done = fetch(torch.cat(likeliest))

@@ -156,7 +156,9 @@ class LeadRunner(Generic[_Runner]):
     cache_memory: Arena | None = None  # engines with ranks don't sleep, and keep their weights
 
     def __init__(self, runner: _Runner, links: RankLinks, balance: ExpertBalance | None) -> None:
-        self._runner, self._links, self._balance = runner, links, balance
+        self._runner = runner
+        self._links = links
+        self._balance = balance
 
     @property
     def model(self) -> Model:
@@ -232,7 +234,8 @@ class GpuLeadRunner(LeadRunner["GpuRunner"]):
         return forward
 
     def sample(self, forward: GpuForward, draws: Draws) -> GpuPendingTokens | Sampled:
-        masks, step = draws.masks, forward.record.step
+        masks = draws.masks
+        step = forward.record.step
 
         def draw() -> GpuPendingTokens | Sampled:
             return self._runner.sample(self._stages.ended(step), draws)
@@ -271,7 +274,9 @@ def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunn
     runner: ModelRunner | None = None
     stages: Stages | None = None  # on a GPU
     forward: Any = None  # of the runner, on a CPU
-    words, pending = np.zeros((0, 0), dtype=np.int32), None  # memory of masks, and draws that may read it
+    # memory of masks, and draws that may read it
+    words = np.zeros((0, 0), dtype=np.int32)
+    pending = None
     for message in messages:
         match message:
             case Begin():
@@ -320,7 +325,8 @@ def _drawn(
         words: memory of masks.
         masked: last draws with masks.
     """
-    rows, masks = message.rows.astype(np.int64), None
+    rows = message.rows.astype(np.int64)
+    masks = None
     if message.words is not None and message.mask_rows is not None:
         if masked is not None:
             masked.read()

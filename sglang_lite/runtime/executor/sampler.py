@@ -299,7 +299,9 @@ def _filter(probs: NDArray[np.float32], row: np.void) -> None:
 
     Doesn't sort the vocabulary: top-k and top-p only need the least probability that they keep.
     """
-    top_k, top_p, sequential = int(row["top_k"]), row["top_p"], bool(row["sequential"])
+    top_k = int(row["top_k"])
+    top_p = row["top_p"]
+    sequential = bool(row["sequential"])
     lowest = probs.max() * row["min_p"]
     if 0 < top_k < len(probs):
         values = torch.from_numpy(probs).topk(top_k).values.numpy()

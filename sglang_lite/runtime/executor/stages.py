@@ -40,7 +40,9 @@ class Stages:
     """
 
     def __init__(self, runner: GpuRunner, ranks: GpuRanks) -> None:
-        self._runner, self._ranks, self._own = runner, ranks, ranks.parallel.stage
+        self._runner = runner
+        self._ranks = ranks
+        self._own = ranks.parallel.stage
         self._steps: list[_Step | None] = [None] * ranks.parallel.pp  # by stage
 
     def begin(self, record: StepRecord) -> GpuForward | None:
@@ -72,7 +74,8 @@ class Stages:
                 received = rows if stage == self._own - 1 else received
         del self._steps[end]
         self._steps.insert(0, first)
-        here, last = self._steps[self._own], len(self._steps) - 1
+        here = self._steps[self._own]
+        last = len(self._steps) - 1
         if here is not None and self._own <= end:
             here.forward = self._runner.forward(here.record, received)
         ending = self._steps[last]

@@ -26,7 +26,8 @@ class Staging:
             self._buffers = [torch.empty(size, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
             self._arrays = [b.numpy() for b in self._buffers]
             self._events = [make_event() for _ in range(_RING)]
-            self._now, self._at = 0, 0
+            self._now = 0
+            self._at = 0
             self._host_buffers = [torch.empty(0, dtype=torch.int32) for _ in range(_RING)]  # memory for `host_buffer`
             self._host_buffer = 0
 
@@ -95,7 +96,8 @@ class Staging:
     def _next_buffer(self, count: int) -> None:
         """Switches to the next buffer, waiting until all copies from it have finished."""
         self._events[self._now].record()
-        self._now, self._at = (self._now + 1) % _RING, 0
+        self._now = (self._now + 1) % _RING
+        self._at = 0
         self._events[self._now].synchronize()
         if count > len(self._buffers[self._now]):
             self._buffers[self._now] = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)

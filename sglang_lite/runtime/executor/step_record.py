@@ -162,7 +162,8 @@ class SlotPages:
     """
 
     def __init__(self, slots: int, longest: int, page_size: int, *, windows: bool = False) -> None:
-        self.longest, self.page_size = longest, page_size
+        self.longest = longest
+        self.page_size = page_size
         self.pages: Ints = np.zeros((slots, -(-(longest + 1) // page_size)), dtype=np.int32)
         self.windows = SlotPages(slots, longest, page_size) if windows else None
 
@@ -191,7 +192,9 @@ class StepWriter:
     """
 
     def __init__(self, table: SlotTable, windows: WindowPages | None = None, file: Path | None = None) -> None:
-        self._table, self._windows, self._file = table, windows, file
+        self._table = table
+        self._windows = windows
+        self._file = file
         self._written: Ints = np.zeros_like(table.pages)  # pages according to the records so far
         self._windows_written = None if windows is None else np.zeros_like(table.pages)
         self._adapters: Ints = np.full(len(table.pages), -1, dtype=np.int32)  # adapter slots, likewise
@@ -207,7 +210,9 @@ class StepWriter:
 
     def write(self, batch: Batch) -> StepRecord:
         """Returns the record of a batch."""
-        table, slots, started = self._table, batch.slots, batch.started
+        table = self._table
+        slots = batch.slots
+        started = batch.started
         ends = batch.ends + batch.drafted if batch.drafts else batch.ends
         if batch.singles == len(slots):
             positions = batch.starts
@@ -265,15 +270,19 @@ class StepWriter:
     def _images(self, batch: Batch, ends: Ints, ids: Ints, positions: Ints) -> tuple[Ints, Ints]:
         """Replaces the virtual ids of images in a step. Returns `StepRecord.rotary` and `limits`.
         """
-        offsets, media = self._table.rope_offset[batch.slots], dict[int, RequestMedia]()
+        offsets = self._table.rope_offset[batch.slots]
+        media = dict[int, RequestMedia]()
         for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
             if request.media is not None:
                 media[i] = request.media
-        rotary, limits = _NO_ROTARY, _NOTHING
+        rotary = _NO_ROTARY
+        limits = _NOTHING
         if offsets.any() or any(each.rotary.size for each in media.values()):
             rotary = np.tile(positions + np.repeat(offsets, ends - batch.starts), (3, 1))
         for i, each in media.items():
-            start, end, first = int(batch.starts[i]), int(ends[i]), int((ends[:i] - batch.starts[:i]).sum())
+            start = int(batch.starts[i])
+            end = int(ends[i])
+            first = int((ends[:i] - batch.starts[:i]).sum())
             each.put_rows(ids[first : first + end - start], start)
             own = each.rotary[:, start:end]
             rotary[:, first : first + own.shape[1]] = own
@@ -340,7 +349,9 @@ def read_steps(path: Path) -> tuple[Capacity, list[StepRecord]]:
         ParameterError: the file has another format or can't be read.
     """
     try:
-        content, parts, at = path.read_bytes(), list[bytes](), _LENGTH
+        content = path.read_bytes()
+        parts = list[bytes]()
+        at = _LENGTH
         while at <= len(content):
             size = int.from_bytes(content[at - _LENGTH : at], "big")
             parts.append(content[at : at + size])

@@ -233,7 +233,8 @@ def sum_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
         x: contiguous, at most `peers.max_bytes`, and a multiple of 4 bytes.
         peers: memory of the ranks.
     """
-    out, per_word = torch.empty_like(x), 4 // x.element_size()
+    out = torch.empty_like(x)
+    per_word = 4 // x.element_size()
     chunk = chunk_of(x.numel() // per_word)
     _sum_ranks[(cdiv(x.numel(), chunk * per_word),)](
         x, out, x.numel(), peers.addresses, peers.epochs, peers.rank, CHANNELS, peers.words,
@@ -245,7 +246,8 @@ def sum_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
 def gather_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
     """Returns all ranks' x, as [ranks, ...]; arguments as for `sum_ranks`."""
     bits = x.view(-1).view(torch.int32)
-    out, chunk = bits.new_empty((peers.count, len(bits))), chunk_of(len(bits))
+    out = bits.new_empty((peers.count, len(bits)))
+    chunk = chunk_of(len(bits))
     _gather_ranks[(cdiv(len(bits), chunk),)](
         bits, out, len(bits), peers.addresses, peers.epochs, peers.rank, CHANNELS, peers.words,
         RANKS=peers.count, BLOCK=chunk, num_warps=exchange_warps(chunk), **pdl_options(x.device),
@@ -261,8 +263,10 @@ def reduce_scatter(x: torch.Tensor, peers: Peers) -> torch.Tensor:
         x: [ranks, ...], contiguous; x[0] has at most `peers.max_bytes`, and a multiple of 4 bytes.
         peers: memory of the ranks.
     """
-    bits, out = x.view(peers.count, -1).view(torch.int32), torch.empty_like(x[0])
-    chunk, per_word = chunk_of(bits.shape[1]), 4 // x.element_size()
+    bits = x.view(peers.count, -1).view(torch.int32)
+    out = torch.empty_like(x[0])
+    chunk = chunk_of(bits.shape[1])
+    per_word = 4 // x.element_size()
     _reduce_scatter[(cdiv(bits.shape[1], chunk),)](
         bits, out, bits.shape[1], peers.addresses, peers.epochs, peers.rank, CHANNELS, peers.words,
         RANKS=peers.count, WORDS=chunk, NUMBERS=chunk * per_word, num_warps=exchange_warps(chunk),

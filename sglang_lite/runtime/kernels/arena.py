@@ -17,7 +17,10 @@ import torch
 
 from sglang_lite.runtime.kernels.driver import call_driver
 
-_DEVICE, _PINNED, _READ_WRITE = 1, 1, 3  # CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ALLOCATION_TYPE_PINNED, …PROT_READWRITE
+# CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ALLOCATION_TYPE_PINNED, …PROT_READWRITE
+_DEVICE = 1
+_PINNED = 1
+_READ_WRITE = 3
 
 
 class Arena(Protocol):
@@ -153,7 +156,8 @@ class DeviceArena:
                 self._map(region)
 
     def _map(self, region: _Region) -> None:
-        handle, size = ctypes.c_uint64(), ctypes.c_size_t(region.size)
+        handle = ctypes.c_uint64()
+        size = ctypes.c_size_t(region.size)
         call_driver("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), ctypes.c_uint64(0))
         at = ctypes.c_uint64(region.address)
         call_driver("cuMemMap", at, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))

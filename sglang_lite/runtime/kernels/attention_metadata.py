@@ -286,7 +286,8 @@ class ExtendGroup:
         """Builds the group of rows that share their first `length` tokens."""
         counts = torch.tensor([row.end - row.start for row in rows])
         lengths = torch.tensor([row.length - length for row in rows])
-        max_new, longest = int(counts.max()), int(lengths.max())
+        max_new = int(counts.max())
+        longest = int(lengths.max())
         own = torch.stack([F.pad(row.slots(length), (0, longest - row.length + length), value=-1) for row in rows])
         new = torch.arange(max_new)
         first = counts.cumsum(0) - counts

@@ -16,7 +16,9 @@ import torch
 from sglang_lite.runtime.kernels.huge_pages import empty_bytes
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int
+_LONG = ctypes.c_int64
 _OUTPUTS = 16  # outputs in a register; the outputs of a matrix must be a multiple
 BLOCK = 32  # columns of a block
 
@@ -109,8 +111,10 @@ class BlockProduct:
     """
 
     def __init__(self, library: ctypes.CDLL, packed: PackedBlocks, bias: torch.Tensor | None) -> None:
-        self.packed, self.bias = packed, bias
-        self._outputs, self._inputs = packed.outputs, packed.inputs
+        self.packed = packed
+        self.bias = bias
+        self._outputs = packed.outputs
+        self._inputs = packed.inputs
         self.matrices = {
             dtype: Matrix(
                 _function(library, f"round_{name}"), _function(library, f"multiply_{packed.kind}_{name}"),

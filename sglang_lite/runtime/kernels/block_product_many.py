@@ -16,7 +16,9 @@ import torch
 from sglang_lite.runtime.kernels.block_product import PackedBlocks
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int
+_LONG = ctypes.c_int64
 
 
 def has_products(library: ctypes.CDLL) -> bool:
@@ -43,7 +45,8 @@ class ManyRowsProduct:
     """
 
     def __init__(self, library: ctypes.CDLL, packed: PackedBlocks, bias: torch.Tensor | None) -> None:
-        self.packed, self.bias = packed, bias
+        self.packed = packed
+        self.bias = bias
         self._run = library[f"product_{packed.kind}"]
         self._run.argtypes = [ctypes.POINTER(_Product), _INT]
 
@@ -55,7 +58,8 @@ class ManyRowsProduct:
             out: bfloat16 [rows, N], each row contiguous (written).
         """
         assert x.dtype == out.dtype == torch.bfloat16
-        packed, bias = self.packed, self.bias
+        packed = self.packed
+        bias = self.bias
         product = _Product(
             packed.data.data_ptr(), None if bias is None else bias.data_ptr(), packed.outputs, packed.inputs,
             x.data_ptr(), out.data_ptr(), len(x), out.stride(0),

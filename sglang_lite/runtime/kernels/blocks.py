@@ -19,7 +19,8 @@ from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
 # Enough bytes in flight for a bus of 64 GB/s. Stores don't wait for it, so they need fewer multiprocessors.
-PROGRAMS, PROGRAMS_TO_HOST = 64, 16
+PROGRAMS = 64
+PROGRAMS_TO_HOST = 16
 
 
 @cached_launch
@@ -60,10 +61,14 @@ class BlockCopy:
         chunks = [page_size * shape[2] * kind.itemsize for shape, kind in alike]
         word = next(kind for kind in (torch.int64, torch.int32, torch.int16, torch.int8)
                     if all(chunk % kind.itemsize == 0 for chunk in chunks))  # fmt: skip
-        self._memory, self._groups, self._block, first = memory.view(word), [], 0, 0
+        self._memory = memory.view(word)
+        self._groups = []
+        self._block = 0
+        first = 0
         for ((shape, kind), group), chunk in zip(alike.items(), chunks):
             pointers = torch.tensor([p.data_ptr() for p in group], dtype=torch.int64, device=planes[0].device)
-            size, stride = chunk // word.itemsize, shape[1] * shape[2] * kind.itemsize // word.itemsize
+            size = chunk // word.itemsize
+            stride = shape[1] * shape[2] * kind.itemsize // word.itemsize
             self._groups.append((pointers, shape[0], size, stride, first))
             first += len(group) * shape[0] * size
         self._block = first

@@ -17,7 +17,10 @@ import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
 
-_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int
+_LONG = ctypes.c_int64
+_FLOAT = ctypes.c_float
 SOURCE = Path(__file__).with_suffix(".cpp")
 FORMATS = {
     (torch.float32, torch.float32),
@@ -53,16 +56,21 @@ class ReadSlots:
     def of(cls, plan: AttentionPlan) -> ReadSlots:
         """Collects the reads of a plan, which must have no groups of rows that share a prefix."""
         count = len(plan.store_at)
-        addresses, firsts, lengths = [0] * count, [0] * count, [0] * count
+        addresses = [0] * count
+        firsts = [0] * count
+        lengths = [0] * count
         tensors = []
         for row in plan.extends:
             if isinstance(row.read_at, slice):
-                address, first = 0, row.read_at.start
+                address = 0
+                first = row.read_at.start
             else:
                 tensors.append(row.read_at.int().contiguous())
-                address, first = tensors[-1].data_ptr(), 0
+                address = tensors[-1].data_ptr()
+                first = 0
             for token in range(row.start, row.end):
-                addresses[token], firsts[token] = address, first
+                addresses[token] = address
+                firsts[token] = first
                 lengths[token] = row.length - (row.end - token - 1)
         for group in plan.decode:
             slots = group.rows.read_at.int().contiguous()
@@ -85,9 +93,12 @@ class SmallBatchOps:
     """
 
     def __init__(self, library: ctypes.CDLL, activations: torch.dtype, cache: torch.dtype) -> None:
-        one, both = name_of(activations), f"{name_of(activations)}_{name_of(cache)}"
-        self._add_norm, self._silu_mul = library[f"add_norm_{one}"], library[f"silu_mul_{one}"]
-        self._rope_store, self._attend = library[f"rope_store_{both}"], library[f"attend_{both}"]
+        one = name_of(activations)
+        both = f"{name_of(activations)}_{name_of(cache)}"
+        self._add_norm = library[f"add_norm_{one}"]
+        self._silu_mul = library[f"silu_mul_{one}"]
+        self._rope_store = library[f"rope_store_{both}"]
+        self._attend = library[f"attend_{both}"]
         self._add_norm.argtypes = [_POINTER] * 4 + [_INT, _INT, _FLOAT]
         self._silu_mul.argtypes = [_POINTER, _POINTER, _INT, _INT]
         self._rope_store.argtypes = [
@@ -103,7 +114,8 @@ class SmallBatchOps:
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Returns silu(gate) * up [T, size] of gate_up [T, 2 size], gates first."""
-        count, size = len(gate_up), gate_up.shape[1] // 2
+        count = len(gate_up)
+        size = gate_up.shape[1] // 2
         out = gate_up.new_empty((count, size))
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), count, size)
         return out

@@ -19,7 +19,10 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 SOURCE = Path(__file__).with_suffix(".cpp")
 PARTS = 3  # maximum number of matrices that a product is split into
 BLOCK = 32  # divisor of a head's size
-_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int32
+_LONG = ctypes.c_int64
+_FLOAT = ctypes.c_float
 
 
 class StepLayer(ctypes.Structure):
@@ -139,7 +142,8 @@ class ThreadedSmallBatchOps:
 
     def __init__(self, library: ctypes.CDLL, activations: torch.dtype, cache: torch.dtype) -> None:
         both = f"{name_of(activations)}_{name_of(cache)}"
-        self._step, self._attend = library[f"step_{both}"], library[f"attend_{both}"]
+        self._step = library[f"step_{both}"]
+        self._attend = library[f"attend_{both}"]
         self._step.argtypes = [ctypes.POINTER(_Step), ctypes.c_int]
         self._attend.argtypes = [*ATTENTION, ctypes.c_int]
 

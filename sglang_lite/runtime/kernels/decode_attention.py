@@ -95,7 +95,8 @@ def split_work(
         round_up: whether to round the number of items up: no item has more than `min_tokens` tokens if there are enough
             items.
     """
-    rows, items = len(positions), len(work)
+    rows = len(positions)
+    items = len(work)
     _split[(cdiv(items, _ITEMS),)](
         positions, slots, positions if shared is None else shared.lengths, work, row_work, rows, items,
         MIN_TOKENS=min_tokens, CONCURRENT_PROGRAMS=concurrent_programs, LONG=_LONG, ROUND_UP=round_up,
@@ -291,8 +292,11 @@ def decode_attention(
     Each key and value of a row is read once, by one program for all query heads of its KV head. Tokens in `plan.shared`
     are read by `prefix_attention`, which must run before.
     """
-    rows, heads, dim = plan.decoding, q.shape[1], q.shape[2]
-    keys, values = cache.k[layer], cache.v[layer]
+    rows = plan.decoding
+    heads = q.shape[1]
+    dim = q.shape[2]
+    keys = cache.k[layer]
+    values = cache.v[layer]
     kv_heads = len(keys)
     group = heads // kv_heads
     launch = attention_launch(
@@ -300,7 +304,8 @@ def decode_attention(
         queries=columns(group), rows=rows, heads=kv_heads, shared=plan.shared is not None,
     )  # fmt: skip
     assert launch is not None, "refused"
-    partials, shared = work.partials, plan.shared
+    partials = work.partials
+    shared = plan.shared
     assert rows <= len(partials.counters)
     assert len(work.items) * heads * dim <= partials.acc.numel()
     _decode[(kv_heads, len(work.items))](

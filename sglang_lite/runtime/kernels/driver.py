@@ -29,7 +29,8 @@ def bus_address(index: int) -> str:
     """Returns a GPU's address on its bus, such as "0000:3b:00.0". Raises the same errors as
     `call_driver`.
     """
-    device, text = ctypes.c_int(), ctypes.create_string_buffer(32)
+    device = ctypes.c_int()
+    text = ctypes.create_string_buffer(32)
     call_driver("cuDeviceGet", ctypes.byref(device), ctypes.c_int(index))
     call_driver("cuDeviceGetPCIBusId", text, ctypes.c_int(len(text)), device)
     return text.value.decode()

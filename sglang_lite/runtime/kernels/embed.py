@@ -39,7 +39,8 @@ def embed(plan: DevicePlan, table: torch.Tensor, scale: float, features: torch.T
     """
     size = table.shape[1]
     out = torch.empty((len(plan.ids), size), dtype=table.dtype, device=table.device)
-    block, rows = min(1024, power_of_2(size)), table if features is None else features
+    block = min(1024, power_of_2(size))
+    rows = table if features is None else features
     _embed[(len(out), cdiv(size, block))](
         plan.ids, plan.slots, plan.last_tokens, table, rows, rows.shape[1], out, size, scale,
         BLOCK=block, **first_kernel_options(out.device),

@@ -88,7 +88,8 @@ def apply_experts(
         parts: whether to return the output of more than a few tokens as parts [top, T, H], which the caller must add
             up.
     """
-    own, top = matrices, ids.shape[1]
+    own = matrices
+    top = ids.shape[1]
     if isinstance(own.gate_up, PackedWeight):
         y = _packed(x, ids, weights, own, activation, alpha, limit, base)
         return y if y.dim() == 2 else _out(y, own, base, parts=parts)
@@ -140,7 +141,8 @@ def _packed(
     """
     assert isinstance(own.gate_up, PackedWeight)
     assert isinstance(own.down, PackedWeight)
-    top, experts = ids.shape[1], own.gate_up.shape[0] // (2 * own.down.inputs)
+    top = ids.shape[1]
+    experts = own.gate_up.shape[0] // (2 * own.down.inputs)
     few = MAX_PAIRWISE_TOKENS_4_BIT + (own.down.inputs * own.gate_up.inputs <= SMALL_MATRIX)
     if len(x) <= few and own.gate_up.table is None and not own.partial:
         hidden = packed_gate_up_few(

@@ -173,7 +173,9 @@ def experts_gate_up_few(
     Returns:
         [T * top, N], by pair.
     """
-    pairs, outputs, inputs = ids.numel(), weight.shape[1] // 2, weight.shape[2]
+    pairs = ids.numel()
+    outputs = weight.shape[1] // 2
+    inputs = weight.shape[2]
     out = torch.empty((pairs, outputs), dtype=x.dtype, device=x.device)
     block_n, block_k, warps = _gate_up_launch(weight)
     _gate_up[(pairs, cdiv(outputs, block_n))](
@@ -211,7 +213,9 @@ def experts_down_few(
     Returns:
         [T, N].
     """
-    tokens, outputs, inputs = len(ids), weight.shape[1], weight.shape[2]
+    tokens = len(ids)
+    outputs = weight.shape[1]
+    inputs = weight.shape[2]
     out = torch.empty((tokens, outputs), dtype=hidden.dtype, device=hidden.device)
     block_n, block_k, warps = _down_launch(weight)
     _down[(tokens, cdiv(outputs, block_n))](

@@ -108,9 +108,11 @@ def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
         size: rows of a block, a power of two.
     """
     blocks = ExpertBlocks.empty(ids, experts, size)
-    count, bins = ids.numel(), power_of_2(experts + 1)
+    count = ids.numel()
+    bins = power_of_2(experts + 1)
     chunk = min(_CHUNK, max(128, power_of_2(count)))
-    warps, chunks = min(max(chunk // 256, 1), 8), cdiv(count, chunk)
+    warps = min(max(chunk // 256, 1), 8)
+    chunks = cdiv(count, chunk)
     counts = torch.empty((chunks, bins), dtype=torch.int32, device=ids.device)
     if chunks > 1:
         _count[(chunks,)](ids, counts, count, BLOCK_E=bins, CHUNK=chunk, num_warps=warps, **pdl_options(ids.device))

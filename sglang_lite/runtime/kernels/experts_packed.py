@@ -161,7 +161,8 @@ def packed_down(
     Returns:
         [top, T, N].
     """
-    outputs, count = len(weight.words) // experts, len(blocks.experts)
+    outputs = len(weight.words) // experts
+    count = len(blocks.experts)
     make = hidden.new_zeros if partial else hidden.new_empty
     out = make((weights.shape[1], len(weights), outputs))
     _down[(count * cdiv(outputs, _rows(hidden, blocks)),)](

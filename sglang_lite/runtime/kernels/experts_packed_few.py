@@ -124,7 +124,9 @@ def packed_gate_up_few(
     Returns:
         [T * top, N], by pair.
     """
-    pairs, outputs, quads = ids.numel(), len(weight.words) // (2 * experts), quads_of(weight)
+    pairs = ids.numel()
+    outputs = len(weight.words) // (2 * experts)
+    quads = quads_of(weight)
     out = x.new_empty((pairs, outputs))
     rows = 8  # gates and ups of a program; of nine launches the fastest with the sizes of `_down_launch`
     _gate_up[(pairs, cdiv(outputs, rows // 2))](
@@ -160,7 +162,8 @@ def packed_down_few(
         [T, N].
     """
     (tokens, top), outputs, quads = ids.shape, len(weight.words) // experts, quads_of(weight)
-    out, tops = hidden.new_empty((tokens, outputs)), power_of_2(top)
+    out = hidden.new_empty((tokens, outputs))
+    tops = power_of_2(top)
     rows, warps = _down_launch(tops * quads)
     _down[(tokens, cdiv(outputs, rows))](
         hidden, ids, weights, weight.words, weight.scales, bias, base, out, len(weight.words),

@@ -190,7 +190,8 @@ def experts_gate_up(
         [blocks * size, N], in bfloat16 if x is in 8 bits. Rows without a pair are undefined.
     """
     _, both, inputs = weight.shape
-    outputs, count = both // 2, len(blocks.experts)
+    outputs = both // 2
+    count = len(blocks.experts)
     rows, values, row_scales, dtype = _parts(x)
     out = torch.empty((len(blocks.pairs), outputs), dtype=dtype, device=values.device)
     block_n, block_k, warps, stages = gate_up_launch(properties_of(out.device), blocks.size, values.element_size())
@@ -232,7 +233,8 @@ def experts_down(
         [top, T, N], in the data type of the result of `experts_gate_up`.
     """
     _, outputs, inputs = weight.shape
-    pairs, count = weights.numel(), len(blocks.experts)
+    pairs = weights.numel()
+    count = len(blocks.experts)
     _, values, row_scales, dtype = _parts(hidden)
     make = torch.zeros if partial else torch.empty
     out = make((weights.shape[1], len(weights), outputs), dtype=dtype, device=values.device)
@@ -271,7 +273,10 @@ def gate_up_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[
     """Returns BLOCK_N, BLOCK_K, warps and stages for blocks of `rows` rows and elements of `item` bytes. Measured on an
     H200 with Qwen3-30B-A3B's shape."""
     if item > 2:
-        block_n, block_k, warps, max_stages = 32, 32, 4, 2
+        block_n = 32
+        block_k = 32
+        warps = 4
+        max_stages = 2
     elif rows > 16 and not properties.has_tma:  # registers hold the operands, and larger tiles overflow them
         block_n, block_k, warps, max_stages = (64, 64 // item, 4, 3) if rows <= 64 else (64, 128 // item, 8, 3)
     elif item == 1:
@@ -284,9 +289,15 @@ def gate_up_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[
 def down_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[int, int, int, int]:
     """Returns launch parameters of `_down`, in the order of `gate_up_launch`."""
     if item > 2:
-        block_n, block_k, max_stages = 32, 32, 2
+        block_n = 32
+        block_k = 32
+        max_stages = 2
     elif item == 1:
-        block_n, block_k, max_stages = 128 if properties.has_tma or rows <= 64 else 64, 128, 3
+        block_n = 128 if properties.has_tma or rows <= 64 else 64
+        block_k = 128
+        max_stages = 3
     else:
-        block_n, block_k, max_stages = 128, 64, 4 if rows <= 64 else 3
+        block_n = 128
+        block_k = 64
+        max_stages = 4 if rows <= 64 else 3
     return block_n, block_k, 4, tile_stages(properties, rows, block_n, block_k, item, max_stages)

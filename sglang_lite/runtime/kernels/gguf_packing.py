@@ -16,7 +16,9 @@ import torch
 from sglang_lite.runtime.kernels.block_product import BLOCK, KIND_BYTES, PackedBlocks
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int
+_LONG = ctypes.c_int64
 
 # Kind of packed blocks by GGUF type.
 PACKED_KINDS = {

@@ -123,7 +123,8 @@ def _tile(rows: int, outputs: int, inputs: int, properties: DeviceProperties) ->
     the smallest tile with which every program has one. Without TMA, registers also hold the
     operands, and larger tiles would overflow them.
     """
-    few, programs = min(MAX_SPLIT_ROWS, max(16, power_of_2(rows))), cdiv(outputs, 64)
+    few = min(MAX_SPLIT_ROWS, max(16, power_of_2(rows)))
+    programs = cdiv(outputs, 64)
     if not properties.has_tma:
         return few, 64, 64, 4
     if rows <= MAX_SPLIT_ROWS:

@@ -354,7 +354,8 @@ def plan_pieces(plan: DevicePlan, work: InvariantWork) -> None:
     """Distributes the pieces of the plan's decoding rows, except those of shared prefixes, among
     `work.items`. With as many items as rows, no row is divided.
     """
-    rows, items = plan.decoding, len(work.items)
+    rows = plan.decoding
+    items = len(work.items)
     shared = plan.positions if plan.shared is None else plan.shared.lengths
     _plan[(cdiv(items, _ITEMS),)](
         plan.positions, plan.slots, shared, work.items, work.row_items, rows, items,
@@ -389,9 +390,13 @@ def invariant_attention(
         out: [T, heads, head_dim] (written).
         rules: rules of the layer, without sinks.
     """
-    heads, dim = q.shape[1], q.shape[2]
-    keys, values, scales = cache.k[layer], cache.v[layer], cache.scales
-    kv_heads, wide = len(keys), wide_queries(dim)
+    heads = q.shape[1]
+    dim = q.shape[2]
+    keys = cache.k[layer]
+    values = cache.v[layer]
+    scales = cache.scales
+    kv_heads = len(keys)
+    wide = wide_queries(dim)
     group = heads // kv_heads
     shared = plan.shared
 

@@ -386,7 +386,9 @@ def latent_decode(
     if hopper is not None:
         hopper.latent_decode_hopper(q, cache, layer, plan, work, out, rank=rank, scale=scale)
         return
-    launch, partials, shared = _launch(q, head_block(heads)), work.partials, plan.shared
+    launch = _launch(q, head_block(heads))
+    partials = work.partials
+    shared = plan.shared
     block = launch.queries
     blocks = cdiv(heads, block)
     assert rows * blocks <= partials.counters.numel()
@@ -415,7 +417,9 @@ def latent_prefix(
     if hopper is not None:
         hopper.latent_prefix_hopper(q, cache, layer, plan, work, rank=rank, scale=scale)
         return
-    shared, partials, launch = plan.shared, work.partials, _launch(q, PAIRS_PER_PROGRAM)
+    shared = plan.shared
+    partials = work.partials
+    launch = _launch(q, PAIRS_PER_PROGRAM)
     assert shared is not None
     assert plan.decoding * shared.max_chunks * heads * rank <= partials.prefix_acc.numel()
     _prefix[(cdiv(PAIRS_PER_PROGRAM, launch.queries), len(shared.items))](

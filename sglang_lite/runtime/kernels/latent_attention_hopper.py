@@ -503,7 +503,8 @@ def latent_decode_hopper(
     """
     heads = q.shape[1]
     blocks = cdiv(heads, _QUERIES.value)
-    partials, shared = work.partials, plan.shared
+    partials = work.partials
+    shared = plan.shared
     assert plan.decoding * blocks * 2 <= partials.counters.numel()
     assert len(work.items) * heads * rank <= partials.acc.numel()
     latent_decode_kernel[(blocks, len(work.items))](
@@ -520,7 +521,9 @@ def latent_prefix_hopper(
     """Computes the contribution of the plan's shared prefixes to its decoding rows. Arguments as
     for `latent_prefix`; pieces must start at a page boundary and have at most 64 queries.
     """
-    heads, shared, partials = q.shape[1], plan.shared, work.partials
+    heads = q.shape[1]
+    shared = plan.shared
+    partials = work.partials
     assert shared is not None
     assert plan.decoding * shared.max_chunks * heads * rank <= partials.prefix_acc.numel()
     latent_prefix_kernel[(len(shared.items),)](

@@ -145,7 +145,8 @@ def _fastest(
 
 def _smaller(launch: Launch, *, divisible: bool) -> list[Launch]:
     """Returns a launch and variants of it with smaller tiles, fastest first."""
-    queries, tokens = launch.queries, launch.tokens
+    queries = launch.queries
+    tokens = launch.tokens
     tried = [launch]
     while tokens > _MIN_TILE:
         tokens //= 2

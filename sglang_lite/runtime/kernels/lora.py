@@ -30,12 +30,18 @@ from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _FEW = 256  # most tokens in blocks of the smaller size
-_SMALL, _LARGE = 16, 64  # tokens of a block
-_BLOCK_K, _LONG_BLOCK_K, _BLOCK_N = 256, 128, 128
+# tokens of a block
+_SMALL = 16
+_LARGE = 64
+_BLOCK_K = 256
+_LONG_BLOCK_K = 128
+_BLOCK_N = 128
 _SPLIT = 512  # minimum number of inputs of a split
 _MAX_SPLITS = 16
 _TOGETHER = 16  # ranks that are multiplied together: matrix units take no fewer
-_SHRINKING, _EXPANDING = 6, 4  # programs that a multiprocessor runs concurrently
+# programs that a multiprocessor runs concurrently
+_SHRINKING = 6
+_EXPANDING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,8 @@ def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
         step: adapters of the step.
         slots: int32 [T], slot of each token.
     """
-    adapters, longest = len(step.ranks), step.pages.shape[1]
+    adapters = len(step.ranks)
+    longest = step.pages.shape[1]
     blocks = experts_order(step.of_slot[slots].unsqueeze(1), adapters + 1, _SMALL if len(slots) <= _FEW else _LARGE)
     count = len(blocks.experts)
     pages, ranks = (blocks.experts.new_empty(shape) for shape in ((count, longest), (count,)))
@@ -297,7 +304,8 @@ def lora_add(x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.T
         out: [T, outputs], contiguous; may have more precise numbers than x.
     """
     hidden, constants = _shrunk(x, weights, rows)
-    outputs, ends = weights.b.shape[2], (weights.outputs[0], sum(weights.outputs[:2]))
+    outputs = weights.b.shape[2]
+    ends = (weights.outputs[0], sum(weights.outputs[:2]))
     tiles = sum(cdiv(each, _BLOCK_N) for each in weights.outputs)
     _expand[(_programs(x, len(rows.ranks) * tiles, _EXPANDING),)](
         hidden, weights.b, out, rows.blocks.pairs, rows.pages, rows.ranks, rows.used, len(x), outputs,
@@ -320,7 +328,8 @@ def lora_gated(
     """
     hidden, constants = _shrunk(x, weights, rows)
     outputs = weights.outputs[0]
-    out, tiles = x.new_empty((len(x), outputs)), cdiv(outputs, _BLOCK_N)
+    out = x.new_empty((len(x), outputs))
+    tiles = cdiv(outputs, _BLOCK_N)
     _expand_gated[(_programs(x, len(rows.ranks) * tiles, _EXPANDING),)](
         hidden, weights.b, product, out, rows.blocks.pairs, rows.pages, rows.ranks, rows.used, len(x), outputs,
         weights.page_size, tiles, KIND=activation, BLOCK_N=_BLOCK_N, **constants,

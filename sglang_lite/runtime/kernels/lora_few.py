@@ -31,7 +31,9 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 BLOCK_R = 32  # ranks that are multiplied together
 STAGES = 5  # tiles of B that a product loads ahead
 _MAX_PARTS = 3
-_BLOCK_K, _BLOCK_N, _STAGES = 64, 128, 4
+_BLOCK_K = 64
+_BLOCK_N = 128
+_STAGES = 4
 _SPLIT = 512  # fewest inputs of a split
 _MAX_SPLITS = 16
 _PARTIALS = 1 << 23  # most numbers of sums of splits
@@ -115,7 +117,8 @@ def joined_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
     adapters, longest = step.pages.shape
     pages, owners = step.ranks.new_empty((2, min(len(slots), adapters) * longest))
     counters = step.ranks.new_empty(_MAX_PARTS * cdiv(len(pages) * RANKS, BLOCK_R))
-    of_token, used = step.ranks.new_empty(len(slots)), step.ranks.new_empty(1)
+    of_token = step.ranks.new_empty(len(slots))
+    used = step.ranks.new_empty(1)
     _join[(1,)](
         step.of_slot, slots, step.pages, step.ranks, of_token, pages, owners, used, counters, len(slots),
         ADAPTERS=adapters, PAGES=longest, RANKS=RANKS, COUNTERS=len(counters),
@@ -178,7 +181,8 @@ def shrink(x: torch.Tensor, weights: LoraWeights, ranks: JoinedRanks) -> Shrunk:
         ranks: adapters of the tokens.
     """
     (tokens, inputs), parts, tiles = x.shape, len(weights.outputs), ranks.tiles
-    block, items = max(16, power_of_2(tokens)), parts * tiles
+    block = max(16, power_of_2(tokens))
+    items = parts * tiles
     splits = min(_MAX_SPLITS, power_of_2(cdiv(inputs, _SPLIT)))
     while splits > 1 and items * splits * BLOCK_R * block > _PARTIALS:
         splits //= 2
@@ -325,7 +329,8 @@ def expand_gated(shrunk: Shrunk, product: torch.Tensor, activation: str) -> torc
 
 def _launch(shrunk: Shrunk, product: torch.Tensor, out: torch.Tensor, tiles: int, parts: int, gate: str) -> None:
     (_, tokens, width), weights, ranks = shrunk.hidden.shape, shrunk.weights, shrunk.ranks
-    item, matrices = shrunk.hidden.element_size(), 2 if gate else 1
+    item = shrunk.hidden.element_size()
+    matrices = 2 if gate else 1
     block = min(64 if item < 4 else 16, max(16, power_of_2(tokens)))  # float32 products are unrolled
     stages = tile_stages(
         properties_of(product.device), matrices * block, matrices * _BLOCK_N, BLOCK_R, item, 3 if item < 4 else 1

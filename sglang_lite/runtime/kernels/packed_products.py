@@ -24,7 +24,9 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _FEW = 64  # maximum number of rows that one program multiplies all of
 _MANY = 256  # maximum number of rows at all; above, decoding the matrix and cuBLAS are faster
-_OUTPUTS, _OUTPUTS_MANY = 64, 256  # outputs of a program
+# outputs of a program
+_OUTPUTS = 64
+_OUTPUTS_MANY = 256
 SCRATCH = 1 << 15  # bytes of shared memory in which code books' numbers change their layout
 
 
@@ -234,13 +236,19 @@ def packed_rows(
         product: torch.Tensor = hopper.packed_rows_hopper(x, weight, bias, gate, parts=parts)
         return product
     y = x.new_empty((rows, outputs)) if parts == 1 else x.new_empty((parts, rows, outputs), dtype=torch.float32)
-    properties, many = properties_of(x.device), _FEW < rows <= max_rows(x.device, x.dtype)
+    properties = properties_of(x.device)
+    many = _FEW < rows <= max_rows(x.device, x.dtype)
     if many:
-        block_m, block_n, span, warps = 128, _OUTPUTS_MANY, min(weight.slice, 32), 8
+        block_m = 128
+        block_n = _OUTPUTS_MANY
+        span = min(weight.slice, 32)
+        warps = 8
     else:
         tma = properties.has_tma
         block_m = min(_FEW if tma else 32, max(8 if tma else 16, power_of_2(rows)))
-        block_n, span, warps = _OUTPUTS, weight.slice, 4
+        block_n = _OUTPUTS
+        span = weight.slice
+        warps = 4
     grid = cdiv(outputs, block_n // 2 if gate else block_n), parts, cdiv(rows, block_m)
     stage = span * (block_n * 2 + SLICES * block_m * x.element_size())  # bytes of words, and of rows
     scratch = 8 * SCRATCH if many and weight.table is not None else SCRATCH
@@ -290,7 +298,8 @@ def parts_of(weight: PackedWeight, rows: int, dtype: torch.dtype) -> int:
     programs = cdiv(weight.shape[0], _OUTPUTS)
     wanted = 4 if rows <= 16 else 2
     if rows > _FEW:
-        programs, wanted = cdiv(weight.shape[0], _OUTPUTS_MANY) * cdiv(rows, 128), 1
+        programs = cdiv(weight.shape[0], _OUTPUTS_MANY) * cdiv(rows, 128)
+        wanted = 1
     most = wanted * properties_of(weight.words.device).multiprocessors // programs
     return next(parts for parts in (8, 4, 2, 1) if parts <= max(1, min(most, blocks_of(weight) // 2)))
 

@@ -330,7 +330,9 @@ def packed_rows_hopper(
     (rows, inputs), outputs = x.shape, weight.shape[0] // 2 if gate else weight.shape[0]
     assert parts == 1 or (bias is None and not gate)
     y = x.new_empty((rows, outputs)) if parts == 1 else x.new_empty((parts, rows, outputs), dtype=torch.float32)
-    launch, tile, size = _launch_of(rows), max(8, power_of_2(rows)), weight.slice
+    launch = _launch_of(rows)
+    tile = max(8, power_of_2(rows))
+    size = weight.slice
     of_words, of_rows = (
         gl.NVMMASharedLayout(swizzle_byte_width=2 * size, element_bitwidth=bits, rank=2) for bits in (32, 16)
     )

@@ -194,7 +194,8 @@ def packed_row(
     warps = min(_WARPS, quads // 32)
     together = max(2, _OUTPUTS * _WARPS * 32 // max(quads, _WARPS * 32))  # as many as a thread has registers for
     outputs, tile = (rows // 2, together // 2) if gate else (rows, together)
-    y, total = x.new_empty((1, outputs)), x if residual is None else x.new_empty(x.shape)
+    y = x.new_empty((1, outputs))
+    total = x if residual is None else x.new_empty(x.shape)
     programs = _WARPS // warps * properties_of(x.device).multiprocessors
     _packed_row[(min(cdiv(outputs, tile), programs),)](
         x, residual, norm, weight.words, weight.scales, bias, y, total, outputs, inputs, eps,

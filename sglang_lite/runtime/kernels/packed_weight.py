@@ -82,9 +82,11 @@ def packed_weight(
     pairs = parts[:, :, :, 1].bitwise_left_shift(4).bitwise_or_(parts[:, :, :, 0])
     words = pairs.permute(0, 1, 3, 4, 2).reshape(rows, -1, NUMBERS // 2).view(torch.int32).squeeze(-1)
     if zeros is None:
-        half, by_group = None, scales.float()
+        half = None
+        by_group = scales.float()
     else:
-        half, above = scales.dtype, zeros.half().view(torch.int16).int() << 16
+        half = scales.dtype
+        above = zeros.half().view(torch.int16).int() << 16
         by_group = scales.view(torch.int16).int() & 0xFFFF | above
     last = -(-(inputs + more) // group) - scales.shape[1]  # no input reaches a block's end
     by_group = F.pad(by_group, (0, last)).t().contiguous()

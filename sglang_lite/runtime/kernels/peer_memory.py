@@ -27,7 +27,8 @@ class _Allocation:
     """
 
     def __init__(self, size: int) -> None:
-        self._size, address = size, ctypes.c_uint64()
+        self._size = size
+        address = ctypes.c_uint64()
         call_driver("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         self.address = address.value
 

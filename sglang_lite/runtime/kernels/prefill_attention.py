@@ -111,8 +111,10 @@ def prefill_attention(
     if hopper is not None and rules.plain and limits is None and hopper.supports(q, cache, plan):
         hopper.prefill_attention_hopper(q, cache, layer, plan, out, rules)
         return
-    heads, dim = q.shape[1], q.shape[2]
-    keys, values = cache.k[layer], cache.v[layer]
+    heads = q.shape[1]
+    dim = q.shape[2]
+    keys = cache.k[layer]
+    values = cache.v[layer]
     launch = attention_launch(
         properties_of(q.device), "prefill", dim=dim, item=q.element_size(), cached=keys.element_size(),
         queries=plan.block_size,

@@ -357,14 +357,15 @@ def _launch(
         rope_parts: None if keys and values are in pages; else the ends of keys, and keys and values are contiguous.
         before: number of tokens at the start of the batch that keys and values leave out.
     """
-    heads, box = q.shape[1], (page_size, COLUMNS.value)
+    heads = q.shape[1]
+    box = (page_size, COLUMNS.value)
     of_keys, of_values = (tensor_descriptor(x, x.shape[2], box, SHARED.value) for x in (keys, values))
-    rope_part, of_rope_parts, column = 0, of_keys, 0
+    rope_part = 0
+    of_rope_parts = of_keys
+    column = 0
     if rope_parts is not None:
-        rope_part, of_rope_parts = (
-            q.shape[2] - keys.shape[2],
-            TensorDescriptor.from_tensor(rope_parts, [*box], SHARED.value),
-        )
+        rope_part = q.shape[2] - keys.shape[2]
+        of_rope_parts = TensorDescriptor.from_tensor(rope_parts, [*box], SHARED.value)
         column = rope_parts.shape[1] - rope_part
     prefill_kernel[(heads, len(blocks))](
         q, q.stride(0), of_keys, of_rope_parts, column, of_values, keys.shape[1], out, blocks, page_table,

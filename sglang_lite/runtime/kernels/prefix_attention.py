@@ -120,11 +120,15 @@ def prefix_attention(
         work: buffers for partial results.
         rules: rules of the layer, without a window or sinks.
     """
-    shared, partials = plan.shared, work.partials
+    shared = plan.shared
+    partials = work.partials
     assert shared is not None
-    heads, dim = q.shape[1], q.shape[2]
-    keys, values = cache.k[layer], cache.v[layer]
-    kv_heads, item = len(keys), q.element_size()
+    heads = q.shape[1]
+    dim = q.shape[2]
+    keys = cache.k[layer]
+    values = cache.v[layer]
+    kv_heads = len(keys)
+    item = q.element_size()
     hopper = hopper_prefix_module(properties_of(q.device), dim, q.dtype, keys.dtype, plan.page_size, rules.softcap)
     if hopper is not None:
         hopper.prefix_attention_hopper(q, cache, layer, plan, work, rules)

@@ -163,9 +163,11 @@ def prefix_attention_hopper(
     Args:
         q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.
     """
-    shared, partials = plan.shared, work.partials
+    shared = plan.shared
+    partials = work.partials
     assert shared is not None
-    keys, values = cache.k[layer], cache.v[layer]
+    keys = cache.k[layer]
+    values = cache.v[layer]
     kv_heads, token_slots, dim = keys.shape
     planes = [tensor_descriptor(x, dim, (plan.page_size, COLUMNS.value), SHARED.value) for x in (keys, values)]
     prefix_kernel[(kv_heads, programs(properties_of(q.device), kv_heads))](

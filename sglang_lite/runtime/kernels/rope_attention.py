@@ -199,15 +199,19 @@ def rope_attention(
     """
     plan = plan.in_layer(rules.window)
     cos, sin = rope
-    keys, values = cache.k[layer], cache.v[layer]
+    keys = cache.k[layer]
+    values = cache.v[layer]
     kv_heads, cache_slots, dim = keys.shape
-    rows, group = len(qkv), qkv.shape[1] // dim // kv_heads - 2
+    rows = len(qkv)
+    group = qkv.shape[1] // dim // kv_heads - 2
     launch = attention_launch(
         properties_of(qkv.device), "decode", dim=dim, item=qkv.element_size(), cached=keys.element_size(),
         queries=columns(group), rows=rows, heads=kv_heads, product=True,
     )  # fmt: skip
     assert launch is not None, "refused"
-    partials, of_cache, rotary = work.partials, cache.scales, plan.rotary
+    partials = work.partials
+    of_cache = cache.scales
+    rotary = plan.rotary
     _rope_attention[(kv_heads, len(work.items))](
         qkv, scales and scales.rows, scales and scales.columns, q_norm, k_norm, cos, sin,
         rotary and rotary.at, 0 if rotary is None else rotary.at.stride(0), rotary and rotary.axes, eps, keys, values,

@@ -143,7 +143,8 @@ def rope_store(
     total = qkv.shape[1] // dim
     heads = total - 2 * kv_heads
     block = min(_LAUNCH["BLOCK_H"], power_of_2(total))
-    of_cache, rotary = cache.scales, plan.rotary
+    of_cache = cache.scales
+    rotary = plan.rotary
     _rope_store[(len(qkv), cdiv(total, block))](
         qkv, scales and scales.rows, scales and scales.columns, q_norm, k_norm, cos, sin,
         rotary and rotary.at, 0 if rotary is None else rotary.at.stride(0), rotary and rotary.axes,

@@ -19,7 +19,9 @@ from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 BLOCK = 4096  # logits that a program of the first pass reads
-NOT_FINITE, NOTHING_ALLOWED = -1, -2  # codes stored instead of a token
+# codes stored instead of a token
+NOT_FINITE = -1
+NOTHING_ALLOWED = -2
 
 
 class TokenMasks(NamedTuple):

@@ -33,8 +33,10 @@ class SharedSums:
     """
 
     def __init__(self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, count: int, timeout_s: float) -> None:
-        pointer, number = ctypes.c_void_p, ctypes.c_long
-        self._exchange, self._sums = library["exchange"], {dtype: library[name] for dtype, name in _NAMES.items()}
+        pointer = ctypes.c_void_p
+        number = ctypes.c_long
+        self._exchange = library["exchange"]
+        self._sums = {dtype: library[name] for dtype, name in _NAMES.items()}
         self._exchange.argtypes = [
             pointer, ctypes.c_int, number, ctypes.c_int, ctypes.c_uint32, pointer, number, ctypes.c_double,
         ]  # fmt: skip
@@ -42,7 +44,10 @@ class SharedSums:
             function.argtypes = [pointer, ctypes.c_int, number, ctypes.c_uint32, number, pointer]
             function.restype = None
         self._memory = torch.frombuffer(memory, dtype=torch.uint8)
-        self._address, self._rank, self._count, self._timeout_s = self._memory.data_ptr(), rank, count, timeout_s
+        self._address = self._memory.data_ptr()
+        self._rank = rank
+        self._count = count
+        self._timeout_s = timeout_s
         self._epoch = 0
 
     def takes(self, x: torch.Tensor) -> bool:
@@ -52,7 +57,8 @@ class SharedSums:
     def sum_(self, x: torch.Tensor) -> None:
         """Replaces x, contiguous and at most SLOT bytes, with the sum of all ranks' x."""
         self._send(x)
-        epoch, add = self._epoch & 0xFFFFFFFF, self._sums[x.dtype]
+        epoch = self._epoch & 0xFFFFFFFF
+        add = self._sums[x.dtype]
         add(self._address, self._count, SLOT, epoch, x.numel(), x.data_ptr())
 
     def gather(self, x: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:

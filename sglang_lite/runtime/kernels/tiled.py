@@ -164,10 +164,12 @@ def _launch(
     low: tuple[torch.Tensor | None, ...] = (None, None, None, None)
     sizes = (0, 0, 0, 0)
     if adds := isinstance(shrunk, Shrunk):
-        adapters, ranks = shrunk.weights, shrunk.ranks
+        adapters = shrunk.weights
+        ranks = shrunk.ranks
         low = shrunk.hidden, adapters.b, ranks.pages, ranks.used
         sizes = shrunk.hidden.shape[2], adapters.page_size, adapters.outputs[0], sum(adapters.outputs[:2])
-    properties, block_m = properties_of(x.device), max(16, power_of_2(rows))
+    properties = properties_of(x.device)
+    block_m = max(16, power_of_2(rows))
     tile = product_tile(properties, block_m, (len(weight), inputs), gated=bool(gate), beside=adds)
     programs = cdiv(outputs, tile.outputs)
     _tiled[(programs, parts)](

@@ -163,7 +163,9 @@ def sum_parts(x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
         x: contiguous, of a size that `PartPeers` accepts.
         peers: memory of the ranks.
     """
-    out, part, size = torch.empty_like(x), x.numel() // peers.count, x.element_size()
+    out = torch.empty_like(x)
+    part = x.numel() // peers.count
+    size = x.element_size()
     least, most = _BLOCK_BYTES
     programs = len(peers.epochs)
     block = min(max(power_of_2(cdiv(part * size, programs)), least), most)

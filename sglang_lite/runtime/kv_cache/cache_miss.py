@@ -53,7 +53,8 @@ def find_miss(
         paused: whether its program was paused and gave up pages meanwhile.
         reveal_others: whether the reason may reveal other namespaces and cached text.
     """
-    at, before = cached, _NONE
+    at = cached
+    before = _NONE
     end = len(match.pages) * tree.page_size
     tokens = space.ids(prompt[:usable])
     rest = tokens[end:]
@@ -68,7 +69,8 @@ def find_miss(
         length = min(len(has), len(rest))
         differ = np.flatnonzero(has[:length] != rest[:length])
         if len(differ):
-            reason, at = "changed", end + int(differ[0])
+            reason = "changed"
+            at = end + int(differ[0])
             before = np.concatenate((prompt[max(at - _AROUND, 0) : at], has[int(differ[0]) :][:_SHOWN]))
         elif len(rest) < tree.page_size:
             reason = "page"

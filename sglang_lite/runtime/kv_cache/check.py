@@ -26,7 +26,9 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
     Raises:
         AssertionError: an invariant is violated; the message names it.
     """
-    handles, table, size = list(handles), store.table, store.page_size
+    handles = list(handles)
+    table = store.table
+    size = store.page_size
     fetching = [] if store.tiers is None else store.tiers.fetching
     nodes = list(store.tree.nodes())
 
@@ -62,7 +64,9 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
         _check_windows(store, store.windows, handles, nodes)
 
     for h in handles:
-        page_count, known, length = int(table.page_count[h.slot]), int(table.known[h.slot]), int(table.length[h.slot])
+        page_count = int(table.page_count[h.slot])
+        known = int(table.known[h.slot])
+        length = int(table.length[h.slot])
         computed = int(table.computed[h.slot])
         scored = length == table.limit[h.slot]  # the last token may be only scored, not computed
         assert known - scored <= length <= known + 1, "more than one token is unknown"
@@ -87,7 +91,8 @@ def count_lost_pages(store: PrefixCache, handles: Iterable[SlotHandle]) -> int:
     """
     lost = np.count_nonzero(_owners(store, handles) == 0)
     if store.windows is not None:
-        pool, of = store.windows.pool, store.windows.of
+        pool = store.windows.pool
+        of = store.windows.of
         lost += pool.total - pool.free - pool.quarantined - np.count_nonzero(of != pool.total)
     return int(lost)
 
@@ -105,13 +110,15 @@ def _owners(store: PrefixCache, handles: Iterable[SlotHandle]) -> NDArray[np.int
 
 
 def _check_windows(store: PrefixCache, windows: WindowPages, handles: list[SlotHandle], nodes: list[Node]) -> None:
-    table, null = store.table, windows.pool.total
+    table = store.table
+    null = windows.pool.total
     owners = Counter([*windows.pool.free_pages().tolist(), *windows.of[windows.of != null].tolist()])
     assert sorted(owners.elements()) == list(range(null)), "window pages with two owners, or without one"
     assert (windows.of[store.pool.free_pages()] == null).all(), "free pages with a window page"
     readers: Counter[int] = Counter(copy.from_page for copy in store.pending_copies)
     for h in handles:
-        first, page_count = int(windows.first[h.slot]), int(table.page_count[h.slot])
+        first = int(windows.first[h.slot])
+        page_count = int(table.page_count[h.slot])
         readers.update(table.pages[h.slot, first:page_count].tolist())
         assert not windows.has_any(table.pages[h.slot, h.owned_from : first]), "own pages behind the window"
     assert all(windows.has(page) for page in readers), "pages in a window without a window page"

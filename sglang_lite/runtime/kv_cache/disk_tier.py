@@ -37,7 +37,9 @@ class DiskTier:
     """
 
     def __init__(self, store: PageStore, executor: Executor, writer: Executor | None = None) -> None:
-        self._store, self.executor, self.writer = store, executor, writer or executor
+        self._store = store
+        self.executor = executor
+        self.writer = writer or executor
         self.off = False
         self.known: dict[bytes, None] = {}
         self._lock = threading.Lock()  # of `known`

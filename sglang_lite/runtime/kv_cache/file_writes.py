@@ -57,7 +57,8 @@ class FileWrites:
         """Starts writing the files whose copies are among the first `completed`, and forgets those
         already written.
         """
-        now, left = time.perf_counter(), []
+        now = time.perf_counter()
+        left = []
         for file in self._files:
             if file.written is None and file.copy <= completed:
                 file.written = disk.write(file.name, self._host.memory.rows, file.slots)

@@ -134,7 +134,8 @@ def _opened(source: _Source, size: int, secret: str | None) -> PageFile:
     at = _START.size + header_bytes + sums_bytes
     if max(header_bytes, sums_bytes) > _MAX_HEADER or not page_bytes or size != at + pages * page_bytes:
         raise DamagedFileError(f"it has {size:,} bytes, which is not what its header says")
-    header, sums = read(header_bytes, _START.size), read(sums_bytes, _START.size + header_bytes)
+    header = read(header_bytes, _START.size)
+    sums = read(sums_bytes, _START.size + header_bytes)
     if zlib.crc32(sums, zlib.crc32(header)) != checksum:
         raise DamagedFileError("the checksum of its header is another")
     key = None if secret is None else _key(secret, header, pages, page_bytes)

@@ -59,7 +59,8 @@ class PageNames:
 
     def after(self, name: bytes, tokens: Ints) -> Iterator[bytes]:
         """Yields the names of the whole pages of int32 `tokens` after the page called `name`."""
-        size, key = self.page_size * tokens.itemsize, self.key
+        size = self.page_size * tokens.itemsize
+        key = self.key
         data = tokens.tobytes()
         for start in range(0, len(data) - size + 1, size):
             name = blake2b(name + data[start : start + size], key=key, digest_size=NAME_BYTES).digest()

@@ -92,7 +92,8 @@ class Folder:
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
-        self._folder, self._max_bytes = Path(folder).expanduser(), max_bytes
+        self._folder = Path(folder).expanduser()
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()  # of the size
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -28,7 +28,8 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 _WORDS: Final = 512  # per line
 _LINE: Final = 8 * _WORDS  # bytes
-_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
+_POINTER = ctypes.c_void_p
+_LONG = ctypes.c_int64
 SUM: Final = np.dtype("<u8")
 ENDS_EARLY: Final = "it ends too early"
 
@@ -52,7 +53,8 @@ def page_sums(rows: Rows, slots: Ints, descriptor: int = -1, at: int = 0) -> NDA
         OSError: the file can't be read.
         DamagedFileError: it ends before the last page.
     """
-    function, size = compiled(), rows.shape[1]
+    function = compiled()
+    size = rows.shape[1]
     sums = np.empty(len(slots), SUM)
     if function is None:
         for i, slot in enumerate(slots.tolist()):
@@ -60,7 +62,8 @@ def page_sums(rows: Rows, slots: Ints, descriptor: int = -1, at: int = 0) -> NDA
                 raise DamagedFileError(ENDS_EARLY)
             sums[i] = _sum(rows[slot])
         return sums
-    slots, factors = np.ascontiguousarray(slots, np.int32), _factors(_WORDS - (-size // _LINE))
+    slots = np.ascontiguousarray(slots, np.int32)
+    factors = _factors(_WORDS - (-size // _LINE))
     error = function(
         descriptor, at, rows.ctypes.data, size, slots.ctypes.data, len(slots), factors.ctypes.data, sums.ctypes.data
     )

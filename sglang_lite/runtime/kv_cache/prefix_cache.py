@@ -36,7 +36,10 @@ class SlotHandle:
     __slots__ = ("lock", "owned_from", "slot", "space")
 
     def __init__(self, slot: int, lock: PrefixLock, owned_from: int, space: PrefixSpace) -> None:
-        self.slot, self.lock, self.owned_from, self.space = slot, lock, owned_from, space
+        self.slot = slot
+        self.lock = lock
+        self.owned_from = owned_from
+        self.space = space
 
 
 class PrefixCache:
@@ -76,7 +79,8 @@ class PrefixCache:
         self.pool = PagePool(pages)
         self.tree = RadixTree(page_size, priority, changes)
         self.table = SlotTable(slots, longest, page_size)
-        self.reuses, self._reveal_others = reuse, reveal_others
+        self.reuses = reuse
+        self._reveal_others = reveal_others
         self.pending_copies: list[PageCopy] = []
         self.tiers: Tiers | None = None
         self.windows = windows
@@ -106,7 +110,8 @@ class PrefixCache:
         lock = self.tree.lock(match.node)
         if self.tiers is not None:
             self.tiers.reused(match.node)
-        slot, table = self.table.allocate(), self.table
+        slot = self.table.allocate()
+        table = self.table
         count = len(match.pages)
         table.tokens[slot, : len(tokens)] = tokens
         table.pages[slot, :count] = match.pages
@@ -154,7 +159,8 @@ class PrefixCache:
         node = handle.lock.node
         if handle.owned_from and node is not None and not node.children:  # nothing in the tree continues from here
             return
-        slot, table = handle.slot, self.table
+        slot = handle.slot
+        table = self.table
         match = self.match(table.tokens[slot, : table.known[slot]], handle.space)
         count = len(match.pages)
         if count * self.page_size <= table.computed[slot]:
@@ -162,7 +168,8 @@ class PrefixCache:
         lock = self.tree.lock(match.node)
         self._leave_pages(handle)
         handle.lock.release()
-        handle.lock, handle.owned_from = lock, count
+        handle.lock = lock
+        handle.owned_from = count
         table.pages[slot, :count] = match.pages
         if self.windows is not None:
             self.windows.begin(slot, match.pages)
@@ -175,7 +182,8 @@ class PrefixCache:
         """Schedules a copy of the cached part of the page after a slot's prefix, if a page is
         available for it.
         """
-        slot, table = handle.slot, self.table
+        slot = handle.slot
+        table = self.table
         source = self.tree.lock(tail.node)
         if self.windows is not None:
             self.windows.read(np.array([tail.page]))
@@ -208,7 +216,8 @@ class PrefixCache:
 
     def reserve(self, slot: int, end: int) -> bool:
         """Ensures that positions before `end` of a slot have pages. Returns False if not enough pages are available."""
-        page_count, needed = int(self.table.page_count[slot]), -(-end // self.page_size)
+        page_count = int(self.table.page_count[slot])
+        needed = -(-end // self.page_size)
         if needed <= page_count:
             return True
         pages = self.allocate(needed - page_count)
@@ -222,7 +231,8 @@ class PrefixCache:
         """Allocates pages to positions before `end` of a slot while they are free; nothing is
         evicted. Returns how many of its positions have one, at most `end`.
         """
-        page_count, size = int(self.table.page_count[slot]), self.page_size
+        page_count = int(self.table.page_count[slot])
+        size = self.page_size
         if end <= page_count * size:  # mostly so
             return end
         free = self.pool.free if self.windows is None else min(self.pool.free, self.windows.pool.free)
@@ -234,7 +244,8 @@ class PrefixCache:
 
     def give_back(self, slot: int, end: int) -> None:
         """Frees the pages of a slot for positions from `end` on, which no running step may read."""
-        page_count, needed = int(self.table.page_count[slot]), -(-end // self.page_size)
+        page_count = int(self.table.page_count[slot])
+        needed = -(-end // self.page_size)
         if needed < page_count:
             self._free(self.table.pages[slot, needed:page_count], self.pool.settled_step)
             self.settle(self.pool.settled_step)
@@ -300,8 +311,10 @@ class PrefixCache:
         full = int(min(self.table.computed[slot], self.table.known[slot] - all_but_last)) // self.page_size
         if full <= handle.owned_from:
             return
-        tokens, pages = self.table.tokens[slot, : full * self.page_size], self.table.pages[slot, :full]
-        own, space = handle.owned_from * self.page_size, handle.space
+        tokens = self.table.tokens[slot, : full * self.page_size]
+        pages = self.table.pages[slot, :full]
+        own = handle.owned_from * self.page_size
+        space = handle.space
         # Below the pages that it has locked, without following the sequence, unless the tree may have some of them.
         if not handle.lock.grow(space.ids(tokens[own:], own), pages[handle.owned_from :]):
             done = self.tree.insert(space.ids(tokens), pages, space.namespace)
@@ -328,7 +341,8 @@ class PrefixCache:
         """Frees the pages of a request that are not in the tree, and stops its reading of the
         others.
         """
-        slot, owned_from = handle.slot, handle.owned_from
+        slot = handle.slot
+        owned_from = handle.owned_from
         pages = self.table.pages[slot, : self.table.page_count[slot]]
         if self.windows is not None:
             self.windows.leave(pages[self.windows.first[slot] : owned_from], self.step)
@@ -348,7 +362,8 @@ class PrefixCache:
             keep: whether the host keeps them, if it has tiers and room. If not, it also forgets its
                 own pages.
         """
-        tiers, kept = self.tiers, None
+        tiers = self.tiers
+        kept = None
         if tiers is not None:
             tiers.clear(keep=keep)
             kept = tiers.save if keep else None

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-_BASE, _MODULUS = 0x9E3779B97F4A7C15, 2**64
+_BASE = 0x9E3779B97F4A7C15
+_MODULUS = 2**64
 _MIN_APART = 16  # minimum number of tokens between two digests
 Digests: TypeAlias = NDArray[np.uint64]
 
@@ -52,7 +53,8 @@ class PrefixHasher:
         return np.cumsum(terms, dtype=np.uint64)[first - 1 :: every] + np.uint64(prefix.hash)
 
     def _range(self, prefix: PrefixHash, count: int) -> Digests:
-        length, powers = prefix.length + count, self._powers
+        length = prefix.length + count
+        powers = self._powers
         if length > len(powers):
             bases = np.full(max(length, 2 * len(powers)), _BASE, dtype=np.uint64)
             bases[0] = 1

@@ -70,7 +70,8 @@ class PrefixSpace:
             tokens: int32 token ids.
             first: position of the first one.
         """
-        begin, end = max(self.start, first), min(self.start + _MIXED, first + len(tokens))
+        begin = max(self.start, first)
+        end = min(self.start + _MIXED, first + len(tokens))
         late = self.late
         if not late or begin >= end:
             return tokens

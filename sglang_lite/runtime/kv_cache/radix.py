@@ -39,7 +39,9 @@ class Node:
     )  # fmt: skip
 
     def __init__(self, tokens: Ints, pages: Ints, parent: Node | None, now: int) -> None:
-        self.tokens, self.pages, self.parent = tokens, pages, parent
+        self.tokens = tokens
+        self.pages = pages
+        self.parent = parent
         self.children: dict[bytes, Node] = {}  # by the bytes of the first page's tokens, newest last
         self.keys: list[bytes] = []  # of the children, sorted: those that begin alike are neighbours
         self.locks = 0
@@ -58,10 +60,13 @@ class Node:
         """Returns the first `count` tokens of the node and its descendants, following the newest
         child at each level.
         """
-        found, length, node = [self.tokens[:count]], len(self.tokens), self.newest
+        found = [self.tokens[:count]]
+        length = len(self.tokens)
+        node = self.newest
         while node is not None and length < count:
             found.append(node.tokens[: count - length])
-            length, node = length + len(node.tokens), node.newest
+            length = length + len(node.tokens)
+            node = node.newest
         return np.concatenate(found)
 
 
@@ -72,7 +77,8 @@ class EvictedPrefixes:
     """
 
     def __init__(self, hasher: PrefixHasher) -> None:
-        self._empty, self._hasher = True, hasher
+        self._empty = True
+        self._hasher = hasher
         self._hashes = np.zeros(_REMEMBERED, dtype=np.uint64)
 
     def add(self, parent: Node, page: Ints) -> None:
@@ -206,7 +212,9 @@ class RadixTree:
     """
 
     def __init__(self, page_size: int, priority: Priority, changes: TreeChanges | None = None) -> None:
-        self.page_size, self._priority, self.changes = page_size, priority, changes
+        self.page_size = page_size
+        self._priority = priority
+        self.changes = changes
         self._roots: dict[str, Node] = {}  # root of each namespace that has pages
         self._clock = 0
         self._hasher = PrefixHasher()
@@ -250,7 +258,8 @@ class RadixTree:
         """Returns how many of `tokens` are cached, in whole pages. Unlike `match_prefix`, doesn't
         change the tree.
         """
-        node, at = self._roots.get(namespace), 0
+        node = self._roots.get(namespace)
+        at = 0
         while node is not None:
             node = node.children.get(self._key(tokens[at:]))
             if node is not None:
@@ -303,7 +312,8 @@ class RadixTree:
         _note(self.changes, self._hasher, child, there=True)
         above: Node | None = node
         while above is not None:
-            above.last_used, above = self._clock, above.parent
+            above.last_used = self._clock
+            above = above.parent
         return child
 
     def evict(self, count: int, leaving: Callable[[Node], object] | None = None) -> Ints:
@@ -314,7 +324,8 @@ class RadixTree:
             leaving: called with each node before it is removed.
         """
         removed: list[Ints] = []
-        out, rootless = 0, False
+        out = 0
+        rootless = False
         while self._queue and out < count:
             key, _, node = heapq.heappop(self._queue)
             node.queued = False
@@ -368,7 +379,8 @@ class RadixTree:
         the place of `tokens`.
         """
         wanted = self._key(tokens)
-        first, at = wanted[: tokens.itemsize], bisect_left(node.keys, wanted)
+        first = wanted[: tokens.itemsize]
+        at = bisect_left(node.keys, wanted)
         best: Tail | None = None
         for key in node.keys[max(at - 1, 0) : at + 1]:
             if not key.startswith(first):  # the usual case
@@ -385,7 +397,9 @@ class RadixTree:
         the path to it and the number of tokens covered.
         """
         self._clock += 1
-        node, path, at = self._roots.get(namespace) or _new_root(namespace), [], 0
+        node = self._roots.get(namespace) or _new_root(namespace)
+        path = []
+        at = 0
         usable = len(tokens) - len(tokens) % self.page_size
         while at < usable:
             child = node.children.get(self._key(tokens[at:]))
@@ -411,9 +425,12 @@ class RadixTree:
         assert node.parent is not None
         cut = at // self.page_size
         upper = Node(node.tokens[:at].copy(), node.pages[:cut].copy(), node.parent, node.created)
-        upper.locks, upper.hits, upper.last_used = node.locks, node.hits, node.last_used
+        upper.locks = node.locks
+        upper.hits = node.hits
+        upper.last_used = node.last_used
         if node.names is not None:
-            upper.names, node.names = node.names[:cut], node.names[cut:]
+            upper.names = node.names[:cut]
+            node.names = node.names[cut:]
         self._attach(upper)  # replaces `node`
         node.tokens, node.pages, node.parent = node.tokens[at:].copy(), node.pages[cut:].copy(), upper
         self._attach(node)
@@ -436,7 +453,8 @@ class RadixTree:
     def count_locks(self, node: Node, change: int) -> None:
         current: Node | None = node
         while current is not None and current.parent is not None:
-            before, current.locks = current.locks, current.locks + change
+            before = current.locks
+            current.locks = current.locks + change
             if not before or not current.locks:
                 self.locked_pages += change * len(current.pages)
             current = current.parent

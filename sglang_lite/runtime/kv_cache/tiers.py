@@ -34,7 +34,9 @@ _MIN_FETCHED = 16  # tokens; fewer are computed
 _AGAIN = 64  # one sequence in this many is fetched although computing seems faster, in case that has changed
 _PART_FILES = 8  # files of a sequence read and then fetched together, while the next part is read
 _MAX_READING = 64  # maximum number of parts read before their requests are admitted
-_PATIENCE_S, _TOKEN_PATIENCE_S = 2.0, 1e-4  # wait of "timeout" for files, and additional wait per token
+# wait of "timeout" for files, and additional wait per token
+_PATIENCE_S = 2.0
+_TOKEN_PATIENCE_S = 1e-4
 _CLOSE_S = 0.001  # pause while copies and writes end
 DEADLINE_S = 10.0  # for reading files; after it, their store is disabled
 
@@ -136,7 +138,11 @@ class Tiers:
         disk: DiskTier | None = None,
         prefetch_policy: str = "timeout",
     ) -> None:
-        self._store, self.host, self.names, self._policy, self.disk = store, host, names, policy, disk
+        self._store = store
+        self.host = host
+        self.names = names
+        self._policy = policy
+        self.disk = disk
         self._prefetch_policy = prefetch_policy
         self.fetching: list[Fetch] = []
         self.fetched_pages = self.read_pages = 0
@@ -191,7 +197,8 @@ class Tiers:
         """Returns the tier that has the page after a match: the host, or the disk if its file is
         known; None if neither has it.
         """
-        size, at = self._store.page_size, len(match.pages)
+        size = self._store.page_size
+        at = len(match.pages)
         end = (at // self._run + 1) * self._run  # of its file
         behind = list(self.names.after(self.names.last(match.node), tokens[at * size : end * size]))
         if behind and behind[0] in self.host:
@@ -228,15 +235,20 @@ class Tiers:
         """Queues writing the files that end in a node. Their pages before the node are also in the
         tree.
         """
-        start, above = 0, node.parent
+        start = 0
+        above = node.parent
         while above is not None:
-            start, above = start + len(above.pages), above.parent
-        names, pages, first = self.names.of(node), node.pages, start
+            start = start + len(above.pages)
+            above = above.parent
+        names = self.names.of(node)
+        pages = node.pages
+        first = start
         for end in range((start // self._run + 1) * self._run, start + len(node.pages) + 1, self._run):
             while end - self._run < first:
                 assert node.parent is not None
                 node = node.parent
-                names, pages = [*self.names.of(node), *names], np.concatenate((node.pages, pages))
+                names = [*self.names.of(node), *names]
+                pages = np.concatenate((node.pages, pages))
                 first -= len(node.pages)
             part = slice(end - self._run - first, end - first)
             if names[part][-1] not in disk.known and not self._writes.full:
@@ -264,7 +276,10 @@ class Tiers:
             match may have changed. None if the lower tiers have too little, computing is faster, or
                 the device has no room.
         """
-        store, size, at, tokens = self._store, self._store.page_size, len(match.pages), space.ids(tokens)
+        store = self._store
+        size = self._store.page_size
+        at = len(match.pages)
+        tokens = space.ids(tokens)
         behind = list(self.names.after(self.names.last(match.node), tokens[at * size : len(tokens) - 1]))
         found = list(takewhile(self.host.__contains__, behind))
         if self.disk is not None and not self.disk.off and not isinstance(before, DiskRead):
@@ -312,8 +327,10 @@ class Tiers:
         """
         if self.disk is None or self.disk.off or len(self._reading) >= _MAX_READING:
             return None
-        match, size = self._store.match(tokens, space), self._store.page_size
-        at, ids = len(match.pages), space.ids(tokens)
+        match = self._store.match(tokens, space)
+        size = self._store.page_size
+        at = len(match.pages)
+        ids = space.ids(tokens)
         behind = list(self.names.after(self.names.last(match.node), ids[at * size : len(ids) - 1]))
         return self._read(at, behind, sum(1 for _ in takewhile(self.host.__contains__, behind)), token_s)
 
@@ -338,11 +355,13 @@ class Tiers:
         if name in self._reading:
             return self._reading[name]
         files = [behind[end - 1 - at] for end in ends]
-        exist, patience_s = self.disk.find(files), _patience_s(self._prefetch_policy, (ends[-1] - first) * size)
+        exist = self.disk.find(files)
+        patience_s = _patience_s(self._prefetch_policy, (ends[-1] - first) * size)
         for start in range(0, len(files), _PART_FILES):
             part = ends[start : start + _PART_FILES]
             begin = max(part[0] - self._run, first)
-            names, skip = behind[begin - at : part[-1] - at], begin - (part[0] - self._run)
+            names = behind[begin - at : part[-1] - at]
+            skip = begin - (part[0] - self._run)
             read = DiskRead(names, files[start : start + _PART_FILES], skip, exist, start, begin - first, patience_s)
             read.done = not patience_s
             self._reading.setdefault(names[0], read)
@@ -355,7 +374,8 @@ class Tiers:
         completed.
         """
         self._move_files()
-        completed, store = self.host.memory.completed(), self._store
+        completed = self.host.memory.completed()
+        store = self._store
         while self.fetching and self.fetching[0].copy <= completed:
             fetch = self.fetching.pop(0)
             done = store.tree.insert(fetch.tokens, np.concatenate((fetch.before, fetch.pages)), fetch.namespace)
@@ -429,7 +449,8 @@ class Tiers:
             return True
         if not read.filled and read.copy <= completed:
             started = _read_files(self.disk, self.host.memory.rows, self._run, files, read)
-            read.filled, read.began = list(started), time.perf_counter()
+            read.filled = list(started)
+            read.began = time.perf_counter()
         if not read.filled or not all(each.done() for each in read.filled):
             return False
         whole = sum(1 for _ in takewhile(Future.result, read.filled))

@@ -57,7 +57,8 @@ class TreeChanges:
             self._forget()
 
     def _forget(self) -> None:
-        self._there, self._forgotten = {}, True
+        self._there = {}
+        self._forgotten = True
 
     @property
     def waits(self) -> bool:
@@ -69,8 +70,10 @@ class TreeChanges:
         if not self.waits:
             return None
         with self._lock:
-            there, self._there = self._there, {}
-            forgotten, self._forgotten = self._forgotten, False
+            there = self._there
+            self._there = {}
+            forgotten = self._forgotten
+            self._forgotten = False
         gained = [digest for digest, is_there in there.items() if is_there]
         lost = [] if forgotten else [digest for digest, is_there in there.items() if not is_there]
         return TreeChange(np.array(gained, np.uint64), np.array(lost, np.uint64), forgotten)

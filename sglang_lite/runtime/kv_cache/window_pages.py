@@ -52,7 +52,8 @@ class WindowPages:
 
     def __init__(self, pages: int, count: int, page_size: int, window: int, slots: int, step_tokens: int) -> None:
         self.pool = PagePool(count)
-        self._window, self._size = window, page_size
+        self._window = window
+        self._size = page_size
         self.of: Ints = np.full(pages, count, dtype=np.int32)
         self.first: Ints = np.zeros(slots, dtype=np.int32)
         self.readers: Ints = np.zeros(pages, dtype=np.int32)
@@ -153,7 +154,10 @@ class WindowPages:
         """Detaches the window pages from pages, and returns them."""
         found: Ints = self.of[pages]
         self.idle -= int((self._order[pages] != _USED).sum())
-        self.of[pages], self._order[pages], self.readers[pages], self._reused[pages] = self.pool.total, _USED, 0, False
+        self.of[pages] = self.pool.total
+        self._order[pages] = _USED
+        self.readers[pages] = 0
+        self._reused[pages] = False
         return found
 
     # --------------------------------------------------------------------------------------------- reading
@@ -167,7 +171,8 @@ class WindowPages:
         """Adds a reader to these pages of the tree, which have window pages."""
         self.readers[pages] += 1
         self.idle -= int((self._order[pages] != _USED).sum())
-        self._order[pages], self._reused[pages] = _USED, True
+        self._order[pages] = _USED
+        self._reused[pages] = True
 
     def leave(self, pages: Ints, step: int, *, ended: bool = True) -> None:
         """Removes a reader from these pages of the tree.
@@ -207,7 +212,8 @@ class WindowPages:
             step: last step that may read the pages.
         """
         pages = table.pages[slot, : table.page_count[slot]]
-        before, first = int(self.first[slot]), self._first_read(int(table.computed[slot]) - SLACK)
+        before = int(self.first[slot])
+        first = self._first_read(int(table.computed[slot]) - SLACK)
         self.leave(pages[before : min(first, owned_from)], step, ended=False)
         self.free(pages[max(before, owned_from) : first], step)
         self.first[slot] = first
@@ -218,8 +224,11 @@ class WindowPages:
         """
         first = int(self.first[slot])
         other = np.flatnonzero(before[first:] != after[first:]) + first
-        before, after = before[other], after[other]
+        before = before[other]
+        after = after[other]
         lacks = self.of[after] == self.pool.total
         self.read(after[~lacks])
-        taken, lacking = before[lacks], after[lacks]
-        self.of[lacking], self.readers[lacking] = self._forget(taken), 1
+        taken = before[lacks]
+        lacking = after[lacks]
+        self.of[lacking] = self._forget(taken)
+        self.readers[lacking] = 1

@@ -128,7 +128,8 @@ class _States:
     """
 
     def __init__(self, file: IO[bytes], size: int) -> None:
-        self._file, self._size = file, size
+        self._file = file
+        self._size = size
 
     def write(self, batch: _Batch, rows: torch.Tensor) -> None:
         """Writes the rows [T, size] of a batch. Raises OSError if there is no room for them."""
@@ -149,12 +150,14 @@ def _batches(texts: Sequence[Sequence[int]]) -> list[_Batch]:
         if not groups or sum(map(len, groups[-1])) + len(text) > _ROWS:
             groups.append([])
         groups[-1].append(text)
-    batches, start = list[_Batch](), 0
+    batches = list[_Batch]()
+    start = 0
     for group in groups:
         ends = list(accumulate(map(len, group)))
         starts = [end - len(text) for end, text in zip(ends, group)]
         extends = tuple(ExtendRow(first, last, slice(first, last)) for first, last in zip(starts, ends))
-        ids, positions = torch.tensor(list(chain(*group))), torch.cat([torch.arange(len(text)) for text in group])
+        ids = torch.tensor(list(chain(*group)))
+        positions = torch.cat([torch.arange(len(text)) for text in group])
         plan = AttentionPlan(torch.arange(len(ids)), (), extends)
         batches.append(_Batch(ids, positions, plan, start))
         start += len(ids)
@@ -189,7 +192,8 @@ class _Watched:
     """
 
     def __init__(self, linear: Linear, names: Sequence[str]) -> None:
-        self._linear, self._names = linear, names
+        self._linear = linear
+        self._names = names
         self._moments: torch.Tensor | None = None  # float32 [inputs, inputs]; None before the first input
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -205,7 +209,8 @@ class _Watched:
         Raises:
             ModelError: inputs are not finite.
         """
-        moments, self._moments = self._moments, None
+        moments = self._moments
+        self._moments = None
         assert moments is not None, "each product of a layer has been computed"
         if not moments.isfinite().all():
             raise ModelError(

@@ -86,7 +86,8 @@ class Description:
 
     def as_text(self) -> str:
         """Formats the description as text, one `name value` line per item."""
-        stored, loaded = _megabytes(self.stored_bytes), _megabytes(self.loaded_bytes)
+        stored = _megabytes(self.stored_bytes)
+        loaded = _megabytes(self.loaded_bytes)
         formats = f" ({', '.join(self.formats)})" if self.formats else ""
         kind = f" ({self.dtype} on {self.device})" if self.dtype else ""
         keeps = "not known before it is loaded" if self.cache_bytes is None else f"{self.cache_bytes:,} bytes a token"
@@ -143,7 +144,8 @@ class _Inspection:
     """
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
-        self.path, self._config = path, config
+        self.path = path
+        self._config = config
         self.description = Description(str(path), _architecture(path))
         self._headers: Headers | None = None
         self._spec: ModelSpec | EncoderSpec | TransformersSpec | None = None
@@ -240,7 +242,8 @@ class _Inspection:
             for packing, count in source.packed.items():
                 few = packing.gpu_bits if device.type == "cuda" else packing.cpu_bits if _keeps(formats) else None
                 if few is not None:
-                    blocks, bits = blocks + count, bits + int(count * few)
+                    blocks = blocks + count
+                    bits = bits + int(count * few)
             numbers = source.elements - kept - blocks
             self._update(
                 loaded_bytes=numbers * formats.weights.itemsize + kept + bits // 8,
@@ -273,7 +276,8 @@ class _Inspection:
         number and their size in bits.
         """
         assert self._headers is not None
-        keeps, kept = _keeps(formats), list[tuple[int, float]]()
+        keeps = _keeps(formats)
+        kept = list[tuple[int, float]]()
         for name, header in self._headers.items():
             if header.format not in BITS or len(header.shape) != 2:
                 continue
@@ -296,8 +300,10 @@ class _Inspection:
         self._update(loaded_bytes=source.elements * dtype.itemsize + more * 4)
 
     def _fit_whisper(self) -> None:
-        device, config = pick_device(self._config), read_config(self.path)
-        formats, numbers = self._precision(device), Counter[bool]()
+        device = pick_device(self._config)
+        config = read_config(self.path)
+        formats = self._precision(device)
+        numbers = Counter[bool]()
         item = formats.compute.itemsize
         for name, header in (self._headers or {}).items():
             numbers[is_of_encoder(name)] += math.prod(header.shape)
@@ -352,7 +358,8 @@ def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
 def _take_encoder(spec: EncoderSpec, source: HeaderSource) -> None:
     """Takes every tensor of an encoder from the source. Raises the same errors as `_take_decoder`.
     """
-    hidden, head = spec.layers.hidden_size, spec.classifier
+    hidden = spec.layers.hidden_size
+    head = spec.classifier
     for name, outputs in () if head is None else ((head.inner, hidden), (head.outer, len(head.labels))):
         for part, shape in (("weight", (outputs, hidden)), ("bias", (outputs,))):
             if name and (part == "weight" or (head and head.bias)):

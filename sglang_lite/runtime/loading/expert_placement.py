@@ -22,7 +22,9 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.layout import Parallel
 from sglang_lite.runtime.parallel.placement import ExpertPlacement, balanced
 
-_PLACES, _COUNTS = "physical_to_logical_map", "logical_count"  # SGLang's names
+# SGLang's names
+_PLACES = "physical_to_logical_map"
+_COUNTS = "logical_count"
 
 
 def first_placement(config: EngineConfig, spec: ModelSpec, parallel: Parallel) -> ExpertPlacement | None:
@@ -33,7 +35,8 @@ def first_placement(config: EngineConfig, spec: ModelSpec, parallel: Parallel) -
         ParameterError: the experts and their copies can't be divided evenly, or
             `init_expert_location` is not a placement.
     """
-    redundant, given = config.ep_num_redundant_experts, config.init_expert_location
+    redundant = config.ep_num_redundant_experts
+    given = config.init_expert_location
     if parallel.ep == 1 or not (redundant or config.enable_eplb or given != _TRIVIAL):
         return None
     fed = [layer.feed_forward for layer in spec.layers]
@@ -57,7 +60,8 @@ def _read(given: str, counts: list[int], redundant: int, ep: int) -> ExpertPlace
     """
     try:
         found: UserValue = json.loads(given if given.lstrip().startswith("{") else Path(given).read_text())
-        places, loads = found.get(_PLACES), found.get(_COUNTS)
+        places = found.get(_PLACES)
+        loads = found.get(_COUNTS)
         rows = loads if places is None else places
         if [len(row) for row in rows] != [count and count + (0 if places is None else redundant) for count in counts]:
             raise ValueError(f"it must have a list for each of {len(counts)} layers, of as many numbers as that has")

@@ -216,8 +216,10 @@ def load_model(
         ModelError: the model is damaged or not supported.
     """
     files = _open_files(config, path)
-    spec, tokenizer = files.spec, files.tokenizer
-    positions, device = longest_context(config, spec.max_positions), pick_device(config, ranks.parallel)
+    spec = files.spec
+    tokenizer = files.tokenizer
+    positions = longest_context(config, spec.max_positions)
+    device = pick_device(config, ranks.parallel)
     _warn_if_gpu_unused(config, device)
     if isinstance(spec, TransformersSpec):
         return _load_transformers(config, files, spec)
@@ -571,7 +573,8 @@ def precision(
     Raises:
         ParameterError: the device can't compute in the format.
     """
-    fp8, rounding = quantization == "fp8", next((to for to in ROUNDINGS if to == quantization), None)
+    fp8 = quantization == "fp8"
+    rounding = next((to for to in ROUNDINGS if to == quantization), None)
     for wanted, name in ((fp8, "quantization"), (kv_fp8, "kv_dtype")):
         if wanted and not computes_in_eight_bits(device):
             raise ParameterError(

@@ -126,7 +126,8 @@ def _fit(name: str, machine: HostMachine) -> ModelFit:
     elif not machine.is_cpu:  # upper bound, as 4-bit matrices stay packed
         kept = read = decoded
     elif machine.has_copies:  # used in steps of many rows; those of few rows read the file's blocks
-        kept, read = decoded + model.file_bytes, model.file_bytes
+        kept = decoded + model.file_bytes
+        read = model.file_bytes
     else:
         kept = read = model.file_bytes
     needed = kept + TOKENS * machine.item * model.token_numbers + machine.beside
@@ -144,7 +145,8 @@ def suggestion(config: EngineConfig) -> str:
     limits = f"{DEFAULT_MODEL} copies and chooses; rewriting and longer extraction need a larger model"
     if choice.proposed is None or choice.proposed.name == DEFAULT_MODEL:
         return f"{limits} than fits here (sglang-lite models --fits)."
-    name, needed = choice.proposed.name, gigabytes(choice.proposed.needed)
+    name = choice.proposed.name
+    needed = gigabytes(choice.proposed.needed)
     return f"{limits}: sgl.Engine({name!r}) needs {needed} of the {gigabytes(choice.machine.free)} free here."
 
 

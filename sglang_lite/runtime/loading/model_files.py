@@ -86,7 +86,8 @@ def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec 
     supported, or if the model is an encoder."""
     if path.is_file():
         return spec_of_gguf(GgufFile(path))
-    file, config = config_file(path), read_config(path)
+    file = config_file(path)
+    config = read_config(path)
     native = implementation == "native" or (implementation == "auto" and is_native(config))
     if not native or config.get("architectures") == [WHISPER]:
         return fallback_spec(config, str(file))

@@ -70,7 +70,8 @@ def quantise(
     spec = read_spec(folder)
     if not isinstance(spec, ModelSpec):
         raise ModelError(f"{folder}: {spec.architecture} is run by transformers' code, so its matrices are not known.")
-    matrices, bits = _matrices(spec, group), 4 if to == "int4" else 8
+    matrices = _matrices(spec, group)
+    bits = 4 if to == "int4" else 8
     with new_folder(out) as written:
         calibrated = {} if texts is None else _calibrate(folder, spec, read_texts(texts), bits, group, written)
         _write(folder, written, matrices, calibrated, bits, group, progress)
@@ -113,7 +114,8 @@ def _write(
         with safe_open(file, framework="pt") as handle:
             for name in handle.keys():  # noqa: SIM118 # no mapping
                 tensor = handle.get_tensor(name)
-                module, known = name.removesuffix(".weight"), canonical(name)
+                module = name.removesuffix(".weight")
+                known = canonical(name)
                 if known in matrices:
                     packed = calibrated.pop(known, None) or _packed(
                         round_to_nearest(tensor, RoundingGrid(bits, group, tensor.dtype)), bits

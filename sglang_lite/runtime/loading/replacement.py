@@ -33,7 +33,8 @@ def checkpoint_opener(config: EngineConfig, path: Path, model: Decoder) -> Calla
     spec = read_spec(path, config.model_impl) if gguf is None else spec_of_gguf(gguf)
     if isinstance(spec, TransformersSpec):
         raise ModelError(f"{path}: another architecture than the running model's.")
-    current, new = asdict(model.spec), asdict(spec)
+    current = asdict(model.spec)
+    new = asdict(spec)
     if differing := [name for name in current if current[name] != new[name]]:
         raise ModelError(f"{path}: another architecture than the running model's: {', '.join(differing)} differ.")
     if gguf is not None:
@@ -74,7 +75,8 @@ def check_forms(tensors: Mapping[str, torch.Tensor], model: Decoder, folder: Pat
     Raises:
         ModelError: a tensor doesn't fit, or the model has no place for it.
     """
-    source, parts = tensors_opener(tensors, model, folder)(), WeightParts(model)
+    source = tensors_opener(tensors, model, folder)()
+    parts = WeightParts(model)
     for name in list(source.names):
         shape = parts.shape(name)
         if shape is not None and not source.has_packed:  # packed tensors have other shapes

@@ -111,13 +111,16 @@ def _fed_back(left: torch.Tensor, factor: torch.Tensor, grid: RoundingGrid) -> t
     """Rounds columns float32 [columns, rows], which are modified. Returns numbers int8 [columns,
     rows] and scales [blocks, rows].
     """
-    numbers, scales = torch.empty(left.shape, dtype=torch.int8), list[torch.Tensor]()
+    numbers = torch.empty(left.shape, dtype=torch.int8)
+    scales = list[torch.Tensor]()
     for first in range(0, len(left), grid.group):
         last = first + grid.group
-        own, later = factor[first:last, first:last], factor[first:last, last:]
+        own = factor[first:last, first:last]
+        later = factor[first:last, last:]
         tried = grid.scales(left[first:last])
         values = left[first:last].unsqueeze(1).repeat(1, len(tried), 1)  # [columns, tried, rows]
-        rounded, errors = torch.empty_like(values), torch.empty_like(values)
+        rounded = torch.empty_like(values)
+        errors = torch.empty_like(values)
         for i in range(grid.group):
             rounded[i] = grid.numbers(values[i], tried)
             errors[i] = (values[i] - rounded[i] * tried) / own[i, i]

@@ -124,17 +124,22 @@ def _part(
         if rank == 0:
             yield name, whole[...]
     elif own[rank].size:
-        at, every = slice(own[rank].start, own[rank].stop), slice(None)
+        at = slice(own[rank].start, own[rank].stop)
+        every = slice(None)
         yield name_of_part(name, own[rank].axis), whole[(every, at) if axis else (at, every)]
 
 
 def _write(tensors: Iterable[tuple[str, torch.Tensor]], out: Path, rank: int, part_bytes: int) -> None:
-    parts, state, size = 0, dict[str, torch.Tensor](), 0
+    parts = 0
+    state = dict[str, torch.Tensor]()
+    size = 0
     for name, tensor in tensors:
         state[name] = tensor.clone(memory_format=torch.contiguous_format)  # pickled tensors may share memory
         size += tensor.nbytes
         if size >= part_bytes:
             write_tensors(state, out / shard_name(rank, parts))
-            parts, state, size = parts + 1, {}, 0
+            parts = parts + 1
+            state = {}
+            size = 0
     if state or not parts:
         write_tensors(state, out / shard_name(rank, parts))

@@ -25,7 +25,8 @@ def with_seed(config: EngineConfig) -> EngineConfig:
     if config.weight_version != "default":
         raise ParameterError("weight_version", "is that of the engine that sends the weights.", hint="Leave it out.")
     said = Seed(*(address or seed_of(config))).ask("/get_model_info")
-    model, version = said.get("model_path"), said.get("weight_version")
+    model = said.get("model_path")
+    version = said.get("weight_version")
     if not isinstance(model, str) or not isinstance(version, str):
         raise ModelError(f"{config.model}: its server names neither a model nor a version.")
     host, port = address or seed_of(config)

@@ -42,8 +42,10 @@ class EncoderClient:
     """
 
     def __init__(self, urls: Sequence[str], size: int, planes: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device = dtype, device
-        self._urls, self.width = tuple(urls), size * planes
+        self.dtype = dtype
+        self.device = device
+        self._urls = tuple(urls)
+        self.width = size * planes
         key = os.environ.get(_KEY)
         headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})}
         self._client = httpx2.Client(timeout=_TIMEOUT, trust_env=False, headers=headers)
@@ -59,7 +61,9 @@ class EncoderClient:
             ParameterError: a server rejects the file.
             BackendError: no server responds with its features.
         """
-        first, now, failures = int.from_bytes(item.key[:4], "big") % len(self._urls), time.monotonic(), list[str]()
+        first = int.from_bytes(item.key[:4], "big") % len(self._urls)
+        now = time.monotonic()
+        failures = list[str]()
         for url in sorted(self._urls[first:] + self._urls[:first], key=lambda url: now < self._paused[url]):
             try:
                 return {_FEATURES: self._asked(url, item)}
@@ -113,7 +117,8 @@ class EncoderClient:
         """Sends a request and returns the status and body of the response, which may have at most
         `most` bytes.
         """
-        parts, size = list[bytes](), 0
+        parts = list[bytes]()
+        size = 0
         with self._client.stream("POST", f"{url}/encode", json=asked) as response:
             end = time.monotonic() + _ANSWER_S
             for part in response.iter_raw():

@@ -14,7 +14,9 @@ MAX_BYTES = 50 * 2**20
 MAX_PIXELS = 64 * 10**6  # 8,000 x 8,000: decoded, 192 MB
 MAX_ASPECT = 200  # longer side over shorter side
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
-_ORIENTATION, _LYING = 0x0112, 5  # EXIF tag; from this value on, width and height are swapped
+# EXIF tag; from this value on, width and height are swapped
+_ORIENTATION = 0x0112
+_LYING = 5
 
 
 def read_header(image: Media) -> tuple[int, int]:

@@ -33,7 +33,8 @@ def _idefics(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of Idefics3 and SmolVLM: tiles in rows and columns, each with its
     position, then the whole image.
     """
-    tile, whole = settings["max_image_size"]["longest_edge"], idefics_tile(config)
+    tile = settings["max_image_size"]["longest_edge"]
+    whole = idefics_tile(config)
     count = whole[1]
     longest = settings["size"]["longest_edge"] if settings.get("do_resize", True) else None
 
@@ -78,10 +79,12 @@ def scaled(width: int, height: int, longest: int) -> tuple[int, int]:
     """Returns the size after scaling the longer side to `longest`, with an even shorter side."""
     aspect = width / height
     if width >= height:
-        width, height = longest, int(longest / aspect)
+        width = longest
+        height = int(longest / aspect)
         height += height % 2
     else:
-        width, height = int(longest * aspect), longest
+        width = int(longest * aspect)
+        height = longest
         width += width % 2
     return max(width, 1), max(height, 1)
 
@@ -90,7 +93,9 @@ def _qwen(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of Qwen2-VL and its successors: a grid of patches, merged in
     squares, of about the image's own size.
     """
-    size, merge, patch = settings.get("size") or {}, settings.get("merge_size", 2), settings.get("patch_size", 14)
+    size = settings.get("size") or {}
+    merge = settings.get("merge_size", 2)
+    patch = settings.get("patch_size", 14)
     least = settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56
     most = settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
     unit = patch * merge
@@ -101,7 +106,8 @@ def fitted(width: int, height: int, unit: int, least: int, most: int) -> tuple[i
     """Returns the rows and columns of squares of `unit` pixels to which Qwen2-VL scales an image,
     with `least` to `most` pixels.
     """
-    rows, columns = round(height / unit), round(width / unit)
+    rows = round(height / unit)
+    columns = round(width / unit)
     if rows * columns * unit**2 > most:
         shrink = math.sqrt(height * width / most)
         rows, columns = (max(1, math.floor(side / shrink / unit)) for side in (height, width))
@@ -115,7 +121,8 @@ def _pixtral(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of Pixtral and Mistral 3: patches of the image's own size, with a
     token after each row.
     """
-    size, patch = settings.get("size") or {"longest_edge": 1024}, settings.get("patch_size", 16)
+    size = settings.get("size") or {"longest_edge": 1024}
+    patch = settings.get("patch_size", 16)
     unit = (patch if isinstance(patch, int) else patch["height"]) * config.get("spatial_merge_size", 1)
     least = 1 if "spatial_merge_size" not in config else 2  # transformers' Mistral 3 can't encode a single patch
     most_rows, most_columns = (size.get("longest_edge") or size[side] for side in ("height", "width"))
@@ -167,14 +174,16 @@ def _tiled(config: Config, tile: int, sizes: Sequence[Sequence[int]], most_tiles
 
     def parts(width: int, height: int) -> Sequence[Part]:
         tall, wide = max(sizes, key=lambda size: _fit(width, height, size[1], size[0]))
-        rows, columns = side * (tall // tile), side * (wide // tile)
+        rows = side * (tall // tile)
+        columns = side * (wide // tile)
         if width / height > columns / rows:
             rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
         else:
             columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
         shrink = math.sqrt(rows * columns / (most_tiles * side**2))
         if shrink > 1.1:
-            rows, columns = int(rows // shrink), int(columns // shrink)
+            rows = int(rows // shrink)
+            columns = int(columns // shrink)
         return (side**2 + rows * (columns + 1),)
 
     return parts

@@ -116,7 +116,8 @@ class MediaFormat:
             ParameterError: it can't be read or is too large.
             CapabilityError: it is an address, or the model takes none of its kind.
         """
-        kind, frames = image.kind, image.frames
+        kind = image.kind
+        frames = image.frames
         if frames < 0:
             raise ParameterError(kind, f"{frames:,} frames are none.", hint="Use 0 for as many as the model takes.")
         if kind not in self.kinds:
@@ -132,7 +133,9 @@ class MediaFormat:
         hashed = hashlib.sha256(self.settings + f"{kind}{frames:11}".encode())
         hashed.update(image.data)
         item = MediaItem(image, hashed.digest(), sum(counts), placeholders.token_id, grids, both_ways=self.block > 0)
-        ids, start, spans = virtual_ids(item.key, item.count, self.vocab_size), 0, list[Span]()
+        ids = virtual_ids(item.key, item.count, self.vocab_size)
+        start = 0
+        spans = list[Span]()
         for part, count in zip(parts, counts):
             if isinstance(part, str):
                 spans.append(Span(part))
@@ -244,8 +247,10 @@ def _image_format(
     """
     if (saved := _settings(folder, "image_processor", "preprocessor_config.json")) is None:
         return None
-    settings, family = {**saved, **options.processors.get("image", {})}, config["model_type"]
-    parts, token_id = IMAGE_FAMILIES[family](config, settings), _id(config, "image_token")
+    settings = {**saved, **options.processors.get("image", {})}
+    family = config["model_type"]
+    parts = IMAGE_FAMILIES[family](config, settings)
+    token_id = _id(config, "image_token")
     token = tokenizer.control_text(token_id)
     named, block = (GEMMA_IMAGE, config["mm_tokens_per_image"]) if family == "gemma3" else (token, 0)
     kinds: dict[MediaKind, Placeholders] = {
@@ -301,7 +306,8 @@ def _settings(folder: Path, part: str, name: str) -> Config | None:
     """Returns the settings of a part of a folder's processor, read from where transformers reads
     them, or None if there are none.
     """
-    whole, file = folder / "processor_config.json", folder / name
+    whole = folder / "processor_config.json"
+    file = folder / name
     nested = read_json(whole).get(part) if whole.exists() else None  # written from transformers 5 on
     if isinstance(nested, dict):
         return nested

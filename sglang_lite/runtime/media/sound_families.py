@@ -52,7 +52,8 @@ def _spectrogram(
         if settings.get(name):
             hint = "Set it to 0: sounds are read without noise, and with silence behind them."
             raise ModelError(f"preprocessor_config.json: {name} {settings[name]!r} is not supported.", hint=hint)
-    rate, seconds = settings.get("sampling_rate", 16000), settings.get("chunk_length", 30)
+    rate = settings.get("sampling_rate", 16000)
+    seconds = settings.get("chunk_length", 30)
     return SoundFormat(rate, settings.get("hop_length", 160), most_seconds or seconds, rate * seconds, count, named)
 
 
@@ -68,7 +69,8 @@ def _voxtral(config: Config, settings: Config) -> SoundFormat:
     as the projector takes.
     """
     audio = {"hidden_size": 1280, "intermediate_size": 5120, "max_source_positions": 1500, **config["audio_config"]}
-    columns, frames = 2 * audio["max_source_positions"], audio["max_source_positions"]
+    columns = 2 * audio["max_source_positions"]
+    frames = audio["max_source_positions"]
     each = frames * audio["hidden_size"] // audio["intermediate_size"]
     return _spectrogram(settings, lambda count: -(-count // columns) * each, MAX_SECONDS)
 

@@ -123,7 +123,8 @@ class WhisperSpeech:
             ids: its token ids.
             seconds: length of the sound.
         """
-        first, ids = self._first_time, [each for each in ids if each < self.end or each >= self._first_time]
+        first = self._first_time
+        ids = [each for each in ids if each < self.end or each >= self._first_time]
         times = [each >= first for each in ids]
         borders = [i for i in range(1, len(ids)) if times[i - 1] and times[i]]  # one segment ends, the next begins
         whole = times[-2:] == [False, True]  # nothing has begun after the last segment

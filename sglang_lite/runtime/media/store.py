@@ -62,7 +62,8 @@ class FeatureStore:
         """
         assert request.media is not None
         missing = self._missing(request.media)
-        unused, rows = self._unused(request.media), sum(item.count for item in missing)
+        unused = self._unused(request.media)
+        rows = sum(item.count for item in missing)
         if not self.has_room(request):
             return None
         while len(self._free) < rows:

@@ -21,7 +21,9 @@ from sglang_lite.runtime.tokens.image_span import Grid
 VIDEO_SETTINGS = ("fps", "num_frames", "size")
 _CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-_LANCZOS, _BICUBIC = 1, 3  # numbers of pillow's filters
+# numbers of pillow's filters
+_LANCZOS = 1
+_BICUBIC = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,10 @@ def _qwen2(config: Config, settings: Config) -> VideoFormat:
     """Returns the format of Qwen2-VL and Qwen2.5-VL: patches of two frames each. Qwen2.5-VL encodes
     seconds in positions.
     """
-    size, patches = settings.get("size") or {}, _patches(settings, 14)
-    least, most = size.get("shortest_edge") or 128 * 28 * 28, size.get("longest_edge") or 28 * 28 * 768
+    size = settings.get("size") or {}
+    patches = _patches(settings, 14)
+    least = size.get("shortest_edge") or 128 * 28 * 28
+    most = size.get("longest_edge") or 28 * 28 * 768
     per_second = config["vision_config"].get("tokens_per_second", 4) if config["model_type"] == "qwen2_5_vl" else 0
 
     def sample(video: VideoHeader, wanted: int) -> Sample:
@@ -93,19 +97,24 @@ def _qwen2(config: Config, settings: Config) -> VideoFormat:
 
 def _qwen3(config: Config, settings: Config) -> VideoFormat:
     """Returns the format of Qwen3-VL: patches of two frames each, with their seconds as text."""
-    size, patches = settings.get("size") or {}, _patches(settings, 16)
-    least, most = size.get("shortest_edge") or 128 * 32 * 32, size.get("longest_edge") or 32 * 32 * 768
+    size = settings.get("size") or {}
+    patches = _patches(settings, 16)
+    least = size.get("shortest_edge") or 128 * 32 * 32
+    most = size.get("longest_edge") or 32 * 32 * 768
     unit = patches[1] * patches[2]
 
     def sample(video: VideoHeader, wanted: int) -> Sample:
         count = _count(video, wanted, settings, least=4, most=768)
         indices = np.linspace(0, video.frames - 1, count).round().astype(int).tolist()
         if count < patches[0]:
-            indices, count = indices * patches[0], patches[0]
-        width, height = video.width, video.height
+            indices = indices * patches[0]
+            count = patches[0]
+        width = video.width
+        height = video.height
         if min(width, height) < unit:
             grow = max(unit / height, unit / width)
-            width, height = int(width * grow), int(height * grow)
+            width = int(width * grow)
+            height = int(height * grow)
         grid = Grid(*_fitted_together(width, height, count, patches[0], unit, least, most))
         parts: list[Part] = []
         padded = [*indices, *indices[-1:] * (-count % patches[0])]
@@ -124,7 +133,9 @@ def _fitted_together(
     """Returns the rows and columns of squares of `unit` pixels to which Qwen3-VL scales `count`
     frames, with `least` to `most` pixels in total.
     """
-    rows, columns, frames = round(height / unit), round(width / unit), round(count / together) * together
+    rows = round(height / unit)
+    columns = round(width / unit)
+    frames = round(count / together) * together
     if frames * rows * columns * unit**2 > most:
         shrink = math.sqrt(count * height * width / most)
         return max(1, math.floor(height / shrink / unit)), max(1, math.floor(width / shrink / unit))
@@ -138,7 +149,8 @@ def _onevision(config: Config, settings: Config) -> VideoFormat:
     """Returns the format of LLaVA-OneVision: frames as images of one tile each, pooled, with one
     token after all of them.
     """
-    vision, size = config["vision_config"], (settings["size"]["width"], settings["size"]["height"])
+    vision = config["vision_config"]
+    size = (settings["size"]["width"], settings["size"]["height"])
     pooled = math.ceil(vision["image_size"] // vision["patch_size"] / 2)
 
     def sample(video: VideoHeader, wanted: int) -> Sample:
@@ -156,17 +168,21 @@ def _smolvlm(config: Config, settings: Config) -> VideoFormat:
     seconds as text.
     """
     before, tokens, behind = idefics_tile(config)
-    tile, longest = settings["max_image_size"]["longest_edge"], settings["size"]["longest_edge"]
+    tile = settings["max_image_size"]["longest_edge"]
+    longest = settings["size"]["longest_edge"]
     fps = settings.get("fps") or 1
 
     def sample(video: VideoHeader, wanted: int) -> Sample:
-        most, seconds = wanted or settings.get("num_frames") or 64, video.frames / video.fps
+        most = wanted or settings.get("num_frames") or 64
+        seconds = video.frames / video.fps
         if most >= len(_NUMBERS):
             problem = f"{most} frames are wanted, and {len(_NUMBERS) - 1} is the limit."
             raise ParameterError("video", problem, hint="Show fewer.")
-        first, last = 0, video.frames - 1
+        first = 0
+        last = video.frames - 1
         if seconds - 2 > most * fps:  # without its first and last second
-            first, last = int(video.fps), min(int(video.frames - video.fps), last)
+            first = int(video.fps)
+            last = min(int(video.frames - video.fps), last)
         count = min(most, video.frames) if wanted else max(min(round(fps * seconds), most), 1)
         indices = np.unique(np.linspace(first, last, count, dtype=int)).tolist()
         parts: list[Part] = [
@@ -185,7 +201,8 @@ def video_settings(saved: Config, given: Config) -> Config:
     """Returns the settings of a video processor under transformers' current names, with some of
     them replaced.
     """
-    rule, size = saved.get("video_sampling") or {}, dict(saved.get("size") or {})
+    rule = saved.get("video_sampling") or {}
+    size = dict(saved.get("size") or {})
     for ours, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
         if saved.get(older):
             size[ours] = saved[older]
@@ -226,7 +243,8 @@ def _format(
     for name in ("do_resize", "do_rescale", "do_normalize"):
         if not settings.get(name, True):
             raise ValueError(f"{name}=False is not supported for videos")
-    mean, std = settings.get("image_mean", normal[0]), settings.get("image_std", normal[1])
+    mean = settings.get("image_mean", normal[0])
+    std = settings.get("image_std", normal[1])
     return VideoFormat(sample, inputs, patches, mean, std, settings.get("resample", resample), named)
 
 

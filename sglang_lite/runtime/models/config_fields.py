@@ -89,7 +89,9 @@ def _above_0(most: float = 1e30) -> Field:
 
 _ID = _whole(0, MAX_TOKENS - 1)
 _IDS = Field("wholes", 0, MAX_TOKENS - 1)
-_FLAG, _TEXT, _OBJECT = Field("flag"), Field("text"), Field("object")
+_FLAG = Field("flag")
+_TEXT = Field("text")
+_OBJECT = Field("object")
 
 # Fields of config.json and of its text_config.
 CONFIG: Mapping[str, Field] = {

@@ -26,7 +26,9 @@ class CpuRanks:
     """
 
     def __init__(self, host: Collectives, shared: SharedSums, in_stage: Collectives | None) -> None:
-        self.parallel, self._host, self._shared = host.parallel, host, shared
+        self.parallel = host.parallel
+        self._host = host
+        self._shared = shared
         self.in_stage: Collectives = in_stage or self
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:

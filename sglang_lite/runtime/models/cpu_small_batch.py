@@ -54,8 +54,12 @@ class SmallBatchStep:
         eps: float,
         ranks: Collectives,
     ) -> None:
-        self._ops, self._threaded, self._ranks = ops, threaded, ranks
-        self._layers, self._last_norm, self._eps = layers, norm, eps
+        self._ops = ops
+        self._threaded = threaded
+        self._ranks = ranks
+        self._layers = layers
+        self._last_norm = norm
+        self._eps = eps
         largest = max(
             layer.spec.feed_forward.size for layer in layers if isinstance(layer.spec.feed_forward, DenseSpec)
         )
@@ -86,7 +90,9 @@ class SmallBatchStep:
             plan: attention plan that `supports` accepts.
             cache: KV cache.
         """
-        ops, every, added = self._ops, ReadSlots.of(plan), None
+        ops = self._ops
+        every = ReadSlots.of(plan)
+        added = None
         windowed = every if plan.windowed is None else ReadSlots.of(plan.windowed)
         if self._threaded and self._in_one_call and len(x) <= self._max_in_one_call:
             store_at = plan.store_at, plan.in_layer(1).store_at
@@ -94,7 +100,8 @@ class SmallBatchStep:
             return self._threaded.run(self._in_one_call, x, ropes, store_at, (every, windowed), cache, adapters)
         tokens = int(every.lengths.sum())
         for i, layer in enumerate(self._layers):
-            mlp, spec = layer.feed_forward, layer.spec.attention
+            mlp = layer.feed_forward
+            spec = layer.spec.attention
             assert isinstance(mlp, FeedForward)
             assert isinstance(spec, AttentionSpec)
             assert layer.input_norm is not None
@@ -102,8 +109,10 @@ class SmallBatchStep:
             lora = None if plan.lora is None else plan.lora.layer(i)
             normed = ops.add_norm(x, added, layer.input_norm, self._eps)
             qkv = layer.qkv(normed) if lora is None else lora.add("qkv", normed, layer.qkv(normed))
-            keys, values = cache.k[i], cache.v[i]
-            seen, reads = plan.in_layer(spec.window), every if spec.window is None else windowed
+            keys = cache.k[i]
+            values = cache.v[i]
+            seen = plan.in_layer(spec.window)
+            reads = every if spec.window is None else windowed
             q = ops.rope_store(
                 qkv, (layer.q_norm, layer.k_norm), self._eps, ropes[layer.rope], keys, values, seen.store_at
             )
@@ -153,9 +162,11 @@ def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLay
     """Packs the layers into one record for a single compiled call. Returns None if shapes differ or
     a matrix is not in blocks.
     """
-    made, shapes = [], set()
+    made = []
+    shapes = set()
     for layer in layers:
-        mlp, spec = layer.feed_forward, layer.spec.attention
+        mlp = layer.feed_forward
+        spec = layer.spec.attention
         assert isinstance(mlp, FeedForward)
         assert isinstance(mlp.spec, DenseSpec)
         assert isinstance(spec, AttentionSpec)
@@ -174,7 +185,8 @@ def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLay
 
 
 def _is_common(layer: LayerSpec) -> bool:
-    attention, mlp = layer.attention, layer.feed_forward
+    attention = layer.attention
+    mlp = layer.feed_forward
     return (
         isinstance(attention, AttentionSpec) and attention.causal and not attention.sinks
         and attention.softcap is None and attention.clip is None and attention.qk_norm in ("", "head")

@@ -97,7 +97,9 @@ class Decoder:
         placement: ExpertPlacement | None = None,
     ) -> None:
         self.offload = offload
-        self.precision, self.device, self.ranks = precision, device, ranks
+        self.precision = precision
+        self.device = device
+        self.ranks = ranks
         self.max_positions = max_positions
         reader = WeightReader(
             spec, source, precision, device, fused=self.fused, parallel=ranks.parallel, vocab_block=self.vocab_block,
@@ -286,7 +288,8 @@ class Decoder:
         plan: AttentionPlan,
         cache: KVCache,
     ) -> torch.Tensor:
-        normed, lora = self._norm(x, layer.input_norm), None if plan.lora is None else plan.lora.layer(index)
+        normed = self._norm(x, layer.input_norm)
+        lora = None if plan.lora is None else plan.lora.layer(index)
         h = self._attention(index, layer, normed, *cos_sin[layer.rope], plan, cache, lora)
         record = partial(cache.record_experts, index, plan.store_at)
         if layer.spec.parallel:
@@ -377,8 +380,10 @@ class Decoder:
         if spec.qk_norm == "whole":
             qk = self._qk_norm(layer, qk, spec.heads * spec.key_size)
         if spec.clip is not None:
-            qk, v = qk.clamp(-spec.clip, spec.clip), v.clamp(-spec.clip, spec.clip)
-        qk, v = qk.view(len(x), rotated, -1), v.view(len(x), spec.kv_heads, -1)
+            qk = qk.clamp(-spec.clip, spec.clip)
+            v = v.clamp(-spec.clip, spec.clip)
+        qk = qk.view(len(x), rotated, -1)
+        v = v.view(len(x), spec.kv_heads, -1)
         if spec.qk_norm in ("head", "heads"):
             qk = self._qk_norm(layer, qk, spec.heads)
         q, k = rotate(qk, cos, sin).split_with_sizes((spec.heads, spec.kv_heads), 1)
@@ -389,7 +394,8 @@ class Decoder:
 
     def _qk_norm(self, layer: Layer, qk: torch.Tensor, queries: int) -> torch.Tensor:
         """Normalises queries and keys separately; the first `queries` entries of axis 1 are queries, the rest keys."""
-        q, k = qk[:, :queries], qk[:, queries:]
+        q = qk[:, :queries]
+        k = qk[:, queries:]
         if qk.dim() == 2 and self.layer_ranks.parallel.tp > 1:
             return self._whole_qk_norm(layer, q, k)
         return torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), 1)

@@ -69,7 +69,9 @@ class ExpertMoves:
         placement: ExpertPlacement,
         read: Callable[[int, tuple[int, ...]], Experts | GpuExperts],
     ) -> None:
-        self._layers, self._read, self.placed = layers, read, list(placement.layers)
+        self._layers = layers
+        self._read = read
+        self.placed = list(placement.layers)
         self._thread = ThreadPoolExecutor(1, "sglang_lite-experts")
         self._begun: tuple[int, Future[Any]] | None = None
 

@@ -173,14 +173,16 @@ def _qwen2_experts(config: Config, layer: int) -> dict[str, Any] | None:
 
 
 def _qwen3_vl_experts(config: Config, layer: int) -> dict[str, Any] | None:
-    size, hidden = config["moe_intermediate_size"], config["hidden_size"]
+    size = config["moe_intermediate_size"]
+    hidden = config["hidden_size"]
     if hidden in (size, 2 * size):  # files put inputs before or after outputs; only the shape shows which
         raise ValueError(f"experts of {size} by hidden_size {hidden} have square matrices, of unknown orientation")
     return _qwen_experts({**config, "norm_topk_prob": True}, layer)
 
 
 def _olmoe_experts(config: Config, layer: int) -> dict[str, Any] | None:
-    size, normalise = config["intermediate_size"], config["norm_topk_prob"]
+    size = config["intermediate_size"]
+    normalise = config["norm_topk_prob"]
     return {"count": _count(config, "num_experts"), "size": size, "normalise": normalise}
 
 
@@ -239,7 +241,8 @@ def _minicpm3_layer(config: Config) -> dict[str, Any]:
 
 
 def _minicpm3_model(config: Config) -> dict[str, Any]:
-    base, hidden = config["dim_model_base"], config["hidden_size"]
+    base = config["dim_model_base"]
+    hidden = config["hidden_size"]
     return {"embedding_scale": float(config["scale_emb"]), "logit_scale": (base or hidden) / hidden}
 
 

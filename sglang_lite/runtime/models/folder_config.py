@@ -12,8 +12,11 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import CONFIG as FIELDS
 from sglang_lite.runtime.models.config_fields import Json, check, read_json
 
-_CONFIG, PARAMS = "config.json", "params.json"
-_BOS, _EOS = 1, 2  # ids of `<s>` and `</s>` in all of Mistral's tokenizers
+_CONFIG = "config.json"
+PARAMS = "params.json"
+# ids of `<s>` and `</s>` in all of Mistral's tokenizers
+_BOS = 1
+_EOS = 2
 _NAMES: Mapping[str, str] = {  # of Mistral's fields
     "dim": "hidden_size", "n_layers": "num_hidden_layers", "head_dim": "head_dim", "hidden_dim": "intermediate_size",
     "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads", "norm_eps": "rms_norm_eps",
@@ -68,7 +71,8 @@ def config_of_params(params: Mapping[str, Json], source: str) -> dict[str, Json]
     left = {name: value for name, value in params.items() if value is not None and name not in _WITHOUT_EFFECT}
     config = {theirs: left.pop(ours) for ours, theirs in _NAMES.items() if ours in left}
     config = {**_DEFAULTS, **config, "bos_token_id": _BOS, "eos_token_id": _EOS}
-    experts, yarn = _part(left, "moe", _EXPERTS, source), _part(left, "yarn", _YARN, source)
+    experts = _part(left, "moe", _EXPERTS, source)
+    yarn = _part(left, "yarn", _YARN, source)
     kind = "mixtral" if experts else "mistral"
     config |= {**experts, "model_type": kind, "architectures": [f"{kind.title()}ForCausalLM"]}
     if yarn:

@@ -241,7 +241,8 @@ class GpuDecoder(Decoder):
         with its pending scales.
         """
         if weight is not None:
-            x, scales = norm(x, weight, self.spec.rms_eps, scales), None
+            x = norm(x, weight, self.spec.rms_eps, scales)
+            scales = None
         return self._added(layer, x), scales
 
     def _last(
@@ -261,7 +262,8 @@ class GpuDecoder(Decoder):
         """Computes the first product of a layer's attention, with any norms the attention kernels
         lack. Returns it with its pending scales.
         """
-        product, spec = matrix(layer.qkv), layer.spec.attention
+        product = matrix(layer.qkv)
+        spec = layer.spec.attention
         if _norms_in_kernel(spec, self.spec.norm):
             return product.unscaled(rows)
         assert isinstance(rows, torch.Tensor), "not in 8 bits"
@@ -297,7 +299,8 @@ class GpuDecoder(Decoder):
                 return fed(rows, parts=self._plain, record=record), None
             return self.gpu_ranks.sum(fed(rows, record=record)), None
         assert isinstance(fed, FeedForward), "as a GPU has them"
-        gate_up, down = matrix(fed.gate_up), matrix(fed.down)
+        gate_up = matrix(fed.gate_up)
+        down = matrix(fed.down)
         activate = gate_up.ungated if isinstance(fed.spec, DenseSpec) and not fed.spec.gated else gate_up.gated
         return self._last(down, activate(rows, fed.spec.activation, eight=down.eight_bits(count)), peers)
 
@@ -372,7 +375,8 @@ class GpuDecoder(Decoder):
         """Computes `_attend` for latent attention: absorbs queries into the latents, or expands
         keys and values from them.
         """
-        weights, rope = layer.latent, self.ropes[layer.rope].tables
+        weights = layer.latent
+        rope = self.ropes[layer.rope].tables
         assert weights is not None
         q = made_queries(spec, weights, product[:, : -spec.key_size])
         nope, turned = q.split_with_sizes((spec.nope_size, spec.rope_size), 2)
@@ -419,7 +423,8 @@ def _activation_elements(spec: FeedForwardSpec, hidden: int) -> int:
 
 def _check_ranks(spec: ModelSpec, parallel: Parallel) -> None:
     """Raises ParameterError if ranks on GPUs can't share a model."""
-    problem, count = None, parallel.ranks
+    problem = None
+    count = parallel.ranks
     heads = [layer.attention for layer in spec.layers if isinstance(layer.attention, AttentionSpec)]
     if parallel.tp > 1 and any(each.qk_norm == "whole" for each in heads):
         problem = "a norm over all heads"
@@ -447,7 +452,8 @@ def _norms_in_products(layer: LayerSpec) -> bool:
     """Returns whether a plain layer's norms, activations and sums can be fused into the products of
     a single row.
     """
-    fed, attention = layer.feed_forward, layer.attention
+    fed = layer.feed_forward
+    attention = layer.attention
     if isinstance(attention, AttentionSpec) and (attention.qk_norm == "whole" or attention.clip is not None):
         return False
     return isinstance(fed, DenseSpec) and fed.gated

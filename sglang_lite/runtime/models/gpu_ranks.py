@@ -69,7 +69,10 @@ class GpuRanks:
         in_stage: Collectives | None = None,
         parts: PartPeers | None = None,
     ) -> None:
-        self.parallel, self.peers, self.nccl, self.parts = parallel, peers, nccl, parts
+        self.parallel = parallel
+        self.peers = peers
+        self.nccl = nccl
+        self.parts = parts
         self.in_stage: Collectives = in_stage or self
 
     def fused(self, rows: int, row_bytes: int) -> Peers | None:
@@ -81,7 +84,8 @@ class GpuRanks:
         return peers if fits else None
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        x, peers = x.contiguous(), self.peers
+        x = x.contiguous()
+        peers = self.peers
         if peers is not None and _fits(x, self._most_summed(peers)):
             return sum_ranks(x, peers)
         if self.parts is not None and self.parts.takes(x):
@@ -92,14 +96,16 @@ class GpuRanks:
         return torch.cat([sum_ranks(piece, self._pieces) for piece in self._cut(x)]).view(x.shape)
 
     def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        parts, peers = x.contiguous().view(len(counts), -1) if min(counts) == max(counts) else None, self.peers
+        parts = x.contiguous().view(len(counts), -1) if min(counts) == max(counts) else None
+        peers = self.peers
         if parts is not None and peers is not None and _fits(parts[0], self._most(peers)):
             return reduce_scatter(parts, peers).view(counts[0], *x.shape[1:])
         return own_rows(self.sum(x), counts, self.parallel.rank)
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:
         """Returns x of all ranks as [ranks, ...]."""
-        x, peers = x.contiguous(), self.peers
+        x = x.contiguous()
+        peers = self.peers
         if peers is not None and _fits(x, self._most(peers)):
             return gather_ranks(x, peers)
         if self.nccl is not None:
@@ -126,7 +132,9 @@ class GpuRanks:
         Returns:
             The rows, on ranks of the next stage; on others, anything.
         """
-        own, parallel, x = self.parallel.stage, self.parallel, x.contiguous()
+        own = self.parallel.stage
+        parallel = self.parallel
+        x = x.contiguous()
         if self.nccl is None:
             return self.sum(x if own == stage and parallel.in_stage.rank == 0 else torch.zeros_like(x))
         if own == stage:
@@ -255,7 +263,8 @@ def connect(
     """
     if meeting is not None:
         return _connected(host, device, None, open_store(meeting, host.parallel, _TIMEOUT_S))
-    rank, index = host.parallel.rank, device.index or 0
+    rank = host.parallel.rank
+    index = device.index or 0
     devices = [int.from_bytes(each, "big") for each in swap(host, index.to_bytes(4, "big"))]
     if len(set(devices)) < len(devices):
         return _connected(host, device, row_bytes, None)
@@ -278,10 +287,12 @@ def _connected(host: Collectives, device: torch.device, row_bytes: int | None, s
         store: torch store through which the ranks find one another for NCCL; None if they
             share a GPU.
     """
-    parallel, in_stage = host.parallel, None
+    parallel = host.parallel
+    in_stage = None
     if parallel.ranks == 1:
         return ONE_PROCESS
-    peers, parts = None, None
+    peers = None
+    parts = None
     if row_bytes is not None:
         peers, parts = share_memory(parallel.rank, parallel.ranks, row_bytes, device, partial(swap, host))
     nccl = store and _Nccl(parallel, store, device)

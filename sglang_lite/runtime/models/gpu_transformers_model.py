@@ -154,7 +154,8 @@ def _as_norm(part: nn.Module) -> Callable[..., torch.Tensor] | None:
     """Returns a one-kernel forward for an RMS norm, or None if the module is not an RMS norm or its
     results differ.
     """
-    weight, eps = getattr(part, "weight", None), getattr(part, "variance_epsilon", getattr(part, "eps", None))
+    weight = getattr(part, "weight", None)
+    eps = getattr(part, "variance_epsilon", getattr(part, "eps", None))
     if not type(part).__name__.endswith("RMSNorm") or not isinstance(weight, nn.Parameter) or weight.ndim != 1:
         return None
     if not isinstance(eps, float) or len(inspect.signature(part.forward).parameters) != 1:
@@ -177,7 +178,8 @@ def _with_rotation(part: nn.Module) -> Callable[..., Any] | None:
     forward = type(part).forward
     if not isinstance(forward, types.FunctionType) or _ROTATION not in forward.__code__.co_names:
         return None
-    theirs, first = forward.__globals__.get(_ROTATION), next(part.parameters())
+    theirs = forward.__globals__.get(_ROTATION)
+    first = next(part.parameters())
     if theirs is None or not _rotates_alike(theirs, first.dtype, first.device):
         return None
 

@@ -127,7 +127,8 @@ def _checked(path: Path, model: HubFile, note: Path) -> Path:
     hint = f"Try again; or find the file with that SHA-256 elsewhere, and give its path as model= ({model.licence})."
     if not path.exists():
         raise DownloadError(f"{model.hub_id}: there is no file {model.file}.", hint=hint)
-    digest, stored = hash_file(path), path.resolve()
+    digest = hash_file(path)
+    stored = path.resolve()
     path.unlink()
     stored.unlink(missing_ok=True)  # the cache has a link to it
     raise DownloadError(

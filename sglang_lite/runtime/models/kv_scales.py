@@ -34,7 +34,8 @@ def read_kv_scales(path: Path, layout: KVLayout) -> dict[tuple[int, str], torch.
     """
     try:
         cache = json.loads(path.read_text(encoding="utf-8"))["kv_cache"]
-        kind, ranks = cache["dtype"], dict(cache["scaling_factor"])
+        kind = cache["dtype"]
+        ranks = dict(cache["scaling_factor"])
         of_layers = {int(layer): float(scale) for layer, scale in dict(ranks.pop("0")).items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelError(
@@ -87,7 +88,8 @@ def _calibrated(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.
 
     For latent attention, the shapes are those of `KVScales`.
     """
-    layout, device = model.kv_layout, model.device
+    layout = model.kv_layout
+    device = model.device
     count = min(_TOKENS, model.max_positions)
     at = torch.arange(count, device=device)
     ids = at * model.vocab_size // count
@@ -97,8 +99,11 @@ def _calibrated(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.
     model.forward(ids, at, AttentionPlan(at, (), (ExtendRow(0, count, slice(0, count)),)), cache)
     largest = {}
     for i, layer in enumerate(model.spec.layers):
-        attention, k, v = layer.attention, cache.k[i].abs(), cache.v[i].abs()
-        largest[i, "k"], largest[i, "v"] = k.amax((1, 2)), v.amax((1, 2))
+        attention = layer.attention
+        k = cache.k[i].abs()
+        v = cache.v[i].abs()
+        largest[i, "k"] = k.amax((1, 2))
+        largest[i, "v"] = v.amax((1, 2))
         if isinstance(attention, LatentSpec):
             largest[i, "k"] = torch.stack(
                 [part.amax() for part in k.split_with_sizes((attention.rank, attention.rope_size), 2)]

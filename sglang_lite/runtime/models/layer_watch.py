@@ -40,9 +40,11 @@ class LayerWatch:
         marks: torch.device | None = None,
         chosen: Collection[int] | None = None,
     ) -> None:
-        self._layers, self._marks = layers, marks
+        self._layers = layers
+        self._marks = marks
         self._chosen = layers if chosen is None else chosen
-        self._passes, self._outputs = 0, dict[str, torch.Tensor]()
+        self._passes = 0
+        self._outputs = dict[str, torch.Tensor]()
 
     @property
     def looks(self) -> bool:
@@ -72,7 +74,8 @@ class LayerWatch:
             inputs = {"input_ids": ids, "positions": positions}
             named = {f"model.forward_batch_info.{name}": each.cpu() for name, each in inputs.items()}
             torch.save(named | self._outputs | {"model.norm": hidden.cpu()}, self.folder / f"Pass{self._passes:05}.pt")
-            self._passes, self._outputs = self._passes + 1, {}
+            self._passes = self._passes + 1
+            self._outputs = {}
         return hidden
 
 

@@ -119,7 +119,8 @@ def load_transformers(
             weights isn't free.
     """
     skeleton = _skeleton(path)
-    config, class_name = skeleton.config, type(skeleton).__name__
+    config = skeleton.config
+    class_name = type(skeleton).__name__
     _layout(skeleton, path, device)  # rejects unsupported models before weights are read
     # From the file, as transformers may have used only part of the config.
     names = read_json(path / "config.json").get("architectures")

@@ -42,7 +42,8 @@ def check_room(parts: Mapping[str, int], device: torch.device, source: str, hint
     Raises:
         ModelError: less memory is free than needed; the message has the numbers.
     """
-    needed, free = sum(parts.values()), free_bytes(device)
+    needed = sum(parts.values())
+    free = free_bytes(device)
     if free is not None and needed > free:
         listed = ", ".join(f"{name} {_gib(count)}" for name, count in parts.items())
         raise ModelError(f"{source}: needs {_gib(needed)} ({listed}); {_gib(free)} are free on {device}.", hint=hint)

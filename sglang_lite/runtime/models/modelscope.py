@@ -131,7 +131,9 @@ def _fetch(model: str, branch: str, name: str, listed: _File, folder: Path) -> N
     """Downloads a whole file. Raises OSError, HTTPException, or DownloadError if it is not what was
     listed.
     """
-    target, digest, size = folder / name, hashlib.sha256(), 0
+    target = folder / name
+    digest = hashlib.sha256()
+    size = 0
     target.parent.mkdir(parents=True, exist_ok=True)
     query = urllib.parse.urlencode({"Revision": branch, "FilePath": name})
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as scratch:

@@ -26,7 +26,8 @@ from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.source import EncodedStack, PlainRows, Stored, WeightSource, is_of_encoder
 
 # Bytes of parts that are kept until they are written, on a CPU and on a GPU; parts beyond are built twice.
-_STAGED_BYTES, _STAGED_ON_GPU = 1 << 30, 1 << 28
+_STAGED_BYTES = 1 << 30
+_STAGED_ON_GPU = 1 << 28
 
 
 class StagedWeights:
@@ -47,11 +48,14 @@ class StagedWeights:
     """
 
     def __init__(self, model: Decoder, open_source: Callable[[], WeightSource], *, whole: bool) -> None:
-        self._model, self._open, self._whole = model, open_source, whole
+        self._model = model
+        self._open = open_source
+        self._whole = whole
         self._map = WeightParts(model)
         self._parts: dict[PartKey, Any] = {}  # of any kind; None once the staged ones take too much memory
         source, functions = self._reading()
-        given, limit = source.names, _STAGED_BYTES if model.device.type == "cpu" else _STAGED_ON_GPU
+        given = source.names
+        limit = _STAGED_BYTES if model.device.type == "cpu" else _STAGED_ON_GPU
         parts = {self._map.key(name) for name in given}
         for key, build in functions.items():
             if key not in parts and not (whole and key != ROPES):
@@ -125,7 +129,9 @@ class _NewTensors(WeightSource):
 
     def __init__(self, given: WeightSource, model: Decoder, parts: WeightParts | None) -> None:
         super().__init__(given.label, dict.fromkeys(given.names, Path()))
-        self._given, self._device, self._map = given, model.device, parts
+        self._given = given
+        self._device = model.device
+        self._map = parts
         self._dtype = model.precision.compute  # numbers of a wider dtype may overflow in it
         self.taken_bytes = 0
         self._lacking: set[str] = set()

@@ -71,7 +71,9 @@ class Offload:
     """
 
     def __init__(self, device: torch.device, least: int, group_size: int) -> None:
-        self._device, self._least, self._group_size = device, least, group_size
+        self._device = device
+        self._least = least
+        self._group_size = group_size
         self._taken = 0  # bytes of the layers that were taken
         self._first = 0  # index of the first of these layers, when all are taken
         self._host: list[torch.Tensor] = []  # bytes of each layer

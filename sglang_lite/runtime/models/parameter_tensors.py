@@ -34,7 +34,8 @@ class ParameterTensors:
     """
 
     def __init__(self, source: WeightSource, cut: Callable[[ParameterSpec], RankPart | None] = lambda _: None) -> None:
-        self._source, self._cut = source, cut
+        self._source = source
+        self._cut = cut
         self._stacks: dict[str, Stored] = {}  # tensors that hold several parameters, by name
 
     def forget_stacks(self) -> None:
@@ -62,10 +63,12 @@ class ParameterTensors:
         Raises:
             ModelError: the tensor is missing or has another shape, or the rank's part cuts through its encoding.
         """
-        weight, part = self._whole(parameter), self._cut(parameter)
+        weight = self._whole(parameter)
+        part = self._cut(parameter)
         if part is None:
             return weight
-        at, every = slice(part.start, part.stop), slice(None)
+        at = slice(part.start, part.stop)
+        every = slice(None)
         if isinstance(weight, torch.Tensor):
             own = weight[at] if part.axis == "outputs" else weight[:, at]
             # On a GPU a view would keep the memory of the whole, and kernels take no strides.
@@ -111,7 +114,8 @@ class ParameterTensors:
             assert isinstance(outputs, slice)
             return whole.part(outputs)
         if isinstance(whole, EncodedStack):
-            expert, outputs = piece.part[0], piece.part[-1]
+            expert = piece.part[0]
+            outputs = piece.part[-1]
             assert isinstance(expert, int)
             assert isinstance(outputs, slice)
             return whole.matrix(expert, outputs)

@@ -94,7 +94,8 @@ _NAMES: Mapping[str, str] = {
 def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
     """Yields all parameters of a model, layer by layer."""
     table = (spec.vocab_size, spec.hidden_size)
-    names, size = {**_MODEL_NAMES, **FAMILIES[spec.architecture].names}, (spec.hidden_size,)
+    names = {**_MODEL_NAMES, **FAMILIES[spec.architecture].names}
+    size = (spec.hidden_size,)
     yield ParameterSpec("embedding", table, (CheckpointSlice(f"{names['embedding']}.weight", table, inputs=1),))
     for i in range(len(spec.layers)):
         yield from layer_parameters(spec, i)
@@ -173,7 +174,8 @@ class _Names:
     """Factory of one layer's parameters: maps roles to the tensor names of the family."""
 
     def __init__(self, family: Family, layer: int) -> None:
-        self._family, self._layer = family, layer
+        self._family = family
+        self._layer = layer
         self._names = {**_MODEL_NAMES, **_NAMES, **family.names}
 
     def _path(self, role: str) -> str:
@@ -210,7 +212,8 @@ class _Names:
         if not self._family.qkv_by_head:
             yield from self.matrices(outputs, inputs, bias=bias)
             return
-        size, whole = spec.key_size, sum(outputs.values())
+        size = spec.key_size
+        whole = sum(outputs.values())
         for i, role in enumerate(outputs):
             part = (slice(i * size, (i + 1) * size),)
             piece = CheckpointSlice(f"{self._path(role)}.weight", (whole, inputs), part, inputs=1, groups=spec.heads)
@@ -240,9 +243,12 @@ class _Names:
         size = experts.size
         interleaved = self._family.experts_interleaved
         for role, outputs, inputs in (("gate", size, hidden), ("up", size, hidden), ("down", hidden, size)):
-            path, rows, stacked_rows = self._path("stacked_gate_up"), slice(None), 2 * size
+            path = self._path("stacked_gate_up")
+            rows = slice(None)
+            stacked_rows = 2 * size
             if role == "down":
-                path, stacked_rows = self._path("stacked_down"), hidden
+                path = self._path("stacked_down")
+                stacked_rows = hidden
             elif interleaved:
                 rows = slice(int(role == "up"), None, 2)
             else:

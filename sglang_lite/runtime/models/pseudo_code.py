@@ -71,7 +71,8 @@ def _norm_notes(spec: ModelSpec) -> str:
 
 def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]:
     """Yields the lines of a layer, with their comments."""
-    before, after = layer.norms in ("before", "both"), layer.norms in ("after", "both")
+    before = layer.norms in ("before", "both")
+    after = layer.norms in ("after", "both")
     norm = f"{spec.norm}_norm"
     yield f"h = {norm}(x)" if before else "h = x", _norm_notes(spec) if before else ""
     if isinstance(layer.attention, LatentSpec):
@@ -138,7 +139,8 @@ def _feed_forward_lines(feed_forward: DenseSpec | ExpertsSpec, source: str) -> I
     if source != "h":
         yield f"h = {source}", ""
     if isinstance(feed_forward, DenseSpec):
-        act, bias = feed_forward.activation, ", with biases" if feed_forward.bias else ""
+        act = feed_forward.activation
+        bias = ", with biases" if feed_forward.bias else ""
         inner = f"{act}(h @ gate) * (h @ up)" if feed_forward.gated else f"{act}(h @ up)"
         yield f"f = ({inner}) @ down", f"through {feed_forward.size:,}{bias}"
         return

@@ -141,7 +141,8 @@ class _WindowAttention(torch.nn.Module):
     def __init__(self, attention: torch.nn.Module, attend: _Attend, rotate: _Rotate) -> None:
         super().__init__()
         self._of: Any = attention
-        self._attend, self._rotate = attend, rotate
+        self._attend = attend
+        self._rotate = rotate
 
     def forward(
         self,
@@ -171,7 +172,8 @@ class _GatedLayer(torch.nn.Module):
 
     def __init__(self, layer: Any, gated: _Gated) -> None:
         super().__init__()
-        self._of, self._gated = layer, gated
+        self._of = layer
+        self._gated = gated
         size = layer.gate_proj.weight.shape[0]
         self._rows = -(-size // _ALIGNED) * _ALIGNED
         for name in ("weight", "bias"):
@@ -183,7 +185,8 @@ class _GatedLayer(torch.nn.Module):
         down.data = F.pad(down.data, (0, self._rows - size))[:, :size]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, down = self._of.gate_proj, self._of.down_proj
+        gate = self._of.gate_proj
+        down = self._of.down_proj
         both = F.linear(x, self._with_up(gate.weight), self._with_up(gate.bias))
         padded = down.weight.as_strided((len(down.weight), self._rows), (self._rows, 1))
         return F.linear(self._gated(both, "silu"), padded, down.bias)

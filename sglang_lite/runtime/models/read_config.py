@@ -131,7 +131,8 @@ def _check_rope(parameters: Mapping[str, Json], source: str) -> None:
 
 
 def _read(name: str, config: Config) -> ModelSpec:
-    family, eos = FAMILIES[name], config.get("eos_token_id")
+    family = FAMILIES[name]
+    eos = config.get("eos_token_id")
     layers = _layers(family, config)
     return ModelSpec(
         architecture=name,
@@ -147,7 +148,8 @@ def _read(name: str, config: Config) -> ModelSpec:
 
 
 def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
-    heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+    heads = config["num_attention_heads"]
+    hidden_size = config["hidden_size"]
     kv_heads = config.get("num_key_value_heads") or heads
     if heads % kv_heads:
         raise ValueError(f"{heads} attention heads can't share {kv_heads} key-value heads")
@@ -196,10 +198,13 @@ def _is_causal(family: Family, config: Config) -> bool:
 
 
 def _latent(config: Config, rope: RopeSpec, *, bias: bool, output_bias: bool) -> LatentSpec:
-    heads, nope, rope_size = config["num_attention_heads"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    heads = config["num_attention_heads"]
+    nope = config["qk_nope_head_dim"]
+    rope_size = config["qk_rope_head_dim"]
     if rope.rotary_dim != rope_size:
         raise ValueError("partial_rotary_factor is not supported with latent attention")
-    stretch, weight = rope.params.get("factor", 1.0), rope.params.get("mscale_all_dim") or 0.0
+    stretch = rope.params.get("factor", 1.0)
+    weight = rope.params.get("mscale_all_dim") or 0.0
     amplitude = 1.0 if rope.kind == "default" or stretch <= 1 else 0.1 * weight * math.log(stretch) + 1.0
     return LatentSpec(
         heads, config["kv_lora_rank"], config["q_lora_rank"], nope, rope_size,
@@ -252,8 +257,10 @@ def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], d
     transformers 5 writes `rope_parameters`, for some families one entry for each type of layer. Older files have
     `rope_theta`, `rope_scaling` and `rope_local_base_freq`.
     """
-    given, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
-    flat, theta = _beside_layers(given), config.get("rope_theta", 10_000.0)
+    given = config.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") or {}
+    flat = _beside_layers(given)
+    theta = config.get("rope_theta", 10_000.0)
     if not family.layer_ropes:
         whole = {"rope_theta": theta, **(scaling or flat)}
         return whole, whole
@@ -270,7 +277,8 @@ def _check_rope_mixture(family: Family, config: Config, source: str) -> None:
     """Rejects a config with contradictory keys for the rotary embedding, as readers would choose
     differently.
     """
-    given, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    given = config.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") or {}
     used = _rope_parameters(family, config)
     by_layer = [f"rope_scaling.{name}" for name in _LAYER_TYPES if scaling.get(name) is not None]
     if not family.layer_ropes:

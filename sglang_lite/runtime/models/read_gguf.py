@@ -42,7 +42,8 @@ class GgufFamily:
 
 
 def _exaone4(value: Value) -> dict[str, Any]:
-    window, pattern = value("attention.sliding_window"), value("attention.sliding_window_pattern")
+    window = value("attention.sliding_window")
+    pattern = value("attention.sliding_window_pattern")
     if not isinstance(pattern, list):
         return {"sliding_window": window}
     kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
@@ -206,7 +207,8 @@ def _config(
     """Returns the config that the model's Hugging Face folder would have. Raises KeyError if a
     metadata key is missing.
     """
-    heads, hidden = value("attention.head_count"), value("embedding_length")
+    heads = value("attention.head_count")
+    hidden = value("embedding_length")
     head_dim = metadata.get(f"{arch}.attention.key_length", hidden // heads)
     rotary = metadata.get(f"{arch}.rope.dimension_count", head_dim)
     if head_dim < 1 or rotary % 2 or rotary > head_dim:

@@ -85,7 +85,9 @@ def stage_layers(spec: ModelSpec, parallel: Parallel) -> range:
     equally many weights.
     """
     sums = [0, *accumulate(layer.weight_elements(spec.hidden_size) for layer in spec.layers)]
-    count, pp, ends = len(spec.layers), parallel.pp, [0]
+    count = len(spec.layers)
+    pp = parallel.pp
+    ends = [0]
     for stage in range(1, pp):  # each has a layer at least
         free = range(ends[-1] + 1, count - pp + stage + 1)
         ends.append(min(free, key=lambda end: abs(sums[end] * pp - sums[-1] * stage)))
@@ -124,7 +126,8 @@ def _problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str | None:
     """
     tp = parallel.same_rows.tp
     for layer in spec.layers:
-        a, fed = layer.attention, layer.feed_forward
+        a = layer.attention
+        fed = layer.feed_forward
         kv_heads = a.heads if isinstance(a, LatentSpec) else a.kv_heads
         uneven = kv_heads % tp if kv_heads >= tp else (a.heads // kv_heads) % (tp // kv_heads)
         if a.heads < tp or (kv_heads < tp and tp % kv_heads) or (even and uneven):
@@ -139,7 +142,8 @@ def _problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str | None:
 
 
 def _of_rank(layer: LayerSpec, index: int, parallel: Parallel, placement: ExpertPlacement | None) -> LayerSpec:
-    a, fed = layer.attention, layer.feed_forward
+    a = layer.attention
+    fed = layer.feed_forward
     heads, kv_heads = head_shares(a, parallel.same_rows)
     attention = (
         replace(a, heads=len(heads))
@@ -149,7 +153,8 @@ def _of_rank(layer: LayerSpec, index: int, parallel: Parallel, placement: Expert
     if isinstance(fed, DenseSpec):
         return replace(layer, attention=attention, feed_forward=replace(fed, size=len(_inner(fed.size, parallel))))
     own = None if parallel.ep == 1 else _experts(index, fed.count, parallel, placement)
-    size, shared = len(_inner(fed.size, parallel.same_experts)), len(_inner(fed.shared_size, parallel))
+    size = len(_inner(fed.size, parallel.same_experts))
+    shared = len(_inner(fed.shared_size, parallel))
     return replace(layer, attention=attention, feed_forward=replace(fed, size=size, shared_size=shared, own=own))
 
 

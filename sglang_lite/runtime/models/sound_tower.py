@@ -41,7 +41,8 @@ class SoundTower:
         self.parameters = take_weights(self._model, source, dtype, device)
         self._model.to(device).eval()
         self._spectrograms = _Spectrograms(folder, device)
-        self.dtype, self.device = dtype, device
+        self.dtype = dtype
+        self.device = device
 
     def encode(self, sounds: Sequence[Inputs]) -> list[torch.Tensor]:
         """Computes features [count, width] of each sound.
@@ -75,14 +76,18 @@ class _Spectrograms:
 
         try:
             made: Any = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True)
-            filters, length = torch.from_numpy(made.mel_filters.T), made.n_fft  # [mel bins, frequencies]
-            self._columns, self.hop = int(made.nb_max_frames), int(made.hop_length)
+            # [mel bins, frequencies]
+            filters = torch.from_numpy(made.mel_filters.T)
+            length = made.n_fft
+            self._columns = int(made.nb_max_frames)
+            self.hop = int(made.hop_length)
         except Exception as error:  # of transformers, of many kinds
             raise ModelError(
                 f"{folder}: transformers can't make its extractor of sounds: {error}",
                 hint="Read text alone with enable_multimodal=False, or mend preprocessor_config.json.",
             ) from error
-        self._filters, self._window = filters.to(device, torch.float32), torch.hann_window(length, device=device)
+        self._filters = filters.to(device, torch.float32)
+        self._window = torch.hann_window(length, device=device)
 
     def of(self, samples: torch.Tensor) -> torch.Tensor:
         """Computes spectrograms [all windows, mel bins, columns] of sounds [sounds, n] that are

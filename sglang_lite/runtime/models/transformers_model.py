@@ -37,7 +37,8 @@ _TRIAL = 12  # tokens of the second trial run
 # float64, where rounding causes 3e-13 in 8 layers of random weights, and in their own dtype for quantised models, which
 # have no other. In bfloat16 rounding causes 0.04 in 32 layers without experts, and up to 1.2 where it changes the
 # choice of experts; an ignored window causes 0.56 or more.
-_TOLERANCE, _COARSE = 1e-6, 0.2
+_TOLERANCE = 1e-6
+_COARSE = 0.2
 # Names of limits in tokens that a module reads when it runs; those of transformers are found by
 # tests/runtime/models/test_transformers_limits.py.
 LIMITS = re.compile(r"window|chunk|extent|floor|distance|budget|^index_(topk|block|local)")
@@ -102,7 +103,9 @@ class TransformersModel(CachedModule):
     fused = False
 
     def __init__(self, module: Any, label: str) -> None:  # transformers has a class for each model
-        self.label, self.dtype, self.device = label, module.dtype, module.device
+        self.label = label
+        self.dtype = module.dtype
+        self.device = module.device
         self._module = module
         self._attend: AttendLayer | None = None  # callback of the current run
         self._layer = 0  # index of the layer whose attention is called next
@@ -111,7 +114,8 @@ class TransformersModel(CachedModule):
         body = module.get_decoder()
         if body is None or body is module or "position_ids" not in inspect.signature(body.forward).parameters:
             raise self._refusal("its code has no decoder that runs by itself, at positions that it is given")
-        self._layers, body.forward = body.forward, self._body
+        self._layers = body.forward
+        body.forward = self._body
         for part in module.modules():
             part.__dict__["_sglang_lite"] = self
         module.requires_grad_(False)
@@ -153,7 +157,8 @@ class TransformersModel(CachedModule):
         return found if out is None else out.copy_(found)
 
     def _run(self, ids: torch.Tensor, positions: torch.Tensor, attend: AttendLayer) -> torch.Tensor:
-        self._attend, self._layer = attend, 0
+        self._attend = attend
+        self._layer = 0
         try:
             out = self._layers(
                 input_ids=ids[None].long(), position_ids=positions[None].long(), use_cache=False, return_dict=True
@@ -179,12 +184,15 @@ class TransformersModel(CachedModule):
             ModelError: the attention is not causal, or takes an argument that is not supported.
         """
         assert self._attend is not None
-        window, softcap, sinks = more.pop("sliding_window", None), more.pop("softcap", None), more.pop("s_aux", None)
+        window = more.pop("sliding_window", None)
+        softcap = more.pop("softcap", None)
+        sinks = more.pop("s_aux", None)
         if unknown := [name for name, value in more.items() if value is not None and name not in _WITHOUT_MEANING]:
             raise self._refusal(f"its attention takes {', '.join(unknown)}")
         if not getattr(module, "is_causal", True):
             raise self._refusal("it has attention that is not causal")
-        layer, self._layer = self._layer, self._layer + 1
+        layer = self._layer
+        self._layer = self._layer + 1
         scale = q.shape[3] ** -0.5 if scale is None else scale
         rules = AttentionRules(scale, window, softcap, None if sinks is None else sinks.float())
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))

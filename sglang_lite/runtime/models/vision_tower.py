@@ -59,7 +59,8 @@ class VisionTower:
         self._model.to(device).eval()
         if config.model_type.startswith("qwen"):
             fuse(self._model.visual, dtype, device)
-        self.dtype, self.device = dtype, device
+        self.dtype = dtype
+        self.device = device
         self._inputs = inspect.signature(self._model.get_image_features).parameters
 
     def encode(self, images: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:

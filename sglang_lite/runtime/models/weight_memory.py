@@ -56,13 +56,15 @@ class WeightMemory:
         by_storage: dict[int, list[torch.Tensor]] = {}
         for tensor in _tensors(model):
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-        group, size = list[list[torch.Tensor]](), 0
+        group = list[list[torch.Tensor]]()
+        size = 0
         for views in by_storage.values():
             group.append(views)
             size += views[0].untyped_storage().nbytes()
             if size >= _REGION_BYTES:
                 self._move(group)
-                group, size = [], 0
+                group = []
+                size = 0
         if group:
             self._move(group)
         by_storage.clear()

@@ -190,9 +190,11 @@ class WeightParts:
 
     def _of_layer(self, parameter: ParameterSpec) -> torch.Tensor | None:
         assert parameter.layer is not None
-        layer, spec = self._model.layers[parameter.layer], self._model.spec
+        layer = self._model.layers[parameter.layer]
+        spec = self._model.spec
         role, _, head = parameter.role.removesuffix("_bias").partition(".")
-        is_bias, attention = parameter.role.endswith("_bias"), layer.spec.attention
+        is_bias = parameter.role.endswith("_bias")
+        attention = layer.spec.attention
         if role == "sinks":
             return layer.sinks
         if role == "correction":
@@ -270,7 +272,8 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
     """Returns the linear layer that has a matrix, the roles of the matrices stacked in it, and the
     order of its rows.
     """
-    attention, fed = layer.spec.attention, layer.feed_forward
+    attention = layer.spec.attention
+    fed = layer.feed_forward
     if role in first_roles(attention):
         return layer.qkv, first_roles(attention), deinterleave_order(attention)
     if role == "q_b":

@@ -132,9 +132,13 @@ class WeightReader:
         cuts_embedding: bool = True,
         placement: ExpertPlacement | None = None,
     ) -> None:
-        self.spec, self.source, self.precision, self.device = spec, source, precision, device
+        self.spec = spec
+        self.source = source
+        self.precision = precision
+        self.device = device
         self.fused = fused
-        self._parallel, self._placement = parallel.in_stage, placement
+        self._parallel = parallel.in_stage
+        self._placement = placement
         self.of_rank = rank_spec(spec, parallel, even=fused, placement=placement)
         self.layers = stage_layers(spec, parallel)
         self._of_model = {p.role: p for p in parameters(spec) if p.layer is None}
@@ -166,7 +170,8 @@ class WeightReader:
         if not self.spec.tied_embeddings:
             return self.embedding(), self.head()
         kept = self._tensors.take(self._of_model["embedding"])
-        embedding, bias = self.embedding(kept), self._head_bias()
+        embedding = self.embedding(kept)
+        bias = self._head_bias()
         if embedding.shape[0] > len(self._vocabulary):  # only the head is sharded
             own = embedding[self._vocabulary.start : self._vocabulary.stop]
             self.source.ignore(f"{head_name(self.spec)}.weight")
@@ -222,7 +227,9 @@ class WeightReader:
         """
         spec = self.of_rank.layers[index - self.layers.start]
         table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
-        sinks, attention, fed = table.get(("sinks", None)), spec.attention, spec.feed_forward
+        sinks = table.get(("sinks", None))
+        attention = spec.attention
+        fed = spec.feed_forward
 
         def norm(role: str) -> torch.Tensor | None:
             if role not in spec.hidden_norms:
@@ -309,7 +316,8 @@ class WeightReader:
         parts = self._tensors.matrices([table[role, expert] for role in roles])
         bias = self._tensors.bias(table, roles, expert)
         if order is not None:
-            parts, bias = [stacked(parts, torch.float32)[order]], None if bias is None else bias[order]
+            parts = [stacked(parts, torch.float32)[order]]
+            bias = None if bias is None else bias[order]
         return self.linears.make(parts, bias)
 
     def _feed_forward(
@@ -322,7 +330,8 @@ class WeightReader:
         )
 
     def _experts(self, table: Table, spec: ExpertsSpec, index: int) -> Experts | GpuExperts:
-        found, gate = table.get(("correction", None)), table.get(("shared_expert_gate", None))
+        found = table.get(("correction", None))
+        gate = table.get(("shared_expert_gate", None))
         router = self._router(table)
         correction = None if found is None else self._tensors.vector(found).float().to(self.device)
         shared = self._feed_forward(table, "shared_", spec) if spec.shared_size else None
@@ -351,7 +360,8 @@ class WeightReader:
         from sglang_lite.runtime.models.layers.expert_stacker import ExpertStacker  # needs Triton
 
         self._expert_stacker = self._expert_stacker or ExpertStacker(self.precision, self.device)
-        gates_and_ups, experts = ("expert_gate", "expert_up"), spec.experts
+        gates_and_ups = ("expert_gate", "expert_up")
+        experts = spec.experts
         return self._expert_stacker.matrices(
             [self._tensors.matrices([table[role, expert] for role in gates_and_ups]) for expert in experts],
             [self._tensors.matrices([table["expert_down", expert]]) for expert in experts],

@@ -62,11 +62,13 @@ class WhisperDecoder(CachedModule):
         source.ignore("proj_out.weight")  # a copy of the embedding that some checkpoints have
         self._decoder.to(device).eval().requires_grad_(False)
         self.sound: SoundPrefix | None = sound
-        self.dtype, self.device = dtype, device
+        self.dtype = dtype
+        self.device = device
         self.precision = Precision(dtype, dtype, dtype)
         self.vocab_size: int = config.vocab_size
         self.features: torch.Tensor | None = None
-        heads, size = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
+        heads = config.decoder_attention_heads
+        size = config.d_model // config.decoder_attention_heads
         each = AttentionSpec(heads, heads, size, size, size**-0.5, NO_ROPE)
         self.attentions = (each,) * config.decoder_layers
         self.kv_layout = KVLayout(tuple(spec.planes for spec in self.attentions))
@@ -93,7 +95,8 @@ class WhisperDecoder(CachedModule):
             cache: KV cache.
         """
         text = ids >= 0
-        heard, heard_at = self._heard(ids[~text]), plan.store_at[~text]
+        heard = self._heard(ids[~text])
+        heard_at = plan.store_at[~text]
         own, sound = text_plans(plan, text, self._prefix)
 
         def over_text(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -125,7 +128,8 @@ class WhisperDecoder(CachedModule):
 
         ids = torch.where(plan.ids == -1, plan.last_tokens[plan.slots], plan.ids)
         if plan.features:
-            is_sound, heard = (ids < 0)[:, None, None], self._heard(ids.clamp(max=-2))
+            is_sound = (ids < 0)[:, None, None]
+            heard = self._heard(ids.clamp(max=-2))
         store_at = token_slots(plan, plan.slots, plan.positions)
 
         def over_text(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -152,7 +156,9 @@ class WhisperDecoder(CachedModule):
         learned = decoder.embed_positions.weight
         x = decoder.embed_tokens.weight[ids] + learned[(positions - self._prefix.tokens).clamp(0, len(learned) - 1)]
         for i, layer in enumerate(decoder.layers):
-            own, cross, normed = layer.self_attn, layer.encoder_attn, layer.self_attn_layer_norm(x)
+            own = layer.self_attn
+            cross = layer.encoder_attn
+            normed = layer.self_attn_layer_norm(x)
             q, k, v = (self._heads(project(normed)) for project in (own.q_proj, own.k_proj, own.v_proj))
             x = x + own.out_proj(over_text(i, q, k, v).flatten(1))
             q = self._heads(cross.q_proj(layer.encoder_attn_layer_norm(x)))

@@ -25,7 +25,8 @@ def is_whole(path: Path, sha256: str, note: Path | None = None) -> bool:
     weights = path / "model.safetensors" if path.is_dir() else path
     if not weights.exists():
         return False
-    stat, note = weights.stat(), note or path.with_name(f".{path.name}.checked")
+    stat = weights.stat()
+    note = note or path.with_name(f".{path.name}.checked")
     checked = f"{sha256} {stat.st_size} {stat.st_mtime_ns}".encode()
     with contextlib.suppress(OSError):
         if note.read_bytes() == checked:

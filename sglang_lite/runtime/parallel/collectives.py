@@ -133,7 +133,8 @@ class GlooCollectives(_GlooGroup):
         store = open_store(str(meeting), parallel, timeout_s)
         super().__init__(parallel, store, options)
         if parallel.pp > 1:
-            alone, own = parallel.tp == 1, parallel.in_stage
+            alone = parallel.tp == 1
+            own = parallel.in_stage
             self.in_stage = ONE_PROCESS if alone else _GlooGroup(own, store_of_stage(store, parallel), options)
         self.sum(torch.zeros(1))  # all have met, so the file may be deleted
 

@@ -118,7 +118,8 @@ class Parallel:
             ranks, rank: number of ranks that share them, and the index of one; None for all of the
                 stage, and this rank.
         """
-        ranks, rank = ranks or self.tp, self.rank if rank is None else rank
+        ranks = ranks or self.tp
+        rank = self.rank if rank is None else rank
         return range(-(-count * rank // ranks), -(-count * (rank + 1) // ranks))
 
 

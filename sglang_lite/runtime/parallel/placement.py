@@ -39,7 +39,8 @@ class ExpertPlacement:
     def own(self, layer: int, parallel: Parallel) -> tuple[int, ...]:
         """Returns the experts that a rank holds, in whole or in part."""
         slots = self.layers[layer]
-        each, group = len(slots) // parallel.ep, parallel.rank * parallel.ep // parallel.tp
+        each = len(slots) // parallel.ep
+        group = parallel.rank * parallel.ep // parallel.tp
         return slots[group * each : (group + 1) * each]
 
     def local_ids(self, layer: int, count: int, parallel: Parallel) -> list[list[int]]:
@@ -47,7 +48,8 @@ class ExpertPlacement:
         experts get the number of the rank's own ones.
         """
         slots = self.layers[layer]
-        each, group = len(slots) // parallel.ep, parallel.rank * parallel.ep // parallel.tp
+        each = len(slots) // parallel.ep
+        group = parallel.rank * parallel.ep // parallel.tp
         copies: list[list[int]] = [[] for _ in range(count)]
         for slot, expert in enumerate(slots):
             copies[expert].append(slot - group * each)
@@ -99,7 +101,8 @@ def heaviest(loads: Sequence[int], slots: Sequence[int], ep: int) -> float:
     """Returns the largest number of rows of any group of ranks in a placement. Takes the same
     arguments as `balance_experts`.
     """
-    copies, each = Counter(slots), len(slots) // ep
+    copies = Counter(slots)
+    each = len(slots) // ep
     rows = [loads[expert] / copies[expert] for expert in slots]
     return max(sum(rows[group * each : (group + 1) * each]) for group in range(ep))
 
@@ -112,7 +115,9 @@ def _packed(weights: Sequence[float], units: Sequence[int], packs: int) -> list[
         units: kind of each unit. A pack has at most one unit of a kind if possible.
         packs: number of packs, which must divide the number of units.
     """
-    sums, found, size = [0.0] * packs, [Counter[int]() for _ in range(packs)], len(units) // packs
+    sums = [0.0] * packs
+    found = [Counter[int]() for _ in range(packs)]
+    size = len(units) // packs
     for unit in sorted(units, key=lambda unit: -weights[unit]):
         free = [i for i in range(packs) if found[i].total() < size]
         best = min(free, key=lambda i: (found[i][unit], sums[i], found[i].total(), i))

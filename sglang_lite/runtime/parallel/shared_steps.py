@@ -40,7 +40,9 @@ class SharedFeedForward:
     """
 
     def __init__(self, fed: Callable[[torch.Tensor], torch.Tensor], ranks: Collectives, steps: SharedSteps) -> None:
-        self._fed, self._ranks, self.steps = fed, ranks, steps
+        self._fed = fed
+        self._ranks = ranks
+        self.steps = steps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the result of all ranks' parts for this rank's rows x [rows, columns], whose
@@ -100,7 +102,10 @@ class SharedSteps(Steps):
     """
 
     def __init__(self, ranks: Collectives, inbox: BinaryIO, others: Sequence[BinaryIO], timeout_s: float) -> None:
-        self.ranks, self._inbox, self._others, self._timeout_s = ranks, inbox, others, timeout_s
+        self.ranks = ranks
+        self._inbox = inbox
+        self._others = others
+        self._timeout_s = timeout_s
         self.wake: Callable[[], object] = _nothing
         self.idle: Callable[[], object] = _nothing
         self._replay: Callable[[int], object] = _nothing
@@ -121,7 +126,8 @@ class SharedSteps(Steps):
         self.counts = [size] * self.ranks.parallel.ranks
 
     def replay_by(self, replay: Callable[[int], object], smallest: int) -> None:
-        self._replay, self._smallest = replay, smallest
+        self._replay = replay
+        self._smallest = smallest
 
     @contextmanager
     def begin(self, rows: int, size: int = 0) -> Iterator[int]:
@@ -139,7 +145,8 @@ class SharedSteps(Steps):
             yield largest
         except Exception as error:  # any error
             time.sleep(_REASON_S)
-            own, every = self.ranks.parallel.rank, self.ranks.parallel.ranks
+            own = self.ranks.parallel.rank
+            every = self.ranks.parallel.ranks
             problem = f"replica {own} of {every} failed in a step of all: {type(error).__name__}: {error}"
             raise BackendError(problem) from error
 
@@ -156,7 +163,8 @@ class SharedSteps(Steps):
         """Sends this rank's rows and size, waits until all ranks have begun the next step, and
         returns those of all ranks.
         """
-        own, step = self.ranks.parallel.rank, self._begun + 1
+        own = self.ranks.parallel.rank
+        step = self._begun + 1
         for pipe in self._others:
             pipe.write(_MESSAGE.pack(own, step, rows, size))
         with self._changed:

@@ -13,7 +13,8 @@ from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 # Near its limit an output's unfinished values are held back, because they may be left out: sent text can't be taken
 # back. A value that began earlier can't be left out, whether the output is streamed or not, which keeps both
 # the same. Share of a limit's tokens that are held back, and their minimum number:
-_SHARE, _MINIMUM = 4, 64
+_SHARE = 4
+_MINIMUM = 64
 
 
 class CutText:
@@ -31,7 +32,8 @@ class CutText:
     """
 
     def __init__(self, constraint: Constraint, limit: int, fewest_tokens: int | None = None) -> None:
-        self.fewest_tokens, self.is_free = fewest_tokens, _is_free(constraint)
+        self.fewest_tokens = fewest_tokens
+        self.is_free = _is_free(constraint)
         self._json = unfinished_json(constraint)
         self._limit = limit
         self._held_from = limit - max(limit // _SHARE, _MINIMUM)

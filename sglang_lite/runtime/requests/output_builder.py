@@ -179,7 +179,10 @@ class OutputBuilder:
         stream: bool,
         drawn_by: DrawnBy,
     ) -> None:
-        self.params, self.ends, self.sink, self.stream = params, ends, sink, stream
+        self.params = params
+        self.ends = ends
+        self.sink = sink
+        self.stream = stream
         self.drawn_by = drawn_by
         self.matcher: RequestMatcher | None = None
         self.cut: CutText | None = None
@@ -193,7 +196,8 @@ class OutputBuilder:
         self.origin: Hashable = None
         self.draft = DraftProgress()
         self._replaying = False
-        self._request_id, self._tokenizer = request_id, tokenizer
+        self._request_id = request_id
+        self._tokenizer = tokenizer
         self._decoder = IncrementalDecoder(tokenizer, skip_special=params.skip_special_tokens)
         self._stops = StopMatcher(params.stop, params.stop_regex)
         self._text: list[str] = []
@@ -240,7 +244,8 @@ class OutputBuilder:
             return Finish("stop", token)
         text = self._open_text
         piece = self._decoder.push(tokens) if text is None else self._decoder.rest_of(text.certain)
-        stops, early = self._stops, self.decoded_count < self.params.min_tokens
+        stops = self._stops
+        early = self.decoded_count < self.params.min_tokens
         certain = stops.append_unmatched(piece) if early else stops.push(piece)
         self.decoded_count += len(tokens)
         self._unsent += tokens
@@ -344,7 +349,9 @@ class OutputBuilder:
         """Processes the ids that the output begins with, before any other token, without sending
         deltas. Arguments, result and errors are those of `rebuild_with_replay`.
         """
-        self.matcher, self.replayed_count, self._replaying = matcher, len(ids), True
+        self.matcher = matcher
+        self.replayed_count = len(ids)
+        self._replaying = True
         index = 0
         while True:
             forced, finish = self._replay_jump(ids, index, limit, masked=masked) if jump else ([], None)
@@ -434,7 +441,8 @@ class OutputBuilder:
             miss: reason why tokens of the prompt were not cached.
             jumps: jumps of the grammar, as (index in the output, number of tokens).
         """
-        params, result = self.params, self._end_text(output, finish)
+        params = self.params
+        result = self._end_text(output, finish)
         if self.matcher is not None and (thinking := self.matcher.thinking) is not None:
             meta["thinking"] = thinking
         if self.matcher is not None and self.matcher.engine.name:  # empty for free text
@@ -476,7 +484,8 @@ class OutputBuilder:
 
     def _end_text(self, output: tuple[int, ...], finish: Finish) -> _EndedText:
         """Ends the text, and sends the rest of it if streaming."""
-        params, open_text = self.params, None if self.params.scores_next_token else self._open_text
+        params = self.params
+        open_text = None if self.params.scores_next_token else self._open_text
         ids = output
         if isinstance(finish.matched, int):  # a stop token, kept if `include_stop` is set and it has text
             stop = self._tokenizer.decode(output[-1:], skip_special=params.skip_special_tokens)
@@ -492,7 +501,9 @@ class OutputBuilder:
             self._text.append(self._stops.flush() + rest)
         elif params.include_stop:
             self._text.append(self._stops.matched_text)
-        kept, brackets, left_out = "".join(self._text), "", []
+        kept = "".join(self._text)
+        brackets = ""
+        left_out = []
         scored = ids if open_text is not None else output
         if finish.reason == "length" and self.cut is not None and not params.scores_next_token:
             closed = self.cut.close(kept, self._sent_chars, ids, self._new_decoder())
@@ -501,7 +512,8 @@ class OutputBuilder:
                 left_out = [] if self.cut.is_free and self.matcher.complete else [""]
             else:
                 left_out = [closed.left_out]
-                kept, brackets = kept[: closed.kept], closed.brackets
+                kept = kept[: closed.kept]
+                brackets = closed.brackets
                 scored = ids[: count_tokens(self._new_decoder(), ids, len(kept))]
                 self._drop_logprobs(len(scored))
         if self.stream:
@@ -568,10 +580,13 @@ class OutputBuilder:
         self._sent_chars += len(text)
         open_text = self._open_text
         count = len(self._unsent) if open_text is None else open_text.tokens - self._sent
-        ids, self._unsent = tuple(self._unsent[:count]), self._unsent[count:]
-        known, self._sent = self._sent, self._sent + len(ids)
+        ids = tuple(self._unsent[:count])
+        self._unsent = self._unsent[count:]
+        known = self._sent
+        self._sent = self._sent + len(ids)
         # Replayed ids have no log-probabilities.
-        first, end = max(known - self.replayed_count, 0), max(self._sent - self.replayed_count, 0)
+        first = max(known - self.replayed_count, 0)
+        end = max(self._sent - self.replayed_count, 0)
         self.send(Delta(text, ids, tuple(self._logprobs[first:end])))
 
 

@@ -244,7 +244,8 @@ class Request:
         return self._watched_with(self.output.matcher)
 
     def _watched_with(self, matcher: Matcher | None) -> WatchedTokens:
-        p, output = self.params, self.output
+        p = self.params
+        output = self.output
         if matcher is not None and p.plain and self.processor is None:
             others = output.stream or p.stop or p.stop_regex or p.stop_token_ids or p.min_tokens or p.return_logprob
             return WatchedTokens.DRAWS if others else WatchedTokens.GRAMMAR
@@ -294,7 +295,8 @@ class Request:
         rules = repeat_rules(constraint, self.params.repeats)
         guard = None if rules is None else RepeatGuard(rules, grammar.endings(), self.output.text_of)
         if self.params.min_tokens and isinstance(grammar, OpenEndGrammar):  # only the end of sequence ends it
-            grammar, matcher = grammar.inner, None
+            grammar = grammar.inner
+            matcher = None
         made = self._limited(grammar.matcher() if matcher is None else matcher, grammar)
         return RequestMatcher(made, repeats=guard, sources=grammar.sources)
 
@@ -308,7 +310,8 @@ class Request:
         thoughts = self.output.thoughts
         if thoughts is None or self.params.scores_next_token:
             return matcher
-        prompt, total = self.tokens[: self.prompt_len], self.limit - self.prompt_len
+        prompt = self.tokens[: self.prompt_len]
+        total = self.limit - self.prompt_len
         return thoughts.limit(matcher, grammar, self.params.thinking, total=total, prompt=prompt.tolist())
 
     def refuses(self, token: int) -> bool:
@@ -345,7 +348,8 @@ class Request:
         )
         if forced:
             self.tokens = np.concatenate((self.tokens, np.array(forced, dtype=np.int32)))
-        self.output, self.ending = output, ending
+        self.output = output
+        self.ending = ending
 
     @property
     def may_recompute_last(self) -> bool:
@@ -421,7 +425,8 @@ class Request:
         `tokens` is complete.
         """
         output = tuple(self.tokens[self.prompt_len : self.prompt_len + self.params.max_tokens].tolist())
-        drawn_by, prompt = self.output.drawn_by, self.tokens[:0]
+        drawn_by = self.output.drawn_by
+        prompt = self.tokens[:0]
         meta: dict[str, object] = {"num_retractions": self.retractions}
         if self.params.return_prompt_token_ids or drawn_by.older:
             meta["weight_version"] = drawn_by.weights.version
@@ -443,7 +448,8 @@ class Request:
         return Generation("", finish_reason="abort", usage=self._usage(max(known - self.prompt_len, 0)))
 
     def _usage(self, completion_tokens: int) -> Usage:
-        now, cached = time.perf_counter(), max(self.cache.tokens, 0)
+        now = time.perf_counter()
+        cached = max(self.cache.tokens, 0)
         return Usage(
             prompt_tokens=self.prompt_len,
             cached_tokens=cached,

@@ -105,12 +105,16 @@ def _rotary(items: Sequence[MediaItem], positions: Ints) -> tuple[Ints, int]:
     and columns, counted from the end of the text before it, and text continues after the largest of
     these (arXiv:2409.12191, section 2.1).
     """
-    parts, end, offset, at = list[Ints](), 0, 0, 0
+    parts = list[Ints]()
+    end = 0
+    offset = 0
+    at = 0
     for grid in (grid for item in items for grid in item.grids):
         start = int(positions[at])
         places = np.indices((len(grid.times), grid.rows, grid.columns), dtype=np.int32).reshape(3, -1)
         places[0] = np.array(grid.times, dtype=np.int32)[places[0]]
         parts += [np.tile(np.arange(end, start, dtype=np.int32) + offset, (3, 1)), places + (start + offset)]
-        at, end = at + grid.size, start + grid.size
+        at = at + grid.size
+        end = start + grid.size
         offset += int(places.max()) + 1 - grid.size
     return np.concatenate(parts, 1), offset

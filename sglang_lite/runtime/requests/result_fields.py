@@ -44,10 +44,14 @@ def forced_text(
     """Returns spans of the text that the grammar forced, as [start, end] character offsets within
     the first `length` characters. The decoder must have decoded nothing yet.
     """
-    found, index, chars = [], 0, 0
+    found = []
+    index = 0
+    chars = 0
     for start, count in jumps:
         chars += len(decoder.push(output[index:start]))
-        begin, chars, index = chars, chars + len(decoder.push(output[start : start + count])), start + count
+        begin = chars
+        chars = chars + len(decoder.push(output[start : start + count]))
+        index = start + count
         if begin < min(chars, length):
             found.append([begin, min(chars, length)])
     return found
@@ -68,7 +72,8 @@ def token_scores(
         scores: log-probability of each token, and of all that were allowed in its place.
         length: number of characters of the text.
     """
-    ends, end = [], 0
+    ends = []
+    end = 0
     for token in ids[: len(scores)]:
         end += len(decoder.push((token,)))
         ends.append(min(end + decoder.pending, length))

@@ -50,7 +50,9 @@ class ScheduledProgram:
     __slots__ = ("arrival", "open", "priority")
 
     def __init__(self, priority: int = 0) -> None:
-        self.priority, self.arrival, self.open = priority, math.inf, True
+        self.priority = priority
+        self.arrival = math.inf
+        self.open = True
 
 
 class ScheduledBranch:
@@ -71,7 +73,8 @@ class ScheduledBranch:
     __slots__ = ("_branch", "evicted", "kind", "length", "name", "next_pause_s", "program")
 
     def __init__(self, program: ScheduledProgram, branch: BranchState) -> None:
-        self.program, self._branch = program, branch
+        self.program = program
+        self._branch = branch
         self.name: str | None = None
         self.kind: str | None = None
         self.length = 0

@@ -29,7 +29,8 @@ class AdapterSlots:
     """
 
     def __init__(self, pool: AdapterPool, queues: Queues) -> None:
-        self.pool, self._queues = pool, queues
+        self.pool = pool
+        self._queues = queues
         self._in_use: Counter[int] = Counter()  # running requests of each adapter, in this plan
         self._draining: set[int] = set()  # adapters that get no more requests in this plan
 

@@ -58,8 +58,12 @@ class Admission:
         policy: Policy,
         adapters: AdapterSlots | None = None,
     ) -> None:
-        self._store, self._queues, self._pauses = store, queues, pauses
-        self._reserve, self._policy, self._adapters = reserve, policy, adapters
+        self._store = store
+        self._queues = queues
+        self._pauses = pauses
+        self._reserve = reserve
+        self._policy = policy
+        self._adapters = adapters
         self._admissions = 0
         self._started: list[Request] = []
         self._refused: tuple[int, int] | None = None  # pages that were available, and plans since then
@@ -75,8 +79,10 @@ class Admission:
         Args:
             alone: only request that may be admitted, or None for no such limit.
         """
-        store, table = self._store, self._store.table
-        self.refuses, self._to_fetch = False, 0
+        store = self._store
+        table = self._store.table
+        self.refuses = False
+        self._to_fetch = 0
         if not self._queues.waiting_any or not table.free or self._still_full(alone):
             return
         promised, window_pages = self._growth()
@@ -127,7 +133,8 @@ class Admission:
             self.start(request)
             prefilling[slot] = request
             admitted.append(request)
-            promised, window_pages = promised + needed, window_pages - in_windows
+            promised = promised + needed
+            window_pages = window_pages - in_windows
         queues = self._queues
         queues.leave_waiting(admitted)
         solo = len(admitted) == 1 and queues.prefilling == admitted and not (queues.waiting_any or queues.decoding)
@@ -137,7 +144,8 @@ class Admission:
         """Starts to fetch pages of a request's prompt from a lower tier, if that is faster than
         computing them.
         """
-        tiers, cache = self._store.tiers, request.cache
+        tiers = self._store.tiers
+        cache = request.cache
         if tiers is None or len(reusable) <= len(match.pages) * self._store.page_size + 1:
             return None
         fetch = tiers.fetch(reusable, match, request.space, self._pauses.token_s, cache.fetch)
@@ -149,7 +157,9 @@ class Admission:
         """Evicts the pages that fetches and up to `tokens` prompt tokens of this and later steps
         need, because pages are free only a step after their eviction.
         """
-        store, table, slots = self._store, self._store.table, slots_of(self._queues.prefilling)
+        store = self._store
+        table = self._store.table
+        slots = slots_of(self._queues.prefilling)
         lacking = int((-(-table.length[slots] // store.page_size) - table.page_count[slots]).sum())
         short = min(lacking, max(tokens, 0) // store.page_size) + self._to_fetch
         short -= store.pool.free + store.pool.quarantined
@@ -164,7 +174,8 @@ class Admission:
         """Returns whether waiting requests can be skipped because one was refused and nothing was
         freed. With tens of thousands of them, looking at each takes longer than a step.
         """
-        refused, self._refused = self._refused, None
+        refused = self._refused
+        self._refused = None
         if refused is None or alone is not None or not self._queues.running_any:
             return False
         available, plans = refused
@@ -202,7 +213,9 @@ class Admission:
             promised: pages that running requests are expected to need.
             programs: growth of programs after their running requests, including its own.
         """
-        store, pauses, branch = self._store, self._pauses, request.branch
+        store = self._store
+        pauses = self._pauses
+        branch = request.branch
         # Later programs give way to one that continues; for other requests, only those of lower priority do.
         after = request.rank if pauses.keeps(branch) else (-request.priority, math.inf)
         below = 0 if store.tiers is None else store.tiers.room_below(pauses.token_s)
@@ -231,7 +244,9 @@ class Admission:
         """Returns how many more pages running requests are expected to need, and how many window
         pages, if any, remain beyond their needs and a step's.
         """
-        table, slots, windows = self._store.table, slots_of(self._queues.running()), self._store.windows
+        table = self._store.table
+        slots = slots_of(self._queues.running())
+        windows = self._store.windows
         ends = table.length[slots] + self._reserve.growth(table.length[slots], table.limit[slots])
         pages = -(-ends // self._store.page_size)
         left = 0
@@ -246,7 +261,8 @@ class Admission:
 
     def start(self, request: Request) -> None:
         """Queues a request that has a slot for prefill."""
-        table, slot = self._store.table, request.slot
+        table = self._store.table
+        slot = request.slot
         table.limit[slot] = request.limit
         if request.skips_last_token and table.computed[slot] < request.limit - 1:
             table.length[slot] = table.limit[slot] = request.limit - 1
@@ -264,7 +280,8 @@ class Admission:
 
     def take_started(self) -> list[Request]:
         """Returns the requests that got their slot since the last call."""
-        started, self._started = self._started, []
+        started = self._started
+        self._started = []
         return started
 
 

@@ -50,7 +50,8 @@ def lpm(returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree
         ids, namespace = request.space.key(request.tokens)
         cached = tree.cached_length(ids, namespace)
         next_tokens = ids[cached : cached + _ALIKE].tobytes()
-        place, path = (alike.setdefault((cached, namespace, next_tokens), i), i), 0
+        place = (alike.setdefault((cached, namespace, next_tokens), i), i)
+        path = 0
         if request.branch is not None:
             place = programs.setdefault(id(request.branch.program), place)
             path = request.limit - len(request.tokens) + request.branch.expected.path

@@ -91,7 +91,9 @@ def make_batch(
         drafts: drafts by id of their request.
     """
     store.step += 1
-    table, windows, copies = store.table, store.windows, store.take_copies()
+    table = store.table
+    windows = store.windows
+    copies = store.take_copies()
     streams = streams_of(table, decoding)
     if drafts:
         chunks = chunks + [
@@ -102,7 +104,8 @@ def make_batch(
     chunks = singles + [c for c in chunks if c[2] - c[1] > 1 or c[0].id in drafts]
     requests = decoding + [c[0] for c in chunks]
     slots = np.array([r.slot for r in requests], dtype=np.int32)
-    starts, ends = table.computed[slots], table.length[slots].copy()
+    starts = table.computed[slots]
+    ends = table.length[slots].copy()
     ends[len(decoding) :] = [c[2] for c in chunks]
     return Batch(
         step=store.step,

@@ -49,7 +49,9 @@ class DraftedRows:
     def __init__(
         self, store: PrefixCache, queues: Queues, drafting: Drafting, turns: Callable[[], Turns] | None = None
     ) -> None:
-        self._store, self._queues, self.drafting = store, queues, drafting
+        self._store = store
+        self._queues = queues
+        self.drafting = drafting
         self._turns = None if turns is None else defaultdict[int, Turns](turns)  # by bit length of the number of rows
         self._read = 0.0  # time when the tokens of a step were last read
         self._saved_before = 0
@@ -77,9 +79,13 @@ class DraftedRows:
         """
         if self._turns is None:
             return
-        now, rows, drawn = time.perf_counter(), len(batch.slots), int((offsets == 0).sum())
-        seconds, self._read = now - max(self._read, planned), now
-        tokens, self._saved_before = drawn + self._saved - self._saved_before, self._saved
+        now = time.perf_counter()
+        rows = len(batch.slots)
+        drawn = int((offsets == 0).sum())
+        seconds = now - max(self._read, planned)
+        self._read = now
+        tokens = drawn + self._saved - self._saved_before
+        self._saved_before = self._saved
         if batch.started or not batch.draws.all():
             return  # prompts would distort the time
         turns = self._turns[rows.bit_length()]
@@ -137,21 +143,24 @@ class DraftedRows:
         """Writes a draft after the tokens of a row, as far as there are free pages, and returns
         what is written.
         """
-        slot, length = row.request.slot, len(row.known)
+        slot = row.request.slot
+        length = len(row.known)
         draft = draft.cut(self._store.reserve_free(slot, length + len(draft.tokens)) - length)
         self._store.table.tokens[slot, length : length + len(draft.tokens)] = draft.tokens
         return draft
 
     def learn(self, request: Request) -> None:
         """Lets drafters learn from a running request that has reached its end."""
-        table, slot = self._store.table, request.slot
+        table = self._store.table
+        slot = request.slot
         self.drafting.observe(request, table.tokens[slot, : table.known[slot]])
         self.drafting.learn()
 
     def check(self, request: Request, draft: Draft) -> None:
         """Records that the draws after a draft are about to be read."""
         progress = request.output.draft
-        progress.steps, progress.drafted = progress.steps + 1, progress.drafted + len(draft.guesses)
+        progress.steps = progress.steps + 1
+        progress.drafted = progress.drafted + len(draft.guesses)
         self._steps += 1
 
     def skip(self, request: Request, draft: Draft, count: int) -> bool:
@@ -165,7 +174,9 @@ class DraftedRows:
             draft: its draft.
             count: number of earlier draws, in all of which the draft was right.
         """
-        places, table, slot = draft.drawn[:count], self._store.table, request.slot
+        places = draft.drawn[:count]
+        table = self._store.table
+        slot = request.slot
         if draft.matchers:
             tokens = draft.tokens[: places[-1]].tolist()
             start = int(table.known[slot]) - request.prompt_len
@@ -184,7 +195,8 @@ class DraftedRows:
             request: the request.
             draws: number of draws that drafts have saved a step.
         """
-        table, slot = self._store.table, request.slot
+        table = self._store.table
+        slot = request.slot
         request.output.draft.accepted += draws
         self._saved += draws
         table.computed[slot] = table.known[slot]
@@ -213,9 +225,11 @@ class DraftedRows:
         if request.handle is None:
             known = request.tokens
         else:
-            table, slot = self._store.table, request.slot
+            table = self._store.table
+            slot = request.slot
             known = table.tokens[slot, : table.known[slot]]
-        progress, came = request.output.draft, known[start:].tolist()
+        progress = request.output.draft
+        came = known[start:].tolist()
         matched = draft.matched(came)
         self._checked.append(partial(self.drafting.record, draft, matched, len(came), progress))
         if matched:

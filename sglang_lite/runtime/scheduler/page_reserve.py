@@ -9,7 +9,9 @@ import numpy as np
 from sglang_lite.program.play.branch import ExpectedTokens
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-_FIRST, _MIN, _STEPS = 0.7, 0.1, 600
+_FIRST = 0.7
+_MIN = 0.1
+_STEPS = 600
 _LONGEST = 4096  # tokens; no request or program reserves more, regardless of max_tokens
 _SPARE = 20  # steps that the remaining requests can run after a retraction
 

@@ -44,7 +44,9 @@ _SHORT_S = 5.0  # a shorter pause is never too long
 _WORTH = 8
 _IDLE_WORTH = 4  # an idle device takes pages if no branch returns within this multiple of the time to compute them
 _IDLE_SHARE = 0.1  # of all computed tokens that may be computed again because the device was idle
-_AGED_S, _AGED_WORTH = 60.0, 64  # like _SHORT_S and _WORTH, for waiting requests
+# like _SHORT_S and _WORTH, for waiting requests
+_AGED_S = 60.0
+_AGED_WORTH = 64
 _OUTDATED = 32  # entries of ended pauses that are always tolerated; each keeps its program in memory
 _MEASURED = 32  # minimum number of tokens of a step whose time counts
 
@@ -79,7 +81,8 @@ class Expectations:
     """
 
     def __init__(self, most: int, reserve: PageReserve) -> None:
-        self._most, self._reserve = most, reserve
+        self._most = most
+        self._reserve = reserve
         self._times = Medians(_FIRST_S)  # seconds of pauses, by the name of the node before
         self._lengths = Medians(0)  # tokens of ended branches, by their kind
 
@@ -87,7 +90,8 @@ class Expectations:
         """Returns the expected seconds of a branch's pause: as reported by its caller, otherwise as
         usual.
         """
-        told, branch.next_pause_s = branch.next_pause_s, None
+        told = branch.next_pause_s
+        branch.next_pause_s = None
         return self._times.of(branch.name) if told is None else told
 
     def growth(self, branch: ScheduledBranch, length: int) -> int:
@@ -244,7 +248,8 @@ class Pauses:
 
     def settle(self) -> None:
         """Begins the pauses requested since the last step."""
-        wanted, self._wanted = self._wanted, {}
+        wanted = self._wanted
+        self._wanted = {}
         for branch, (tokens, space) in wanted.items():
             self.begin(branch, tokens, space)
 
@@ -412,7 +417,8 @@ class Pauses:
         others = [each for each in self if each.locked and each.branch.program is not own]
         if not others or not all(each.branch.awaits_caller for each in others):
             return False
-        now, tokens = self.now(), pages * self._store.page_size
+        now = self.now()
+        tokens = pages * self._store.page_size
         soonest = min(each.remaining_s(now) for each in others)
         if soonest < _SHORT_S and (soonest < _IDLE_WORTH * tokens * self.token_s or tokens > self._again):
             return True

@@ -24,7 +24,8 @@ class Prefetch:
     """
 
     def __init__(self, store: PrefixCache, pauses: Pauses) -> None:
-        self._store, self._pauses = store, pauses
+        self._store = store
+        self._pauses = pauses
         self._next = 0.0
 
     def added(self, request: Request) -> None:
@@ -32,7 +33,8 @@ class Prefetch:
         turn.
         """
         if self._store.tiers is not None:
-            tokens, token_s = request.tokens, self._pauses.token_s
+            tokens = request.tokens
+            token_s = self._pauses.token_s
             request.cache.fetch = self._store.tiers.read_ahead(tokens, request.space, token_s)
 
     def run(self) -> None:
@@ -51,11 +53,14 @@ class Prefetch:
         """Locks the device's part of a program's prefix, and fetches the rest, unless pages are
         short.
         """
-        store, tiers, tree = self._store, self._store.tiers, self._store.tree
+        store = self._store
+        tiers = self._store.tiers
+        tree = self._store.tree
         assert tiers is not None
         if store.available - pause.pages < store.pool.total // _SPARE:
             return
-        match, locked = tree.match(*pause.space.key(pause.tokens)), tree.locked_pages
+        match = tree.match(*pause.space.key(pause.tokens))
+        locked = tree.locked_pages
         pause.lock, before = tree.lock(match.node), pause.lock
         before.release()
         pause.pages = max(pause.pages - (tree.locked_pages - locked), 0)

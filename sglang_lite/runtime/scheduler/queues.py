@@ -73,7 +73,8 @@ class Queues:
         """
         if not admitted:
             return
-        gone, before = set(map(id, admitted)), len(self.returned)
+        gone = set(map(id, admitted))
+        before = len(self.returned)
         self.returned = [r for r in self.returned if id(r) not in gone]
         count = len(admitted) - (before - len(self.returned))
         passed: list[Request] = []
@@ -114,7 +115,8 @@ class Queues:
         """
         self.leave_running(request)
         assert request.handle is not None
-        slot, table = request.slot, self._store.table
+        slot = request.slot
+        table = self._store.table
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
         self._store.release(request.handle)
         request.handle = None

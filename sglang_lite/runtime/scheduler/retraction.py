@@ -35,7 +35,10 @@ class Retraction:
     """
 
     def __init__(self, store: PrefixCache, queues: Queues, pauses: Pauses, reserve: PageReserve) -> None:
-        self._store, self._queues, self._pauses, self._reserve = store, queues, pauses, reserve
+        self._store = store
+        self._queues = queues
+        self._pauses = pauses
+        self._reserve = reserve
 
     def retract(self, request: Request) -> None:
         """Moves a running request to those that wait to continue. Its prefix goes into the tree,
@@ -50,7 +53,8 @@ class Retraction:
         """Retracts requests that dropped tokens and whose window now begins in pages they have
         released.
         """
-        windows, table = self._store.windows, self._store.table
+        windows = self._store.windows
+        table = self._store.table
         if windows is not None:
             running = list(self._queues.running())
             slots = slots_of(running)
@@ -70,7 +74,8 @@ class Retraction:
         """Allocates each request a page for its next token. Returns those that have one."""
         if not decoding:
             return decoding
-        table, size = self._store.table, self._store.page_size
+        table = self._store.table
+        size = self._store.page_size
         slots = slots_of(decoding)
         short = slots[-(-table.length[slots] // size) > table.page_count[slots]]
         if not len(short):
@@ -80,7 +85,8 @@ class Retraction:
             table.pages[short, table.page_count[short]] = pages
             table.page_count[short] += 1
             return decoding
-        wanting, waits = set(short.tolist()), set[int]()
+        wanting = set(short.tolist())
+        waits = set[int]()
         for request in sorted((r for r in decoding if r.slot in wanting), key=_order):
             if request.state is not State.DECODING:
                 continue  # retracted to make room for one before it
@@ -107,7 +113,8 @@ class Retraction:
                 if self._store.take_copies(request.slot):
                     continue  # cancelled copies lock pages that can now be evicted for it
                 return False
-            table, slots = self._store.table, slots_of(self._queues.decoding)
+            table = self._store.table
+            slots = slots_of(self._queues.decoding)
             self._reserve.retracted(table.length[slots], table.limit[slots])
             self.retract(last)
         return True

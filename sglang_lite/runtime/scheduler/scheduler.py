@@ -76,9 +76,12 @@ class Scheduler:
         adapters: AdapterPool | None = None,
         stages: int = 1,
     ) -> None:
-        self.store, self._stages = store, stages
+        self.store = store
+        self._stages = stages
         chunk = step_tokens if store.windows is None else store.windows.chunk_tokens
-        self._step_tokens, self._last_alone, self._pace = min(step_tokens, chunk), last_alone, pace
+        self._step_tokens = min(step_tokens, chunk)
+        self._last_alone = last_alone
+        self._pace = pace
         self._reserve = PageReserve()
         self.pauses = Pauses(store, self._reserve)
         self._isolation = Isolation()
@@ -122,7 +125,8 @@ class Scheduler:
         """Queues a request. One of a program that keeps its prefix goes before those that have not
         begun.
         """
-        branch, request.times.queued = request.branch, self.pauses.now()
+        branch = request.branch
+        request.times.queued = self.pauses.now()
         self._prefetch.added(request)
         self.admission.reconsider()
         if branch is None:
@@ -155,7 +159,9 @@ class Scheduler:
             if request.state is not State.PREFILLING:
                 continue  # retracted to make room for a request before it
             slot = request.slot
-            start, length, begins = int(table.computed[slot]), int(table.length[slot]), request.space.start
+            start = int(table.computed[slot])
+            length = int(table.length[slot])
+            begins = request.space.start
             end, cost = _reach(request, start, begins if start < begins < length else length, budget)
             if request.media is not None and end > start:
                 shorter, longer = request.media.whole(end)  # images that can't be cut may make a first chunk longer
@@ -250,7 +256,8 @@ class Scheduler:
         """Removes the last token of a decoding request, to draw another one. Voids a draw planned
         after it.
         """
-        table, slot = self.store.table, request.slot
+        table = self.store.table
+        slot = request.slot
         table.known[slot] -= 1
         table.length[slot] = table.known[slot]
         table.computed[slot] = table.known[slot] - 1
@@ -260,7 +267,8 @@ class Scheduler:
         """Appends tokens to a decoding request, to be computed like a prompt. Voids a draw planned
         for it.
         """
-        table, slot = self.store.table, request.slot
+        table = self.store.table
+        slot = request.slot
         known = int(table.known[slot])
         table.tokens[slot, known : known + len(tokens)] = tokens
         table.known[slot] = table.length[slot] = known + len(tokens)
@@ -327,8 +335,10 @@ class Scheduler:
         """Returns the decoding requests that have a token to compute and have not reached their
         limit, at most one stage's share of all.
         """
-        table, requests = self.store.table, self.queues.decoding
-        slots, most = slots_of(requests), -(-len(requests) // self._stages)
+        table = self.store.table
+        requests = self.queues.decoding
+        slots = slots_of(requests)
+        most = -(-len(requests) // self._stages)
         waiting = table.length[slots] >= table.limit[slots]  # for the id of the last token
         waiting |= table.length[slots] <= table.computed[slots]  # for the draw of the next one
         if not waiting.any():

@@ -30,7 +30,10 @@ def start_in_slot(
             which others may read,
         or if the keys and values are another adapter's; nothing is changed then.
     """
-    table, slot, handle, tokens = store.table, request.slot, request.handle, following.tokens
+    table = store.table
+    slot = request.slot
+    handle = request.handle
+    tokens = following.tokens
     assert handle is not None
     before = table.tokens[slot, : table.known[slot]]
     known = len(before)
@@ -51,7 +54,8 @@ def start_in_slot(
     if not appended or len(tokens) - common > store.page_size:  # otherwise the next step gives its pages to the tree
         store.publish(handle)  # for branches that fork here
         store.adopt_cached_pages(handle)  # an earlier run of the same program may have left more in the cache
-    following.handle, following.admission = handle, request.admission
+    following.handle = handle
+    following.admission = request.admission
     following.times.started = time.perf_counter()
     following.cache.tokens = int(table.computed[slot])
     cached = following.cache.tokens

@@ -85,10 +85,14 @@ class Compiler:
     ) -> None:
         self.cache = GrammarCache()
         self.disk_hits = 0
-        self._tokenizer, self._backend = tokenizer, backend
-        self._vocab_size, self._eos_ids = vocab_size, sorted(eos_ids)
-        self._threads, self._tracked = threads, tracked
-        self._timeout, self._memory = timeout_s, memory_mb
+        self._tokenizer = tokenizer
+        self._backend = backend
+        self._vocab_size = vocab_size
+        self._eos_ids = sorted(eos_ids)
+        self._threads = threads
+        self._tracked = tracked
+        self._timeout = timeout_s
+        self._memory = memory_mb
         self._end = mask_of(self._eos_ids, vocab_size)
         self._made: GrammarEngine | None = None
         self._creating = threading.Lock()  # guards the creation of the engine and of workers

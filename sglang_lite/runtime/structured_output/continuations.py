@@ -31,7 +31,8 @@ def continuations(matcher: Matcher, text: str) -> Completion:
                 "that has to come would be missing."
             )
         matcher.accept(byte)
-    complete, forced = matcher.complete, bytearray()
+    complete = matcher.complete
+    forced = bytearray()
     while len(allowed := _allowed(matcher)) == 1 and not matcher.complete and len(forced) < _MAX_FORCED:
         forced.append(allowed[0])
         matcher.accept(allowed[0])

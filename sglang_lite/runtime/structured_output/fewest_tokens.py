@@ -89,7 +89,10 @@ class _TooMuchWorkError(Exception):
 
 class _Search:
     def __init__(self, rules: Mapping[str, Node], tokens: TokenRests, ends: LeastEnds) -> None:
-        self._rules, self._tokens, self._ends, self._left = rules, tokens, ends, MAX_WORK
+        self._rules = rules
+        self._tokens = tokens
+        self._ends = ends
+        self._left = MAX_WORK
         self._start = tokens.start
         self._found: dict[_Key, Costs] = {}
         self._most: dict[_Key, int] = {}  # tokens up to which `_found` is known or being computed
@@ -265,7 +268,8 @@ class _Search:
                 return costs
         if greatest is None:
             return self._any_number(inner, costs, most)
-        found, new = costs, costs
+        found = costs
+        new = costs
         for _ in range(least, greatest):
             new = self._after(inner, new, most)
             both = self._least([*found.items(), *new.items()], most)

@@ -26,7 +26,9 @@ class Kind:
     """
 
     def __init__(self, names: DistinctNames, counted: Callable[[Node], CountedTexts | None]) -> None:
-        self.required, self.min_names, self.max_names = names.required, names.least, names.most
+        self.required = names.required
+        self.min_names = names.least
+        self.max_names = names.most
         self._names = counted(names.names)
         self._values = {name: (each, counted(each.scalars)) for name, each in names.values.items()}
 
@@ -125,7 +127,8 @@ def _after(names: MemberNames, name: bytes) -> MemberNames:
     if not names.possible:  # infinitely many names
         used = names.used | {name}
         return MemberNames((), used, exhausted=used)
-    text, parsed = name.decode("utf-8", "ignore"), loaded(name)
+    text = name.decode("utf-8", "ignore")
+    parsed = loaded(name)
     counts = dict(names.counts)
     for end in range(len(text) + 1):
         counts[text[:end]] = counts.get(text[:end], 0) + 1

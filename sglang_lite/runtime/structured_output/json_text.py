@@ -19,7 +19,9 @@ from sglang_lite.constraints.json_schema.mask_rules import RulePosition
 from sglang_lite.runtime.structured_output.json_names import Kind, MemberNames, PossibleKind, loaded
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
-_OPENING, _CLOSING, _BLANKS = b"{[", b"}]", b" \t\r\n"
+_OPENING = b"{["
+_CLOSING = b"}]"
+_BLANKS = b" \t\r\n"
 _SHUT = (b'"', b"{", b"[")  # first bytes of values that have an explicit end
 
 Value: TypeAlias = Any  # JSON value in a hashable form
@@ -85,19 +87,30 @@ class _Container:
     )  # fmt: skip
 
     def __init__(self, position: RulePosition | None, names: MemberNames, *, is_object: bool) -> None:
-        self.position, self.names, self.is_object = position, names, is_object
-        self.name, self.value_start = b"", -1
+        self.position = position
+        self.names = names
+        self.is_object = is_object
+        self.name = b""
+        self.value_start = -1
         self.used: frozenset[bytes] = frozenset()
         self.values: frozenset[Value] = frozenset()
-        self.start, self.count, self.pending = -1, 0, False
+        self.start = -1
+        self.count = 0
+        self.pending = False
         self.child: int | None = None
 
     def copy(self) -> _Container:
         copied = object.__new__(_Container)
-        copied.position, copied.names, copied.is_object = self.position, self.names, self.is_object
-        copied.name, copied.value_start = self.name, self.value_start
-        copied.used, copied.values = self.used, self.values
-        copied.start, copied.count, copied.pending = self.start, self.count, self.pending
+        copied.position = self.position
+        copied.names = self.names
+        copied.is_object = self.is_object
+        copied.name = self.name
+        copied.value_start = self.value_start
+        copied.used = self.used
+        copied.values = self.values
+        copied.start = self.start
+        copied.count = self.count
+        copied.pending = self.pending
         copied.child = self.child
         return copied
 
@@ -110,7 +123,8 @@ class _Container:
 
     def record_value(self, text: bytes) -> None:
         """Records the value of the current member at its end."""
-        self.names, self.value_start = self.names.with_value(self.name, text), -1
+        self.names = self.names.with_value(self.name, text)
+        self.value_start = -1
 
     @property
     def differs(self) -> bool:
@@ -154,7 +168,8 @@ class JsonText:
                 return True  # nothing depends on this string
             self._text += text
             return all(self._has_unused(top, prefix) for top, prefix in self._current())
-        start, allowed = len(self._text), True
+        start = len(self._text)
+        allowed = True
         self._text += text
         for at, byte in enumerate(text, start):
             if not self.quoted:
@@ -179,7 +194,8 @@ class JsonText:
             allowed = self._end_of_item(top, at)
             if top is not None:
                 top.count += not top.is_object
-                top.pending, self._name_next = True, top.is_object
+                top.pending = True
+                self._name_next = top.is_object
             return allowed
         if byte in _CLOSING:
             return self._close(top, at)
@@ -191,9 +207,11 @@ class JsonText:
         elif top is not None and top.value_start < 0 and not self._name_next and top.names.depends_on(top.name):
             top.value_start = at
         if byte == _QUOTE:
-            self.quoted, self._is_name = True, self._name_next
+            self.quoted = True
+            self._is_name = self._name_next
             if self._is_name and top is not None:
-                top.start, top.pending = at, False
+                top.start = at
+                top.pending = False
         elif byte in _OPENING:
             position = self._positions[self._open[-1].child if self._open else 0]
             self._used = None
@@ -202,10 +220,12 @@ class JsonText:
         return True
 
     def _end_of_string(self, end: int) -> bool:
-        self.quoted, top = False, self._open[-1] if self._open else None
+        self.quoted = False
+        top = self._open[-1] if self._open else None
         if top is None or not self._is_name:
             return self._end_of_item(top, end)
-        name, top.start = self._text[top.start : end], -1
+        name = self._text[top.start : end]
+        top.start = -1
         self._name_next = self._is_name = False
         repeated = name in top.names.used
         top.name, top.names, self._used = name, top.names.with_name(name), None
@@ -223,7 +243,8 @@ class JsonText:
             top.record_value(self._text[top.value_start : end])
         if top.start < 0 or top.is_object:
             return True
-        text, top.start = self._text[top.start : end], -1
+        text = self._text[top.start : end]
+        top.start = -1
         value = hashable(loaded(text))
         repeated = value in top.values
         top.values |= {value}

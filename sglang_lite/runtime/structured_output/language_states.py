@@ -48,7 +48,9 @@ class LanguageStates:
         special: Container[int],
         automaton: Automaton | None = None,
     ) -> None:
-        self.language, self.token_bytes, self.special = language, token_bytes, special
+        self.language = language
+        self.token_bytes = token_bytes
+        self.special = special
         self.automaton = automaton or Automaton(language.rules[language.start], rules=language.rules)
         self.lock = threading.Lock()
         self.start: State = (self.automaton.start, b"")
@@ -131,11 +133,13 @@ class LanguageStates:
         self.read += len(data)
         data = partial + data
         try:
-            text, rest = data.decode(), b""
+            text = data.decode()
+            rest = b""
         except UnicodeDecodeError as error:
             if error.reason != "unexpected end of data":
                 return None
-            text, rest = data[: error.start].decode(), data[error.start :]
+            text = data[: error.start].decode()
+            rest = data[error.start :]
         try:
             with self.lock:
                 after = self.automaton.run(at, text)

@@ -73,11 +73,13 @@ class PartEndings:
         return self.part.start, self.whole.start
 
     def after_text(self, text: str) -> PartEndings | None:
-        part, whole = self.part.after_text(text), self.whole.after_text(text)
+        part = self.part.after_text(text)
+        whole = self.whole.after_text(text)
         return None if part is None or whole is None else replace(self, part=part, whole=whole)
 
     def advance(self, state: PartState, text: bytes) -> PartState | None:
-        part, whole = self.part.advance(state[0], text), self.whole.advance(state[1], text)
+        part = self.part.advance(state[0], text)
+        whole = self.whole.advance(state[1], text)
         return None if part is None or whole is None else (part, whole)
 
     def characters(self, state: PartState) -> Iterator[tuple[str, PartState]]:

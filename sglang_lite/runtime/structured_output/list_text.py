@@ -18,7 +18,9 @@ from sglang_lite.runtime.structured_output.json_text import Value, hashable
 
 _FEWEST = 3  # equal items that are always permitted
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
-_OPENING, _CLOSING, _BLANKS = b"{[", b"}]", b" \t\r\n"
+_OPENING = b"{["
+_CLOSING = b"}]"
+_BLANKS = b" \t\r\n"
 _ENDS = "]},"  # characters that may end a number
 _SHUT = ('"', "}", "]")  # last characters of values that have an explicit end
 
@@ -42,9 +44,12 @@ class _Open:
     __slots__ = ("bound", "end", "is_object", "item", "run", "start", "step")
 
     def __init__(self, end: int, *, is_object: bool) -> None:
-        self.is_object, self.end = is_object, end
+        self.is_object = is_object
+        self.end = end
         self.step: Step = "" if is_object else 0
-        self.start, self.run, self.bound = -1, 0, b""
+        self.start = -1
+        self.run = 0
+        self.bound = b""
         self.item: Value = None
 
 
@@ -62,7 +67,8 @@ class ListText:
 
     def __init__(self, rules: RepeatRules, endings: Endings | None) -> None:
         self.repeated = 0
-        self._rules, self._endings = rules, endings
+        self._rules = rules
+        self._endings = endings
         self._text = b""
         self._open: list[_Open] = []
         self._quoted = self._escaped = self._name_next = False
@@ -81,7 +87,8 @@ class ListText:
         """Appends a text. Returns True if an item is repeated more often in a row than permitted,
         or if nothing but such a repetition can follow.
         """
-        start, again = len(self._text), False
+        start = len(self._text)
+        again = False
         self._text += text
         for at, byte in enumerate(text, start):
             again |= self._read(byte, at)
@@ -114,7 +121,8 @@ class ListText:
         if top is not None and top.start < 0:
             top.start = at
         if byte == _QUOTE:
-            self._quoted, self._name_start = True, at
+            self._quoted = True
+            self._name_start = at
         elif byte in _OPENING:
             self._name_next = byte == _OPENING[0]
             self._open.append(_Open(at + 1, is_object=self._name_next))
@@ -141,10 +149,14 @@ class ListText:
         top = self._open[-1] if self._open else None
         if top is None or top.is_object or top.start < 0:
             return False
-        item, again = self._text[top.start : end], self._text[top.end : end]
+        item = self._text[top.start : end]
+        again = self._text[top.end : end]
         value = hashable(loaded(item))
         top.run = top.run + 1 if top.run and value == top.item else 1
-        top.item, top.start, top.end, top.bound = value, -1, end, b""
+        top.item = value
+        top.start = -1
+        top.end = end
+        top.bound = b""
         if top.run < _FEWEST:
             return False
         assert isinstance(top.step, int)
@@ -165,9 +177,12 @@ class ListText:
         """
         if self._endings is None or self._state is None or end < self._known:
             return b""
-        self._state, self._known = self._endings.advance(self._state, self._text[self._known : end]), end
+        self._state = self._endings.advance(self._state, self._text[self._known : end])
+        self._known = end
         places = []  # each character of `again`, with the state before it, and whether it is in a string
-        state, quoted, escaped = self._state, False, False
+        state = self._state
+        quoted = False
+        escaped = False
         for char in again.decode("utf-8", "surrogatepass"):
             if state is None:
                 return b""

@@ -58,7 +58,8 @@ _QUICK = 0.02  # seconds of compilation
 _ENOUGH = 4  # texts of a lexer before another lexer is added and masks are shared
 # A lexer of substrings grows by at most this many bytes for each token unlike all before it, and in total for
 # each character of its sources in the grammar's text.
-_SEEN_BYTES, _SOURCE_BYTES = 16_000, 1_300
+_SEEN_BYTES = 16_000
+_SOURCE_BYTES = 1_300
 MAX_GROWN = 256 << 20  # bytes by which a lexer may grow before it is replaced
 _MASK_BYTES = 96 << 20  # limit of cached masks
 LANGUAGE_BYTES = 64 << 20  # limit of cached language states
@@ -128,13 +129,16 @@ class LlguidanceMatcher(LoneMatcher):
     """
 
     def __init__(self, grammar: LlguidanceGrammar, lexer: _Lexer, first: Mask, states: LanguageStates | None) -> None:
-        self.engine, self._grammar = grammar.engine, grammar
-        self._inner, self._lexer = lexer.start, lexer
+        self.engine = grammar.engine
+        self._grammar = grammar
+        self._inner = lexer.start
+        self._lexer = lexer
         self._shares = True  # whether other matchers use the same parser, so that none of them may advance it
         self._text = _Text()
         lexer.texts.add(self._text)
         self._mask: Mask | None = first
-        self.states, self.state = states, None if states is None else states.start
+        self.states = states
+        self.state = None if states is None else states.start
         self._consumed: list[int] = []  # tokens that the parser has consumed
         self._unconsumed: list[int] = []  # accepted tokens that the parser has not consumed yet
         self._forced: list[int] = []  # tokens that the parser has reported to be forced next
@@ -144,7 +148,8 @@ class LlguidanceMatcher(LoneMatcher):
     def inner(self) -> Foreign:
         """The matcher's own parser, after it has consumed all accepted tokens."""
         if self._shares:
-            self._inner, self._shares = self._inner.deep_copy(), False
+            self._inner = self._inner.deep_copy()
+            self._shares = False
         if self._unconsumed:
             self._inner.consume_tokens(self._unconsumed)
             self._lexer.tokens += len(self._unconsumed)
@@ -171,8 +176,10 @@ class LlguidanceMatcher(LoneMatcher):
         if not byte_matcher.lexer_has_failed(self._inner) or not self._lexer.is_shared:
             return False
         self._lexer = self._grammar.replace_lexer(self._lexer)
-        self._inner, self._shares = self._lexer.start, True
-        self._unconsumed, self._consumed = [*self._consumed, *self._unconsumed], []
+        self._inner = self._lexer.start
+        self._shares = True
+        self._unconsumed = [*self._consumed, *self._unconsumed]
+        self._consumed = []
         return True
 
     @property
@@ -199,7 +206,8 @@ class LlguidanceMatcher(LoneMatcher):
         if self.states is None or self.state is None:
             self._mask = mask
         elif not mask.any():  # matchers in the same state need not share this failure
-            self._mask, self.state = mask, None
+            self._mask = mask
+            self.state = None
         else:
             self.engine.mask_cache.put(self.states, self.state, mask)
 
@@ -210,7 +218,8 @@ class LlguidanceMatcher(LoneMatcher):
         return copied
 
     def accept(self, token: int) -> bool:
-        self._mask, self._last = None, token
+        self._mask = None
+        self._last = token
         is_forced = bool(self._forced) and self._forced[0] == token
         if self._forced:
             self._forced = self._forced[1:] if is_forced else []
@@ -224,18 +233,22 @@ class LlguidanceMatcher(LoneMatcher):
         return self._consume([token])
 
     def accept_all(self, tokens: Sequence[int]) -> bool:
-        forced, state = self._forced[: len(tokens)] == tokens, self.state
+        forced = self._forced[: len(tokens)] == tokens
+        state = self.state
         if forced and self.states is not None and state is not None and self.states.worth_tracking:
             state = self.states.after_all(state, tokens)
             if state is not None:
-                self._mask, self._last, self.state = None, tokens[-1], state
+                self._mask = None
+                self._last = tokens[-1]
+                self.state = state
                 self._forced = self._forced[len(tokens) :]
                 self._unconsumed += tokens
                 return True
         return all(map(self.accept, tokens))
 
     def advance(self, text: bytes) -> bool:
-        self._mask, self._forced = None, []
+        self._mask = None
+        self._forced = []
         tokens = self.engine.spell(text)
         if tokens is None or not self._consume(tokens):
             return False
@@ -296,7 +309,9 @@ class LlguidanceGrammar:
     """
 
     def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Foreign, max_lexers: int) -> None:
-        self.engine, self._prepared, self._max_lexers = engine, prepared, max_lexers
+        self.engine = engine
+        self._prepared = prepared
+        self._max_lexers = max_lexers
         parser = prepared.parser_bytes or _BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)
         self._size = max_lexers * parser + size_of(prepared.language)
         self._most_grown = _SOURCE_BYTES * byte_matcher.substring_characters(prepared.text)

@@ -76,7 +76,8 @@ class NumberGrammar:
     sources = ()
 
     def __init__(self, number: Number, vocabulary: Vocabulary, combinable: Callable[[], CompiledGrammar]) -> None:
-        self.number, self.vocab_size = number, vocabulary.size
+        self.number = number
+        self.vocab_size = vocabulary.size
         self._tokens = vocabulary.tokens
         self.combinable = cache(combinable)
         self._first, self._after_sign = (

@@ -211,7 +211,8 @@ class OpenEndMatcher(DelegatingMatcher):
 
     def __init__(self, grammar: OpenEndGrammar, inner: Matcher) -> None:
         super().__init__(inner)
-        self._grammar, self._ends = grammar, grammar.ends
+        self._grammar = grammar
+        self._ends = grammar.ends
         self._text = OpenText()
         self._may_go_back = False  # whether the text has an earlier possible end that it may fall back to
         self._is_open = False  # whether it ever had one, or was ended by a token outside it
@@ -231,7 +232,8 @@ class OpenEndMatcher(DelegatingMatcher):
         if not self._is_open:
             return None
         if self._may_go_back and not self._ended and self._is_complete():
-            self._text.end, self._may_go_back = None, False
+            self._text.end = None
+            self._may_go_back = False
         return self._text
 
     @property
@@ -275,7 +277,8 @@ class OpenEndMatcher(DelegatingMatcher):
 
     def accept(self, token: int) -> bool:
         piece = self._ends.tokens[token] if token < len(self._ends.tokens) else b""
-        complete, moved = self._is_complete(), False
+        complete = self._is_complete()
+        moved = False
         if complete and self._ends.ends_sequence(token):
             self._text.end = len(self._text.text), self._text.count
             self._ended = self._is_open = True
@@ -284,13 +287,16 @@ class OpenEndMatcher(DelegatingMatcher):
             copied = self._go_on(piece)
             if copied is None:
                 return self._ended
-            self._inner, moved = copied, True
+            self._inner = copied
+            moved = True
         if not moved and not self._inner.accept(token):
             return False
         if complete:
-            self._text.end, self._may_go_back = None, False
+            self._text.end = None
+            self._may_go_back = False
             if self._grammar.rule == "read" and may_end_before(self._text.text, piece):
-                self._text.end, self._may_go_back = (len(self._text.text), self._text.count), True
+                self._text.end = (len(self._text.text), self._text.count)
+                self._may_go_back = True
                 self._is_open = True
         self._push((piece,))
         return True
@@ -307,7 +313,9 @@ class OpenEndMatcher(DelegatingMatcher):
         Args:
             piece: text of the token.
         """
-        text, at, end = self._text, 0, None
+        text = self._text
+        at = 0
+        end = None
         copied = self._inner.copy() or self._grammar.matcher_behind(text.text)
         for char in _characters(piece):
             if copied is None or not copied.advance(char):
@@ -373,7 +381,9 @@ class OpenEndGrammar:
     """
 
     def __init__(self, inner: CompiledGrammar, ends: EndTokens, rule: EndRule) -> None:
-        self.inner, self.ends, self.rule = inner, ends, rule
+        self.inner = inner
+        self.ends = ends
+        self.rule = rule
 
     @property
     def size(self) -> int:

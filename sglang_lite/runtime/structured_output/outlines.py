@@ -78,7 +78,9 @@ class OutlinesGrammar:
     sources = ()  # the engine rejects them
 
     def __init__(self, engine: OutlinesEngine, index: Foreign, size: int) -> None:
-        self._engine, self._index, self.size = engine, index, size
+        self._engine = engine
+        self._index = index
+        self.size = size
 
     def matcher(self) -> OutlinesMatcher:
         return OutlinesMatcher(self._engine, self._index)
@@ -111,7 +113,8 @@ class OutlinesEngine:
         for i, token in enumerate(vocabulary.tokens):
             if token and _END not in token and i not in vocabulary.eos_ids:
                 ids.setdefault(token, []).append(i)
-        self._ids, self._longest = ids, max(map(len, ids), default=0)
+        self._ids = ids
+        self._longest = max(map(len, ids), default=0)
         # The library's own end-of-sequence token gets an id that no other token has.
         self._tokens = Tokens(vocabulary.size, {**ids, _END: list(vocabulary.eos_ids)})
 
@@ -144,7 +147,8 @@ class OutlinesEngine:
         """Returns tokens that spell the text, each as long as possible, or an empty list if none
         do.
         """
-        tokens, at = list[int](), 0
+        tokens = list[int]()
+        at = 0
         while at < len(text):
             ends = range(min(at + self._longest, len(text)), at, -1)
             end = next((end for end in ends if text[at:end] in self._ids), None)

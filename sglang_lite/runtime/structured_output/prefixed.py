@@ -36,7 +36,9 @@ class ContinuedGrammar:
 
     def __init__(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None, end: Mask) -> None:
         self._whole = whole if part is None else whole.combinable()
-        self._text, self._part, self._end = text, part, end
+        self._text = text
+        self._part = part
+        self._end = end
         self.size = 0  # its grammars are counted by their own cache entries
         self.sources = (whole if part is None else part).sources
 
@@ -93,18 +95,22 @@ class ContinuedMatcher(DelegatingMatcher):
 
     def __init__(self, whole: Matcher, part: Matcher, end: Mask) -> None:
         super().__init__(part)
-        self._whole, self._end, self._finished = whole, end, False
+        self._whole = whole
+        self._end = end
+        self._finished = False
 
     @property
     def parts(self) -> Sequence[Matcher]:
         return (*self._whole.parts, *self._inner.parts)
 
     def cached_mask(self) -> Mask | None:
-        whole, part = self._whole.cached_mask(), self._inner.cached_mask()
+        whole = self._whole.cached_mask()
+        part = self._inner.cached_mask()
         return None if whole is None or part is None else part & (whole | self._end)
 
     def copy(self) -> ContinuedMatcher | None:
-        whole, part = self._whole.copy(), self._inner.copy()
+        whole = self._whole.copy()
+        part = self._inner.copy()
         if whole is None or part is None:
             return None
         copied = copy(self)

@@ -53,7 +53,8 @@ class QuoteTokens:
     """
 
     def __init__(self, token_bytes: Sequence[bytes], special: Container[int], size: int) -> None:
-        self.token_bytes, self.size = token_bytes, size
+        self.token_bytes = token_bytes
+        self.size = size
         texts = [(b"" if token in special else text) for token, text in enumerate(token_bytes)]
         whole: dict[bytes, list[int]] = {}
         self._closing: dict[bytes, list[int]] = {}  # tokens by a text before a quotation mark in them
@@ -86,8 +87,12 @@ class QuoteTokens:
         """Returns the tokens that continue a document from given byte indexes, and those that end a
         quote there.
         """
-        text, cuts, texts, shorter = document.text, document.cuts, self._texts, self._shorter
-        known, closing = set[int](), set[bytes]()
+        text = document.text
+        cuts = document.cuts
+        texts = self._texts
+        shorter = self._shorter
+        known = set[int]()
+        closing = set[bytes]()
         for at in places:
             following = text[at : at + self._longest]
             index = bisect_right(texts, following) - 1  # its chain has all texts that are prefixes of this one
@@ -115,7 +120,8 @@ class SourceBytes:
     """
 
     def __init__(self, source: Substring) -> None:
-        self.text, self.cuts = source.text.encode(), source.cuts
+        self.text = source.text.encode()
+        self.cuts = source.cuts
         self.starts: Sequence[int] = range(len(source.text) + 1)
         if len(self.text) > len(source.text):
             codes = np.frombuffer(source.text.encode("utf-32-le"), np.uint32)
@@ -147,8 +153,12 @@ class QuoteGrammar:
         sources: Sequence[str],
     ) -> None:
         self.sources = sources
-        self.name, self.vocab_size = maker.name, maker.vocab_size
-        self._strings, self._maker, self._endings, self._tokens = strings, maker, endings, tokens
+        self.name = maker.name
+        self.vocab_size = maker.vocab_size
+        self._strings = strings
+        self._maker = maker
+        self._endings = endings
+        self._tokens = tokens
         self._bytes: dict[int, SourceBytes] = {}  # by source number in the states' automaton
         # Masks outside quotes and where a quote continues in many places, kept as long as the states are in use.
         self._kept: weakref.WeakKeyDictionary[LanguageStates, dict[State, Mask]] = weakref.WeakKeyDictionary()
@@ -239,7 +249,9 @@ class QuoteGrammar:
 
     def _copying(self, states: LanguageStates, state: State, places: Iterable[Copied]) -> Mask:
         """Returns the mask of tokens that continue or end a quote in a state."""
-        partial, found, ends = state[1], set[int](), False
+        partial = state[1]
+        found = set[int]()
+        ends = False
         for number, offsets in places:
             document = self._bytes_of(states, number)
             starts = (document.starts[offset] for offset in offsets)
@@ -277,7 +289,9 @@ class QuoteMatcher(LoneMatcher):
     """
 
     def __init__(self, grammar: QuoteGrammar, strings: Matcher, place: Place) -> None:
-        self.engine, self.strings, self.place = grammar, strings, place
+        self.engine = grammar
+        self.strings = strings
+        self.place = place
         self._mask: Mask | None = None
         self._error = ""
 

@@ -25,7 +25,8 @@ class RepeatGuard:
 
     def __init__(self, rules: RepeatRules, endings: Endings | None, text_of: Callable[[Sequence[int]], bytes]) -> None:
         self.refused = 0
-        self._lists, self._text_of = ListText(rules, endings), text_of
+        self._lists = ListText(rules, endings)
+        self._text_of = text_of
         self._tokens: list[int] = []  # rejected at the current place
         self._gives_way = False
         self._next: tuple[int, ListText] | None = None  # token that was not rejected, and the text including it
@@ -53,7 +54,8 @@ class RepeatGuard:
 
     def give_way(self) -> None:
         """Stops rejecting tokens at the current place."""
-        self._tokens, self._gives_way = [], True
+        self._tokens = []
+        self._gives_way = True
 
     def accept(self, token: int) -> None:
         """Advances by the next token, drawn or not."""
@@ -62,7 +64,9 @@ class RepeatGuard:
         else:
             self._lists.write(self._text_of((token,)))
         self.refused += bool(self._tokens)
-        self._tokens, self._gives_way, self._next = [], False, None
+        self._tokens = []
+        self._gives_way = False
+        self._next = None
 
     def narrowed(self, mask: Mask) -> Mask:
         """Returns the mask without the rejected tokens, or the mask itself if none would be left.

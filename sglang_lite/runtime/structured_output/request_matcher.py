@@ -23,7 +23,9 @@ class RequestMatcher(DelegatingMatcher):
 
     def __init__(self, inner: Matcher, *, repeats: RepeatGuard | None = None, sources: Sequence[str] = ()) -> None:
         super().__init__(inner)
-        self.repeats, self.sources, self.busy = repeats, sources, False
+        self.repeats = repeats
+        self.sources = sources
+        self.busy = False
 
     def refuses(self, token: int) -> bool:
         """Returns True if a drawn token must be drawn again. `cached_mask` then excludes it."""

@@ -117,7 +117,9 @@ class RuledGrammar:
     """
 
     def __init__(self, grammar: CompiledGrammar, tokens: EndingTokens, text: JsonText | UniqueNames) -> None:
-        self._grammar, self._tokens, self._text = grammar, tokens, text
+        self._grammar = grammar
+        self._tokens = tokens
+        self._text = text
 
     @property
     def size(self) -> int:
@@ -146,7 +148,8 @@ class RuledMatcher(DelegatingMatcher):
 
     def __init__(self, inner: Matcher, tokens: EndingTokens, text: JsonText | UniqueNames) -> None:
         super().__init__(inner)
-        self._tokens, self._text = tokens, text.copy()
+        self._tokens = tokens
+        self._text = text.copy()
         self._mask: Mask | None = None  # what is left of the inner matcher's mask at this place
         self._used: Sequence[frozenset[bytes]] | None = None  # names that have come in the open objects,
         self._writing: list[int] = []  # and tokens that may write one of them
@@ -165,13 +168,16 @@ class RuledMatcher(DelegatingMatcher):
     def _rule_breaking(self, mask: Mask) -> list[int]:
         """Returns the tokens of a mask that repeat a name or an item, or end an object too early.
         """
-        text, tokens = self._text, self._tokens
+        text = self._text
+        tokens = self._tokens
         if self._used is not (used := text.used_names):  # changes only at some places
-            self._used, self._writing = used, tokens.writing(used)
+            self._used = used
+            self._writing = tokens.writing(used)
         self._watches = text.is_restricted or bool(self._writing)
         if not self._watches:
             return []
-        forbidden, tried = text.forbidden(), self._tried(mask)
+        forbidden = text.forbidden()
+        tried = self._tried(mask)
         if not forbidden and not tried:
             self._settled = text.is_naming
             return []
@@ -211,14 +217,17 @@ class RuledMatcher(DelegatingMatcher):
         if not self._inner.accept(token):
             return False
         if self._tokens.unmarked[token : token + 1] == b"\0":
-            self._watches, self._settled = True, False
+            self._watches = True
+            self._settled = False
         elif not self._watches:
             return True
         text = self._tokens.text_of(token)
         return not text or self._text.write(text) or self._check(obeys=False)
 
     def advance(self, text: bytes) -> bool:
-        self._mask, self._watches, self._settled = None, True, False
+        self._mask = None
+        self._watches = True
+        self._settled = False
         obeys = self._text.write(text)
         return self._inner.advance(text) and self._check(obeys=obeys)
 

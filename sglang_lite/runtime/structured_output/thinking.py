@@ -59,9 +59,11 @@ class ThoughtFormat:
 
     def __init__(self, model_type: str, tokenizer: Tokenizer) -> None:
         found = reasoning_format(model_type)
-        self._tokenizer, self._open = tokenizer, found.open
+        self._tokenizer = tokenizer
+        self._open = found.open
         self._closing = closing_text(found, tokenizer.chat_template or "")
-        self.start, self.end = found.start.encode(), found.end.encode()
+        self.start = found.start.encode()
+        self.end = found.end.encode()
 
     @staticmethod
     def of(model_type: str | None, tokenizer: Tokenizer) -> ThoughtFormat:
@@ -219,7 +221,10 @@ class ThinkingMatcher(DelegatingMatcher):
         now: Callable[[], float],
     ) -> None:
         super().__init__(inner)
-        self._form, self._limits, self._constrained, self._now = form, limits, constrained, now
+        self._form = form
+        self._limits = limits
+        self._constrained = constrained
+        self._now = now
         self._progress = _Progress("before", limits.total)
         if inside:
             self._begin(b"")
@@ -270,7 +275,8 @@ class ThinkingMatcher(DelegatingMatcher):
         inner = self._inner.copy()
         if inner is None:
             return None
-        copied, progress = copy(self), self._progress
+        copied = copy(self)
+        progress = self._progress
         progress = replace(progress, sizes=progress.sizes.copy(), forced=progress.forced.copy())
         vars(copied).update(_inner=inner, _progress=progress)
         return copied
@@ -291,20 +297,25 @@ class ThinkingMatcher(DelegatingMatcher):
     def _end_by(self, token: int) -> None:
         progress = self._progress
         if progress.forced[0] != token:  # another part of the engine chose the token
-            progress.forced, progress.stage = [], "thought"
+            progress.forced = []
+            progress.stage = "thought"
             self._think(self._form.text_of((token,)))
             return
         progress.forced = progress.forced[1:]
         if not progress.forced:
-            progress.stage, progress.tail, progress.sizes = "answer", b"", []
+            progress.stage = "answer"
+            progress.tail = b""
+            progress.sizes = []
             progress.ended_by = progress.cause
 
     def _look(self, text: bytes) -> None:
         """Looks for the start mark: at the beginning, or anywhere in a free answer."""
-        progress, start = self._progress, self._form.start
+        progress = self._progress
+        start = self._form.start
         progress.tail += text
         if progress.stage == "before":
-            begun, mark = progress.tail.lstrip(), start.lstrip()
+            begun = progress.tail.lstrip()
+            mark = start.lstrip()
             if begun.startswith(mark):
                 self._begin(begun[len(mark) :])
                 return
@@ -324,14 +335,17 @@ class ThinkingMatcher(DelegatingMatcher):
             text: its first text, from the token that contains the start mark.
         """
         progress = self._progress
-        progress.stage, progress.tail, progress.sizes = "thought", text, [len(text)]
+        progress.stage = "thought"
+        progress.tail = text
+        progress.sizes = [len(text)]
         self._limit(at_end=not text.strip())
 
     def _think(self, text: bytes) -> None:
         """Adds a token's text to the thought, and ends the thought at the end mark or when it is
         due.
         """
-        progress, end = self._progress, self._form.end
+        progress = self._progress
+        end = self._form.end
         progress.count += 1
         progress.tail += text
         progress.sizes.append(len(text))
@@ -341,7 +355,9 @@ class ThinkingMatcher(DelegatingMatcher):
             while len(progress.sizes) > 1 and place - progress.sizes[-1] >= at:  # the mark's tokens don't count
                 place -= progress.sizes.pop()
                 progress.count -= 1
-            progress.stage, progress.tail, progress.sizes = "answer", progress.tail[at + len(end) :], []
+            progress.stage = "answer"
+            progress.tail = progress.tail[at + len(end) :]
+            progress.sizes = []
             progress.ended_by = "model"
             return
         while len(progress.sizes) > 1 and len(progress.tail) - progress.sizes[0] > len(end) + 8:
@@ -354,19 +370,22 @@ class ThinkingMatcher(DelegatingMatcher):
         Args:
             at_end: whether its text ends with a sentence.
         """
-        progress, reserve = self._progress, self._limits.reserve
+        progress = self._progress
+        reserve = self._limits.reserve
         if progress.due is None:
             cause = self._due()
             if cause is None:
                 return
-            progress.due, progress.cause = progress.count, cause
+            progress.due = progress.count
+            progress.cause = cause
         if at_end or progress.count - progress.due >= GRACE or progress.left <= reserve:
             progress.forced = self._ending()
             progress.stage = "ending" if progress.forced else "thought"
 
     def _due(self) -> EndedBy | None:
         """Returns the reason why the thought must end soon, or None."""
-        progress, limits = self._progress, self._limits
+        progress = self._progress
+        limits = self._limits
         if limits.seconds is not None:
             if progress.until is None:
                 progress.until = self._now() + limits.seconds
@@ -404,7 +423,9 @@ class ThoughtLimiter:
     """
 
     def __init__(self, form: ThoughtFormat, free_text: FreeText, now: Callable[[], float]) -> None:
-        self._form, self.free_text, self._now = form, free_text, now
+        self._form = form
+        self.free_text = free_text
+        self._now = now
 
     def limit(
         self,
@@ -427,7 +448,8 @@ class ThoughtLimiter:
         Raises:
             ParameterError: the total leaves nothing for a thought.
         """
-        form, constrained = self._form, grammar is not None
+        form = self._form
+        constrained = grammar is not None
         closing = len(form.endings(b"", constrained=constrained)[0])
         shortest = None if grammar is None else grammar.lengths().fewest or 1
         limits = ThinkingLimits.of(thinking, total, shortest, closing)

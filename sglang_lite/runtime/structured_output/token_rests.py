@@ -68,7 +68,8 @@ class ListedRests:
     __slots__ = ("_known", "_tokens", "price", "rests", "worth")
 
     def __init__(self, tokens: TokenRests, rests: tuple[bytes, ...]) -> None:
-        self._tokens, self.rests = tokens, rests
+        self._tokens = tokens
+        self.rests = rests
         self._known: dict[object, Step] = {}
         self.price = 1
         self.worth = max(map(tokens.count, rests)) if len(rests) <= _CHECKED else 0
@@ -120,9 +121,12 @@ class LongRun:
     __slots__ = ("_ends", "_exits", "_known", "_ranges", "_rests", "_tokens", "ends", "price", "worth")
 
     def __init__(self, tokens: TokenRests, rests: Sequence[bytes], ranges: Ranges) -> None:
-        self._tokens, self._rests, self._ranges = tokens, rests, ranges
+        self._tokens = tokens
+        self._rests = rests
+        self._ranges = ranges
         self._known: dict[object, Step] = {}
-        self.price, self.worth = 1, 0
+        self.price = 1
+        self.worth = 0
         match = pattern_of(ranges).match
         self._ends = [found.end() if (found := match(rest)) else 0 for rest in rests]
         self.ends = any(end == len(rest) for end, rest in zip(self._ends, rests))
@@ -189,7 +193,8 @@ class Written:
     leave = step
 
     def run(self, ranges: Ranges) -> Step:
-        found, pattern = set[int](), pattern_of(ranges)
+        found = set[int]()
+        pattern = pattern_of(ranges)
         for start in self.places:
             if start not in found:
                 match = pattern.match(self.text, start)
@@ -233,7 +238,9 @@ class TokenRests:
         during a search.
         """
         if self._bytes > _MAX_BYTES:
-            self._places, self._counts, self._bytes = {}, {}, 0
+            self._places = {}
+            self._counts = {}
+            self._bytes = 0
             self.__dict__.pop("start", None)
 
     def place(self, rests: Sequence[bytes] | set[bytes], *, ordered: bool = False) -> Step:
@@ -272,7 +279,8 @@ class TokenRests:
     def _least_ends(self, text: bytes) -> int:
         if len(text) <= self.longest and text in self._joined:
             return 0
-        size, longest = len(text), self.longest
+        size = len(text)
+        longest = self.longest
         rests = self.start.rests
         best = [0] * size  # for each place at which a token begins
         for at in range(size - 1, 0, -1):

@@ -53,7 +53,10 @@ class UniqueNames:
             if self._name is not None:
                 self._name += text
             return True
-        start, unique, name, escaped = 0, True, self._name, False
+        start = 0
+        unique = True
+        name = self._name
+        escaped = False
         for at, byte in _marks(text, self.escaped):
             if self.quoted:
                 if byte == _BACKSLASH:
@@ -66,15 +69,21 @@ class UniqueNames:
             elif byte == _QUOTE:
                 self.quoted = True
                 if self._may_begin:
-                    name, start, self._expected = b"", at, False
+                    name = b""
+                    start = at
+                    self._expected = False
             elif byte == _COMMA:
                 self._may_begin = self._expected = bool(self._open) and self._open[-1] is not None
             elif byte in (_OBJECT, _ARRAY):
                 self._open.append(frozenset() if byte == _OBJECT else None)
-                self._may_begin, self._expected, self._used = byte == _OBJECT, False, None
+                self._may_begin = byte == _OBJECT
+                self._expected = False
+                self._used = None
             elif byte != _BACKSLASH:
                 del self._open[-1:]
-                self._may_begin, self._expected, self._used = False, False, None
+                self._may_begin = False
+                self._expected = False
+                self._used = None
         self.escaped = escaped
         self._name = None if name is None else name + text[start:]
         return unique
@@ -82,7 +91,9 @@ class UniqueNames:
     def _add(self, name: bytes) -> bool:
         """Adds a name to the innermost object. Returns False if the object already has it."""
         names = self._open[-1] or frozenset()
-        self._open[-1], self._used, self._may_begin = names | {name}, None, False
+        self._open[-1] = names | {name}
+        self._used = None
+        self._may_begin = False
         return name not in names
 
     @property

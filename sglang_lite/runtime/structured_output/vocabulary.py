@@ -108,7 +108,8 @@ def without_special_texts(tokenizer: Foreign) -> str:
     Args:
         tokenizer: as for `marks_of`. It is modified.
     """
-    secret, model = secrets.token_hex(8), tokenizer["model"]
+    secret = secrets.token_hex(8)
+    model = tokenizer["model"]
     names = {each["content"]: f"<{secret} {each['id']}>" for each in tokenizer["added_tokens"] if each["special"]}
     marks = marks_of(tokenizer)
     added = [each for each in tokenizer["added_tokens"] if each["content"].encode() not in marks]

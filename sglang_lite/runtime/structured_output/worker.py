@@ -59,8 +59,10 @@ class Worker:
     """
 
     def __init__(self, vocabulary: Vocabulary, backend: str, timeout_s: float, memory_mb: int) -> None:
-        self._vocabulary, self._backend = vocabulary, backend
-        self._timeout, self._memory = timeout_s, memory_mb
+        self._vocabulary = vocabulary
+        self._backend = backend
+        self._timeout = timeout_s
+        self._memory = memory_mb
         self._lock = threading.Lock()
         self._closed = False
         self._connection: Connection | None = None
@@ -116,9 +118,11 @@ class Worker:
         """
         assert self._process is not None
         end = time.monotonic() + min(seconds, LONGEST_SECONDS)
-        before, used = None, _cpu_ticks(self._process.pid)
+        before = None
+        used = _cpu_ticks(self._process.pid)
         while not connection.poll(min(STILL_SECONDS, max(end - time.monotonic(), 0.0))):
-            before, used = used, _cpu_ticks(self._process.pid)
+            before = used
+            used = _cpu_ticks(self._process.pid)
             if time.monotonic() >= end or (used is not None and used == before):
                 raise TimeoutError
         return connection.recv()

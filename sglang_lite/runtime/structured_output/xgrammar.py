@@ -30,7 +30,8 @@ class XgrammarMatcher(LoneMatcher):
     """
 
     def __init__(self, engine: XgrammarEngine, inner: Foreign, first: Mask) -> None:
-        self.engine, self.inner = engine, inner
+        self.engine = engine
+        self.inner = inner
         self.error = ""
         self._mask: Mask | None = first
         self._finished = False
@@ -60,9 +61,11 @@ class XgrammarMatcher(LoneMatcher):
         return True
 
     def _update(self) -> None:
-        self._mask, self._finished = None, False
+        self._mask = None
+        self._finished = False
         if self.inner.is_terminated():
-            self._mask, self._finished = np.zeros_like(self.engine.not_eos), True
+            self._mask = np.zeros_like(self.engine.not_eos)
+            self._finished = True
         elif self.inner.is_completed():
             self._mask = self.engine.masks([self])[0]
             self._finished = not (self._mask & self.engine.not_eos).any()

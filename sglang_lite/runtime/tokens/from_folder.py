@@ -223,7 +223,8 @@ def _prefix_space(description: dict[str, Any]) -> dict[str, Any] | None:
     for key in ("normalizer", "pre_tokenizer"):
         part = stripped.get(key)
         if isinstance(part, dict) and part.get("type") == "Prepend":
-            stripped[key], changed = None, True
+            stripped[key] = None
+            changed = True
         else:
             stripped[key] = strip(part)
     return stripped if changed else None

@@ -31,7 +31,8 @@ class TokenLog:
     """
 
     def __init__(self, tokenizer: Tokenizer, spans: Iterable[Span] = (), *, all_special: bool = False) -> None:
-        self._tokenizer, self._all_special = tokenizer, all_special
+        self._tokenizer = tokenizer
+        self._all_special = all_special
         self.fixed = array("i")  # up to the last generated token
         self.open: list[Span] = []  # text after these
         self.media: tuple[MediaItem, ...] = ()  # images among these ids
@@ -46,7 +47,8 @@ class TokenLog:
             elif span.ids is not None:
                 if self.open:
                     self.fixed += self._open_ids()
-                    self.open, self._known = [], None
+                    self.open = []
+                    self._known = None
                 self._extend(span.ids)
                 self._placeholder = None
             elif span.text:
@@ -58,7 +60,8 @@ class TokenLog:
         token = Span(span.text)
         if self.open or not self.fixed:
             self.fixed += self.encode([*self.open, token])[:-1]
-            self.open, self._known = [], None
+            self.open = []
+            self._known = None
         self._extend(span.ids or ())
         self._placeholder = token
         if span.item is not None:
@@ -102,12 +105,14 @@ class TokenLog:
         """Replaces the open text by `text`, with ids that were encoded elsewhere. Must be called
         only if the fixed ids don't end with an image.
         """
-        self.open, self._known = list(text), ids
+        self.open = list(text)
+        self._known = ids
 
     def copy(self) -> TokenLog:
         """Returns an independent copy."""
         twin = copy.copy(self)
-        twin.fixed, twin.open = self.fixed[:], list(self.open)
+        twin.fixed = self.fixed[:]
+        twin.open = list(self.open)
         return twin
 
 
@@ -132,6 +137,7 @@ def kept_spans(tokenizer: Tokenizer, ids: tuple[int, ...], text: str, *, skip_sp
         if at > len(text):
             break
         if not decoder.pending:
-            kept, length = count, at
+            kept = count
+            length = at
     head = (Span(text[:length], ids[:kept]),) if kept else ()
     return (*head, Span(text[length:], special=False)) if length < len(text) else head

@@ -69,7 +69,8 @@ class Tokenizer:
         control: Mapping[int, AddedToken] | None = None,
         unknown_ids: Iterable[int] = (),
     ) -> None:
-        self._given_backend, self._given_continuation = backend, continuation
+        self._given_backend = backend
+        self._given_continuation = continuation
         self.token_bytes = list(token_bytes)
         self._with_byte: dict[int, NDArray[np.bool_]] = {}
         self.special_ids = frozenset(special_ids)
@@ -174,7 +175,8 @@ class Tokenizer:
             start = 0
             for found in self._at_control.finditer(run) if special and self._at_control else ():
                 yield text + run[start : found.start()], self._control_id[found[0]]
-                text, start = "", found.end()
+                text = ""
+                start = found.end()
             text += run[start:]
         yield text, None
 

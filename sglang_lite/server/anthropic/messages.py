@@ -90,7 +90,9 @@ def _read(reader: RequestReader, call: HttpRequest) -> tuple[MessagesRequest, Re
     rendered = reader.render(conversation_of(body, call.unused, _images(reader)), call.unused)
     budgets = {"thinking.budget_tokens": body.budget_tokens}
     report_thinking(rendered, budgets, ("output_config.effort", body.effort), call.unused)
-    body.messages, body.system, body.tools = [], None, None
+    body.messages = []
+    body.system = None
+    body.tools = None
     return body, rendered, () if addresses(rendered.prompt) else reader.ids(rendered.prompt)
 
 
@@ -174,7 +176,8 @@ class _Message:
         """Returns the event that ends the message, and sets `response`. Called after all content
         was read.
         """
-        end, usage = _end(self.sample, generation, self.body.max_tokens), await self._usage(generation.usage)
+        end = _end(self.sample, generation, self.body.max_tokens)
+        usage = await self._usage(generation.usage)
         self.response = {**self.head, "content": self.blocks, **end, "usage": usage}
         return {"type": "message_delta", "delta": end, "usage": usage}
 
@@ -204,13 +207,15 @@ class _Message:
     def _begun(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._closed()
         self.blocks.append(block)
-        self._open, self._arguments = True, ""
+        self._open = True
+        self._arguments = ""
         yield {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}
 
     def _closed(self) -> Iterator[dict[str, Any]]:
         if not self._open:
             return
-        self._open, block = False, self.blocks[-1]
+        self._open = False
+        block = self.blocks[-1]
         if block["type"] == "thinking":  # no server checks the signature, but clients drop thinking without one
             block["signature"] = hashlib.sha256(block["thinking"].encode()).hexdigest()
             yield self._delta({"type": "signature_delta", "signature": block["signature"]})
@@ -240,7 +245,8 @@ def _end(sample: SampleReader, generation: Generation, limit: int) -> dict[str, 
     """Returns the fields that tell why a message ended: its stop reason, its stop sequence, and
     what a limit has cut off.
     """
-    reason, matched = sample.finish(generation), None
+    reason = sample.finish(generation)
+    matched = None
     found = "end_turn"
     if reason == "tool_calls":
         found = "tool_use"
@@ -248,7 +254,8 @@ def _end(sample: SampleReader, generation: Generation, limit: int) -> dict[str, 
         full = generation.usage.completion_tokens < limit
         found = "model_context_window_exceeded" if full else "max_tokens"
     elif isinstance(generation.matched, str):
-        found, matched = "stop_sequence", generation.matched
+        found = "stop_sequence"
+        matched = generation.matched
     return {"stop_reason": found, "stop_sequence": matched, **sample.shortened(generation)}
 
 

@@ -255,7 +255,8 @@ def _tools(given: Sequence[Mapping[str, Any]], unused: list[str]) -> tuple[list[
     tools: list[Tool] = []
     hosted: dict[str, str] = {}
     for i, each in enumerate(given):
-        kind, where = each.get("type"), f"tools[{i}]"
+        kind = each.get("type")
+        where = f"tools[{i}]"
         if isinstance(kind, str) and HOSTED.fullmatch(kind):
             hosted[str(each.get("name", kind))] = kind
             unused.append(f"{where} {kind}")
@@ -343,7 +344,9 @@ def _image(block: ImageBlock, where: str, images: RequestImages) -> dict[str, st
 
 def _assistant(message: AssistantMessage, where: str, unused: list[str]) -> dict[str, Any]:
     blocks = [TextBlock(text=message.content)] if isinstance(message.content, str) else message.content
-    texts, thoughts, calls = [], [], []
+    texts = []
+    thoughts = []
+    calls = []
     for i, block in enumerate(blocks):
         if isinstance(block, TextBlock):
             texts.append(block.text)

@@ -41,7 +41,9 @@ class ImageFetcher:
         self._check = check
         megabytes = settings.media_url_max_file_size_mb
         self._bounds = FetchBounds(settings.allowed_media_domains, int(megabytes * 2**20))
-        self._most, self._held = int(settings.media_url_max_total_mb * 2**20), 0  # bytes of open requests
+        # bytes of open requests
+        self._most = int(settings.media_url_max_total_mb * 2**20)
+        self._held = 0
         self._threads = ThreadPoolExecutor(_AT_ONCE, "sglang_lite-fetch")
         most = _AT_ONCE_PER_KEY if len(settings.api_key) > 1 else _AT_ONCE
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, most))
@@ -83,7 +85,8 @@ class ImageFetcher:
             )  # fmt: skip
         if not self._bounds.domains:
             raise unfetched(urls[0], "image")
-        end, turn = FetchEnd(self._bounds.seconds), self._turns[key_in_use.get()]
+        end = FetchEnd(self._bounds.seconds)
+        turn = self._turns[key_in_use.get()]
         await turn.acquire()
         fetching = asyncio.get_running_loop().run_in_executor(self._threads, fetch, urls, self._bounds, "image", end)
         fetching.add_done_callback(partial(_over, turn))

@@ -154,9 +154,11 @@ class SampleReader:
     def _parts(self, pieces: Pieces, *, ended: bool) -> SampleDelta:
         self.reasoning += pieces.reasoning
         self._reasoning += pieces.reasoning
-        content, reasoning = pieces.content, ""
+        content = pieces.content
+        reasoning = ""
         if self._reasoning and (self.stream_reasoning or ended or content or pieces.calls):
-            reasoning, self._reasoning = self._reasoning, ""
+            reasoning = self._reasoning
+            self._reasoning = ""
         calls: list[CallDelta] = []
         if self.rendered.input_of is not None:
             calls += self._input(self.rendered.input_of, content)
@@ -195,7 +197,8 @@ class SampleReader:
 
     def _whole_inputs(self) -> list[CallDelta]:
         """Returns the complete inputs of custom tools whose calls have ended, and clears them."""
-        found, self._inputs = self._inputs, {}
+        found = self._inputs
+        self._inputs = {}
         return [self._more(self.calls[index], input_of(arguments)) for index, arguments in found.items()]
 
 

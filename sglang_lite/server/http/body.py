@@ -32,7 +32,8 @@ async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
     """
     if int(request.headers.get("content-length", 0)) > most:
         raise _too_large(most)
-    parts, size = [], 0
+    parts = []
+    size = 0
     try:
         async with asyncio.timeout(seconds):  # the request counts as open in the meantime
             async for part in request.stream():

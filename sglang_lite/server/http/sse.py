@@ -54,7 +54,9 @@ class EventStream(Response):
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
-        self._events, self._write, self._protocol = events, write, protocol
+        self._events = events
+        self._write = write
+        self._protocol = protocol
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_or_raise(message: Message) -> None:

@@ -93,7 +93,8 @@ class _Files:
         path = resolve_served(config.model, config.revision)
         files = sorted(each for each in (path.rglob("*") if path.is_dir() else [path]) if each.is_file())
         sizes = {str(each.relative_to(path)): each.stat().st_size for each in files}
-        self.size, self.changed = sum(sizes.values()), max(each.stat().st_mtime for each in files)
+        self.size = sum(sizes.values())
+        self.changed = max(each.stat().st_mtime for each in files)
         # Not of the contents, which may be hundreds of gigabytes.
         self.digest = hashlib.sha256(msgspec.json.encode([str(path), sizes, self.changed])).hexdigest()
         self.config = _config(path)
@@ -143,7 +144,8 @@ async def tags(service: Service, _: HttpRequest) -> Response:
 
 async def loaded(service: Service, _: HttpRequest) -> Response:
     """Describes the loaded model, which is never unloaded."""
-    files, context = _Files(service), service.engine.context_length
+    files = _Files(service)
+    context = service.engine.context_length
     card = {**_card(service, files, None), "expires_at": _NEVER, "context_length": context}
     return answer({"models": [card]})
 
@@ -156,9 +158,13 @@ async def show(service: Service, call: HttpRequest) -> Response:
     given = body.model or body.name
     if not given:
         raise ParameterError("model", "is missing.")
-    name, files = served_name(service, given), _Files(service)
-    adapter, engine, architecture = service.adapter_of(name), service.engine, files.architecture or "unknown"
-    template, reads = engine.chat_template(), engine.core.encoder is not None
+    name = served_name(service, given)
+    files = _Files(service)
+    adapter = service.adapter_of(name)
+    engine = service.engine
+    architecture = files.architecture or "unknown"
+    template = engine.chat_template()
+    reads = engine.core.encoder is not None
     sizes = {"context_length": engine.context_length, "embedding_length": files.config.get("hidden_size")}
     info = {f"{architecture}.{key}": value for key, value in sizes.items() if value is not None}
     return answer({

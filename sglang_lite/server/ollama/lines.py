@@ -63,7 +63,8 @@ class _Sample:
         sent = self.reader.logprobs
         new = self.reader.read(each)
         ended = self.reader.ended
-        calls, self.calls = self.reader.calls[self.calls : ended], ended
+        calls = self.reader.calls[self.calls : ended]
+        self.calls = ended
         message: dict[str, Any] = {
             "content": new.content, "thinking": new.reasoning, "tool_calls": [_call(call) for call in calls],
         }  # fmt: skip
@@ -137,12 +138,14 @@ def _answers(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable
 
     async def handle(service: Service, call: HttpRequest) -> Response:
         body, rendered, params = await read(service, call, function)
-        name, streams = served_name(service, body.model), body.stream is not False
+        name = served_name(service, body.model)
+        streams = body.stream is not False
         if rendered is None:  # without a prompt, Ollama only loads the model
             return answer({**_line(service, body, {}), "done": True, "done_reason": "load"})
         params = with_thinking(params, rendered, body.think if isinstance(body.think, str) else None)
         request = GenerateRequest(rendered.prompt, params, rendered.constraint, stream=streams)
-        request, sample = service.adapted(name, request), _Sample(service, body, SampleReader(rendered))
+        request = service.adapted(name, request)
+        sample = _Sample(service, body, SampleReader(rendered))
         if streams:
             events = await with_first_event(service.async_engine.generate(request))
             return JsonLines(events, partial(_stream, sample), "ollama")

@@ -146,11 +146,9 @@ def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
     the sampling parameters.
     """
     body = call.read(GENERATE)
-    params, text, images = (
-        _params(reader, call, body),
-        body.prompt or "",
-        RequestImages(reader.media_kinds),
-    )
+    params = _params(reader, call, body)
+    text = body.prompt or ""
+    images = RequestImages(reader.media_kinds)
     if body.raw:
         for name in ("system", "images", "think"):
             if getattr(body, name):
@@ -164,7 +162,8 @@ def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
         if body.system and messages:
             messages.insert(0, {"role": "system", "content": body.system})
         rendered = _rendered(reader, call, body, messages, images)
-    body.prompt, body.images = None, None
+    body.prompt = None
+    body.images = None
     return body, rendered, params
 
 

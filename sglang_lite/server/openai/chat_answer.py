@@ -41,7 +41,8 @@ def delta_of(new: SampleDelta) -> dict[str, Json]:
 
 
 def _call_delta(part: CallDelta) -> dict[str, Json]:
-    call, new = part.call, part.arguments
+    call = part.call
+    new = part.arguments
     if part.begins:
         return {"index": call.index, **_as_call(replace(call, arguments=new))}
     return {"index": call.index, **({"custom": {"input": new}} if call.custom else {"function": {"arguments": new}})}
@@ -49,7 +50,8 @@ def _call_delta(part: CallDelta) -> dict[str, Json]:
 
 def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:
     """Returns the token counts of an answer, whose samples share their prompt."""
-    prompt, completion = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
+    prompt = usages[0].prompt_tokens
+    completion = sum(usage.completion_tokens for usage in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -228,7 +228,8 @@ class RenderedChat:
 
     def sample(self) -> SampleReader:
         """Creates a reader for a new sample."""
-        separate, stream_reasoning = self.body.separate_reasoning is not False, self.body.stream_reasoning is not False
+        separate = self.body.separate_reasoning is not False
+        stream_reasoning = self.body.stream_reasoning is not False
         return SampleReader(self.rendered, separate, stream_reasoning)
 
 
@@ -241,7 +242,8 @@ def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> 
     """
     images = RequestImages(reader.media_kinds)
     conversation = conversation_of(body, unused, images)
-    body.messages, body.tools = [], None
+    body.messages = []
+    body.tools = None
     rendered = reader.render(conversation, unused)
     budgets = {name: getattr(body, name) for name in ("thinking_token_budget", "max_think_tokens")}
     report_thinking(rendered, budgets, ("reasoning_effort", body.reasoning_effort), unused)

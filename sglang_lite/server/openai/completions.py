@@ -236,13 +236,15 @@ class _Sample:
 
     def _of_prompt(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
         """Returns the log-probabilities of all tokens of the prompt; the first token has none."""
-        tokenizer, prompt = self.service.engine.tokenizer, self.request.prompt
+        tokenizer = self.service.engine.tokenizer
+        prompt = self.request.prompt
         assert not isinstance(prompt, Prompt)
         first = (tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)[0]
         return [TokenLogprob(None, first, tokenizer.decode((first,), skip_special=False)), *entries]
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        offsets, at = [], self.length
+        offsets = []
+        at = self.length
         for each in entries:
             offsets.append(at)
             at += len(each.text or "")
@@ -259,7 +261,8 @@ class _Sample:
 async def _stream(
     service: Service, parsed: _ParsedCompletions, events: AsyncGenerator[tuple[int, list[Delta | Generation]], None]
 ) -> AsyncGenerator[bytes, None]:
-    head, options = parsed.head, parsed.body.stream_options or StreamOptions()
+    head = parsed.head
+    options = parsed.body.stream_options or StreamOptions()
     if options.include_usage:
         head = {**head, "usage": None}
     samples: dict[tuple[int, int], _Sample] = {}

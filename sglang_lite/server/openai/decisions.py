@@ -158,7 +158,8 @@ def _waves(questions: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
             continue
         if wave and rows + len(options.values) > MAX_ROWS:
             yield wave
-            wave, rows = {}, 0
+            wave = {}
+            rows = 0
         wave[i] = options
         rows += len(options.values)
     if wave:

@@ -15,7 +15,10 @@ from sglang_lite.server.fields import DECISIONS_NEUTRAL, Fields
 from sglang_lite.server.openai.responses_items import ContentPart, InputText, OutputRefusal
 
 MAX_CHOICES = 255
-_JSON_BYTES, _JSON_DEPTH, _JSON_VALUES = 2**18, 32, 10_000  # limits of an input part that is JSON
+# limits of an input part that is JSON
+_JSON_BYTES = 2**18
+_JSON_DEPTH = 32
+_JSON_VALUES = 10_000
 
 
 class InputImage(ContentPart, tag="input_image"):

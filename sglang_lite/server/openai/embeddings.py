@@ -87,7 +87,8 @@ def _read(
 ) -> tuple[EmbeddingsRequest, Sequence[EncoderInput] | Sequence[EncodeRequest]]:
     """Returns the request without its texts, and the texts, tokenised if the reader does that."""
     body = call.read(EMBEDDINGS)
-    texts, spec = texts_of(body.input, "input"), reader.encoder
+    texts = texts_of(body.input, "input")
+    spec = reader.encoder
     if reader.tokenises and spec is not None and spec.classifier is None:
         prompt = embedding.prompt_named(spec, body.prompt_name)
         texts = embedding.tokenised(reader.tokenizer, spec, texts, truncate=body.truncate, field="input", prompt=prompt)

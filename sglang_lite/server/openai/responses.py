@@ -56,7 +56,8 @@ _NAMES = {"max_output_tokens": "max_tokens"}
 async def create(service: Service, call: HttpRequest) -> Response:
     """Creates a response."""
     found, before_bytes = await _parsed(service, call, _read)
-    body, rendered = found.body, found.rendered
+    body = found.body
+    rendered = found.rendered
     service.adapter_of(body.model)  # rejects an unknown model
     check_stream(body.stream, body.stream_options, call.unused)
     scored = LOGPROBS in (body.include or ())
@@ -250,7 +251,8 @@ class _Response:
 
     def __post_init__(self) -> None:
         body = self.body
-        text, reasoning = body.text, body.reasoning
+        text = body.text
+        reasoning = body.reasoning
         self.content = {
             "id": self.id,
             "object": "response",
@@ -338,7 +340,8 @@ async def retrieve(service: Service, call: HttpRequest) -> Response:
     """Returns a response, or replays its stream from a given event on if it was streamed."""
     _check_query(call, _OF_RESPONSE)
     found = service.stored.get(call.key, call.path["id"])
-    stream, after = call.query.get("stream", "false"), call.query.get("starting_after")
+    stream = call.query.get("stream", "false")
+    after = call.query.get("starting_after")
     if stream not in ("true", "false"):
         raise ParameterError("stream", f"{stream!r:.40} is neither true nor false.")
     if stream == "false":
@@ -414,7 +417,9 @@ async def input_items(service: Service, call: HttpRequest) -> Response:
     """Returns a page of the input items of a response."""
     _check_query(call, _OF_ITEMS)
     items = list(service.stored.get(call.key, call.path["id"]).items)
-    limit, order, after = call.query.get("limit", "20"), call.query.get("order", "desc"), call.query.get("after")
+    limit = call.query.get("limit", "20")
+    order = call.query.get("order", "desc")
+    after = call.query.get("after")
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= 100):
         raise ParameterError("limit", f"{limit!r:.40} is not between 1 and 100.")
     if order not in ("asc", "desc"):

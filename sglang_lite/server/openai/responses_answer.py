@@ -100,7 +100,8 @@ class ResponseAnswer:
     def events_of(self, each: Delta | Generation) -> Iterator[Event]:
         """Yields the stream's events for an event of the engine."""
         if self.logprobs is not None:
-            before, known = self.sample.length, self.sample.logprobs
+            before = self.sample.length
+            known = self.sample.logprobs
             if isinstance(each, Delta):
                 self.logprobs.add(each.text, each.logprobs)
             else:
@@ -115,7 +116,8 @@ class ResponseAnswer:
         """Yields the events that complete the last item."""
         if not self._open:
             return
-        self._open, item = False, self.items[-1]
+        self._open = False
+        item = self.items[-1]
         item["status"] = status
         name = _DONE[item["type"]]
         if item["type"] in ("message", "reasoning"):

@@ -216,7 +216,8 @@ def _tools(
     tools: dict[str, FunctionTool | CustomTool] = {}
     hosted: set[str] = set()
     for i, each in enumerate(given):
-        kind, where = each.get("type"), f"tools[{i}]"
+        kind = each.get("type")
+        where = f"tools[{i}]"
         if kind not in ("function", "custom"):
             if not (isinstance(kind, str) and HOSTED.fullmatch(kind)):
                 raise ParameterError(

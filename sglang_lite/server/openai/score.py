@@ -112,7 +112,8 @@ async def _labels(service: Service, body: ScoreRequest) -> Response:
     items = [body.items] if isinstance(body.items, str) else body.items or []
     if not 1 <= len(items) <= _MAX_TEXTS:
         raise ParameterError("items", f"Give 1 to {_MAX_TEXTS:,} texts.")
-    size, first = service.engine.vocab_size, bool(body.item_first)
+    size = service.engine.vocab_size
+    first = bool(body.item_first)
     calls = [
         service.adapted(body.model, each)
         for each in label_calls(body.query, items, body.label_token_ids, size, item_first=first)

@@ -92,8 +92,13 @@ class _Transcript:
     def __init__(
         self, service: Service, body: TranscriptionRequest, task: Task, heard: NDArray[np.float32], form: SoundFormat
     ) -> None:
-        self._service, self._body, self._task, self._heard, self._form = service, body, task, heard, form
-        self.language, self.seconds = body.language, len(heard) / form.rate
+        self._service = service
+        self._body = body
+        self._task = task
+        self._heard = heard
+        self._form = form
+        self.language = body.language
+        self.seconds = len(heard) / form.rate
 
     async def parts(self, speech: WhisperSpeech | VoxtralSpeech) -> AsyncGenerator[list[_Part], None]:
         """Yields the parts of the transcript as they are generated. Closing the generator ends the
@@ -110,14 +115,16 @@ class _Transcript:
         instructions = speech.instructions(self.language, self._task, timed=False)
         if speech.languages and self.language is None:
             self.language = await self._language(speech, instructions)
-        at, form = 0, self._form
+        at = 0
+        form = self._form
         timed = self._body.timed or len(self._heard) > form.window  # timestamps show where the next window begins
         instructions = speech.instructions(self.language, self._task, timed=timed)
         while at < len(self._heard):
             window = self._heard[at : at + form.window]
             prompt = speech.prompt(wav_of(window, form.rate), instructions, self._body.prompt or "")
             found = await self._generate(prompt, params, speech.rules(instructions, timed=timed))
-            seconds, start = len(window) / form.rate, at / form.rate
+            seconds = len(window) / form.rate
+            start = at / form.rate
             segments, complete = speech.segments(found.token_ids, seconds)
             yield [
                 _Part(start + part.start, start + part.end, self._text(part.ids), self._details(found, part.ids, start))

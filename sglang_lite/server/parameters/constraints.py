@@ -60,7 +60,8 @@ def schema(inner: Mapping[str, Json], name: str) -> Constraint:
     `schema`, `strict`.
     """
     _check_members(inner, ("type", "name", "description", "schema", "strict"), name)
-    found, strict = inner.get("schema"), inner.get("strict")
+    found = inner.get("schema")
+    strict = inner.get("strict")
     if not isinstance(found, Mapping | bool):
         raise ParameterError(f"{name}.schema", "is missing or not a JSON Schema.")
     if strict is not None and not isinstance(strict, bool):

@@ -262,7 +262,8 @@ def limits_of(reader: RequestReader, given: ProgramLimits | None, pointer: str) 
     """Returns the budget and time limit (seconds) of a program: the lower of the client's and the
     server's limits.
     """
-    settings, own = reader.settings, given or ProgramLimits()
+    settings = reader.settings
+    own = given or ProgramLimits()
     budget = ProgramBudget(
         int(_least("tokens", own.tokens, settings.program_max_tokens, pointer)),
         int(_least("nodes", own.nodes, settings.program_max_nodes, pointer)),
@@ -457,7 +458,8 @@ async def extend(service: Service, call: HttpRequest) -> Response:
         raise NotFoundError(f"no open program has the id {id[:60]!r}.", hint="It may have ended.")
     if entry.closed and any(change.verdict is None for change in changes):
         raise ParameterError("answers", "the program was closed: it takes verdicts alone.")
-    entry.remaining, entry.closed = _after(entry.remaining, changes), entry.closed or close
+    entry.remaining = _after(entry.remaining, changes)
+    entry.closed = entry.closed or close
     for change in changes:
         if change.verdict is not None:
             entry.program.judge(change.path, change.place, change.verdict)
@@ -499,7 +501,8 @@ def _read_answers(reader: RequestReader, call: HttpRequest) -> tuple[Sequence[_C
 
 
 def _change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Change:
-    path, place = tuple(given.path), given.place
+    path = tuple(given.path)
+    place = given.place
     if len(path) % 2 or any(index < 0 for index in path):
         raise ParameterError(f"{pointer}/path", f"{given.path!r:.60} is no branch's: pairs of a fork and an index.")
     others = given.drop + given.wind_down + (given.pause is not None)

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from sglang_lite.protocol import ParameterError
 from sglang_lite.server.settings import check_worker
 
-_DNS, _FILE = "dns+", "file:"
+_DNS = "dns+"
+_FILE = "file:"
 
 
 def found_by(source: str) -> Callable[[], set[str]] | None:

@@ -78,7 +78,8 @@ class Gateway:
             raise ParameterError(
                 "api_key", "a gateway accepts only one key.", hint="Give one key, or serve without replicas."
             )
-        self._host, self._port = host, port
+        self._host = host
+        self._port = port
         self._key = next(iter(settings.api_key), None)
         self._admin = settings.admin_api_key or secrets.token_urlsafe()
         self._settings = {
@@ -119,7 +120,8 @@ class Gateway:
         self.healthy: set[str] = set()
         self._sure = True  # False after a call without an answer, whose effect is unknown
         self._registered_at: dict[str, float] = {}  # times of registering workers that the gateway doesn't list yet
-        self._changed, self._lock = threading.Condition(), threading.Lock()
+        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._over = self._answered = self.failed = False
         self._process = self._started()
         self._thread = threading.Thread(target=self._run, name="sglang_lite-gateway", daemon=True)
@@ -176,7 +178,9 @@ class Gateway:
                     logger.error("the gateway ended before it answered; its output is above")
                     return
                 logger.error("the gateway has ended and is restarted")
-                self.known, self.healthy, self._registered_at = set(), set(), {}
+                self.known = set()
+                self.healthy = set()
+                self._registered_at = {}
                 try:
                     self._process = self._started()
                 except (BackendError, OSError) as error:  # out of memory or descriptors: the next attempt may succeed

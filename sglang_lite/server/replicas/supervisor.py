@@ -88,7 +88,9 @@ class _Supervisor:
     """Starts the workers, and ends gateway and workers in order."""
 
     def __init__(self, gateway: Gateway, workers: list[_Worker], drain_s: float) -> None:
-        self._gateway, self._workers, self._drain_s = gateway, workers, drain_s
+        self._gateway = gateway
+        self._workers = workers
+        self._drain_s = drain_s
         self._signals = 0
         self._restarts = False  # whether SIGHUP has come
         self._restarting: threading.Thread | None = None
@@ -166,7 +168,8 @@ class _Worker(ABC):
     failed = given_up = False
 
     def __init__(self, gateway: Gateway, health_timeout_s: float) -> None:
-        self._gateway, self._health_timeout_s = gateway, health_timeout_s
+        self._gateway = gateway
+        self._health_timeout_s = health_timeout_s
         self.over = threading.Event()
 
     def start(self) -> None:
@@ -215,7 +218,8 @@ class _Remote(_Worker):
 
     def __init__(self, url: str, health_timeout_s: float, gateway: Gateway) -> None:
         super().__init__(gateway, health_timeout_s)
-        self._url, self._leaves = url, False
+        self._url = url
+        self._leaves = False
 
     def leave(self) -> None:
         """Removes the server from the gateway for good."""
@@ -223,7 +227,8 @@ class _Remote(_Worker):
         self.over.set()
 
     def _watch(self) -> None:
-        alive, heard = False, time.monotonic()
+        alive = False
+        heard = time.monotonic()
         while not self.over.wait(_LOOK_S):
             status = self._answer(self._url, "/health" if alive else "/ready")
             if status == 404 and not alive:  # SGLang's servers have no such route
@@ -252,16 +257,19 @@ class _Found(_Worker):
 
     def __init__(self, source: str, find: Callable[[], set[str]], health_timeout_s: float, gateway: Gateway) -> None:
         super().__init__(gateway, health_timeout_s)
-        self._source, self._find = source, find
+        self._source = source
+        self._find = find
 
     def _watch(self) -> None:
         servers: dict[str, _Remote] = {}
         told = ""
         while not self.over.is_set():
             try:
-                urls, problem = self._find(), ""
+                urls = self._find()
+                problem = ""
             except (OSError, ParameterError) as error:
-                urls, problem = set(servers), str(error)
+                urls = set(servers)
+                problem = str(error)
             if problem and problem != told:
                 logger.error("%s can't be read, its servers stay: %s", self._source, problem)
             told = problem
@@ -286,7 +294,8 @@ class _Replica(_Worker):
         self, settings: ServerSettings, engine: Mapping[str, Any], device: str | None, gateway: Gateway
     ) -> None:
         super().__init__(gateway, settings.health_timeout_s)
-        self._settings, self._device = settings, device
+        self._settings = settings
+        self._device = device
         self._engine = {**engine, "restart": False}  # the whole server is restarted instead
         self._process: TiedProcess | None = None
         self._lock = threading.Lock()
@@ -297,7 +306,9 @@ class _Replica(_Worker):
     def _watch(self) -> None:
         deaths = 0
         while not self.over.is_set():
-            started, process, url = time.monotonic(), None, "an address that is not known yet"
+            started = time.monotonic()
+            process = None
+            url = "an address that is not known yet"
             with self._lock:
                 self._starts += 1
                 self._old.clear()
@@ -323,7 +334,8 @@ class _Replica(_Worker):
             if self.over.is_set():
                 return
             deaths = 0 if time.monotonic() - started > _FINE_S else deaths + 1
-            self.failed, self.given_up = not self._lived, deaths == _MAX_DEATHS
+            self.failed = not self._lived
+            self.given_up = deaths == _MAX_DEATHS
             again = "" if self.failed else "; it is restarted"
             if self.given_up:
                 again = f" for the {deaths}th time within {_FINE_S:.0f} s of its start; it is not restarted"

@@ -48,7 +48,10 @@ class SampleAnswer:
         rid: str | None = None,
         weight_version: str = "default",
     ) -> None:
-        self._call, self._prompt_ids, self._index, self._decode = call, prompt_ids, index, decode
+        self._call = call
+        self._prompt_ids = prompt_ids
+        self._index = index
+        self._decode = decode
         self._named = {"id": call.rid if rid is None else rid, "weight_version": weight_version}
         self._texts: list[str] = []
         self._ids: list[int] = []

@@ -125,7 +125,9 @@ def label_calls(
     Raises:
         ParameterError: texts and token ids are mixed, there are no labels, or a label isn't a token id.
     """
-    query, texts, labels = plain_ids(query), plain_ids(texts), plain_ids(labels)
+    query = plain_ids(query)
+    texts = plain_ids(texts)
+    labels = plain_ids(labels)
     kind: Any = str if isinstance(query, str) else list  # arrays and tuples count as lists
     if not isinstance(query, str | list | tuple) or not all(isinstance(each, str) == (kind is str) for each in texts):
         raise ParameterError("items", "query and items must both be text, or both be token ids.")

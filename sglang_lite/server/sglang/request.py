@@ -89,11 +89,14 @@ def read_request(
     prompts, is_list = _prompts(prompt) if input_ids is None else _ids(input_ids)
     count = len(prompts)
     params = _each("sampling_params", {} if sampling_params is None else sampling_params, count)
-    flags, tops = _each("return_logprob", return_logprob, count), _each("top_logprobs_num", top_logprobs_num, count)
-    ids, starts = _each_ids(plain_ids(token_ids_logprob), count), _each("logprob_start_len", logprob_start_len, count)
+    flags = _each("return_logprob", return_logprob, count)
+    tops = _each("top_logprobs_num", top_logprobs_num, count)
+    ids = _each_ids(plain_ids(token_ids_logprob), count)
+    starts = _each("logprob_start_len", logprob_start_len, count)
     processors = _each("custom_logit_processor", custom_logit_processor, count)
     priorities = _each("priority", priority, count)
-    salts, loras = _each("cache_salt", cache_salt, count), _each("lora_path", lora_path, count)
+    salts = _each("cache_salt", cache_salt, count)
+    loras = _each("lora_path", lora_path, count)
     rids = _rids(rid, count, is_list)
     media = _media({"image": image_data, "video": video_data, "audio": audio_data}, count, is_list, modalities)
     outputs: list[Any] = [output_ids] if not is_list else _each("output_ids", output_ids, count)
@@ -285,7 +288,8 @@ def _processor(value: Any) -> LogitProcessor | None:
     return processor
 
 
-_PARAMS, _LOGPROBS = named("sampling_params", sglang=True), named("request", sglang=True)
+_PARAMS = named("sampling_params", sglang=True)
+_LOGPROBS = named("request", sglang=True)
 
 
 def _structural_tag(text: str) -> Constraint:
@@ -334,7 +338,8 @@ def _constraint(given: Mapping[str, Any]) -> Constraint | None:
     grammars = [name for name in _GRAMMARS if given.get(name)]  # an empty value stands for no grammar
     if not grammars:
         return None
-    name, text = grammars[0], given[grammars[0]]
+    name = grammars[0]
+    text = given[grammars[0]]
     if given.get("max_think_tokens") is not None:
         problem = f"is given with {name}, whose text begins with the answer, so there are no thoughts."
         raise ParameterError("max_think_tokens", problem, hint="Leave it out, or send a chat.")

@@ -52,7 +52,10 @@ class NativeRun:
         flush: Callable[[], object] | None = None,
         own_name: Callable[[str], str] = str,
     ) -> None:
-        self._engine, self._post, self._request, self._flush = engine, post, request, flush
+        self._engine = engine
+        self._post = post
+        self._request = request
+        self._flush = flush
         self._answers: list[SampleAnswer] = []
         self._waiting: deque[tuple[int, GenerateRequest]] = deque()  # with the index of the call's first answer
         decode = partial(engine.tokenizer.decode, skip_special=False)
@@ -117,7 +120,8 @@ class NativeRun:
             self._submit()
             return []
         at, event = item
-        ticket, changed = self._tickets[at], [self._answers[at]]
+        ticket = self._tickets[at]
+        changed = [self._answers[at]]
         assert ticket is not None
         if isinstance(event, SglError) and not isinstance(event, RequestAbortedError):  # ends all samples
             ticket.abort()
@@ -152,7 +156,8 @@ class NativeRun:
     def abort(self) -> None:
         """Aborts all samples that have not ended."""
         self._waiting.clear()
-        call, self._call = self._call, None
+        call = self._call
+        self._call = None
         if call is not None:
             self._engine.open_requests.leave(call)
         for answer, ticket in zip(self._answers, self._tickets):

@@ -116,7 +116,8 @@ def named_parameters(params: SamplingParams, names: Mapping[str, str]) -> tuple[
     Args:
         names: the API's names for parameters; "" for one that is not sent.
     """
-    own, others = dict[str, Any](), dict[str, Any]()
+    own = dict[str, Any]()
+    others = dict[str, Any]()
     for name, value in given_as_data(params).items():
         if name not in names:
             others[name] = value

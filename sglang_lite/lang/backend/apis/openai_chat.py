@@ -126,7 +126,8 @@ class ChatReader(ApiReader):
         self.event(response)
         for sample in self.samples.values():
             if sample.finish_reason is None:  # not every server reports it
-                sample.finish_reason, sample.end_assumed = "stop", True
+                sample.finish_reason = "stop"
+                sample.end_assumed = True
 
     def event(self, chunk: Foreign) -> Sequence[Delta]:
         usage = getattr(chunk, "usage", None)

@@ -40,7 +40,8 @@ from sglang_lite.wire.long_texts import KEEP, named
 
 MAX_EVENT_BYTES: Final = 1 << 28
 _DONE = "[DONE]"
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 5.0
 _CONNECT_S = 10.0
 _JSON = {"Content-Type": "application/json"}
 _UNKNOWN_TEXT = 424  # status of a request that names a schema by a hash unknown to the server
@@ -80,7 +81,8 @@ class Retries:
     """
 
     def __init__(self, server: ServerClient) -> None:
-        self._server, self._closings = server, server.closings
+        self._server = server
+        self._closings = server.closings
         self._retried = 0
 
     def progressed(self) -> None:
@@ -93,7 +95,8 @@ class Retries:
         """
         if self._retried >= self._server.retries or self.over:
             raise error
-        retry_after, deadline = error.retry_after or 0.0, current_deadline.get()
+        retry_after = error.retry_after or 0.0
+        deadline = current_deadline.get()
         remaining = math.inf if deadline is None else deadline - time.monotonic()
         if retry_after > min(remaining, self._server.timeout_s or math.inf):
             allowed = f"The server allows another try after {retry_after:g} s"
@@ -162,7 +165,10 @@ class ServerClient:
     ) -> None:
         parts = address(url)
         trusted = _trusting(verify) if isinstance(verify, str) else verify is not False
-        self.url, self.timeout_s, self.retries, self.closings = url.rstrip("/"), timeout_s, retries, 0
+        self.url = url.rstrip("/")
+        self.timeout_s = timeout_s
+        self.retries = retries
+        self.closings = 0
         self.names_texts = False
         self._key = api_key
         self._settings: dict[str, Any] = {
@@ -450,7 +456,8 @@ class EventReader:
         """
         if not chunk:
             return []
-        half, self._after_return = self._after_return, chunk.endswith(b"\r")
+        half = self._after_return
+        self._after_return = chunk.endswith(b"\r")
         if half and chunk.startswith(b"\n"):  # rest of a line ending that was cut in two
             chunk = chunk[1:]
         found = []
@@ -460,7 +467,8 @@ class EventReader:
             text = self._line.decode("utf-8", "replace")
             self._line.clear()
             if self._first:
-                text, self._first = text.removeprefix("\ufeff"), False
+                text = text.removeprefix("\ufeff")
+                self._first = False
             if text:
                 name, _, value = text.partition(":")
                 if name == "data":
@@ -470,7 +478,8 @@ class EventReader:
             elif self._data:
                 data = "\n".join(self._data)
                 found += [data] if data else []
-                self._data, self._size = [], 0
+                self._data = []
+                self._size = 0
         self._line += rest
         if len(self._line) + self._size > MAX_EVENT_BYTES:
             raise BackendError(f"an event has more than {MAX_EVENT_BYTES:,} bytes.")

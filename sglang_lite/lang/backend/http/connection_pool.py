@@ -27,7 +27,9 @@ from sglang_lite.protocol.anything import Foreign
 _PROXIES = {"http", "https", "all"}
 # Environment variables that name certificate authorities other than the system's.
 _AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-_MAX_CONNECTIONS, _IDLE_S = 1000, 5.0  # the SDKs' own defaults
+# the SDKs' own defaults
+_MAX_CONNECTIONS = 1000
+_IDLE_S = 5.0
 # A call may be silent for minutes; keep-alive packets stop network devices from dropping the connection.
 _KEPT_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -114,7 +116,8 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         """Closes connections that have been idle for too long, because there may be no later
         request to do so.
         """
-        self._sweeping, now = None, time.monotonic()
+        self._sweeping = None
+        now = time.monotonic()
         old = []
         while self._idle and now - self._idle[0][0] >= self._idle_s:
             old.append(self._idle.popleft()[1])
@@ -162,7 +165,8 @@ class _Body(httpx2.AsyncByteStream):
         return self._content.__aiter__()
 
     async def aclose(self) -> None:
-        leave, self._leave = self._leave, None
+        leave = self._leave
+        self._leave = None
         try:
             await self._content.aclose()
         finally:

@@ -186,7 +186,8 @@ class RuntimeEndpoint(Backend):
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of a generation, over as many connections as it takes."""
         samples = [SampleStream(index, constraint, incremental=self._incremental) for index in range(count)]
-        retries, continued_ids = Retries(self._server), list[int]()
+        retries = Retries(self._server)
+        continued_ids = list[int]()
         while True:
             request = {**body, "stream": True, **({"output_ids": continued_ids} if continued_ids else {})}
             try:

@@ -119,7 +119,9 @@ class SampleStream:
     """
 
     def __init__(self, index: int, constraint: Constraint | None, *, incremental: bool) -> None:
-        self._index, self._constraint, self._incremental = index, constraint, incremental
+        self._index = index
+        self._constraint = constraint
+        self._incremental = incremental
         self.ids: list[int] = []
         self.ended = False
         # Text received on this connection, and text delivered so far.
@@ -134,7 +136,9 @@ class SampleStream:
         """
         kept = list(self.ids) if continues else []
         self._continued_logprobs = self._all_logprobs()[: len(kept)]
-        self._text, self.ids, self._logprobs = "", [], []
+        self._text = ""
+        self.ids = []
+        self._logprobs = []
         return kept
 
     def feed(self, answer: Mapping[str, Json]) -> list[Delta | Generation]:
@@ -147,19 +151,24 @@ class SampleStream:
         with _readable():
             meta = answer["meta_info"]
             reason = meta.get("finish_reason")
-            text, ids, logprobs = answer["text"], answer.get("output_ids") or [], _entries(meta, "output")
+            text = answer["text"]
+            ids = answer.get("output_ids") or []
+            logprobs = _entries(meta, "output")
             if self._incremental:
                 self._text += text
                 self.ids += ids
                 self._logprobs += logprobs
             else:
-                self._text, self.ids, self._logprobs = text, list(ids), logprobs
+                self._text = text
+                self.ids = list(ids)
+                self._logprobs = logprobs
             check_failure(reason)
         if reason is None:
             return self._news()
         whole = parse_generation({**answer, "text": self._text, "output_ids": self.ids}, self._constraint, self._index)
         self.ended = True
-        self._text, self.ids = whole.text, list(whole.token_ids)
+        self._text = whole.text
+        self.ids = list(whole.token_ids)
         if whole.output_logprobs:
             self._logprobs = list(whole.output_logprobs)
         meta_info = {name: value for name, value in whole.meta.items() if name != "continued_from"}
@@ -176,7 +185,8 @@ class SampleStream:
                 "after a new connection, the output differs from what had arrived before.",
                 hint="Start the server with deterministic=True.",
             )
-        text, logprobs = self._text[len(self._delivered) :], self._all_logprobs()
+        text = self._text[len(self._delivered) :]
+        logprobs = self._all_logprobs()
         if not text:
             return []
         self._delivered = self._text
@@ -240,7 +250,8 @@ def check_failure(reason: Mapping[str, Json] | None) -> None:
     """Raises the error that a finish reason reports, if any."""
     if reason is None or reason["type"] != "abort":
         return
-    message, status = str(reason.get("message") or "the request was aborted."), reason.get("status_code")
+    message = str(reason.get("message") or "the request was aborted.")
+    status = reason.get("status_code")
     typed = typed_error(str(reason.get("err_type")), message)
     if typed is None and status in (500, 502, 503):
         raise LostConnectionError(message)
@@ -268,7 +279,8 @@ def _entries(meta: Mapping[str, Any], kind: str) -> list[TokenLogprob]:
     tops = meta.get(f"{kind}_top_logprobs") or []
     ids = meta.get(f"{kind}_token_ids_logprobs") or []
     entries = entries or [alternatives[0] for alternatives in tops or ids if alternatives]
-    tops, ids = tops or [None] * len(entries), ids or [None] * len(entries)
+    tops = tops or [None] * len(entries)
+    ids = ids or [None] * len(entries)
     return [
         TokenLogprob(entry[0], entry[1], entry[2] if len(entry) > 2 else None, _tops(top), _tops(chosen))
         for entry, top, chosen in zip(entries, tops, ids)
@@ -299,7 +311,8 @@ def parse_choice_score(
     first = prompt_tokens - start  # index of the choice's first entry, if the prompt's tokens stay the same before it
     texts = [entry.text or "" for entry in entries]
     if "".join(texts[first:]) != choice:  # the choice changed the last token of the prompt, or merged with it
-        first, length = len(entries), 0
+        first = len(entries)
+        length = 0
         while first > 1 and length < len(choice):
             first -= 1
             length += len(texts[first])

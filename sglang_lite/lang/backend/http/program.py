@@ -32,7 +32,8 @@ from sglang_lite.protocol import (
     Usage,
 )
 
-_MOMENT_S, _MAX_MOMENTS = 0.001, 5
+_MOMENT_S = 0.001
+_MAX_MOMENTS = 5
 _Attempt: TypeAlias = tuple[Path, int]
 
 
@@ -49,7 +50,10 @@ class RemoteProgram:
     """
 
     def __init__(self, server: ServerClient, sink: ProgramSink, *, stream: bool, priority: int = 0) -> None:
-        self._server, self._sink, self._stream, self._priority = server, sink, stream, priority
+        self._server = server
+        self._sink = sink
+        self._stream = stream
+        self._priority = priority
         # All items so far, with nodes as records, in case the program has to be sent again.
         self._items: list[dict[str, Any]] = []
         self._unsent: list[dict[str, Any]] = []  # as plain data
@@ -114,7 +118,8 @@ class RemoteProgram:
 
     def _end(self, event: ProgramResult | SglError) -> None:
         if not self._over:
-            self._over, self._id = True, None
+            self._over = True
+            self._id = None
             self._sink(event)
 
     async def _play(self) -> None:
@@ -188,7 +193,8 @@ class RemoteProgram:
         """
         branches: dict[Path, list[Node]] = {}
         following = len(self._items[self._before_going_back :])
-        unsent, self._unsent = self._unsent, []
+        unsent = self._unsent
+        self._unsent = []
         rest = unsent[len(unsent) - following :]
         for item in self._items[: self._before_going_back]:
             if "nodes" in item:
@@ -223,7 +229,9 @@ class RemoteProgram:
     async def _send(self, program: str) -> None:
         try:
             while self._id == program and self._sends and (self._unsent or self._closed):
-                answers, self._unsent, closes = self._unsent, [], self._closed
+                answers = self._unsent
+                self._unsent = []
+                closes = self._closed
                 body = {"version": wire.VERSION, "answers": answers, "close": closes}
                 await self._server.post(f"/program/{program}/answer", body, once=True)  # must not be applied twice
                 if closes:
@@ -264,10 +272,13 @@ async def play_single_node(
         "program": {"nodes": _as_data((_seeded(node),))},
         "stream": True,
     }
-    path, body = "/program", program
+    path = "/program"
+    body = program
     if model is not None:
-        path, body = "/v1/completions", {"model": model, "prompt": prompt.text, "program": program, "stream": True}
-    retries, delivered = Retries(server), _DeliveredEvents()
+        path = "/v1/completions"
+        body = {"model": model, "prompt": prompt.text, "program": program, "stream": True}
+    retries = Retries(server)
+    delivered = _DeliveredEvents()
     while True:
         delivered.begin()
         try:
@@ -323,7 +334,8 @@ class _DeliveredEvents:
 
     def _news(self, played: Played, *, deltas: bool) -> Iterable[Played]:
         """Yields the part of an event that was not delivered yet."""
-        event, attempt = played.event, (played.path, played.attempt)
+        event = played.event
+        attempt = (played.path, played.attempt)
         if not isinstance(event, Delta):
             self._finished_now[attempt] += 1
             if self._finished_now[attempt] > self._finished[attempt]:

@@ -53,7 +53,8 @@ class Bucket:
     def set_rate(self, per_minute: float, now: float) -> None:
         """Sets the limit. A bucket that had none starts full."""
         if self.per_minute is None:
-            self.available, self.at = per_minute, now
+            self.available = per_minute
+            self.at = now
         self.per_minute = per_minute
 
     def cap(self, remaining: float, now: float) -> None:
@@ -65,7 +66,8 @@ class Bucket:
     def _fill(self, now: float) -> None:
         assert self.per_minute is not None
         gained = max(0.0, now - self.at) * self.per_minute / 60
-        self.available, self.at = min(self.per_minute, self.available + gained), now
+        self.available = min(self.per_minute, self.available + gained)
+        self.at = now
 
 
 @explains_wrong_fields
@@ -126,7 +128,8 @@ class RateLimit:
             ("requests", self._requests, self.requests_per_minute),
             ("tokens", self._tokens, self.tokens_per_minute),
         ):
-            limit, remaining = _number(headers, kind, "limit"), _number(headers, kind, "remaining")
+            limit = _number(headers, kind, "limit")
+            remaining = _number(headers, kind, "remaining")
             if limit is not None and limit > 0 and declared is None:
                 bucket.set_rate(limit, now)
             if remaining is not None:
@@ -156,7 +159,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         found = _count(headers.get(name, ""))
         if found is not None:
             return min(found / parts, _LONGEST_PAUSE_S)
-    until, sent = _date(headers.get("retry-after", "")), _date(headers.get("date", ""))
+    until = _date(headers.get("retry-after", ""))
+    sent = _date(headers.get("date", ""))
     if until is None:
         return None
     # By the sender's clock, if it is reported, because ours may differ.

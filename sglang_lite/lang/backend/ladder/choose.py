@@ -168,7 +168,8 @@ def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
     """
     selection = choose_strategy(profile, policy, Demands("select", constraint=ANY_CHOICE))
     scored = choose_strategy(profile, policy, Demands("select", constraint=ANY_CHOICE, scores=True))
-    continues, continues_last = profile.supports("continues"), profile.supports("continue_final_message")
+    continues = profile.supports("continues")
+    continues_last = profile.supports("continue_final_message")
     prefill = profile.supports("prefill") or continues_last
     otherwise: BegunTurns = "refused" if policy == "strict" else "asked"
     rules = TurnRules(
@@ -190,7 +191,8 @@ _OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_
 
 def with_parameters(strategy: Strategy, profile: Profile, policy: Policy, demands: Demands) -> Strategy | Refusal:
     """Adapts a strategy to a node's parameters, or returns the reason why they are rejected."""
-    params, constraint = demands.params, demands.constraint
+    params = demands.params
+    constraint = demands.constraint
     if demands.effort is None or profile.supports("reasoning_effort"):
         strategy = replace(strategy, effort=demands.effort)
     elif policy == "warn":  # the API would report an error or ignore it
@@ -234,9 +236,11 @@ def _left_out(strategy: Strategy, name: str) -> Strategy:
 def _stopped(strategy: Strategy, profile: Profile, policy: Policy, stops: tuple[str, ...]) -> Strategy | Refusal:
     limit = profile.limits.get("stop")
     if not profile.supports("stop") or strategy.api == "responses":
-        feature, instead = "stop", f"Leave it out. {_known(profile, 'stop')}{_takes(profile)}"
+        feature = "stop"
+        instead = f"Leave it out. {_known(profile, 'stop')}{_takes(profile)}"
     elif limit is not None and len(stops) > limit:
-        feature, instead = f"{len(stops)} stop strings", f"Give at most {limit}."
+        feature = f"{len(stops)} stop strings"
+        instead = f"Give at most {limit}."
     elif profile.lacks("blank_stops") and not all(map(str.strip, stops)):
         feature = "a stop string of whitespace only"
         instead = "Ask for one line in the prompt, or use a stop string that is visible."

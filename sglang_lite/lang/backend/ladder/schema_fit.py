@@ -74,7 +74,8 @@ _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", 
 
 class _Fitter:
     def __init__(self, root: Any, rules: SchemaRules) -> None:
-        self._root, self._rules = root, rules
+        self._root = root
+        self._rules = rules
         self._enforced: list[str] = []
         self._checked: list[tuple[str, str]] = []
         self._refused: list[tuple[str, str]] = []
@@ -191,7 +192,8 @@ class _Fitter:
             kept["type"] = "object"
 
     def _object(self, schema: dict[str, Any], at: str) -> dict[str, Any]:
-        properties, required = schema.get("properties", {}), schema.get("required", [])
+        properties = schema.get("properties", {})
+        required = schema.get("required", [])
         if schema.get("additionalProperties", not properties) is not False:
             pointer = f"{at}/additionalProperties" if "additionalProperties" in schema else at
             self._refuse(pointer, "an object allows properties that are not named")
@@ -229,7 +231,8 @@ class _Fitter:
         return found
 
     def _limits(self) -> None:
-        rules, schemas = self._rules, list(_schemas(self._root, 0))
+        rules = self._rules
+        schemas = list(_schemas(self._root, 0))
         named = [each.get("properties", {}) for each, _ in schemas]
         optional = sum(len(each.get("properties", {})) - len(each.get("required", ())) for each, _ in schemas)
         unions = sum("anyOf" in each or "oneOf" in each or isinstance(each.get("type"), list) for each, _ in schemas)

@@ -68,7 +68,8 @@ class Strategy:
             warning: difference, in words.
             *left_out: parameters that are not sent.
         """
-        left_out, warnings = (*self.left_out, *left_out), (*self.warnings, warning)
+        left_out = (*self.left_out, *left_out)
+        warnings = (*self.warnings, warning)
         return replace(self, native=False, left_out=left_out, warnings=warnings)
 
 

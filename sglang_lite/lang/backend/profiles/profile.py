@@ -256,7 +256,8 @@ def _profile(data: Mapping[str, Any], entry: Mapping[str, Any], base: Profile) -
     take precedence.
     """
     assert base.api in get_args(ApiName), f"{base.name}: api = {base.api!r}"
-    features, limits = dict(base.features), dict(base.limits)
+    features = dict(base.features)
+    limits = dict(base.limits)
     traits = [fact for trait in entry.get("traits", ()) for fact in data["traits"][trait]]
     for fact in (*traits, *entry.get("facts", ())):
         source = data["sources"][fact["source"]]

@@ -103,10 +103,13 @@ class RemoteBackend(Backend):
             )
         if rate_limit is not None and not isinstance(rate_limit, RateLimit):
             raise ParameterError("rate_limit", f"{rate_limit!r:.60} is not a RateLimit.")
-        self.policy, self._finding = policy, threading.Lock()
-        self._find, self._stated = profile, capabilities
+        self.policy = policy
+        self._finding = threading.Lock()
+        self._find = profile
+        self._stated = capabilities
         self._found: tuple[Profile, Capabilities] | None = None
-        self.model_name, self.chat_template = model_name, chat_template
+        self.model_name = model_name
+        self.chat_template = chat_template
         self._name = f"{type(self).__name__}({model_name!r})"
         self.token_usage = TokenUsage()
         self._connection = ApiConnection(type(self).__name__, connect, rate_limit)

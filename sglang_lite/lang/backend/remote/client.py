@@ -111,7 +111,8 @@ class ApiClient:
         """
         arguments = api.arguments(request)
         waited = await self.connection.limit.wait(_estimate(request))
-        began, first = time.perf_counter(), 0.0
+        began = time.perf_counter()
+        first = 0.0
         for _ in range(_MAX_PAUSES):
             create = api.create(self.connection.client())
             if stream or api.always_streams:
@@ -255,7 +256,9 @@ class CallAccount:
     """
 
     def __init__(self, request: ApiRequest, reader: ApiReader, tokenizer: TiktokenEncoding | None) -> None:
-        self._request, self._reader, self._tokenizer = request, reader, tokenizer
+        self._request = request
+        self._reader = reader
+        self._tokenizer = tokenizer
         self._sent = SentRequests()
         self._over = False
         self.answered = 0
@@ -277,7 +280,8 @@ class CallAccount:
         if unreported_usages.get() is None:
             return
         note_unreported(self._possible(), self._sent.processed - self.answered)
-        reported, samples = self._reader.usage, self._reader.samples.values()
+        reported = self._reader.usage
+        samples = self._reader.samples.values()
         whole = all(sample.finish_reason is not None for sample in samples)
         if not whole or not is_credible(reported, self._request.prompt, map(_text, samples), self._tokenizer):
             note_unreported(unreported_usage(reported, self._possible()))
@@ -304,7 +308,8 @@ class CallAccount:
 
     def _possible(self) -> Usage:
         """Returns the maximum usage that one request may have had."""
-        request, params = self._request, self._request.params
+        request = self._request
+        params = self._request.params
         prompt = estimated_tokens(request.prompt, self._tokenizer)
         if request.shape is not None:
             prompt += tokens_of(json.dumps(asdict(request.shape), default=dict), self._tokenizer)

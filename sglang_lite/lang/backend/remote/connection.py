@@ -92,14 +92,18 @@ class ApiConnection:
             self.latest_client = self._connector.make_client(self.sdk, self._response_hook(), self.latest_client)
         if self.latest_client is not self._connector.existing_client:
             self._handle = closed_with_loop(partial(self._connector.close, self.latest_client))
-        self._loop, self._used = loop, True
+        self._loop = loop
+        self._used = True
         return self.latest_client
 
     def close(self) -> None:
         """Closes the connections. The next call of `client` opens new ones."""
         if self.latest_client is self._connector.existing_client:
             return
-        loop, self._loop, handle, self._handle = self._loop, None, self._handle, None
+        loop = self._loop
+        self._loop = None
+        handle = self._handle
+        self._handle = None
         if handle is not None and loop is not None and loop is executor_loop() and not on_executor():
             asyncio.run_coroutine_threadsafe(_closed(handle), loop).result()
 

@@ -75,7 +75,8 @@ def explained_by(
     found = ConstraintExplanation(kind, name_with_model(backend), "native", checked=checked)
     limits: tuple[str, ...] = ()
     if isinstance(constraint, Number) and Number not in backend.capabilities.constraints:
-        constraint, limits = number_as_regex(constraint), ("a number of at most 16 digits, as a regex",)
+        constraint = number_as_regex(constraint)
+        limits = ("a number of at most 16 digits, as a regex",)
     demands = Demands("select" if select else "gen", constraint=constraint)
     if isinstance(backend, RemoteBackend):
         assert not select or isinstance(constraint, Choices)
@@ -93,7 +94,8 @@ def _by_strategy(found: ConstraintExplanation, strategy: Strategy | Refusal) -> 
         reasons = strategy.reasons or (("", f"{strategy.feature}. {strategy.instead}"),)
         return replace(found, mode="refused", refused=reasons)
     fit = strategy.fit
-    checked, limits = found.checked, (*found.limits, *strategy.warnings)
+    checked = found.checked
+    limits = (*found.limits, *strategy.warnings)
     if strategy.name == "repair":
         checked = (("", _ALL), *checked)
     elif fit is not None:

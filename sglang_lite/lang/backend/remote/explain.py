@@ -144,7 +144,10 @@ class Explainer:
         count: Callable[[str], int] | None,
         price: Price | None,
     ) -> None:
-        self._backend, self._params, self._retries, self._price = backend, params, retries, price
+        self._backend = backend
+        self._params = params
+        self._retries = retries
+        self._price = price
         self._count = count or (lambda text: math.ceil(len(text) / CHARACTERS_A_TOKEN))
         self._shared: set[SharedCall] = set()  # shared calls that were counted
 
@@ -164,8 +167,10 @@ class Explainer:
         """
         if self._price is None or node.completion_tokens is None:
             return None
-        model, longest = self._backend.model_name, Usage(node.prompt_tokens, 0, node.completion_tokens)
-        lowest, highest = self._price(Usage(node.prompt_tokens), model), self._price(longest, model)
+        model = self._backend.model_name
+        longest = Usage(node.prompt_tokens, 0, node.completion_tokens)
+        lowest = self._price(Usage(node.prompt_tokens), model)
+        highest = self._price(longest, model)
         return None if lowest is None or highest is None else (lowest * node.calls[0], highest * node.calls[1])
 
     def _node(self, node: GraphNode, answer: TracedAnswer | None) -> ExplainedNode | None:
@@ -268,7 +273,8 @@ class Explainer:
             multi = isinstance(own, SglSelect) and own.multi
             scores = bool(request.temperature) or request.method != "token_length_normalized" or multi
             return self._backend.selection(example_choices(request.choices or ("a", "b"), multi=multi), scores=scores)
-        params, constraint = msgspec.structs.replace(self._params, **given_values(request.params)), request.constraint
+        params = msgspec.structs.replace(self._params, **given_values(request.params))
+        constraint = request.constraint
         if isinstance(constraint, Number) and Number not in self._backend.capabilities.constraints:
             stops = () if isinstance(params.stop, Unset) else params.stop
             params = msgspec.structs.replace(params, stop=(*stops, *NUMBER_STOPS))
@@ -321,4 +327,5 @@ class TracedBackend(Backend):
     def __init__(self, about: RemoteBackend, facts: RunFacts) -> None:
         super().__init__()
         self.chat_template = about.get_chat_template()
-        self.about, self.facts = about, facts
+        self.about = about
+        self.facts = facts

@@ -67,7 +67,9 @@ class BehindGate(AnswerSource):
     __slots__ = ("_gate", "_leads", "source")
 
     def __init__(self, gate: FirstTokenGate, source: AnswerSource | None) -> None:
-        self._gate, self._leads, self.source = gate, False, source
+        self._gate = gate
+        self._leads = False
+        self.source = source
 
     @asynccontextmanager
     async def entered(self, text: str) -> AsyncIterator[None]:
@@ -101,7 +103,10 @@ class CallPlanner(Planner):
     def __init__(
         self, backend: Backend, run: RunFacts, shares_cost: SharesCost | None = None, gate: FirstTokenGate | None = None
     ) -> None:
-        self._backend, self._run, self._shares_cost, self._gate = backend, run, shares_cost, gate
+        self._backend = backend
+        self._run = run
+        self._shares_cost = shares_cost
+        self._gate = gate
 
     def plan(self, expressions: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
         planned = list(expressions)
@@ -163,7 +168,8 @@ class SharedCall(AnswerSource):
 
     async def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
         if self._samples is None:
-            self._question, self._samples = question, asyncio.get_running_loop().create_future()
+            self._question = question
+            self._samples = asyncio.get_running_loop().create_future()
             async for event in self._call(question, self._samples):
                 yield event
             return

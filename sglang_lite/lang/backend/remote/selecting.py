@@ -124,7 +124,9 @@ async def _by_steps(
     tokenizer = backend.tokenizer
     assert tokenizer is not None  # a condition of this strategy
     remaining = {choice: tuple(tokenizer.encode(choice)) for choice in choices}
-    calls, usages, meta = 0, [], dict[str, Any]()
+    calls = 0
+    usages = []
+    meta = dict[str, Any]()
     at = 0
     while len(remaining) > 1:
         tokens = sorted({ids[at] for ids in remaining.values()})
@@ -136,7 +138,8 @@ async def _by_steps(
             spans = (*prompt.spans, Span(beginning, special=False)) if beginning else prompt.spans
             shown = msgspec.structs.replace(prompt, spans=spans, partial=prompt.partial + beginning)
             answer = await only_answer(backend.call(shown, params, strategy, constrained=False, stream=False))
-            calls, meta = calls + 1, dict(answer.meta)
+            calls = calls + 1
+            meta = dict(answer.meta)
             usages.append(answer.usage)
             texts = [token for token in tokens if tokenizer.decode((token,)) == answer.text]
             if len(texts) != 1:

@@ -108,7 +108,8 @@ def _finished(answer: Generation, constraint: Constraint | None, strategy: Strat
     try:
         text = answer.text if constraint is None else _read(constraint, strategy, answer.text)
     except ValueValidationError as error:
-        error.origin, error.usage = Origin.of(answer.meta), answer.usage
+        error.origin = Origin.of(answer.meta)
+        error.usage = answer.usage
         raise
     found: dict[str, Any] = {"text": text, "meta": with_strategy(answer.meta, strategy, calls)}
     if strategy.stops:
@@ -151,7 +152,8 @@ async def _repaired(
         ValueValidationError: the last answer also breaks the constraint.
     """
     shown = with_words(prompt, _instruction(constraint))
-    usages, current = [], shown
+    usages = []
+    current = shown
     for attempt in range(1 + REPAIRS):
         events = backend.call(current, params, strategy, constrained=False, stream=False)  # one that is cut is repaired
         answer = await only_answer(events)
@@ -182,7 +184,8 @@ def with_words(prompt: Prompt, words: str) -> Prompt:
     """
     *before, last = prompt.messages or (Message("user", ()),)
     if last.role != "user":
-        before, last = [*before, last], Message("user", ())
+        before = [*before, last]
+        last = Message("user", ())
     gap = ("\n\n",) if last.content else ()
     return msgspec.structs.replace(prompt, messages=(*before, Message("user", (*last.content, *gap, words))))
 

@@ -75,7 +75,8 @@ class Turn:
     __slots__ = ("_ahead", "_answers", "_asked", "_drafts", "_indices", "_messages", "_pieces", "_wasted", "plan")
 
     def __init__(self, plan: TurnPlan, run: RunFacts) -> None:
-        self.plan, self._drafts = plan, run.drafts
+        self.plan = plan
+        self._drafts = run.drafts
         self._pieces = tuple(p if isinstance(p, str) else _hole(p, run.params) for p in plan.span.pieces)
         self._indices = [i for i, piece in enumerate(self._pieces) if isinstance(piece, TurnHole)]
         self._ahead = plan.ahead
@@ -116,7 +117,8 @@ class Turn:
         made now. Returns None if it needs its own call.
         """
         if index in self._asked:  # a later attempt, so known answers may not fit
-            self._answers, self._ahead = {}, False
+            self._answers = {}
+            self._ahead = False
         self._asked.add(index)
         self._messages = question.prompt.messages if self._messages is None else self._messages
         if question.prompt.messages != self._messages:  # the model is shown its rejected answer
@@ -156,7 +158,8 @@ class Turn:
         text = unrepeated(turn_start, response.text) if turn_start else response.text
         answer = UnstoppedAnswer(text, response.finish_reason == "stop", response.usage.completion_tokens, tokens)
         reading = read(answer, pieces)
-        possible, found = len(self._indices) - index, len(reading.values)
+        possible = len(self._indices) - index
+        found = len(reading.values)
         saved = max(found - 1, 0)
         self._drafts.note(
             saved, possible - max(found, 1) + (not found), saved * response.usage.prompt_tokens, reading.unused_tokens
@@ -217,7 +220,8 @@ class Turn:
         Raises:
             BackendError: the model only repeated the open turn.
         """
-        turn_start, request = question.prompt.partial, self._request(question)
+        turn_start = question.prompt.partial
+        request = self._request(question)
         response = await question.answer(request, question.params, question.constraint)
         if question.constraint is not None:
             return msgspec.structs.replace(response, meta={**response.meta, "turn": {"by": "asked"}})
@@ -234,12 +238,14 @@ class Turn:
                 raise BackendError(
                     f"{question.backend.get_model_name()} did not continue {turn_start[-60:]!r}: it repeated it."
                 )
-            text, response = values[0].text, msgspec.structs.replace(response, matched=values[0].matched)
+            text = values[0].text
+            response = msgspec.structs.replace(response, matched=values[0].matched)
         return msgspec.structs.replace(response, text=text, meta={**response.meta, "turn": {"by": "asked"}})
 
     def _with_wasted(self, response: Generation) -> Generation:
         """Adds the usage of earlier useless calls to an answer."""
-        wasted, self._wasted = self._wasted, []
+        wasted = self._wasted
+        self._wasted = []
         if not wasted:
             return response
         usages = [_with_thrown_away(each.usage, each.usage.completion_tokens) for each in wasted]
@@ -261,7 +267,8 @@ class TurnSource(AnswerSource):
     __slots__ = ("index", "turn")
 
     def __init__(self, turn: Turn, index: int) -> None:
-        self.turn, self.index = turn, index
+        self.turn = turn
+        self.index = index
 
     def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
         return self.turn.answers(self.index, question)
@@ -273,7 +280,8 @@ class TurnSource(AnswerSource):
 def _hole(gen: Generated, outer: SamplingParams) -> TurnHole:
     if isinstance(gen, SglSelect):
         return TurnHole(fits=gen.choices.__contains__)
-    max_tokens, constraint = merge(outer, gen.node.params).max_tokens, gen.node.constraint
+    max_tokens = merge(outer, gen.node.params).max_tokens
+    constraint = gen.node.constraint
     return TurnHole(
         stops_of(gen, outer),
         None if isinstance(max_tokens, Unset) else max_tokens,
@@ -380,7 +388,8 @@ def read(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
     The first constant may also be some lines further down. A generation ends at its first stop
     string, or with the answer if the model ended it. Whitespace is not a value.
     """
-    text, values = answer.text, list[TurnValue]()
+    text = answer.text
+    values = list[TurnValue]()
     start_of_turn = at = 0
     for index, piece in enumerate(pieces):
         if isinstance(piece, TurnHole):
@@ -490,7 +499,8 @@ def _limited(hole: TurnHole, answer: UnstoppedAnswer, start: int, end: int) -> i
     """Returns the number of characters of a text that the token limit leaves, or None if that is
     unknown.
     """
-    length, limit = end - start, hole.max_tokens
+    length = end - start
+    limit = hole.max_tokens
     if limit is None or answer.count <= limit or len(answer.text[start:end].encode()) <= limit:  # a token has a byte
         return length
     if "".join(answer.tokens) != answer.text:

@@ -70,7 +70,9 @@ class TurnSpan:
         """Generations after visible text or another generation, each with the text before it. For
         these, the model has to continue an open turn.
         """
-        found, before, first = list[tuple[Generated, str]](), "", True
+        found = list[tuple[Generated, str]]()
+        before = ""
+        first = True
         for piece in self.pieces:
             if isinstance(piece, str):
                 before += piece
@@ -205,7 +207,8 @@ def _common_params(generations: Sequence[Generated], outer: SamplingParams) -> S
     for generated in generations:
         if isinstance(generated, SglSelect):
             continue
-        options, params = generated.options, merge(outer, generated.node.params)
+        options = generated.options
+        params = merge(outer, generated.node.params)
         if generated.tools is not None or options.backend is not None or options.reasoning is not None:
             return None
         if params.max_tokens == 0 or any(getattr(params, name) not in (UNSET, False) for name in _ALONE):

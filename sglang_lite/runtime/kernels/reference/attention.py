@@ -32,8 +32,11 @@ def store_kv(
         Queries q [T, heads, head_dim] for attention, scaled if the cache has scales.
     """
     if cache.scales is not None:
-        k_scales, v_scales = cache.scales.k[layer], cache.scales.v[layer]
-        q, k, v = scale_by_kv_head(q, k_scales), scale_by_kv_head(k, 1 / k_scales), scale_by_kv_head(v, 1 / v_scales)
+        k_scales = cache.scales.k[layer]
+        v_scales = cache.scales.v[layer]
+        q = scale_by_kv_head(q, k_scales)
+        k = scale_by_kv_head(k, 1 / k_scales)
+        v = scale_by_kv_head(v, 1 / v_scales)
     for target, value in ((cache.k[layer], k), (cache.v[layer], v)):
         indexable(target).index_copy_(1, store_at, indexable(value.transpose(0, 1).to(target.dtype)))
     return q
@@ -52,7 +55,8 @@ def attention(q: torch.Tensor, cache: KVCache, layer: int, plan: AttentionPlan, 
     Returns:
         [T, heads, size of a value].
     """
-    k, v = cache.k[layer], cache.v[layer]
+    k = cache.k[layer]
+    v = cache.v[layer]
     if len(plan.extends) == 1 and plan.extends[0].end - plan.extends[0].start == len(q):
         out = attend_rows(q, k, v, plan.extends[0], rules)
     else:
@@ -181,7 +185,8 @@ def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows,
     group = q.shape[1] // kv_heads
     queries = q.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads * count, group, dim)
     scores = _scores(queries, keys, rules.scale)
-    window, masked = rules.window, None
+    window = rules.window
+    masked = None
     if window is not None and longest <= window:
         window = None
     if rows.ragged or window is not None:
@@ -197,7 +202,8 @@ def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows,
 
 def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, rules: AttentionRules) -> torch.Tensor:
     new, heads, dim = q.shape
-    scale, window = rules.scale, rules.window
+    scale = rules.scale
+    window = rules.window
     explicit = rules.softcap is not None or rules.sinks is not None
     first = 0 if window is None else max(0, row.length - row.behind - new - window + 1)  # first position in any window
     keys = row.read(k, first, q.dtype)
@@ -241,7 +247,8 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, r
         elif (
             new <= _MAX_GROUPED_QUERIES
         ):  # the heads of a group as rows of one product, with the same bits as separately
-            queries, visible = queries.reshape(1, kv_heads, group * new, dim), visible.repeat(group, 1)
+            queries = queries.reshape(1, kv_heads, group * new, dim)
+            visible = visible.repeat(group, 1)
             out = F.scaled_dot_product_attention(
                 queries, keys[None, :, 0], values[None, :, 0], attn_mask=visible, scale=scale
             ).view(kv_heads, group, new, -1)

@@ -23,7 +23,8 @@ class BlockCopy:
             first += heads * size
 
     def __call__(self, pages: torch.Tensor, slots: torch.Tensor, *, to_host: bool) -> None:
-        of_pages, of_slots = _index(pages), _index(slots)
+        of_pages = _index(pages)
+        of_slots = _index(slots)
         for plane, part in self._pairs:
             if to_host:
                 part[:, of_slots] = plane[:, of_pages]

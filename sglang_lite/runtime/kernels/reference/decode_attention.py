@@ -50,7 +50,8 @@ def decode_attention(
     out: torch.Tensor,
     rules: AttentionRules,
 ) -> None:
-    k, v = cache.k[layer], cache.v[layer]
+    k = cache.k[layer]
+    v = cache.v[layer]
     for row in range(plan.decoding):
         first, count = work.rows[row].tolist()
         parts: list[PartialAttention] = []

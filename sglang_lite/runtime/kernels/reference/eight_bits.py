@@ -8,7 +8,8 @@ from sglang_lite.runtime.kernels.eight_bit_rows import LARGEST, EightBitRows, Sc
 
 
 def quantise_rows(x: torch.Tensor, kind: torch.dtype) -> EightBitRows:
-    eight, rows = EightBitRows.empty(x, x.shape[1], kind), len(x)
+    eight = EightBitRows.empty(x, x.shape[1], kind)
+    rows = len(x)
     x = x.float()
     scales = x.abs().amax(1).clamp_min(1e-12) / LARGEST[kind]
     x = x / scales.unsqueeze(1)

@@ -17,5 +17,6 @@ def embed(plan: DevicePlan, table: torch.Tensor, scale: float, features: torch.T
 
 
 def add_features(plan: DevicePlan, features: torch.Tensor, plane: int, out: torch.Tensor) -> None:
-    at, size = plan.ids < -1, out.shape[1]
+    at = plan.ids < -1
+    size = out.shape[1]
     out[at] += features[-2 - plan.ids[at], plane * size : (plane + 1) * size]

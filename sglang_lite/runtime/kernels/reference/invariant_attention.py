@@ -13,7 +13,8 @@ from sglang_lite.runtime.kernels.reference.softmax import attend_tokens, merged
 
 
 def plan_pieces(plan: DevicePlan, work: InvariantWork) -> None:
-    rows, items = plan.decoding, list[tuple[int, int, int, int]]()
+    rows = plan.decoding
+    items = list[tuple[int, int, int, int]]()
     shared = [0] * rows if plan.shared is None else plan.shared.lengths.tolist()
     ends = [len(piece_borders(position + 1)) - 1 for position in plan.positions[:rows].tolist()]
     starts = [len(piece_borders(length)) - 1 for length in shared[:rows]]

@@ -31,7 +31,8 @@ def latent_decode(
             for _, start, end, slot in work.items[first : first + count].tolist()
         ]
         if plan.shared is not None:
-            first, chunks = row * plan.shared.max_chunks, int(plan.shared.chunks[row])
+            first = row * plan.shared.max_chunks
+            chunks = int(plan.shared.chunks[row])
             parts += [prefix_partials(work.partials, first + i, q.shape[1]) for i in range(chunks)]
         out[row, :, :rank] = merged([PartialAttention(acc[:, :rank], *ml) for acc, *ml in parts]) * by
 

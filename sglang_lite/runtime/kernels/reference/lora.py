@@ -14,7 +14,8 @@ def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
     adapters = len(step.ranks)
     blocks = experts_order(step.of_slot[slots].unsqueeze(1), adapters + 1, 16 if len(slots) <= 256 else 64)
     of = blocks.experts.long()
-    has, count = (of >= 0) & (of < adapters), (of >= 0).sum()
+    has = (of >= 0) & (of < adapters)
+    count = (of >= 0).sum()
     own = of.where(has, 0)
     return LoraRows(
         blocks, step.pages[own] * has.unsqueeze(1), step.ranks[own] * has, torch.stack((has.sum(), count)).int()
@@ -34,9 +35,12 @@ def lora_gated(
 
 def _added(x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor) -> torch.Tensor:
     """Returns `out` plus the adapters' products of x, in float32."""
-    total, tokens = out.float(), rows.blocks.pairs.view(-1, rows.blocks.size)
+    total = out.float()
+    tokens = rows.blocks.pairs.view(-1, rows.blocks.size)
     for block in range(int(rows.used[0])):
-        at, rank, pages = tokens[block], int(rows.ranks[block]), rows.pages[block].long()
+        at = tokens[block]
+        rank = int(rows.ranks[block])
+        pages = rows.pages[block].long()
         at = at[at < len(x)].long()
         a = weights.a[pages].transpose(0, 1).flatten(1, 2)[:, :rank].float()  # [parts, rank, inputs]
         b = weights.b[pages].flatten(0, 1)[:rank].float()  # [rank, outputs]

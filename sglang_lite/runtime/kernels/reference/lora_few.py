@@ -17,7 +17,8 @@ def joined_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
     used = 0
     for adapter in of_token[of_token < adapters].unique().tolist():
         end = used + int(step.ranks[adapter]) // RANKS
-        pages[used:end], owners[used:end] = step.pages[adapter, : end - used], adapter
+        pages[used:end] = step.pages[adapter, : end - used]
+        owners[used:end] = adapter
         used = end
     counters = step.ranks.new_zeros(3 * -(-len(pages) * RANKS // BLOCK_R))
     return JoinedRanks(of_token, pages, owners, step.ranks.new_full((1,), used), counters)
@@ -43,7 +44,8 @@ def expand_gated(shrunk: Shrunk, product: torch.Tensor, activation: str) -> torc
 
 def products(shrunk: Shrunk) -> torch.Tensor:
     """Returns shrunk inputs times B, float32 [T, outputs]."""
-    weights, used = shrunk.weights, int(shrunk.ranks.used)
+    weights = shrunk.weights
+    used = int(shrunk.ranks.used)
     b = weights.b[shrunk.ranks.pages[:used].long()].flatten(0, 1).float()  # [ranks, outputs]
     hidden = shrunk.hidden[..., : used * RANKS].float()
     return torch.cat([own @ part for own, part in zip(hidden, b.split_with_sizes(weights.outputs, 1))], 1)

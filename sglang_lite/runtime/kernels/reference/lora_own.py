@@ -23,7 +23,8 @@ def own_shrink(x: torch.Tensor, weights: LoraWeights, ranks: OwnRanks) -> OwnShr
 
 
 def own_expand(shrunk: OwnShrunk, product: torch.Tensor, activation: str = "") -> torch.Tensor:
-    hidden, weights = shrunk.hidden.sum(0), shrunk.weights
+    hidden = shrunk.hidden.sum(0)
+    weights = shrunk.weights
     own = _own(shrunk.ranks, hidden.shape[2])
     b = weights.b[shrunk.ranks.pages.long()].flatten(1, 2).float().where(own[:, :, None], 0.0)  # [T, ranks, outputs]
     parts = zip(hidden.unbind(1), b.split_with_sizes(weights.outputs, 2))

@@ -20,7 +20,8 @@ def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     scales = weight.scales[torch.arange(weight.inputs, device=words.device) // weight.group].t()
     zeros: torch.Tensor | int = weight.zero
     if weight.half is not None:
-        zeros, scales = _float(scales >> 16, torch.float16), _float(scales, weight.half)
+        zeros = _float(scales >> 16, torch.float16)
+        scales = _float(scales, weight.half)
     if weight.kind == "integers":
         values = (numbers - zeros).float()
     else:

@@ -18,7 +18,8 @@ def prefill_attention(
     out: torch.Tensor,
     rules: AttentionRules,
 ) -> None:
-    k, v = cache.k[layer], cache.v[layer]
+    k = cache.k[layer]
+    v = cache.v[layer]
     for first, count, slot, position in plan.blocks.tolist():
         tokens = slice(first, first + count)
         limits = None if plan.limits is None else plan.limits[tokens].long()

@@ -19,7 +19,8 @@ def prefix_attention(
     rules: AttentionRules,
 ) -> None:
     assert plan.shared is not None
-    k, v = cache.k[layer], cache.v[layer]
+    k = cache.k[layer]
+    v = cache.v[layer]
     for first, count, slot, start, end, chunk in plan.shared.items.tolist():
         at = token_slots(plan, slot, torch.arange(start, end, device=q.device))
         for row in plan.shared.order[first : first + count].tolist():

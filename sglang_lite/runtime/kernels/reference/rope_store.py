@@ -32,7 +32,8 @@ def rope_store(
         q, k = (F.rms_norm(x.float(), (dim,), w.float(), eps).to(x.dtype) for x, w in ((q, q_norm), (k, k_norm)))
     at = plan.positions.unsqueeze(1) if plan.rotary is None else plan.rotary.at.T[:, plan.rotary.axes]
     cos, sin = (table.gather(0, at.long().expand(-1, table.shape[1])).float().unsqueeze(1) for table in rope)
-    q, k = rotated_heads(q, cos, sin), rotated_heads(k, cos, sin)
+    q = rotated_heads(q, cos, sin)
+    k = rotated_heads(k, cos, sin)
     queries.copy_(store_kv(cache, layer, token_slots(plan, plan.slots, plan.positions), q, k, v))
     return queries
 

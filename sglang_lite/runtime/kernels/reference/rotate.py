@@ -6,7 +6,8 @@ import torch
 
 
 def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    cos, sin = cos.float().unsqueeze(1), sin.float().unsqueeze(1)
+    cos = cos.float().unsqueeze(1)
+    sin = sin.float().unsqueeze(1)
     return _rotated(q, cos, sin), _rotated(k, cos, sin)
 
 

@@ -37,13 +37,15 @@ def draw_part(
     masks: TokenMasks | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    rows, space = len(logits), blocks * BLOCK
+    rows = len(logits)
+    space = blocks * BLOCK
     found = torch.empty((4, -(-rows * blocks // 4) * 4), device=logits.device)
     best, token, highest, bad = found[:, : rows * blocks].view(4, rows, blocks)
     for row, slot in enumerate(slots.tolist()):
         x = _masked(_capped(logits[row], softcap), row, masks)
         x = torch.nn.functional.pad(x, (0, space - len(x)), value=-math.inf)
-        temperature, scores = float(sampling.temperature[slot]), x
+        temperature = float(sampling.temperature[slot])
+        scores = x
         if temperature > 0:
             every = x.new_empty((first + blocks) * BLOCK)
             noise = _exponentials(int(sampling.seed[slot]), int(positions[row]) + 1, every)[first * BLOCK :]
@@ -133,7 +135,8 @@ def _exponentials(seed: int, position: int, like: torch.Tensor) -> torch.Tensor:
     """Returns the exponential variables of all tokens, float32 [V]. Four tokens, a quarter of a
     block apart, share one counter.
     """
-    token, quarter = torch.arange(len(like), device=like.device), BLOCK // 4
+    token = torch.arange(len(like), device=like.device)
+    quarter = BLOCK // 4
     counter = token // BLOCK * quarter + token % quarter
     numbers = torch.stack(_philox(seed, counter, position))
     bits = numbers.gather(0, (token % BLOCK // quarter).unsqueeze(0)).squeeze(0)
@@ -145,12 +148,19 @@ def _philox(seed: int, counter: torch.Tensor, position: int) -> tuple[torch.Tens
     """Returns four 32-bit random numbers for each counter, int64 [N] (Philox4x32-10: Salmon et al.,
     SC 2011).
     """
-    mask, a, b = 0xFFFFFFFF, 0xD2511F53, 0xCD9E8D57
-    k0, k1 = seed & mask, seed >> 32 & mask
-    c0, c1, c2, c3 = counter, torch.full_like(counter, position), counter * 0, counter * 0
+    mask = 0xFFFFFFFF
+    a = 0xD2511F53
+    b = 0xCD9E8D57
+    k0 = seed & mask
+    k1 = seed >> 32 & mask
+    c0 = counter
+    c1 = torch.full_like(counter, position)
+    c2 = counter * 0
+    c3 = counter * 0
     for _ in range(10):
         c0, c1, c2, c3 = _high(b, c2) ^ c1 ^ k0, b * c2 & mask, _high(a, c0) ^ c3 ^ k1, a * c0 & mask
-        k0, k1 = k0 + 0x9E3779B9 & mask, k1 + 0xBB67AE85 & mask
+        k0 = k0 + 0x9E3779B9 & mask
+        k1 = k1 + 0xBB67AE85 & mask
     return c0, c1, c2, c3
 
 

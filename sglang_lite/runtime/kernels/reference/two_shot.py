@@ -49,7 +49,8 @@ def _received(trip: int, x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
     Raises:
         RuntimeError: another rank has not sent its part yet.
     """
-    memory, epoch = peers.memories[peers.rank], int(peers.epochs[0]) + 1
+    memory = peers.memories[peers.rank]
+    epoch = int(peers.epochs[0]) + 1
     if not bool((_flags(memory, peers)[trip] >= epoch).all()):
         raise RuntimeError(f"not all ranks have sent the parts of exchange {epoch}.")
     return _places(trip, x.view(peers.count, -1)[0], memory, peers).clone()

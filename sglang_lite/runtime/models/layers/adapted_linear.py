@@ -35,7 +35,9 @@ class AdaptedLinear(GpuProduct):
     """
 
     def __init__(self, linear: GpuProduct, weights: LoraWeights, rows: Rows) -> None:
-        self._linear, self._weights, self._rows = linear, weights, rows
+        self._linear = linear
+        self._weights = weights
+        self._rows = rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._product(x, self._linear, _by_tiles)
@@ -54,7 +56,8 @@ class AdaptedLinear(GpuProduct):
     ) -> torch.Tensor | EightBitRows:
         assert isinstance(x, torch.Tensor)
         assert eight is None, "the next product is adapted, too"
-        low, linear = self._shrunk(x), self._tiling(x)
+        low = self._shrunk(x)
+        linear = self._tiling(x)
         if isinstance(low, Shrunk) and linear is not None:
             return _by_tiles(linear, x, low, activation)
         if isinstance(low, OwnShrunk):
@@ -79,7 +82,8 @@ class AdaptedLinear(GpuProduct):
             tiled: computes it with the kernel for few rows, which adds the product of `Shrunk`
                 rows.
         """
-        low, linear = self._shrunk(x), self._tiling(x)
+        low = self._shrunk(x)
+        linear = self._tiling(x)
         if isinstance(low, Shrunk) and linear is not None and can_expand(linear.weight, self._weights.outputs):
             return tiled(linear, x, low)
         y = tiled(linear, x, low) if isinstance(low, OwnShrunk) and linear is not None else plain(x)

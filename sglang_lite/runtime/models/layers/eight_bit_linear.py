@@ -38,7 +38,8 @@ class EightBitLinear(GpuProduct):
         self, kind: torch.dtype, parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device
     ) -> None:
         weight = torch.empty(stacked_shape(parts), dtype=kind, device=device)
-        self.weight, self.bias = weight, bias
+        self.weight = weight
+        self.bias = bias
         self.scales = torch.empty(len(weight), dtype=torch.float32, device=device)
         at = 0
         for part in parts:
@@ -49,7 +50,8 @@ class EightBitLinear(GpuProduct):
                 for start, rows in stacked_rows([part]):
                     here = slice(at + start, at + start + len(rows))
                     eight = quantise_rows(rows.to(device), kind)
-                    weight[here], self.scales[here] = eight.values[: len(rows)], eight.scales[: len(rows)]
+                    weight[here] = eight.values[: len(rows)]
+                    self.scales[here] = eight.scales[: len(rows)]
             at = end
 
     def _rows(self, x: torch.Tensor | EightBitRows) -> EightBitRows:

@@ -28,7 +28,8 @@ class ExpertStacker:
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
-        self._precision, self._device = precision, device
+        self._precision = precision
+        self._device = device
         self._stay_wide = False  # True once it is logged that experts stay in 16 bits although 8 were requested
         self._told = False  # True once it is logged that experts are decoded
 
@@ -47,7 +48,8 @@ class ExpertStacker:
             gate_up_bias, down_bias: biases [experts, outputs], or None.
             of: as for ExpertMatrices.
         """
-        p, parts = self._precision, [part for expert in (*gate_up, *down) for part in expert]
+        p = self._precision
+        parts = [part for expert in (*gate_up, *down) for part in expert]
         if p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts)):
             if not any(size % BLOCK for part in parts for size in part.shape):
                 (gate_up_8, gate_up_scales), (down_8, down_scales) = map(self._block_quantised, (gate_up, down))

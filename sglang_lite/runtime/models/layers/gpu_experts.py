@@ -57,7 +57,8 @@ class GpuExperts:
         """
         x, eight = (rows.unquantised, rows) if isinstance(rows, EightBitRows) else (rows, None)
         assert x is not None, "the router takes them so"
-        spec, base = self.spec, None
+        spec = self.spec
+        base = None
         logits, _ = matrix(self.router).parts(x)
         chosen, weights = experts_route(
             logits, spec.top_k, scoring=spec.scoring, correction=self.correction, groups=spec.groups,

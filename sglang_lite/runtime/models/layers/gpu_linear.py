@@ -91,7 +91,8 @@ class GpuLinear(GpuProduct):
     fuses_one = True
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, few: SmallBatchLinear) -> None:
-        self.weight, self.bias = weight, bias
+        self.weight = weight
+        self.bias = bias
         self._few = few
         outputs, inputs = weight.shape
         self.tiles = tiled.can_tile(weight)
@@ -154,7 +155,8 @@ class SideBySide(GpuProduct):
         self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
     ) -> tuple[torch.Tensor, torch.Tensor]:
         found = [product.one(x, residual=residual, norm=norm, eps=eps) for product in self.products]
-        y, total = torch.cat([each for each, _ in found], 1), found[0][1]
+        y = torch.cat([each for each, _ in found], 1)
+        total = found[0][1]
         return (gated(y, gate, None) if gate else y), total
 
 

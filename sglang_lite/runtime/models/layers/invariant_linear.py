@@ -28,7 +28,8 @@ class InvariantLinear(GpuProduct):
                 f"deterministic: a matrix {list(weight.shape)} has rows of no multiple of 8 elements.",
                 hint="Leave deterministic out.",
             )
-        self.weight, self.bias = weight, bias
+        self.weight = weight
+        self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return invariant_linear(x, self.weight, self.bias)

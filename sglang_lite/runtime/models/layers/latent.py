@@ -38,7 +38,8 @@ class HeadProduct:
     """
 
     def __init__(self, weight: torch.Tensor, *, batch_invariant: bool) -> None:
-        self.weight, self._batch_invariant = weight, batch_invariant
+        self.weight = weight
+        self._batch_invariant = batch_invariant
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the products [T, heads, outputs] of x [T, heads, inputs]."""
@@ -110,7 +111,8 @@ def latent_attention(
     q_rope = rotate(q_rope, cos, sin)
     latent = F.rms_norm(latent, matrices.norm.shape, matrices.norm, spec.norm_eps)
     stored = torch.cat((latent, rotate(turned.unsqueeze(1), cos, sin).squeeze(1)), 1)
-    plane, scales = cache.k[layer], None if cache.scales is None else cache.scales.k[layer]
+    plane = cache.k[layer]
+    scales = None if cache.scales is None else cache.scales.k[layer]
     if scales is not None:
         stored = apply_latent_scales(stored, 1 / scales, spec.rank)
     indexable(plane[0]).index_copy_(0, plan.store_at, indexable(stored.to(plane.dtype)))
@@ -176,7 +178,8 @@ def _expanded(
     Returns:
         Outputs [tokens, heads, value_size].
     """
-    keys, values = matrices.keys.weight, matrices.values.weight
+    keys = matrices.keys.weight
+    values = matrices.values.weight
     latents, turned = stored.to(keys.dtype).split_with_sizes((spec.rank, spec.rope_size), 1)
     own = ExtendRow(0, len(q), slice(0, row.length))
     wide = max(spec.query_size, spec.value_size)  # torch's attention is fast only if keys and values have one size

@@ -40,7 +40,8 @@ class DenseLinear:
     """Linear layer of torch with unpacked weights; activations and results have the dtype of the weights."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight, self.bias = weight, bias
+        self.weight = weight
+        self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
@@ -64,7 +65,8 @@ class Bf16Linear:
     def __init__(
         self, parts: Sequence[Weight], bias: torch.Tensor | None, few: Linear | None = None, few_rows: int = 0
     ) -> None:
-        self.few, self.few_rows = few, few_rows
+        self.few = few
+        self.few_rows = few_rows
         self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked(parts, torch.bfloat16), 1)  # noqa: SLF001 # torch has no other name for it
         self.bias = bias
 
@@ -259,7 +261,8 @@ def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
     """Yields the rows of all parts as float32 in chunks, each with its first index, to keep
     conversion memory small.
     """
-    at, step = 0, max(1, MAX_CONVERTED // parts[0].shape[1])
+    at = 0
+    step = max(1, MAX_CONVERTED // parts[0].shape[1])
     for part in parts:
         for start in range(0, part.shape[0], step):
             end = start + step
@@ -316,7 +319,8 @@ def _pack(library: ctypes.CDLL, run: Sequence[Blocks]) -> PackedBlocks:
     of_file = [(part.kind, part.data) for part in run if isinstance(part, GgufBlocks) and fits(*part.shape)]
     if len(of_file) == len(run) and (gguf := gguf_library()) is not None:
         return pack_gguf(gguf, of_file, run[0].shape[1])
-    q, scale = _joined([b.q for b in run]), _joined([b.scale for b in run])
+    q = _joined([b.q for b in run])
+    scale = _joined([b.scale for b in run])
     minima = [b.minimum for b in run if b.minimum is not None]
     return pack(library, q, scale, _joined(minima) if minima else None)
 

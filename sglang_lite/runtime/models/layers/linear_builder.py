@@ -47,7 +47,9 @@ class LinearBuilder:
     """
 
     def __init__(self, precision: Precision, device: torch.device, *, fused: bool) -> None:
-        self._precision, self._device, self._fused = precision, device, fused
+        self._precision = precision
+        self._device = device
+        self._fused = fused
         self._few: Any = None
         self._told = False  # True once it is logged that matrices are decoded
         self._invariant_shapes: dict[tuple[int, int], bool] = {}
@@ -68,7 +70,8 @@ class LinearBuilder:
         """Builds a layer of torch's operators or a CPU's own kernels, in the best form for the
         formats.
         """
-        p, on_cpu = self._precision, self._device.type == "cpu"
+        p = self._precision
+        on_cpu = self._device.type == "cpu"
         if p.int8:
             return Int8Linear(parts, bias)  # its products are exact, so rows never depend on others
         bias = None if bias is None else bias.to(self._device, p.weights)

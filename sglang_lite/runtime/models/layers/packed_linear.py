@@ -31,7 +31,9 @@ class PackedLinear(GpuProduct):
     """
 
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, order: torch.Tensor | None) -> None:
-        self.packed, self.bias, self.order = weight, bias, order
+        self.packed = weight
+        self.bias = bias
+        self.order = order
         self._single = weight.table is None  # a single row has its own kernel
         self.fuses_one = order is None and self._single
 
@@ -93,7 +95,8 @@ def packed_experts(experts: Iterable[Sequence[Weight]], count: int, device: torc
         if any(getattr(one, name) != getattr(whole, name) for name in ("half", "zero", "kind", "slice", "group")):
             return None
         here = slice(i * rows, (i + 1) * rows)
-        whole.words[here], whole.scales[:, here] = one.words, one.scales
+        whole.words[here] = one.words
+        whole.scales[:, here] = one.scales
     return whole
 
 
@@ -111,10 +114,8 @@ def packed_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight
     first = blocks[0]
     if first.format.bits != 4 or not can_pack(first.shape[1], first.format.group):
         return None
-    q, scale = (
-        torch.cat([part.q.to(device) for part in blocks]),
-        torch.cat([part.scale.to(device) for part in blocks]),
-    )
+    q = torch.cat([part.q.to(device) for part in blocks])
+    scale = torch.cat([part.scale.to(device) for part in blocks])
     kind: Kind = "integers" if first.table is None else "e2m1" if first.table == E2M1 else "table"
     table = torch.tensor(first.table, device=device) if kind == "table" else None
     minima = [part.minimum.to(device) for part in blocks if part.minimum is not None]

@@ -41,7 +41,8 @@ class RotaryTable:
         if divisors is not None:
             frequencies = frequencies / divisors
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
-        cos, sin = angles.cos().mul_(amplitude).to(dtype), angles.sin_().mul_(amplitude).to(dtype)
+        cos = angles.cos().mul_(amplitude).to(dtype)
+        sin = angles.sin_().mul_(amplitude).to(dtype)
         self.axes = torch.tensor(spec.axes * 2, dtype=torch.int32, device=device) if spec.axes else None
         self._cos = torch.cat((cos, cos), -1).to(device)
         self._sin = torch.cat((-sin, sin), -1).to(device)
@@ -132,7 +133,8 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
     if spec.kind == "yarn":
         return _yarn(spec, dim, inverse)
     if spec.kind == "longrope":
-        factor, original = p["factor"], p["original_max_position_embeddings"]
+        factor = p["factor"]
+        original = p["original_max_position_embeddings"]
         stretched = torch.tensor(p["long_factor"] if positions > original else p["short_factor"])
         amplitude = p.get("attention_factor")
         if amplitude is None:
@@ -153,15 +155,19 @@ def _llama3(inverse: torch.Tensor, factor: float, low: float, high: float, origi
 def _yarn(spec: RopeSpec, dim: int, inverse: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Returns the frequencies and amplitude of YaRN (arXiv:2309.00071)."""
     p = spec.params
-    factor, original = p["factor"], p["original_max_position_embeddings"]
+    factor = p["factor"]
+    original = p["original_max_position_embeddings"]
 
     def dimension(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(spec.theta))
 
-    low, high = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
+    low = dimension(p.get("beta_fast") or 32)
+    high = dimension(p.get("beta_slow") or 1)
     if p.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, dim - 1)
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
     amplitude = p.get("attention_factor")
     if amplitude is None:

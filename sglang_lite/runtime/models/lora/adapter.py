@@ -189,8 +189,12 @@ class AdapterReader:
         room: Callable[[int], AdapterRoom | None],
         targets: tuple[str, ...] = (),
     ) -> None:
-        self._spec, self._model_name, self._dtype, self._room = spec, model_name, dtype, room
-        self._max_rank, self._allowed = max_rank, targets
+        self._spec = spec
+        self._model_name = model_name
+        self._dtype = dtype
+        self._room = room
+        self._max_rank = max_rank
+        self._allowed = targets
         self._generations = itertools.count(1)
         self._modules_of_model: dict[str, list[_Target]] = {}  # by module
         tables = (each for each in parameters(spec) if each.layer is None)
@@ -247,7 +251,8 @@ class AdapterReader:
         Raises:
             ModelError: its file has changed since then, can't be read, or contains NaN.
         """
-        config, file = files.config, files.file
+        config = files.config
+        file = files.file
         if _stamp(file) != files.stamp:
             raise ModelError(
                 f"{file}: changed since the adapter was loaded.", hint="Unload the adapter, and load it again."
@@ -277,7 +282,8 @@ class AdapterReader:
         """Returns the products of a layer that an adapter changes. With `room`, writes them there
         and returns nothing.
         """
-        layer, deltas = self._spec.layers[index], {}
+        layer = self._spec.layers[index]
+        deltas = {}
         sizes = {p.role: p.shape for p in layer_parameters(self._spec, index)}
         for product, roles in _products(layer).items():
             if not any((index, role) in by_role for role in roles):
@@ -288,14 +294,17 @@ class AdapterReader:
                 b = torch.zeros(1, rank, sum(outputs), dtype=self._dtype)
                 deltas[product] = ProductDelta(a[0], b[0], outputs)
             else:
-                a, b = room[1][index][product].a, room[1][index][product].b
-            at, ranks = 0, b.shape[1]
+                a = room[1][index][product].a
+                b = room[1][index][product].b
+            at = 0
+            ranks = b.shape[1]
             for part, role in enumerate(roles):
                 end = at + sizes[role][0]
                 if (index, role) in by_role:
                     of = by_role[index, role]
                     for page, first in enumerate(range(0, len(of.a), ranks)):
-                        rows, columns = of.a[first : first + ranks], of.b[:, first : first + ranks].t()
+                        rows = of.a[first : first + ranks]
+                        columns = of.b[:, first : first + ranks].t()
                         a[page, part, : len(rows)] = rows
                         torch.mul(columns, of.scale, out=b[page, : len(rows), at:end])
                 at = end
@@ -368,7 +377,8 @@ class AdapterReader:
     def _check_shapes(
         self, config: AdapterConfig, file: Path, module: str, name: str, pair: Mapping[str, torch.Tensor]
     ) -> None:
-        piece, rank = self._modules_of_model[module][0][2], config.rank_of(name)
+        piece = self._modules_of_model[module][0][2]
+        rank = config.rank_of(name)
         if rank > self._max_rank:
             raise ModelError(
                 f"{file}: {module} has rank {rank}, and max_lora_rank is {self._max_rank}.", hint="Raise max_lora_rank."

@@ -129,7 +129,8 @@ def _index(tokens: NDArray[np.int64]) -> torch.Tensor | slice:
     """Converts ascending tokens to an index: a slice if they are contiguous, because indexing with
     it makes no copy.
     """
-    first, end = int(tokens[0]), int(tokens[-1]) + 1
+    first = int(tokens[0])
+    end = int(tokens[-1]) + 1
     return slice(first, end) if end - first == len(tokens) else torch.from_numpy(tokens)
 
 
@@ -182,7 +183,8 @@ def _stack(deltas: Sequence[ProductDelta | None], rank: int, like: ProductDelta)
     b = like.b.new_zeros(len(deltas), rank, like.b.shape[1])
     for i, delta in enumerate(deltas):
         if delta is not None:
-            a[i, :, : delta.a.shape[1]], b[i, : len(delta.b)] = delta.a, delta.b
+            a[i, :, : delta.a.shape[1]] = delta.a
+            b[i, : len(delta.b)] = delta.b
     by_part = b.split_with_sizes(like.outputs, 2)
     return StackedDelta(a.flatten(1, 2).transpose(1, 2), tuple(each.contiguous() for each in by_part))
 

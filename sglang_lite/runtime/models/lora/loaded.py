@@ -62,8 +62,11 @@ class LoadedAdapters:
         max_pinned: int,
         max_bytes: int | None = None,
     ) -> None:
-        self._reader, self._reserved = reader, reserved
-        self._max_loaded, self._max_pinned, self._max_bytes = max_loaded, max_pinned, max_bytes
+        self._reader = reader
+        self._reserved = reserved
+        self._max_loaded = max_loaded
+        self._max_pinned = max_pinned
+        self._max_bytes = max_bytes
         self.reads = 0
         self._lock = threading.Lock()
         self._by_name: dict[str, LoadedAdapter] = {}  # least recently used first
@@ -179,14 +182,16 @@ class LoadedAdapters:
     def _make_room(self, more: int) -> None:
         """Drops adapters until another one, of `more` bytes, fits into memory."""
         in_memory = [(each, each.adapter.bytes) for each in self._by_name.values() if each.adapter is not None]
-        count, size = len(in_memory), sum(own for _, own in in_memory)
+        count = len(in_memory)
+        size = sum(own for _, own in in_memory)
         leaving = list[LoadedAdapter]()
         for each, own in in_memory:
             if not self._full(count, size + more):
                 break
             if not each.pinned:
                 leaving.append(each)
-                count, size = count - 1, size - own
+                count = count - 1
+                size = size - own
         if self._full(count, size + more):
             limit = "" if self._max_bytes is None else f", and all may take {self._max_bytes >> 20:,}"
             raise ParameterError(

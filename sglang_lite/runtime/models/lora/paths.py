@@ -52,7 +52,9 @@ def read_lora_path(text: object) -> LoraPath:
             given = json.loads(text)
         except ValueError as error:
             raise ParameterError("lora_paths", f"{shown(text)} is no JSON: {error}") from error
-        name, path, pinned = given.get("lora_name"), given.get("lora_path"), given.get("pinned", False)
+        name = given.get("lora_name")
+        path = given.get("lora_path")
+        pinned = given.get("pinned", False)
         if not (isinstance(name, str) and isinstance(path, str) and isinstance(pinned, bool) and given.keys() <= _KEYS):
             raise ParameterError("lora_paths", f"{shown(text)} has not lora_name, lora_path and maybe pinned.")
         return LoraPath(name, path, pinned)

@@ -78,7 +78,9 @@ class AdapterPool:
     """
 
     def __init__(self, memory: AdapterMemory, size: PoolSize, most: int, eviction: Literal["lru", "fifo"]) -> None:
-        self._memory, self._most, self._eviction = memory, most, eviction
+        self._memory = memory
+        self._most = most
+        self._eviction = eviction
         self.slots: list[Adapter | None] = [None] * size.slots
         self._slot: dict[int, int] = {}  # by generation
         self._order = list(range(size.slots))  # slots in the order in which they are to be reused
@@ -117,7 +119,8 @@ class AdapterPool:
             slot = self._emptied(adapter.rank // PAGE_RANK, kept)
             own = self.pages[slot] = [self._free.pop() for _ in range(adapter.rank // PAGE_RANK)]
             self._memory.write(slot, own, adapter)
-            self.slots[slot], self._slot[adapter.generation] = adapter, slot
+            self.slots[slot] = adapter
+            self._slot[adapter.generation] = slot
             self.writes += 1
         elif self._eviction == "fifo":
             return slot
@@ -193,7 +196,8 @@ class AdapterPool:
         return next(slot for slot in self._order if self.slots[slot] is None)
 
     def _empty(self, slot: int) -> None:
-        leaving, self.slots[slot] = self.slots[slot], None
+        leaving = self.slots[slot]
+        self.slots[slot] = None
         if leaving is not None:
             del self._slot[leaving.generation]
             self._free += self.pages.pop(slot)

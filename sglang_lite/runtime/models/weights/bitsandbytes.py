@@ -37,13 +37,16 @@ def _read(parts: Parts, state: str) -> EncodedMatrix:
     try:
         about = json.loads(bytes(parts[state].tolist()))
         rows, columns = map(int, about["shape"])
-        block, offset = int(about["blocksize"]), float(about.get("nested_offset", 0.0))
+        block = int(about["blocksize"])
+        offset = float(about.get("nested_offset", 0.0))
         nested = int(about.get("nested_blocksize", 1))
         if min(rows, columns, block, nested) < 1:
             raise ValueError("a size is none")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"quant_state can't be understood: {error!r}") from error
-    packed, absmax, table = parts[".weight"], parts[".weight.absmax"], parts[".weight.quant_map"].float()
+    packed = parts[".weight"]
+    absmax = parts[".weight.absmax"]
+    table = parts[".weight.quant_map"].float()
     if packed.dtype != torch.uint8 or packed.numel() != -(-rows * columns // 2) or table.shape != (16,):
         raise ValueError(f"weight is {packed.dtype} of {packed.numel()} bytes, and quant_state says {rows} x {columns}")
     if not table.isfinite().all():
@@ -77,7 +80,8 @@ class _Decoded(EncodedMatrix):
 
 
 def _read_8_bits(parts: Parts) -> Blocks:
-    weight, scale = parts[".weight"], parts[".SCB"].float()
+    weight = parts[".weight"]
+    scale = parts[".SCB"].float()
     if weight.dtype != torch.int8 or weight.ndim != 2 or scale.shape != (len(weight),):
         raise ValueError(f"weight is {weight.dtype} of shape {tuple(weight.shape)}, and SCB of {tuple(scale.shape)}")
     return blocks_of((weight.to(torch.int16) + 128).to(torch.uint8), 8, (scale / 127).unsqueeze(1), 128)

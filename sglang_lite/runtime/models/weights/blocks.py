@@ -50,7 +50,10 @@ class Blocks(EncodedMatrix):
         order: torch.Tensor | None = None,
     ) -> None:
         super().__init__(q.shape)
-        self.q, self.scale, self.table, self.order = q.contiguous(), scale.contiguous(), table, order
+        self.q = q.contiguous()
+        self.scale = scale.contiguous()
+        self.table = table
+        self.order = order
         self.minimum = None if minimum is None else minimum.contiguous()
 
     @property
@@ -60,7 +63,8 @@ class Blocks(EncodedMatrix):
 
     def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
         """Returns rows [N, columns] by index, as float32."""
-        q, scale = self.q[rows], self.scale[rows].unsqueeze(-1)
+        q = self.q[rows]
+        scale = self.scale[rows].unsqueeze(-1)
         numbers = q.float() if self.table is None else torch.tensor(self.table, device=q.device)[q.int()]
         blocks = numbers.view(*scale.shape[:2], self.format.group)
         if self.minimum is None:
@@ -76,14 +80,16 @@ class Blocks(EncodedMatrix):
 
     def part(self, rows: slice, columns: slice = slice(None)) -> Blocks:
         start, stop, _ = columns.indices(self.shape[1])
-        own, group = stop - start, self.format.group
+        own = stop - start
+        group = self.format.group
         if own < self.shape[1] and self.order is not None:
             raise ValueError("its columns are in an order of their own (g_idx)")
         if self.scale.shape[1] > 1 and (start % group or stop % group):
             raise ValueError(f"columns {start} to {stop} cut through its blocks of {group}")
         blocks = slice(start // group, -(-stop // group))
         minimum = None if self.minimum is None else self.minimum[rows, blocks]
-        q, scale = self.q[rows, columns], self.scale[rows, blocks]
+        q = self.q[rows, columns]
+        scale = self.scale[rows, blocks]
         return Blocks(q, scale, minimum, table=self.table, order=self.order)
 
     def as_integers(self) -> Blocks | None:

@@ -27,14 +27,16 @@ def pack_quantized(schemes: Sequence[Scheme]) -> Packing:
     """
 
     def read(parts: Parts) -> Blocks:
-        shape, scale = parts[".weight_shape"].tolist(), parts[".weight_scale"]
+        shape = parts[".weight_shape"].tolist()
+        scale = parts[".weight_scale"]
         if len(shape) != 2 or scale.ndim != 2 or len(scale) not in (1, shape[0]):
             raise ValueError(f"weight_scale has shape {tuple(scale.shape)} for weight_shape {shape}")
         rows, columns = shape
         words = parts[".weight_packed"]
         bits = _bits(schemes, columns, scale.shape[1], words.shape[-1])
         scale = scale.expand(rows, -1)
-        index, order = parts.get(".weight_g_idx"), None
+        index = parts.get(".weight_g_idx")
+        order = None
         if index is not None and (index != -1).any():  # -1: as llm-compressor initialises it
             order = input_order(index, columns, scale.shape[1])
         numbers = unpacked(words, bits, columns)
@@ -62,7 +64,8 @@ def int_quantized(*, integer_inputs: bool) -> Packing:
     """
 
     def read(parts: Parts) -> EncodedMatrix:
-        weight, scale = parts[".weight"], parts[".weight_scale"]
+        weight = parts[".weight"]
+        scale = parts[".weight_scale"]
         if weight.dtype != torch.int8:
             raise ValueError(f"weight is {weight.dtype}, and quantization_config declares int8")
         scale = scale.reshape(-1, 1) if scale.ndim < 2 else scale

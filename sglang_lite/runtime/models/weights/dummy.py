@@ -34,7 +34,9 @@ class DummySource(WeightSource):
 
     def __init__(self, device: torch.device, matrices: Matrices = PLAIN, seed: int = 0) -> None:
         super().__init__("dummy weights", {})
-        self._device, self._matrices, self._seed = device, matrices, seed
+        self._device = device
+        self._matrices = matrices
+        self._seed = seed
         self._generator = None if device.type == "meta" else torch.Generator(device)
 
     @property

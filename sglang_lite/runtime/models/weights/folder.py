@@ -258,7 +258,8 @@ class SafetensorsSource(FolderSource):
 class _SafetensorsRows(PlainRows):
     def __init__(self, file: Path, name: str, shape: list[int], dtype: torch.dtype) -> None:
         super().__init__(shape, dtype)
-        self._file, self._name = file, name
+        self._file = file
+        self._name = name
 
     def read(self, start: int, end: int) -> torch.Tensor:
         from safetensors import safe_open
@@ -281,7 +282,8 @@ class TensorSource(FolderSource):
     def __init__(
         self, label: str, tensors: Mapping[str, torch.Tensor], matrices: Matrices = PLAIN, *, copies: bool = True
     ) -> None:
-        self._tensors, self._copies = tensors, copies
+        self._tensors = tensors
+        self._copies = copies
         super().__init__(Path(label), {Path(label)}, matrices)
 
     def _names(self, file: Path) -> list[str]:

@@ -71,7 +71,8 @@ class Mxfp4Experts(EncodedStack):
         if numbers.ndim != 4 or numbers.shape[3] != 16 or numbers.shape[:3] != scales.shape:
             raise ValueError(f"blocks of shape {tuple(numbers.shape)} and scales of {tuple(scales.shape)}")
         super().__init__((numbers.shape[0], numbers.shape[2] * 32, numbers.shape[1]))
-        self._numbers, self._scales = numbers, scales
+        self._numbers = numbers
+        self._scales = scales
 
     def matrix(self, expert: int, outputs: slice) -> Blocks:
         return _blocks(self._numbers[expert, outputs].flatten(1), _powers(self._scales[expert, outputs]), 32)

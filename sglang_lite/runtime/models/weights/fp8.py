@@ -71,7 +71,8 @@ class ScaledRows(EncodedMatrix):
         own, (start, stop, _) = range(self.shape[0])[rows], columns.indices(self.shape[1])
         high, wide = self._block
         if self._scales.shape[1] == 1:
-            blocks, wide = slice(None), stop - start
+            blocks = slice(None)
+            wide = stop - start
         elif start % wide or (stop % wide and stop < self.shape[1]):
             raise ValueError(f"columns {start} to {stop} cut through its blocks of {wide}")
         else:

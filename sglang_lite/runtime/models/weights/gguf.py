@@ -42,7 +42,8 @@ class GgufSource(WeightSource):
         interleaved = FAMILIES[file.metadata["general.architecture"]].interleaved
         for parameter in (p for p in parameters(spec) if p.role in ("q", "k", "q_bias", "k_bias")):
             assert parameter.layer is not None
-            attention, piece = spec.layers[parameter.layer].attention, parameter.slices[0]
+            attention = spec.layers[parameter.layer].attention
+            piece = parameter.slices[0]
             heads = attention.heads if parameter.role.startswith("q") else attention.kv_heads
             if piece.groups > 1:
                 self._by_head[piece.name] = _ByHead(piece.groups, 3, outer=False)
@@ -96,7 +97,8 @@ class LatentHeads:
         """Returns the matrix of `shape` in float32; each head's keys precede its values."""
         parts = []
         for head in range(self.keys.shape[0]):
-            keys, values = self.keys.part(head), self.values.part(head)
+            keys = self.keys.part(head)
+            values = self.values.part(head)
             parts += [_Rows(keys.data(), keys).decode(0, keys.shape[0]).T]
             parts += [_Rows(values.data(), values).decode(0, values.shape[0])]
         return torch.cat(parts)
@@ -119,9 +121,10 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
     sizes = _stack_sizes(spec)
     left = set(file.tensors) - {_FREQUENCIES}
     for parameter in parameters(spec):
-        name, found = parameter.slices[0].name, [
+        name = parameter.slices[0].name
+        found = [
             table.get_name(theirs, (".weight", ".bias")) for theirs in _converted_names(parameter)
-        ]  # fmt: skip
+        ]
         if not all(each in file.tensors for each in found):
             continue
         left -= set(found)
@@ -197,7 +200,8 @@ class _Rows(EncodedMatrix):
 
     def __init__(self, data: np.ndarray[Any, Any], tensor: GgufTensor) -> None:
         super().__init__(tensor.shape)
-        self._data, self._kind = data, tensor.kind
+        self._data = data
+        self._kind = tensor.kind
 
     def decode(self, start: int, end: int) -> torch.Tensor:
         data = self._data[start:end]

@@ -79,7 +79,9 @@ def _k_scales(head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     The bytes hold d of the scales, d of the minima, and eight of each in 6 bits.
     """
     d = _halves(head[:, :, :4])
-    low, middle, mixed = head[:, :, 4:8], head[:, :, 8:12], head[:, :, 12:]
+    low = head[:, :, 4:8]
+    middle = head[:, :, 8:12]
+    mixed = head[:, :, 12:]
     scale = torch.cat((low & 63, mixed & 15 | low >> 2 & 48), -1)
     minimum = torch.cat((middle & 63, mixed >> 4 | middle >> 2 & 48), -1)
     return (d[:, :, :1] * scale).flatten(1), (-d[:, :, 1:] * minimum).flatten(1)
@@ -141,13 +143,18 @@ class GgufBlocks(Blocks):
 
     def __init__(self, data: torch.Tensor, kind: str, columns: int) -> None:
         EncodedMatrix.__init__(self, (len(data), columns))
-        self.data, self.kind, self.table, self.order = data, kind, None, None
+        self.data = data
+        self.kind = kind
+        self.table = None
+        self.order = None
 
     def __getattr__(self, name: str) -> Any:  # a tensor or None
         if name not in ("q", "scale", "minimum"):
             raise AttributeError(name)
         read = READERS[self.kind](self.data)
-        self.q, self.scale, self.minimum = read.q, read.scale, read.minimum
+        self.q = read.q
+        self.scale = read.scale
+        self.minimum = read.minimum
         return getattr(self, name)
 
     @property

@@ -92,10 +92,13 @@ class _Header:
     _SCALARS: ClassVar = {
         0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
     }  # fmt: skip
-    _STRING, _ARRAY = 8, 9
+    _STRING = 8
+    _ARRAY = 9
 
     def __init__(self, data: memoryview, path: Path) -> None:
-        self.bytes, self.path, self.at = data, path, 0
+        self.bytes = data
+        self.path = path
+        self.at = 0
         if bytes(data[:4]) != b"GGUF":
             raise ModelError(
                 f"{path}: not a GGUF file (it starts with {bytes(data[:4])!r}).", hint="Fetch the file again."
@@ -104,7 +107,8 @@ class _Header:
         version = self.scalar("<I")
         if version not in (2, 3):
             raise ModelError(f"{path}: GGUF version {version} is not supported.", hint="Supported: 2 and 3.")
-        tensor_count, key_count = self.scalar("<Q"), self.scalar("<Q")
+        tensor_count = self.scalar("<Q")
+        key_count = self.scalar("<Q")
         self.metadata: dict[str, Any] = {}
         for _ in range(key_count):
             key = self.string()
@@ -152,7 +156,8 @@ class _Header:
         if kind == self._STRING:
             return self.string()
         if kind == self._ARRAY:
-            item, count = self.scalar("<I"), self.scalar("<Q")
+            item = self.scalar("<I")
+            count = self.scalar("<Q")
             if depth > 8:
                 self.unknown("arrays nested more than 8 deep")
             if count > len(self.bytes):
@@ -170,7 +175,9 @@ class _Header:
         """Reads the next strings, faster than `string` reads each: a vocabulary has 150,000, which
         every start reads.
         """
-        data, at, found = self.bytes, self.at, []
+        data = self.bytes
+        at = self.at
+        found = []
         length = struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):

@@ -84,7 +84,8 @@ def unpacked(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
     each in it. Raises ParameterError if it is not one.
     """
     parts = dict(bucket)
-    flat, metadata = parts.get("flattened_tensor"), parts.get("metadata")
+    flat = parts.get("flattened_tensor")
+    metadata = parts.get("metadata")
     if not isinstance(flat, torch.Tensor) or metadata is None:
         raise ParameterError("named_tensors", "a flattened bucket has a flattened_tensor and its metadata.")
     data = flat.flatten().view(torch.uint8)
@@ -92,8 +93,10 @@ def unpacked(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
     for each in metadata:
         said = each if isinstance(each, Mapping) else vars(each)
         dtype = getattr(torch, str(said["dtype"]).removeprefix("torch."))
-        size, shape = flat.dtype.itemsize, tuple(said["shape"])
-        start, end = said["start_idx"] * size, said["end_idx"] * size
+        size = flat.dtype.itemsize
+        shape = tuple(said["shape"])
+        start = said["start_idx"] * size
+        end = said["end_idx"] * size
         if not 0 <= start <= end <= len(data) or (end - start) != torch.Size(shape).numel() * dtype.itemsize:
             raise ParameterError("named_tensors", f"{said['name']!r} is not within its bucket.")
         found.append((said["name"], data[start:end].view(dtype).view(shape)))

@@ -37,7 +37,8 @@ def gptq(schemes: Sequence[Scheme], *, second_version: bool) -> Packing:
 
 
 def _read(parts: Parts, *, schemes: Sequence[Scheme], offset: int) -> Blocks:
-    scales, words = parts[".scales"], parts[".qweight"]
+    scales = parts[".scales"]
+    words = parts[".qweight"]
     groups, outputs = scales.shape
     bits, group = next((each for each in schemes if _fits(parts, *each)), schemes[0])
     inputs = words.shape[0] * 32 // bits

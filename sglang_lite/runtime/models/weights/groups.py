@@ -111,7 +111,8 @@ class UpdateGroups:
     """
 
     def __init__(self, device: torch.device, timeout_s: float) -> None:
-        self._device, self._timeout_s = device, timeout_s
+        self._device = device
+        self._timeout_s = timeout_s
         self._groups: dict[str, _Group] = {}
         self._names: set[str] = set()  # names of these, and of groups that are being created
         self._joining: dict[str, threading.Event] = {}  # groups being joined; the event is set when that ends
@@ -262,7 +263,8 @@ class UpdateGroups:
         store: Any = None,  # torch's
     ) -> _Group:
         """Creates a group once all its processes have joined. Raises ModelError if they don't."""
-        kind, patience = _DEVICES[backend], timedelta(seconds=self._timeout_s)
+        kind = _DEVICES[backend]
+        patience = timedelta(seconds=self._timeout_s)
         device = torch.device("cpu") if backend == "gloo" else self._device
         # gloo sends along a tree: a process sends to those whose rank has one more leading bit.
         forwards = rank + (1 << rank.bit_length()) < size

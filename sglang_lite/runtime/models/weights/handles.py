@@ -82,7 +82,8 @@ class _Reader(pickle.Unpickler):
         def handle(*args: Any) -> TensorHandle:  # of torch's function
             return _handle(*args)
 
-        self._metadata, self._handle = Metadata, handle
+        self._metadata = Metadata
+        self._handle = handle
 
     def find_class(self, module: str, name: str) -> Any:  # its stand-in
         if name in _REBUILD:

@@ -16,7 +16,8 @@ from sglang_lite.runtime.models.weights.groups import UpdateGroups, tensor_forms
 from sglang_lite.runtime.models.weights.seed import Seed
 from sglang_lite.runtime.models.weights.source import Stored, WeightSource
 
-OFFER, SEND = "/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance"
+OFFER = "/init_weights_send_group_for_remote_instance"
+SEND = "/send_weights_to_remote_instance"
 _LAYER = re.compile(r".*?\.\d+\.")
 
 
@@ -48,7 +49,9 @@ class InstanceSource(WeightSource):
     def __init__(
         self, seed: Seed, version: str, device: torch.device, *, backend: str, port: int, timeout_s: float
     ) -> None:
-        self._seed, self._version, self._device = seed, version, device
+        self._seed = seed
+        self._version = version
+        self._device = device
         self._group = f"send_weights_{secrets.token_hex(8)}"
         self._groups = UpdateGroups(device, timeout_s)
         self._come: dict[str, torch.Tensor] = {}

@@ -84,7 +84,8 @@ def files_read(folder: Path, load_format: str) -> set[Path]:
         case "auto" | "safetensors" | "remote" | "gguf":
             kind, files = weight_files(folder, ("safetensors",) if load_format == "safetensors" else KINDS)
         case "pt":
-            kind, files = "bin", pickle_files(folder)
+            kind = "bin"
+            files = pickle_files(folder)
         case "npcache":
             return numpy_files(folder, with_list=True)
         case "sharded_state":

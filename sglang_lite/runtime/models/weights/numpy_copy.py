@@ -23,7 +23,8 @@ from sglang_lite.runtime.models.weights.folder import FolderSource, pickle_files
 from sglang_lite.runtime.models.weights.source import Weight
 
 _COPY = "np"
-_NAMES, _ORIGIN = "weight_names.json", "sglang_lite_origin.json"
+_NAMES = "weight_names.json"
+_ORIGIN = "sglang_lite_origin.json"
 
 
 class NumpySource(FolderSource):

@@ -72,7 +72,8 @@ class Quantisation:
     def check(self, source: WeightSource) -> None:
         """Raises ModelError if quantised matrices are declared but the checkpoint has none."""
         if self.matrices.packings and not source.has_packed:
-            method, parts = self.matrices.names[0], [packing.parts[0] for packing in self.matrices.packings]
+            method = self.matrices.names[0]
+            parts = [packing.parts[0] for packing in self.matrices.packings]
             raise ModelError(
                 f"{self.source}: quantization_config says that matrices are packed by {method}, but no tensor is named "
                 f"…{' or …'.join(parts)}.",
@@ -106,7 +107,8 @@ def read_quantisation(folder: Path) -> Quantisation:
     Raises:
         ModelError: a file is not valid JSON, or the quantisation is not supported.
     """
-    file, content = config_file(folder), read_config(folder)
+    file = config_file(folder)
+    content = read_config(folder)
     given = content.get("quantization_config") or (content.get("text_config") or {}).get("quantization_config")
     modelopt = folder / "hf_quant_config.json"
     if modelopt.exists():
@@ -114,7 +116,8 @@ def read_quantisation(folder: Path) -> Quantisation:
         if given and quantisation and given.get("quant_method") != "modelopt":
             raise ModelError(f"{file} and {modelopt} declare two quantisations.", hint="Remove the one that is wrong.")
         if not given:
-            file, given = modelopt, quantisation
+            file = modelopt
+            given = quantisation
             if isinstance(quantisation, dict):
                 given = {"quant_method": "modelopt", **quantisation}
     return Quantisation(str(file), declared_matrices(given, str(file)))
@@ -220,7 +223,8 @@ def _bitsandbytes(config: Mapping[str, Json]) -> Matrices:
     return Matrices(("bitsandbytes",), (packing,), format=Format(4, 64, minimum=False, table=NF4))
 
 
-_FLOATS, _INTEGERS = "8-bit floats", "integers"
+_FLOATS = "8-bit floats"
+_INTEGERS = "integers"
 
 
 def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
@@ -237,7 +241,8 @@ def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
     made = [_of_kind(kind, found[kind], inputs) for kind in kinds]
     if len(made) < 2:
         return made[0] if made else PLAIN
-    floats, integers = _FLOATS in found, found.get(_INTEGERS, [])
+    floats = _FLOATS in found
+    integers = found.get(_INTEGERS, [])
     if integers and ("mxfp4" in found or (floats and 8 in {bits for bits, _ in integers})):  # told apart by no name
         raise _UnsupportedError(f"'compressed-tensors' ({' and '.join(kinds)} in one checkpoint)")
     return Matrices(
@@ -278,7 +283,9 @@ def _of_group(weights: Mapping[str, Json]) -> tuple[str, Any]:
     """Returns the kind of the matrices in a group of compressed-tensors, and the group's further
     settings.
     """
-    kind, bits, strategy = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
+    kind = weights.get("type")
+    bits = weights.get("num_bits")
+    strategy = weights.get("strategy")
     if (kind, bits) == ("float", 8) and strategy in ("tensor", "channel", "block"):
         return _FLOATS, _pair(weights["block_structure"]) if strategy == "block" else None
     if (kind, bits, weights.get("group_size")) in (("float", 4, 16), ("float", 4, 32)):
@@ -314,7 +321,8 @@ _METHODS: dict[str, Callable[[Mapping[str, Json]], Matrices]] = {
 }  # fmt: skip
 
 
-_BYTES, _NVFP4 = Format(8, 0, minimum=False), Format(4, 16, minimum=False, table=fp4.E2M1)
+_BYTES = Format(8, 0, minimum=False)
+_NVFP4 = Format(4, 16, minimum=False, table=fp4.E2M1)
 _MXFP4 = replace(_NVFP4, group=32)
 
 

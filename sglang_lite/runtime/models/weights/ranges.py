@@ -96,7 +96,8 @@ def read_header(ranges: Ranges, file: Path) -> Mapping[str, StoredTensor]:
     damaged or truncated.
     """
     try:
-        size, prefix = ranges.size(file), bytearray(8)
+        size = ranges.size(file)
+        prefix = bytearray(8)
         ranges.read(file, 0, memoryview(prefix))
         length = int.from_bytes(prefix, "little")
         if length > min(MAX_BYTES, size - 8):
@@ -154,7 +155,10 @@ class RangeSource(FolderSource):
         pinned: bool,
         renamed: Callable[[str], str] = str,
     ) -> None:
-        self._ranges, self._threads, self._pinned, self._renamed = ranges, threads, pinned, renamed
+        self._ranges = ranges
+        self._threads = threads
+        self._pinned = pinned
+        self._renamed = renamed
         self._pool = ThreadPoolExecutor(threads, "sglang_lite-weights")
         self._headers: dict[Path, Mapping[str, StoredTensor]] = {}
         super().__init__(folder, files, matrices)
@@ -240,15 +244,20 @@ class _RangeRows(PlainRows):
         self, source: RangeSource, file: Path, start: int, shape: Sequence[int], dtype: torch.dtype, stride: int
     ) -> None:
         super().__init__(shape, dtype)
-        self._source, self._file, self._start, self._stride = source, file, start, stride
+        self._source = source
+        self._file = file
+        self._start = start
+        self._stride = stride
 
     def read(self, start: int, end: int) -> torch.Tensor:
         rows, columns = self.shape
-        start, end = min(start, rows), min(end, rows)
+        start = min(start, rows)
+        end = min(end, rows)
         at = self._start + start * self._stride
         return self._source.read(self._file, at, (end - start, columns), self.dtype, self._stride)
 
     def part(self, rows: slice, columns: slice = slice(None)) -> PlainRows:
-        down, across = range(self.shape[0])[rows], range(self.shape[1])[columns]
+        down = range(self.shape[0])[rows]
+        across = range(self.shape[1])[columns]
         start = self._start + down.start * self._stride + across.start * self.dtype.itemsize
         return _RangeRows(self._source, self._file, start, (len(down), len(across)), self.dtype, self._stride)

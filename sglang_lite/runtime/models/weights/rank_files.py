@@ -72,10 +72,12 @@ class RankFilesSource(RangeSource):
         return name
 
     def _names(self, file: Path) -> list[str]:
-        match, new = _NAME.fullmatch(file.name), list[str]()
+        match = _NAME.fullmatch(file.name)
+        new = list[str]()
         assert match is not None, "of `rank_files`"
         for name in self.names_in(file):
-            of_tensor, rank = self._parts[name], int(match[1])
+            of_tensor = self._parts[name]
+            rank = int(match[1])
             if not of_tensor or rank in of_tensor:  # twice in one rank is an error
                 new.append(name)
             of_tensor[rank] = file
@@ -100,9 +102,11 @@ class _Joined(PlainRows):
     """
 
     def __init__(self, parts: Sequence[PlainRows], axis: int) -> None:
-        along, across = sum(each.shape[axis] for each in parts), parts[0].shape[1 - axis]
+        along = sum(each.shape[axis] for each in parts)
+        across = parts[0].shape[1 - axis]
         super().__init__((across, along) if axis else (along, across), parts[0].dtype)
-        self._parts, self._axis = parts, axis
+        self._parts = parts
+        self._axis = axis
 
     def read(self, start: int, end: int) -> torch.Tensor:
         own = self._cut(slice(start, end), slice(None))
@@ -114,7 +118,9 @@ class _Joined(PlainRows):
 
     def _cut(self, rows: slice, columns: slice) -> list[PlainRows]:
         """Returns the parts of some rows and columns; an empty part of one if there are none."""
-        own, wanted, at = list[PlainRows](), range(self.shape[self._axis])[(rows, columns)[self._axis]], 0
+        own = list[PlainRows]()
+        wanted = range(self.shape[self._axis])[(rows, columns)[self._axis]]
+        at = 0
         for part in self._parts:
             size = part.shape[self._axis]
             inside = slice(max(wanted.start - at, 0), max(min(wanted.stop - at, size), 0))

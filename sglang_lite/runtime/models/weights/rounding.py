@@ -63,7 +63,8 @@ def _rounded(weight: torch.Tensor, to: Rounding, group: int) -> tuple[torch.Tens
         scale = (most / 127).half().float().clamp_min(_SMALLEST)
         numbers = (blocks / scale.unsqueeze(-1)).round().clamp(-127, 127).to(torch.int8)
         return numbers.view(weight.shape), scale, None
-    low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
+    low = blocks.amin(-1).clamp(max=0)
+    high = blocks.amax(-1).clamp(min=0)
     scale = ((high - low) / 15).half().float().clamp_min(_SMALLEST)
     zero = (-low / scale).round().clamp(0, 15)
     numbers = ((blocks / scale.unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 15).to(torch.uint8)

@@ -36,7 +36,8 @@ class Seed:
     """
 
     def __init__(self, host: str, port: int, timeout_s: float = 60.0) -> None:
-        self.host, self._timeout_s = host.strip("[]"), timeout_s
+        self.host = host.strip("[]")
+        self._timeout_s = timeout_s
         self._address = f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     def __str__(self) -> str:

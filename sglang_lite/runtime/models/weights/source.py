@@ -51,7 +51,8 @@ class EncodedMatrix(ABC):
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
-        self.shape, self.dtype = tuple(shape), dtype
+        self.shape = tuple(shape)
+        self.dtype = dtype
 
     @abstractmethod
     def decode(self, start: int, end: int) -> torch.Tensor:
@@ -72,7 +73,9 @@ class _DecodedPart(EncodedMatrix):
     def __init__(self, whole: EncodedMatrix, rows: slice, columns: slice) -> None:
         own = range(whole.shape[0])[rows]
         super().__init__((len(own), len(range(whole.shape[1])[columns])), whole.dtype)
-        self._whole, self._rows, self._columns = whole, own, columns
+        self._whole = whole
+        self._rows = own
+        self._columns = columns
 
     def decode(self, start: int, end: int) -> torch.Tensor:
         own = self._rows[start:end]
@@ -99,7 +102,9 @@ class _PlainPart(PlainRows):
     def __init__(self, whole: PlainRows, rows: slice, columns: slice) -> None:
         own = range(whole.shape[0])[rows]
         super().__init__((len(own), len(range(whole.shape[1])[columns])), whole.dtype)
-        self._whole, self._rows, self._columns = whole, own, columns
+        self._whole = whole
+        self._rows = own
+        self._columns = columns
 
     def read(self, start: int, end: int) -> torch.Tensor:
         own = self._rows[start:end]

@@ -30,7 +30,8 @@ def torchao(cpu_bits: float | None) -> Packing:
 
 
 def _read(parts: Parts) -> EncodedMatrix:
-    numbers, scale = parts["._weight_qdata"], parts["._weight_scale"]
+    numbers = parts["._weight_qdata"]
+    scale = parts["._weight_scale"]
     if numbers.ndim != 2 or numbers.dtype not in (torch.int8, torch.float8_e4m3fn):
         raise ValueError(f"_weight_qdata is {numbers.dtype} of shape {tuple(numbers.shape)}, which has no reader")
     if "._weight_act_pre_scale" in parts:
