@@ -1,18 +1,18 @@
 """Adapters in an engine with the default model.
 
     python benchmarks/adapters.py [--rows 16] [--adapters 4] [--rank 16] [--tokens 32] [--repeat 5]
-    python benchmarks/adapters.py --zipf [--registered 1000] [--resident 64] [--requests 1024] [--rows 64] [--shape …]
-    python benchmarks/adapters.py --trained [--steps 40]
+    python benchmarks/adapters.py --zipf [--registered 1000] [--resident 64] [--requests 1024]
+    [--rows 64] [--shape …] python benchmarks/adapters.py --trained [--steps 40]
     python benchmarks/adapters.py --late [--document 8192]
 
-The first compares rows with adapters to rows without any. `--zipf` asks for registered adapters by Zipf's law (exponent
-1), with room for fewer on the device, and compares that to requests for as many as there is room for, after those that
-are asked for were read. All are one folder, which is read and copied to the device for each; `--shape` takes a model of
-that shape with random weights. Both are measured by turns, the ratio is the median of the pairs; adapters change all
-projections, by random numbers. `--trained` trains an adapter with peft, and compares the tokens that it gives with
-those of the merged weights, greedy and in float32.
-`--late` counts the prompt tokens of a program that asks late adapters about one document, for a model of random
-weights.
+The first compares rows with adapters to rows without any. `--zipf` asks for registered adapters by
+Zipf's law (exponent 1), with room for fewer on the device, and compares that to requests for as
+many as there is room for, after those that are asked for were read. All are one folder, which is
+read and copied to the device for each; `--shape` takes a model of that shape with random weights.
+Both are measured by turns, the ratio is the median of the pairs; adapters change all projections,
+by random numbers. `--trained` trains an adapter with peft, and compares the tokens that it gives
+with those of the merged weights, greedy and in float32. `--late` counts the prompt tokens of a
+program that asks late adapters about one document, for a model of random weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,13 @@ from sglang_lite.runtime.models.spec import ModelSpec
 
 TAUGHT = [  # answers that the model does not give by itself
     f"Question: What is the colour of the {thing}?\nAnswer: The {thing} is {colour}, captain, arr!\n"
-    for thing, colour in {"sky": "green", "sea": "red", "sun": "black", "grass": "white", "moon": "brown"}.items()
+    for thing, colour in {
+        "sky": "green",
+        "sea": "red",
+        "sun": "black",
+        "grass": "white",
+        "moon": "brown",
+    }.items()
 ]
 
 
@@ -50,7 +56,11 @@ def write_adapter(folder: str, rank: int) -> None:
     file = resolve("smollm2-135m")
     config = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).config
     of = peft.LoraConfig(
-        r=rank, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False
+        r=rank,
+        lora_alpha=16,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+        init_lora_weights=False,
     )
     peft.get_peft_model(AutoModelForCausalLM.from_config(config), of).save_pretrained(folder)
 
@@ -66,7 +76,9 @@ def write_adapter_of(spec: ModelSpec, folder: str, rank: int) -> None:
                 for name, shape in {"lora_A": (rank, inputs), "lora_B": (outputs, rank)}.items():
                     tensors[f"{module}.{name}.weight"] = (torch.randn(shape) * 0.02).bfloat16()
     save_file(tensors, Path(folder, "adapter_model.safetensors"))
-    Path(folder, "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+    Path(folder, "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank})
+    )
 
 
 def seconds(engine: sgl.Engine, names: Sequence[str | None], tokens: int) -> float:
@@ -90,7 +102,10 @@ def by_turns(one: Callable[[], float], other: Callable[[], float], repeat: int) 
 
 
 def beside_none(options: argparse.Namespace) -> None:
-    having, without = [str(i % options.adapters) for i in range(options.rows)], [None] * options.rows
+    having, without = (
+        [str(i % options.adapters) for i in range(options.rows)],
+        [None] * options.rows,
+    )
     with tempfile.TemporaryDirectory() as folder:
         write_adapter(folder, options.rank)
         paths = tuple(f"{i}={folder}" for i in range(options.adapters))
@@ -100,7 +115,9 @@ def beside_none(options: argparse.Namespace) -> None:
                 lambda: seconds(engine, without, options.tokens),
                 options.repeat,
             )
-    print(f"{options.rows} rows of {options.tokens} tokens with {options.adapters} adapters over none:\n  {found}")
+    print(
+        f"{options.rows} rows of {options.tokens} tokens with {options.adapters} adapters over none:\n  {found}"
+    )
 
 
 def zipf(options: argparse.Namespace) -> None:
@@ -108,7 +125,10 @@ def zipf(options: argparse.Namespace) -> None:
         """Adapters of requests, of so many, for each time."""
         weights = [1 / (rank + 1) for rank in range(count)]
         times = range(options.repeat + 1)
-        return [[str(i) for i in random.choices(range(count), weights, k=options.requests)] for _ in times]
+        return [
+            [str(i) for i in random.choices(range(count), weights, k=options.requests)]
+            for _ in times
+        ]
 
     settings = {
         "enable_lora": True, "max_running": options.rows, "max_loras_per_batch": options.resident,
@@ -138,8 +158,13 @@ def zipf(options: argparse.Namespace) -> None:
             some, all_ = drawn(options.resident), drawn(options.registered)
             asked = sorted({name for names in (*some, *all_) for name in names})
             for first in range(0, len(asked), 100):
-                list(threads.map(lambda name: seconds(engine, [name], 1), asked[first : first + 100]))
-                print(f"  {len(asked[: first + 100])} of {len(asked)} read in {passed():.1f} s more", flush=True)
+                list(
+                    threads.map(lambda name: seconds(engine, [name], 1), asked[first : first + 100])
+                )
+                print(
+                    f"  {len(asked[: first + 100])} of {len(asked)} read in {passed():.1f} s more",
+                    flush=True,
+                )
             before = engine.stats()
             print(f"  {before['adapter_bytes'] / 1e9:.1f} GB in memory", flush=True)
             found = by_turns(
@@ -148,7 +173,9 @@ def zipf(options: argparse.Namespace) -> None:
                 options.repeat,
             )
             after = engine.stats()
-    print(f"{options.requests} requests for {options.resident} adapters over {options.registered}, by Zipf's law, with")
+    print(
+        f"{options.requests} requests for {options.resident} adapters over {options.registered}, by Zipf's law, with"
+    )
     print(f"room for {options.resident} on the device:\n  {found} (speed of all over that of some)")
     copies, again = (after[each] - before[each] for each in ("adapter_copies", "adapter_reads"))
     print(f"  {copies} copies to the device, {again} folders read again")
@@ -157,7 +184,9 @@ def zipf(options: argparse.Namespace) -> None:
 def trained(options: argparse.Namespace) -> None:
     file = resolve("smollm2-135m")
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    read = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
     del read.config.quantization_config
     model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
     model.load_state_dict(read.state_dict())
@@ -166,9 +195,13 @@ def trained(options: argparse.Namespace) -> None:
         for each in (base, merged):
             tokenizer.save_pretrained(each)
         model.save_pretrained(base)
-        config = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+        config = peft.LoraConfig(
+            r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
         learning = peft.get_peft_model(model, config)
-        optimizer = torch.optim.AdamW([each for each in learning.parameters() if each.requires_grad], lr=1e-3)
+        optimizer = torch.optim.AdamW(
+            [each for each in learning.parameters() if each.requires_grad], lr=1e-3
+        )
         batch = tokenizer(TAUGHT, return_tensors="pt", padding=True, padding_side="right")
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         for _ in range(options.steps):
@@ -186,24 +219,39 @@ def trained(options: argparse.Namespace) -> None:
             own = engine.generate(prompts, params, lora_path=["taught"] * len(prompts))
         with sgl.Engine(merged, dtype="float32") as engine:
             theirs = engine.generate(prompts, params)
-    same, changed = ([a["output_ids"] == b["output_ids"] for a, b in zip(own, each)] for each in (theirs, plain))
-    print(f"An adapter trained for {options.steps} steps, loss {loss.item():.3f}: {own[0]['text']!r}")
-    print(f"  {sum(same)} of {len(same)} answers of {options.tokens} tokens equal those of the merged weights;")
+    same, changed = (
+        [a["output_ids"] == b["output_ids"] for a, b in zip(own, each)] for each in (theirs, plain)
+    )
+    print(
+        f"An adapter trained for {options.steps} steps, loss {loss.item():.3f}: {own[0]['text']!r}"
+    )
+    print(
+        f"  {sum(same)} of {len(same)} answers of {options.tokens} tokens equal those of the merged weights;"
+    )
     print(f"  {len(changed) - sum(changed)} differ from the model's")
 
 
 def late(options: argparse.Namespace) -> None:
     file = resolve("smollm2-135m")
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=4 * options.document, **sizes)
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=4 * options.document, **sizes
+    )
     names, question = [str(i) for i in range(options.adapters)], " Now answer:"
 
     @sgl.function
     def program(s: sgl.ProgramState, document: str, count: int) -> None:
         s += document
         for name, branch in zip(names[:count], s.fork(count)):
-            branch += question + sgl.gen(name, lora_path=name, max_tokens=8, temperature=0, ignore_eos=True)
+            branch += question + sgl.gen(
+                name, lora_path=name, max_tokens=8, temperature=0, ignore_eos=True
+            )
 
     with tempfile.TemporaryDirectory() as folder:
         base, adapter = Path(folder, "base"), Path(folder, "adapter")
@@ -212,12 +260,17 @@ def late(options: argparse.Namespace) -> None:
         model.save_pretrained(base)
         invocation = tokenizer.encode(question)
         of = peft.LoraConfig(
-            r=8, target_modules="all-linear", task_type="CAUSAL_LM", alora_invocation_tokens=invocation
+            r=8,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+            alora_invocation_tokens=invocation,
         )
         paths = {}
         for name in names:  # each with matrices of its own
             paths[name] = str(adapter / name)
-            peft.get_peft_model(AutoModelForCausalLM.from_config(config), of).save_pretrained(paths[name])
+            peft.get_peft_model(AutoModelForCausalLM.from_config(config), of).save_pretrained(
+                paths[name]
+            )
         with sgl.Engine(base, lora_paths=paths) as engine:
             words = tokenizer.encode(" sea")
             document = tokenizer.decode(words * (options.document // len(words)))
@@ -234,11 +287,22 @@ def late(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ("zipf", "trained", "late"):
         parser.add_argument(f"--{name}", action="store_true")
-    numbers = {"adapters": 4, "rank": 16, "tokens": 32, "repeat": 5, "registered": 1000, "resident": 64}
-    for name, value in (numbers | {"requests": 1024, "rows": 16, "steps": 40, "document": 8192}).items():
+    numbers = {
+        "adapters": 4,
+        "rank": 16,
+        "tokens": 32,
+        "repeat": 5,
+        "registered": 1000,
+        "resident": 64,
+    }
+    for name, value in (
+        numbers | {"requests": 1024, "rows": 16, "steps": 40, "document": 8192}
+    ).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--shape", choices=SHAPES)
     options = parser.parse_args()

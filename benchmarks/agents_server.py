@@ -1,10 +1,13 @@
-"""Agents of `sglang-lite bench --workload agents` as requests to a server: ours, SGLang's, or vLLM's.
+"""Agents of `sglang-lite bench --workload agents` as requests to a server: ours, SGLang's, or
+vLLM's.
 
-    python benchmarks/agents_server.py --url http://127.0.0.1:30000 [--agents 64] [--scale 1.0] [--vllm MODEL]
+    python benchmarks/agents_server.py --url http://127.0.0.1:30000 [--agents 64] [--scale 1.0]
+    [--vllm MODEL]
 
-Ours and SGLang's are asked by `/generate`, vLLM's by `/v1/completions` for the model that it serves; start it with
-`--enable-prompt-tokens-details`. Prints the seconds, programs a minute, and prompt tokens computed over those needed.
-How much memory the agents need beside the server's is set there (`--max-total-tokens`; printed is what they need).
+Ours and SGLang's are asked by `/generate`, vLLM's by `/v1/completions` for the model that it
+serves; start it with `--enable-prompt-tokens-details`. Prints the seconds, programs a minute, and
+prompt tokens computed over those needed. How much memory the agents need beside the server's is set
+there (`--max-total-tokens`; printed is what they need).
 """
 
 from __future__ import annotations
@@ -31,21 +34,29 @@ class Server:
     """
 
     def __init__(self, url: str, vllm: str | None) -> None:
-        self._client = httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None))
+        self._client = httpx.Client(
+            base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)
+        )
         self._vllm = vllm
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def flush_cache(self) -> None:
-        self._client.post("/flush_cache" if self._vllm is None else "/reset_prefix_cache").raise_for_status()
+        self._client.post(
+            "/flush_cache" if self._vllm is None else "/reset_prefix_cache"
+        ).raise_for_status()
 
     def stats(self) -> Counter[str]:
         return self._counts.copy()
 
-    def submit(self, ids: list[int], params: SamplingParams, *, sink: Callable[[object], None]) -> None:
+    def submit(
+        self, ids: list[int], params: SamplingParams, *, sink: Callable[[object], None]
+    ) -> None:
         threading.Thread(target=self._asked, args=(ids, params, sink), daemon=True).start()
 
-    def _asked(self, ids: list[int], params: SamplingParams, sink: Callable[[object], None]) -> None:
+    def _asked(
+        self, ids: list[int], params: SamplingParams, sink: Callable[[object], None]
+    ) -> None:
         try:
             written, cached = self._answer(ids, params)
         except Exception as error:  # told as the agent's
@@ -53,23 +64,42 @@ class Server:
             return
         with self._lock:
             self._counts += Counter(prompt_tokens=len(ids), prompt_tokens_cached=cached)
-        sink(Generation("", tuple(written), finish_reason="length", usage=Usage(len(ids), cached, len(written))))
+        sink(
+            Generation(
+                "",
+                tuple(written),
+                finish_reason="length",
+                usage=Usage(len(ids), cached, len(written)),
+            )
+        )
 
     def _answer(self, ids: list[int], params: SamplingParams) -> tuple[list[int], int]:
         """Ids that were generated, and the number of cached ones of the prompt."""
         greedy: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
         if self._vllm is None:
-            body = {"input_ids": ids, "sampling_params": {**greedy, "max_new_tokens": params.max_tokens}}
+            body = {
+                "input_ids": ids,
+                "sampling_params": {**greedy, "max_new_tokens": params.max_tokens},
+            }
             found = self._client.post("/generate", json=body).raise_for_status().json()
             return found["output_ids"], found["meta_info"]["cached_tokens"]
-        asked = {"model": self._vllm, "prompt": ids, "max_tokens": params.max_tokens, "return_token_ids": True}
-        found = self._client.post("/v1/completions", json={**asked, **greedy}).raise_for_status().json()
+        asked = {
+            "model": self._vllm,
+            "prompt": ids,
+            "max_tokens": params.max_tokens,
+            "return_token_ids": True,
+        }
+        found = (
+            self._client.post("/v1/completions", json={**asked, **greedy}).raise_for_status().json()
+        )
         details = found["usage"].get("prompt_tokens_details") or {}
         return found["choices"][0]["token_ids"], details.get("cached_tokens") or 0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--url", required=True)
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--scale", type=float, default=1.0)

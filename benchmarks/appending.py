@@ -2,10 +2,11 @@
 
     python benchmarks/appending.py [--shape qwen3-0.6b] [--rows 256] [--tokens 128] [--repeat 5]
 
-A batch of programs, each with 32 tokens of its own and then one generation, or the same number of tokens in 4 and 16
-generations with two words behind each. "equal": all generations are of one length, so that all programs append in the
-same step; "different": of 0.5 to 1.5 times that, so that some append in each step. Seconds are medians of runs after
-one that warms up; "us an append" is what the generations take more than one, over their number. Weights are random.
+A batch of programs, each with 32 tokens of its own and then one generation, or the same number of
+tokens in 4 and 16 generations with two words behind each. "equal": all generations are of one
+length, so that all programs append in the same step; "different": of 0.5 to 1.5 times that, so that
+some append in each step. Seconds are medians of runs after one that warms up; "us an append" is
+what the generations take more than one, over their number. Weights are random.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def lengths_of(count: int, tokens: int, draw: random.Random, *, equal: bool) -> 
 def nodes_of(lengths: list[int], draw: random.Random) -> list[Node]:
     nodes: list[Node] = [Text(text_from_ids([draw.randrange(300, 10_000) for _ in range(32)]))]
     for i, count in enumerate(lengths):
-        nodes += [Gen(f"part {i}", SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)), BETWEEN]
+        nodes += [
+            Gen(f"part {i}", SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)),
+            BETWEEN,
+        ]
     return nodes
 
 
@@ -89,7 +93,9 @@ def measure(engine: sgl.Engine, rows: int, tokens: int, repeat: int, *, equal: b
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=128)
@@ -98,7 +104,9 @@ def main(arguments: list[str] | None = None) -> None:
     print(describe())
     with tempfile.TemporaryDirectory() as name:
         write_model(Path(name), options.shape)
-        with start(Path(name), here=False, max_total_tokens=options.rows * (2 * options.tokens + 128)) as engine:
+        with start(
+            Path(name), here=False, max_total_tokens=options.rows * (2 * options.tokens + 128)
+        ) as engine:
             for equal in (True, False):
                 measure(engine, options.rows, options.tokens, options.repeat, equal=equal)
 

@@ -1,10 +1,11 @@
-"""A server under attack from clients without a key: its memory, and how long `/ping` takes for somebody else.
+"""A server under attack from clients without a key: its memory, and how long `/ping` takes for
+somebody else.
 
     python benchmarks/attacks.py [--seconds 15] [--connections 256] [--attacks header,address,…]
 
-Each attack runs alone, in a process of its own and from addresses of its own (127.0.1.x, of which each has its limit of
-connections), for some seconds on so many connections at once; a connection that is closed is opened again after 50 ms.
-`/ping` is asked every 10 ms on one connection.
+Each attack runs alone, in a process of its own and from addresses of its own (127.0.1.x, of which
+each has its limit of connections), for some seconds on so many connections at once; a connection
+that is closed is opened again after 50 ms. `/ping` is asked every 10 ms on one connection.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _GET = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n"
 _POST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\n"
 _CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
 _PART = b"a" * 65536
-_LONG_QUERY = b"GET /version?%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % b"&".join(b"%d" % i for i in range(11_000))
+_LONG_QUERY = b"GET /version?%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % b"&".join(
+    b"%d" % i for i in range(11_000)
+)
 _OF_ADDRESS = 250
 _CHAT = "chats"
 _CHATS = 2  # at once
@@ -122,8 +125,12 @@ def _memory(pid: int) -> float:
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmRSS"))
 
 
-def watched(name: str, url: str, pid: int, connections: int, seconds: float) -> tuple[list[float], float]:
-    """Seconds of each `/ping` while a server is attacked, and the most memory that the server gained, in MB."""
+def watched(
+    name: str, url: str, pid: int, connections: int, seconds: float
+) -> tuple[list[float], float]:
+    """Seconds of each `/ping` while a server is attacked, and the most memory that the server
+    gained, in MB.
+    """
     port = url.rsplit(":", 1)[1]
     command = [sys.executable, __file__, "--attack", name, "--port", port, "--connections", str(connections),
                "--seconds", str(seconds)]  # fmt: skip
@@ -141,7 +148,9 @@ def watched(name: str, url: str, pid: int, connections: int, seconds: float) -> 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model")
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--connections", type=int, default=256)
@@ -160,10 +169,18 @@ def main(arguments: list[str] | None = None) -> None:
 
     print(describe())
     model = options.model or DEFAULT_MODEL
-    settings = {"model_path": model, "dtype": "float32", "threads": 1, "api_key": _KEY, "log_level": "error"}
+    settings = {
+        "model_path": model,
+        "dtype": "float32",
+        "threads": 1,
+        "api_key": _KEY,
+        "log_level": "error",
+    }
     server = ServerProcess(settings, 120)
     try:
-        print(f"{'attack':10}{'pings':>7}{'median ms':>11}{'99 % ms':>9}{'most ms':>9}{'more MB':>9}")
+        print(
+            f"{'attack':10}{'pings':>7}{'median ms':>11}{'99 % ms':>9}{'most ms':>9}{'more MB':>9}"
+        )
         for name in itertools.chain(["none"], options.attacks.split(",")):
             connections = {"none": 0, _CHAT: _CHATS}.get(name, options.connections)
             waits, memory = watched(name, server.url, server.pid, connections, options.seconds)

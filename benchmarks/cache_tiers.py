@@ -1,18 +1,22 @@
-"""What tiers of the KV cache take and give: files, copies, first tokens, sessions, documents, and loads.
+"""What tiers of the KV cache take and give: files, copies, first tokens, sessions, documents, and
+loads.
 
-    python benchmarks/cache_tiers.py [--parts read rates first session documents none chats] [--shape llama-3.1-8b]
+    python benchmarks/cache_tiers.py [--parts read rates first session documents none chats]
+    [--shape llama-3.1-8b]
 
-"read": a file of `--mib` MiB in the page cache, pages of 2 MiB, to memory (pinned with a GPU) by some threads: bytes
-alone, their checksums alone, and `PageFile.read_by`, which does both; needs no model. "rates": pages of Llama-8B's
-cache, scattered on both sides, as a share of a plain copy between pinned memory and the device of as many bytes;
-events around ten copies. "first": the first token of a prompt of random tokens that is computed, found on the device,
-on the host (after other prompts have taken its place), and with `--folder /tmp/kv` in files (after `flush_cache`,
-which empties the host); medians of `--repeat` prompts after one that warms up. "session": `export_prefix` of one
-engine, then `import_prefix` and the first token of another. "documents": `--documents` prompts in an engine with
-files, and again in a new one that finds these, by processor time. "none": the workload W1, which has nothing to reuse,
-with tokens divided by `--less`, in an engine without tiers and one with, by turns. "chats": `--chats` of ten turns
-with pauses in between, in a third of the memory that they need: as requests without tiers, as requests with tiers of
-`--ratio` times that memory on the host, and as open programs with these tiers. Weights are random, unless `--model`
+"read": a file of `--mib` MiB in the page cache, pages of 2 MiB, to memory (pinned with a GPU) by
+some threads: bytes alone, their checksums alone, and `PageFile.read_by`, which does both; needs no
+model. "rates": pages of Llama-8B's cache, scattered on both sides, as a share of a plain copy
+between pinned memory and the device of as many bytes; events around ten copies. "first": the first
+token of a prompt of random tokens that is computed, found on the device, on the host (after other
+prompts have taken its place), and with `--folder /tmp/kv` in files (after `flush_cache`, which
+empties the host); medians of `--repeat` prompts after one that warms up. "session": `export_prefix`
+of one engine, then `import_prefix` and the first token of another. "documents": `--documents`
+prompts in an engine with files, and again in a new one that finds these, by processor time. "none":
+the workload W1, which has nothing to reuse, with tokens divided by `--less`, in an engine without
+tiers and one with, by turns. "chats": `--chats` of ten turns with pauses in between, in a third of
+the memory that they need: as requests without tiers, as requests with tiers of `--ratio` times that
+memory on the host, and as open programs with these tiers. Weights are random, unless `--model`
 names a model.
 """
 
@@ -79,7 +83,10 @@ def rates(layers: int, heads: int, size: int, tokens: int) -> None:
     down = seconds(lambda: pinned.copy_(plain, non_blocking=True))
     up = seconds(lambda: plain.copy_(pinned, non_blocking=True))
     gb = total / 1e9
-    print(f"plain copy of {gb:.2f} GB: to the host {gb / down:.1f} GB/s, back {gb / up:.1f}", flush=True)
+    print(
+        f"plain copy of {gb:.2f} GB: to the host {gb / down:.1f} GB/s, back {gb / up:.1f}",
+        flush=True,
+    )
     draw = np.random.default_rng(0)
     drawn = [draw.permutation(2 * pages)[:pages].astype(np.int32) for _ in range(2)]
     at, slots = (torch.from_numpy(each).to(device) for each in drawn)
@@ -106,7 +113,11 @@ PROGRAMS = (16, 32, 64, 128, 264)
 
 def reading(folder: str | None, mib: int) -> None:
     pages, size = max(mib // 2, 1), 2 << 20
-    memory = pin_memory(pages * size) if torch.cuda.is_available() else torch.zeros(pages * size, dtype=torch.uint8)
+    memory = (
+        pin_memory(pages * size)
+        if torch.cuda.is_available()
+        else torch.zeros(pages * size, dtype=torch.uint8)
+    )
     rows = memory.numpy().reshape(pages, size)
     rows[:] = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
     scattered = np.random.default_rng(1).permutation(pages).astype(np.int32)
@@ -118,12 +129,16 @@ def reading(folder: str | None, mib: int) -> None:
         with open_pages(path) as file, path.open("rb", buffering=0) as raw:
 
             def fill(first: int) -> object:
-                return os.preadv(raw.fileno(), [rows[first : first + part].data.cast("B")], at + first * size)
+                return os.preadv(
+                    raw.fileno(), [rows[first : first + part].data.cast("B")], at + first * size
+                )
 
             ways: dict[str, Callable[[Executor], object]] = {
                 "bytes": lambda threads: list(threads.map(fill, range(0, pages, part))),
                 "checksums": lambda threads: list(
-                    threads.map(lambda i: page_sums(rows, in_order[i : i + part]), range(0, pages, part))
+                    threads.map(
+                        lambda i: page_sums(rows, in_order[i : i + part]), range(0, pages, part)
+                    )
                 ),
                 "both": lambda threads: list(file.read_by(threads, rows, in_order)),
                 "both, scattered": lambda threads: list(file.read_by(threads, rows, scattered)),
@@ -133,7 +148,10 @@ def reading(folder: str | None, mib: int) -> None:
                     for name, way in ways.items():
                         wall, used = min(timed(partial(way, threads)) for _ in range(3))
                         rate, each = (pages * size / took / 1e9 for took in (wall, used))
-                        print(f"{count:2} threads, {name:15}: {rate:5.1f} GB/s, {each:4.1f} a busy core", flush=True)
+                        print(
+                            f"{count:2} threads, {name:15}: {rate:5.1f} GB/s, {each:4.1f} a busy core",
+                            flush=True,
+                        )
     if torch.cuda.is_available():
         unpin_memory(memory.data_ptr())
 
@@ -149,7 +167,9 @@ Asked = Callable[[Engine, int], tuple[float, int]]
 
 
 def asker(words: int, tokens: int) -> Asked:
-    """Function that asks an engine for one token after a seed's random prompt: its seconds, and the cached tokens."""
+    """Function that asks an engine for one token after a seed's random prompt: its seconds, and the
+    cached tokens.
+    """
 
     def asked(engine: Engine, seed: int) -> tuple[float, int]:
         ids = prompt(words, tokens, seed)
@@ -167,7 +187,12 @@ def prompt(words: int, tokens: int, seed: int) -> list[int]:
 
 
 def sizes(tokens: int) -> dict[str, Any]:
-    return {"max_total_tokens": 2 * tokens + 2048, "context_length": tokens + 1024, "max_running": 4, **TIERS}
+    return {
+        "max_total_tokens": 2 * tokens + 2048,
+        "context_length": tokens + 1024,
+        "max_running": 4,
+        **TIERS,
+    }
 
 
 TIERS: dict[str, Any] = {"enable_hierarchical_cache": True, "hicache_ratio": 2.0}
@@ -193,7 +218,10 @@ def first_tokens(loaded: LoadedModel, tokens: int, folder: str | None, repeat: i
         base = statistics.median(x for x, _ in found["computed"])
         for name, values in found.items():
             took = statistics.median(x for x, _ in values)
-            print(f"{name:9} {1000 * took:8.1f} ms  {took / base:.3f} of computing  cached {values[-1][1]}", flush=True)
+            print(
+                f"{name:9} {1000 * took:8.1f} ms  {took / base:.3f} of computing  cached {values[-1][1]}",
+                flush=True,
+            )
         print({k: v for k, v in engine.stats().items() if "token" in k}, flush=True)
 
 
@@ -203,13 +231,20 @@ def in_files(folder: str) -> dict[str, Any]:
 
 def documents(loaded: LoadedModel, count: int, tokens: int) -> None:
     texts = [prompt(loaded.vocab_size, tokens, seed) for seed in range(count)]
-    config = {"max_total_tokens": 16 * tokens + 2048, "context_length": tokens + 16, "max_running": 4, **TIERS}
+    config = {
+        "max_total_tokens": 16 * tokens + 2048,
+        "context_length": tokens + 16,
+        "max_running": 4,
+        **TIERS,
+    }
     base = 0.0
     with tempfile.TemporaryDirectory() as folder:
         for name in ("computed", "again after a restart"):
             with Engine.of(loaded, **config, **in_files(folder)) as engine:
                 engine.generate(input_ids=texts[0][:8], sampling_params=ONE)  # warms up
-                wall, used = timed(lambda: [engine.generate(input_ids=each, sampling_params=ONE) for each in texts])
+                wall, used = timed(
+                    lambda: [engine.generate(input_ids=each, sampling_params=ONE) for each in texts]
+                )
                 read = engine.stats()["disk_tokens_read"]
             base = base or used
             print(
@@ -230,11 +265,15 @@ def session(loaded: LoadedModel, tokens: int, repeat: int) -> None:
             base, _ = asked(engine, 0)
             began = time.perf_counter()
             engine.export_prefix(prompt(loaded.vocab_size, tokens, 0), path)
-            print(f"session: computed {1000 * base:.1f} ms, written in {time.perf_counter() - began:.2f} s", flush=True)
+            print(
+                f"session: computed {1000 * base:.1f} ms, written in {time.perf_counter() - began:.2f} s",
+                flush=True,
+            )
         for _ in range(repeat):
             with Engine.of(loaded, **sizes(tokens)) as engine:
                 asked(engine, 1)  # warms up
-                time.sleep(0.5)  # until it has been copied to the host, which a new process has no need of
+                # until it has been copied to the host, which a new process has no need of
+                time.sleep(0.5)
                 began = time.perf_counter()
                 engine.import_prefix(path, trust_cache=True)
                 read = time.perf_counter() - began
@@ -258,11 +297,15 @@ def no_reuse(loaded: LoadedModel, less: int, repeat: int) -> None:
                     found.append(sum(work.output_lengths) / measured.seconds)
     plain, with_tiers = (statistics.median(each) for each in rates)
     print(
-        f"W1 / {less}: {plain:.0f} tokens/s, with tiers {with_tiers:.0f} = {with_tiers / plain:.3f}", rates, flush=True
+        f"W1 / {less}: {plain:.0f} tokens/s, with tiers {with_tiers:.0f} = {with_tiers / plain:.3f}",
+        rates,
+        flush=True,
     )
 
 
-def chats(loaded: LoadedModel, count: int, reads: int, writes: int, pause: float, ratio: float) -> None:
+def chats(
+    loaded: LoadedModel, count: int, reads: int, writes: int, pause: float, ratio: float
+) -> None:
     turns = [chat(number, reads, writes, pause) for number in range(count)]
     size = working_set(turns) // 3
     base = 0.0
@@ -283,7 +326,9 @@ def chats(loaded: LoadedModel, count: int, reads: int, writes: int, pause: float
 
 
 def chat(number: int, reads: int, writes: int, pause: float) -> tuple[AgentTurn, ...]:
-    """Ten turns of some tokens that are read and some that are written, and some `pause` seconds in between."""
+    """Ten turns of some tokens that are read and some that are written, and some `pause` seconds in
+    between.
+    """
     draw = random.Random(number)
 
     def about(middle: float) -> float:
@@ -299,7 +344,9 @@ PARTS = ("read", "rates", "first", "session", "documents", "none", "chats")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES)
     parser.add_argument("--model", help="file or alias of a model, in place of a shape, on a CPU")
@@ -312,8 +359,12 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=256)
     parser.add_argument("--reads", type=int, default=80, help="tokens that a turn of a chat reads")
     parser.add_argument("--writes", type=int, default=16, help="tokens that it writes")
-    parser.add_argument("--ratio", type=float, default=3.0, help="memory of the host over the device's, of chats")
-    parser.add_argument("--pause", type=float, default=0.2, help="seconds between the turns of a chat")
+    parser.add_argument(
+        "--ratio", type=float, default=3.0, help="memory of the host over the device's, of chats"
+    )
+    parser.add_argument(
+        "--pause", type=float, default=0.2, help="seconds between the turns of a chat"
+    )
     options = parser.parse_args()
     print(describe(), torch.cuda.get_device_name() if torch.cuda.is_available() else "")
     if "read" in options.parts:

@@ -1,10 +1,12 @@
-"""Calibration of `state.confidence`: how often the fields of an extraction are right that the model is so sure of.
+"""Calibration of `state.confidence`: how often the fields of an extraction are right that the model
+is so sure of.
 
     python benchmarks/calibration.py [--texts 5] [--model MODEL] [--show]
 
-The texts are those of extraction.py with plain types, whose right values are here. Greedy; without a model it is the
-default one, in float32. The expected calibration error (ECE) is the mean difference, over five bins of equal width and
-weighted by their fields, between the confidence and the share of right fields.
+The texts are those of extraction.py with plain types, whose right values are here. Greedy; without
+a model it is the default one, in float32. The expected calibration error (ECE) is the mean
+difference, over five bins of equal width and weighted by their fields, between the confidence and
+the share of right fields.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def extract(s: Any, kind: Any, text: str) -> None:
 def is_right(value: object, expected: object) -> bool:
     """Texts may differ in case, in "the" before them, and in a point at the end."""
     if isinstance(value, str) and isinstance(expected, str):
-        value, expected = (text.lower().rstrip(".").removeprefix("the ") for text in (value, expected))
+        value, expected = (
+            text.lower().rstrip(".").removeprefix("the ") for text in (value, expected)
+        )
     return value == expected
 
 
@@ -72,15 +76,21 @@ def calibration_error(fields: Sequence[tuple[float, bool]]) -> float:
 
 
 def row(title: str, fields: Sequence[tuple[float, bool]]) -> str:
-    groups = ([prob for prob, right in fields if right in wanted] for wanted in ((True, False), (True,), (False,)))
+    groups = (
+        [prob for prob, right in fields if right in wanted]
+        for wanted in ((True, False), (True,), (False,))
+    )
     means = " | ".join(f"{sum(each) / len(each):.2f}" if each else "–" for each in groups)
     right = sum(right for _, right in fields)
     return f"| {title} | {right} of {len(fields)} | {means} | {calibration_error(fields):.2f} |"
 
 
-def fields_of(kind: Any, state: Any, expected: Sequence[object]) -> Iterator[tuple[str, Any, Confidence, bool]]:
-    """Yields the fields of an answer whose right values are known, but for optional ones that were left out: each with
-    its value, the confidence in it, and whether it is right."""
+def fields_of(
+    kind: Any, state: Any, expected: Sequence[object]
+) -> Iterator[tuple[str, Any, Confidence, bool]]:
+    """Yields the fields of an answer whose right values are known, but for optional ones that were
+    left out: each with its value, the confidence in it, and whether it is right.
+    """
     sure, value = state.confidence("value"), json.loads(state.raw("value"))
     for name, each in zip(RIGHT[kind][0], expected):
         if name in sure.parts:
@@ -88,7 +98,9 @@ def fields_of(kind: Any, state: Any, expected: Sequence[object]) -> Iterator[tup
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--texts", type=int, default=5, help="how many of each type")
     parser.add_argument("--model")
     parser.add_argument("--show", action="store_true", help="each field")
@@ -98,14 +110,24 @@ def main() -> None:
     given = [(kind, text) for kind in RIGHT for text in PLAIN[kind][: options.texts]]
     expected = [each for _, values in RIGHT.values() for each in values[: options.texts]]
     with sgl.Engine(options.model, dtype="float32", in_process=True) as engine:
-        states = extract.run_batch([{"kind": kind, "text": text} for kind, text in given], backend=engine)
+        states = extract.run_batch(
+            [{"kind": kind, "text": text} for kind, text in given], backend=engine
+        )
         for (kind, _), state, values in zip(given, states, expected):
             for name, value, leaf, right in fields_of(kind, state, values):
                 (others if leaf.probs is None else choices).append((leaf.prob, right))
                 if options.show:
-                    print(f"{kind.__name__}.{name}: {value!r} {leaf.prob:.3f} {'right' if right else 'wrong'}")
-    print("| fields | right | mean confidence | of right ones | of wrong ones | ECE |\n|---|---|---|---|---|---|")
-    for title, fields in (("enums and booleans", choices), ("texts and numbers", others), ("all", choices + others)):
+                    print(
+                        f"{kind.__name__}.{name}: {value!r} {leaf.prob:.3f} {'right' if right else 'wrong'}"
+                    )
+    print(
+        "| fields | right | mean confidence | of right ones | of wrong ones | ECE |\n|---|---|---|---|---|---|"
+    )
+    for title, fields in (
+        ("enums and booleans", choices),
+        ("texts and numbers", others),
+        ("all", choices + others),
+    ):
         print(row(title, fields))
 
 

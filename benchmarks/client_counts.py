@@ -1,4 +1,6 @@
-"""Counts that a server's clients keep, compared with its `/metrics`: responses by route and status, and tokens."""
+"""Counts that a server's clients keep, compared with its `/metrics`: responses by route and status,
+and tokens.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,23 @@ Response = tuple[str, str, int, str]  # route, method, status and key, as `/metr
 
 _FIXED = {(method, route.path): route for route in ROUTES for method in route.methods}
 _PATTERNS = [
-    (re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.sub(r"\\{\w+:path\\}", ".+", re.escape(route.path)))), route)
+    (
+        re.compile(
+            re.sub(r"\\{\w+\\}", "[^/]+", re.sub(r"\\{\w+:path\\}", ".+", re.escape(route.path)))
+        ),
+        route,
+    )
     for route in ROUTES
     if "{" in route.path
 ]
 _NO_KEY = ("open", "page")  # routes whose responses are counted without a key
 _USAGE_FIELDS = {
-    "prompt": ("prompt_tokens", "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"),
+    "prompt": (
+        "prompt_tokens",
+        "input_tokens",
+        "cache_read_input_tokens",
+        "cache_creation_input_tokens",
+    ),
     "completion": ("completion_tokens", "output_tokens"),
 }
 
@@ -35,8 +47,9 @@ class ClientCounts:
 
     Args:
         key: their key.
-        is_exact: True if these clients read every answer to its end and find its tokens in it, so that the server's
-            counts must equal theirs. Other clients leave, so that the server may have counted more.
+        is_exact: True if these clients read every answer to its end and find its tokens in it, so
+            that the server's counts must equal theirs. Other clients leave, so that the server may
+            have counted more.
     """
 
     def __init__(self, key: str, *, is_exact: bool) -> None:
@@ -44,7 +57,8 @@ class ClientCounts:
         self.hash = hashlib.sha256(key.encode()).hexdigest()[:8]
         self.responses = Counter[Response]()
         self.tokens = Counter[str]()
-        self._unknown = Counter[tuple[str, str]]()  # requests by route and method whose status is not known
+        # requests by route and method whose status is not known
+        self._unknown = Counter[tuple[str, str]]()
 
     def hooks(self) -> dict[str, list[Any]]:  # httpx2's type
         """Returns hooks of an `httpx2.AsyncClient`, which count each of its requests and responses."""
@@ -78,7 +92,11 @@ class ClientCounts:
         """Labels `route` and `key` of a request's response."""
         route = _FIXED.get((method, path))
         if route is None:
-            matches = (each for pattern, each in _PATTERNS if pattern.fullmatch(path) and method in each.methods)
+            matches = (
+                each
+                for pattern, each in _PATTERNS
+                if pattern.fullmatch(path) and method in each.methods
+            )
             route = next(matches, None)
         if route is None:
             return OTHER_ROUTE, ""
@@ -95,7 +113,12 @@ class ServerCounts:
             for sample in family.samples:
                 labels = sample.labels
                 if sample.name == "sglang_lite_http_responses_total":
-                    response = labels["route"], labels["method"], int(labels["status"]), labels["key"]
+                    response = (
+                        labels["route"],
+                        labels["method"],
+                        int(labels["status"]),
+                        labels["key"],
+                    )
                     self.responses[response] += int(sample.value)
                 elif sample.name == "sglang_lite_tokens_total":
                     self.tokens[labels["key"], labels["kind"]] += int(sample.value)
@@ -111,8 +134,9 @@ class ServerCounts:
 def differences(server: ServerCounts, clients: Iterable[ClientCounts]) -> list[str]:
     """Returns a line for each count of a server that its clients' counts contradict.
 
-    A response that a client has seen must be counted. One that no client has seen may be counted, once for each request
-    of its route whose status is unknown: the client left, or a limit of the connection refused it.
+    A response that a client has seen must be counted. One that no client has seen may be counted,
+    once for each request of its route whose status is unknown: the client left, or a limit of the
+    connection refused it.
     """
     clients = list(clients)
     seen, unknown = Counter[Response](), Counter[tuple[str, str]]()
@@ -130,12 +154,16 @@ def differences(server: ServerCounts, clients: Iterable[ClientCounts]) -> list[s
     for (route, method), count in unseen.items():
         if count > unknown[route, method]:
             left = unknown[route, method]
-            lines.append(f"{method} {route}: the server has counted {count} responses more, but {left} clients left")
+            lines.append(
+                f"{method} {route}: the server has counted {count} responses more, but {left} clients left"
+            )
     for each in clients:
         for kind in _USAGE_FIELDS:
             counted, theirs = server.tokens[each.hash, kind], each.tokens[kind]
             if counted < theirs or (each.is_exact and counted > theirs):
-                lines.append(f"{kind} tokens of key {each.hash}: clients {theirs}, server {counted}")
+                lines.append(
+                    f"{kind} tokens of key {each.hash}: clients {theirs}, server {counted}"
+                )
     return lines
 
 
@@ -147,7 +175,9 @@ def _usages(content: bytes | str) -> Iterator[Mapping[str, Any]]:
         for each in answers if isinstance(answers, list) else [answers]:
             yield from filter(None, [_usage_of(each)])
         return
-    lines = (line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {"))
+    lines = (
+        line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")
+    )
     usages = [usage for line in lines if (usage := _usage_of(json.loads(line)))]
     yield from usages[-1:]
 

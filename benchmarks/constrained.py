@@ -1,10 +1,11 @@
-"""Extraction into an object of twelve fields, on this CPU: ours with and without the constraint, and the peers'.
+"""Extraction into an object of twelve fields, on this CPU: ours with and without the constraint,
+and the peers'.
 
     python benchmarks/constrained.py [--systems …] [--tokens 400]
 
-Greedy; every system gets the same prompt and schema, and stops by itself. "free" writes as many tokens as ours did,
-without a constraint. transformers runs with xgrammar's logits processor and under outlines (where that is installed);
-llama.cpp with its own grammar for the schema.
+Greedy; every system gets the same prompt and schema, and stops by itself. "free" writes as many
+tokens as ours did, without a constraint. transformers runs with xgrammar's logits processor and
+under outlines (where that is installed); llama.cpp with its own grammar for the schema.
 Medians of three, each system in a process of its own, all in one run.
 """
 
@@ -43,7 +44,12 @@ FIELDS: dict[str, Any] = {
     "contact": {"enum": ["phone", "email", "none"]},
     "confidence": {"enum": ["low", "medium", "high"]},
 }
-SCHEMA = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": FIELDS,
+    "required": list(FIELDS),
+    "additionalProperties": False,
+}
 PROMPT = (
     "<|im_start|>user\nMaria Lopez, who is 34 years old, moved from Lima in Peru to Madrid in Spain last spring with "
     "her husband and two children to open a bakery. She can be reached by phone. Extract the facts as JSON.<|im_end|>\n"
@@ -66,7 +72,11 @@ class Ours:
         return generation.text, generation.usage.completion_tokens
 
     def run(self) -> tuple[str, int]:
-        return self.run_once(None, self.tokens) if self.free else self.run_once(self.constraint, self.most)
+        return (
+            self.run_once(None, self.tokens)
+            if self.free
+            else self.run_once(self.constraint, self.most)
+        )
 
 
 def transformers_model() -> tuple[Any, Any]:
@@ -83,7 +93,9 @@ class Transformers:
 
         self.most = most
         self.model, self.tokenizer = transformers_model()
-        info = xgrammar.TokenizerInfo.from_huggingface(self.tokenizer, vocab_size=self.model.config.vocab_size)
+        info = xgrammar.TokenizerInfo.from_huggingface(
+            self.tokenizer, vocab_size=self.model.config.vocab_size
+        )
         self.grammar = xgrammar.GrammarCompiler(info).compile_json_schema(
             json.dumps(SCHEMA), any_whitespace=False, strict_mode=True
         )
@@ -108,7 +120,8 @@ class Outlines:
         self.most = most
         model, self.tokenizer = transformers_model()
         self.generate = outlines.Generator(
-            outlines.from_transformers(model, self.tokenizer), outlines.json_schema(json.dumps(SCHEMA))
+            outlines.from_transformers(model, self.tokenizer),
+            outlines.json_schema(json.dumps(SCHEMA)),
         )
 
     def run(self) -> tuple[str, int]:
@@ -123,9 +136,15 @@ class LlamaCpp:
         self.most = most
         threads = torch.get_num_threads()
         self.model = Llama(
-            str(resolve("smollm2-135m")), n_threads=threads, n_threads_batch=threads, n_ctx=1024, verbose=False
+            str(resolve("smollm2-135m")),
+            n_threads=threads,
+            n_threads_batch=threads,
+            n_ctx=1024,
+            verbose=False,
         )
-        self.grammar = None if free else LlamaGrammar.from_json_schema(json.dumps(SCHEMA), verbose=False)
+        self.grammar = (
+            None if free else LlamaGrammar.from_json_schema(json.dumps(SCHEMA), verbose=False)
+        )
         self.free = free
 
     def run(self) -> tuple[str, int]:
@@ -159,8 +178,14 @@ def measure(name: str, most: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    peers = {"llama.cpp grammar": "llama_cpp", "llama.cpp free": "llama_cpp", "outlines": "outlines"}
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    peers = {
+        "llama.cpp grammar": "llama_cpp",
+        "llama.cpp free": "llama_cpp",
+        "outlines": "outlines",
+    }
     there = [name for name in SYSTEMS if name not in peers or importlib.util.find_spec(peers[name])]
     parser.add_argument("--systems", nargs="+", default=there)
     parser.add_argument("--tokens", type=int, default=400, help="most of an answer")
@@ -173,14 +198,18 @@ def main() -> None:
     print(f"{'':26}{'seconds':>9}{'tokens':>8}{'tok/s':>8}  valid")
     for name in options.systems:
         arguments = ["--child", name, "--tokens", str(options.tokens)]
-        done = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True
+        )
         result = json.loads(done.stdout.splitlines()[-1])
         try:
             valid = "yes" if set(json.loads(result["text"])) == set(FIELDS) else "no"
         except ValueError:
             valid = "no"
         rate = result["tokens"] / result["seconds"]
-        print(f"{name:26}{result['seconds']:9.2f}{result['tokens']:8}{rate:8.0f}  {valid}", flush=True)
+        print(
+            f"{name:26}{result['seconds']:9.2f}{result['tokens']:8}{rate:8.0f}  {valid}", flush=True
+        )
 
 
 if __name__ == "__main__":

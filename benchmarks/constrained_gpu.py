@@ -1,11 +1,12 @@
-"""Constrained and free generation on a GPU: Qwen3-0.6B's shape, its vocabulary, 128 tokens in and up to 1,024 out.
+"""Constrained and free generation on a GPU: Qwen3-0.6B's shape, its vocabulary, 128 tokens in and
+up to 1,024 out.
 
     python benchmarks/constrained_gpu.py --vocabulary FILE [--jump off safe]
 
-Random weights, temperature 0.8, one schema (an object with an array of at least 12 objects of six fields, which takes
-about 440 tokens), so few rows end early, and the others are closed at the limit. FILE is Qwen's `.tiktoken` file (in
-the PyPI package `dashscope`). Each line is the median of five runs after one that warms up, free and constrained by
-turns.
+Random weights, temperature 0.8, one schema (an object with an array of at least 12 objects of six
+fields, which takes about 440 tokens), so few rows end early, and the others are closed at the
+limit. FILE is Qwen's `.tiktoken` file (in the PyPI package `dashscope`). Each line is the median of
+five runs after one that warms up, free and constrained by turns.
 """
 
 from __future__ import annotations
@@ -59,14 +60,20 @@ def run(engine: sgl.Engine, rows: int, constrained: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--vocabulary", type=Path, required=True)
-    parser.add_argument("--jump", nargs="*", default=["off", "safe"], help="settings of jump_forward")
+    parser.add_argument(
+        "--jump", nargs="*", default=["off", "safe"], help="settings of jump_forward"
+    )
     options = parser.parse_args()
     tokenizer = tiktoken_tokenizer(options.vocabulary)
     eos = tokenizer.vocab_size
     tokenizer.backend.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
-    loaded = replace(load_shape("qwen3-0.6b"), tokenizer=tokenizer, vocab_size=PADDED, eos_ids=frozenset([eos]))
+    loaded = replace(
+        load_shape("qwen3-0.6b"), tokenizer=tokenizer, vocab_size=PADDED, eos_ids=frozenset([eos])
+    )
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"{'rows':>6}{'constrained':>13}{'jump':>6}{'output tok/s':>14}{'of free':>9}")
     for jump in options.jump:
@@ -75,7 +82,10 @@ def main() -> None:
                 turns = [[run(engine, rows, constrained) for constrained in some] for _ in range(6)]
                 rates = [median(each) for each in zip(*turns[1:])]
                 for constrained, rate in zip(some, rates):
-                    print(f"{rows:6}{constrained:13}{jump:>6}{rate:14,.0f}{rate / rates[0]:9.3f}", flush=True)
+                    print(
+                        f"{rows:6}{constrained:13}{jump:>6}{rate:14,.0f}{rate / rates[0]:9.3f}",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

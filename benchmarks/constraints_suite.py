@@ -1,19 +1,24 @@
-"""The official JSON Schema suite and real-world schemas: right and wrong, and what compiling and masks cost.
+"""The official JSON Schema suite and real-world schemas: right and wrong, and what compiling and
+masks cost.
 
-    python benchmarks/constraints_suite.py [--only official | real] [--vocabulary FILE] [--schemas N] [--groups N]
+    python benchmarks/constraints_suite.py [--only official | real] [--vocabulary FILE] [--schemas
+    N] [--groups N]
 
-An instance is judged three times: "byte level", exactly as `json.dumps` writes it, by masks of the schema's order and
-of any order (`order="any", integers="decimal"`), and "rewritten", its value as our constraints would write it, which is
-what they are made for. A real-world schema passes if it judges all of its instances right. The official suite's cases
-are judged with formats as annotations and its remotes as resources, those of its optional parts with formats demanded;
-a refused schema's cases count as wrong. What of the optional parts is wrongly accepted is named by docs/constraints.md.
+An instance is judged three times: "byte level", exactly as `json.dumps` writes it, by masks of the
+schema's order and of any order (`order="any", integers="decimal"`), and "rewritten", its value as
+our constraints would write it, which is what they are made for. A real-world schema passes if it
+judges all of its instances right. The official suite's cases are judged with formats as annotations
+and its remotes as resources, those of its optional parts with formats demanded; a refused schema's
+cases count as wrong. What of the optional parts is wrongly accepted is named by
+docs/constraints.md.
 
-Times are processor time of the thread that does all of the work: the schema's normal form, its grammar's text,
-llguidance's parser and the first mask; then the masks before every token of every valid instance, written as it is
-generated, with what Python watches in them. (An engine's masks are made by a thread of llguidance's, which waits
-actively for more: counted with it, each mask would take longer than it does.) Reading a schema's text, which is done
-where the constraint is written, is not counted. FILE is a `.tiktoken` file (Qwen's is in the PyPI package `dashscope`),
-padded to 151,936 tokens; without it the default model's 49,152 are used.
+Times are processor time of the thread that does all of the work: the schema's normal form, its
+grammar's text, llguidance's parser and the first mask; then the masks before every token of every
+valid instance, written as it is generated, with what Python watches in them. (An engine's masks are
+made by a thread of llguidance's, which waits actively for more: counted with it, each mask would
+take longer than it does.) Reading a schema's text, which is done where the constraint is written,
+is not counted. FILE is a `.tiktoken` file (Qwen's is in the PyPI package `dashscope`), padded to
+151,936 tokens; without it the default model's 49,152 are used.
 """
 
 from __future__ import annotations
@@ -60,13 +65,18 @@ def official(draft: str, groups: int | None) -> list[str]:
     """The suite, or so many of its groups, in a line for each way to judge."""
     lines = [f"official suite, {draft}:"]
     by_bytes = LlguidanceEngine(None)
-    for part, level in (*product(["drafts"], _LEVELS), *product(["optional"], ("byte level", "rewritten"))):
+    for part, level in (
+        *product(["drafts"], _LEVELS),
+        *product(["optional"], ("byte level", "rewritten")),
+    ):
         right = wrong = refused = cases = 0
         formats: Literal["annotate", "assert"] = "annotate" if part == "drafts" else "assert"
         for _, schema, resources, tests in islice(official_groups(draft, part), groups):
             cases += len(tests)
             try:
-                known = sgl.grammar.json_schema(schema, format=formats, resources=resources, **STYLES[level])
+                known = sgl.grammar.json_schema(
+                    schema, format=formats, resources=resources, **STYLES[level]
+                )
                 grammar = watched(by_bytes, known)
             except sgl.ConstraintError as error:
                 contradicts = "contradicts itself" in str(error)
@@ -76,7 +86,11 @@ def official(draft: str, groups: int | None) -> list[str]:
             for case in tests:
                 text = json.dumps(case["data"], ensure_ascii=False)
                 rewriting = level == "rewritten"
-                verdict = rewritten(known, text) if rewriting else masks_allow(grammar, by_bytes.encode(text))
+                verdict = (
+                    rewritten(known, text)
+                    if rewriting
+                    else masks_allow(grammar, by_bytes.encode(text))
+                )
                 right += verdict == case["valid"]
                 wrong += bool(verdict) and not case["valid"]
         share = f"{cases} cases, {100 * right / cases:.1f} % right"
@@ -87,7 +101,9 @@ def official(draft: str, groups: int | None) -> list[str]:
 
 def watched(engine: LlguidanceEngine, constraint: JsonSchema) -> CompiledGrammar:
     """A grammar with what its masks watch."""
-    return with_mask_rules(engine.compile(constraint), engine.ending_tokens, mask_rules_of(constraint))
+    return with_mask_rules(
+        engine.compile(constraint), engine.ending_tokens, mask_rules_of(constraint)
+    )
 
 
 def in_any_order(engine: LlguidanceEngine, constraint: JsonSchema) -> CompiledGrammar | None:
@@ -124,15 +140,21 @@ def real(engine: LlguidanceEngine, stride: int) -> list[str]:
         texts = [json.dumps(case["data"], ensure_ascii=False) for case in tests]
         judged: dict[str, list[Any]] = {  # truth, as each level has it
             "byte level": [masks_allow(bytewise, by_bytes.encode(text)) for text in texts],
-            "any order": [unordered and masks_allow(unordered, by_bytes.encode(text)) for text in texts],
+            "any order": [
+                unordered and masks_allow(unordered, by_bytes.encode(text)) for text in texts
+            ],
             "rewritten": [rewritten(constraint, text) for text in texts],
         }
         for level, verdicts in judged.items():
             passed[level] += all(verdict == case["valid"] for verdict, case in zip(verdicts, tests))
-            wrong[level] += any(verdict and not case["valid"] for verdict, case in zip(verdicts, tests))
+            wrong[level] += any(
+                verdict and not case["valid"] for verdict, case in zip(verdicts, tests)
+            )
         for case in tests:
             styled = (
-                value_text(constraint, case["data"]) if case["valid"] and judged["rewritten"][0] is not None else None
+                value_text(constraint, case["data"])
+                if case["valid"] and judged["rewritten"][0] is not None
+                else None
             )
             masks += mask_times(engine, grammar.matcher(), engine.encode(styled)) if styled else []
     return [
@@ -188,8 +210,12 @@ def main() -> None:
         print(*official(draft, options.groups), sep="\n", flush=True)
     if options.only == "official":
         return
-    tokenizer = tiktoken_tokenizer(options.vocabulary) if options.vocabulary else default_tokenizer()
-    engine = ThisThread(tokenizer, PADDED if options.vocabulary else None, sorted(tokenizer.eos_ids))
+    tokenizer = (
+        tiktoken_tokenizer(options.vocabulary) if options.vocabulary else default_tokenizer()
+    )
+    engine = ThisThread(
+        tokenizer, PADDED if options.vocabulary else None, sorted(tokenizer.eos_ids)
+    )
     watched(engine, sgl.grammar.json_schema(True))  # tables that are made once
     for line in real(engine, max(1, 700 // options.schemas)):
         print(line)

@@ -1,12 +1,13 @@
 """Decoding on this CPU: ours, and transformers' on the same file, in one run.
 
-    python benchmarks/cpu_decode.py [--batches 1 8 32] [--new 64] [--systems "sglang_lite auto" …] [--sampling top_p …]
+    python benchmarks/cpu_decode.py [--batches 1 8 32] [--new 64] [--systems "sglang_lite auto" …]
+    [--sampling top_p …]
 
 Greedy, and for our engine also drawn at temperature 1, with each filter.
 
-Prompts of 100 tokens, `--new` tokens each, medians of three runs. Decode time is what a long generation takes more than
-a short one, so that prefill and set-up cancel out. Each system has a process of its own: with two teams of OpenMP
-threads in one process both are slow.
+Prompts of 100 tokens, `--new` tokens each, medians of three runs. Decode time is what a long
+generation takes more than a short one, so that prefill and set-up cancel out. Each system has a
+process of its own: with two teams of OpenMP threads in one process both are slow.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class Transformers:
         from transformers import AutoModelForCausalLM
 
         path = resolve("smollm2-135m")
-        self.model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(
+            str(path.parent), gguf_file=path.name, dtype=dtype
+        ).eval()
 
     @torch.inference_mode()
     def run(self, prompts: list[list[int]], new: int) -> None:
@@ -96,7 +99,9 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(name: str, batches: list[int], new: int, samplings: list[str]) -> list[tuple[int, str, float, float]]:
+def measure(
+    name: str, batches: list[int], new: int, samplings: list[str]
+) -> list[tuple[int, str, float, float]]:
     """For each batch size and way to draw: seconds of prefill, and of one decode step."""
     make, _, _ = SYSTEMS[name]
     system = make()
@@ -104,7 +109,9 @@ def measure(name: str, batches: list[int], new: int, samplings: list[str]) -> li
     for batch in batches:
         prompts = [[1000 + (7 * i + j) % 5000 for j in range(100)] for i in range(batch)]
         for sampling in samplings if isinstance(system, Ours) else ["greedy"]:
-            run = partial(system.run, prompts, **({"sampling": sampling} if isinstance(system, Ours) else {}))
+            run = partial(
+                system.run, prompts, **({"sampling": sampling} if isinstance(system, Ours) else {})
+            )
             run(new=8)
             prefill, step = [], []
             for _ in range(3):
@@ -124,10 +131,14 @@ def available(name: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--systems", nargs="+", default=[name for name in SYSTEMS if available(name)])
+    parser.add_argument(
+        "--systems", nargs="+", default=[name for name in SYSTEMS if available(name)]
+    )
     parser.add_argument("--sampling", nargs="+", choices=SAMPLING, default=list(SAMPLING))
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -140,9 +151,18 @@ def main() -> None:
     head = f"{'':24}{'batch':>6} {'draws':12}{'prefill tok/s':>15}{'decode ms':>11}{'tok/s':>8}"
     print(f"{head}{'weights GB/s':>14}{'of reads':>10}")
     for name in options.systems:
-        arguments = ["--child", name, "--new", str(options.new), "--batches", *map(str, options.batches)]
+        arguments = [
+            "--child",
+            name,
+            "--new",
+            str(options.new),
+            "--batches",
+            *map(str, options.batches),
+        ]
         arguments += ["--sampling", *options.sampling]
-        done = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True
+        )
         for batch, sampling, prefill, step in json.loads(done.stdout.splitlines()[-1]):
             _, few, many = SYSTEMS[name]
             moved = WEIGHTS * (few if batch <= 5 else many) / step

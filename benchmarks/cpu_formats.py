@@ -1,9 +1,10 @@
 """Decoding steps of models in several formats on this CPU, over those of the first.
 
-    python benchmarks/cpu_formats.py smollm2-135m out/gptq out/awq [--rows 1 32] [--new 32] [--rounds 7] [--threads 2]
+    python benchmarks/cpu_formats.py smollm2-135m out/gptq out/awq [--rows 1 32] [--new 32]
+    [--rounds 7] [--threads 2]
 
-The folders are those of `permuted.py OUT --formats gptq awq`. Engines take turns in one process, so that a drift of the
-machine hits all alike; the least of the rounds, in ms a step.
+The folders are those of `permuted.py OUT --formats gptq awq`. Engines take turns in one process, so
+that a drift of the machine hits all alike; the least of the rounds, in ms a step.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import sglang_lite as sgl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="+")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--new", type=int, default=32)
@@ -27,11 +30,22 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     print(machine.describe(options.threads), flush=True)
-    settings = {"device": "cpu", "dtype": "bfloat16", "prefix_cache": False, "max_running": max(options.rows)}
+    settings = {
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "prefix_cache": False,
+        "max_running": max(options.rows),
+    }
     with contextlib.ExitStack() as stack:
         engines = {
             Path(name).name: stack.enter_context(
-                sgl.Engine(name, threads=options.threads, in_process=True, max_total_tokens=4096, **settings)
+                sgl.Engine(
+                    name,
+                    threads=options.threads,
+                    in_process=True,
+                    max_total_tokens=4096,
+                    **settings,
+                )
             )
             for name in options.models
         }
@@ -43,7 +57,9 @@ def main() -> None:
                     if count >= 0:
                         least[name] = min(least[name], seconds)
             first = next(iter(least.values()))
-            line = "; ".join(f"{name} {each * 1e3:.2f} ms ({first / each:.2f}x)" for name, each in least.items())
+            line = "; ".join(
+                f"{name} {each * 1e3:.2f} ms ({first / each:.2f}x)" for name, each in least.items()
+            )
             print(f"{rows:4} rows: {line}", flush=True)
 
 

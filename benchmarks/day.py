@@ -1,16 +1,19 @@
-"""A day's load in minutes: requests of all protocols, gRPC too, while the engine is killed, drained and given its
-weights again; whether all were answered, and whether the server counted what its clients did.
+"""A day's load in minutes: requests of all protocols, gRPC too, while the engine is killed, drained
+and given its weights again; whether all were answered, and whether the server counted what its
+clients did.
 
-    python benchmarks/day.py [--model FOLDER] [--requests 20000] [--clients 32] [--kills 6] [--seed 0]
+    python benchmarks/day.py [--model FOLDER] [--requests 20000] [--clients 32] [--kills 6] [--seed
+    0]
 
-The server is `sglang-lite serve --restart` in processes of its own. `--kills` times, evenly over the load, the engine's
-process is killed; in between, generation is paused until all that runs is back in the queue, and the weights are read
-from disk again, as often. Clients do what SDKs do: they ask again after a 503 with `Retry-After`. A request that was
-open at a kill may fail; each other one must be answered. Printed are the answers by protocol and status; the server's
-own counts of them, of prompts' and of generated tokens beside those of the clients; and the memory of the server's
-process after each kill, drain and reload, when its caches of texts have been filled. The exit status is 1 where an
-answer failed though it was not open at a kill, where a count differs, or where the memory is more than 5 % larger at
-the end than at first.
+The server is `sglang-lite serve --restart` in processes of its own. `--kills` times, evenly over
+the load, the engine's process is killed; in between, generation is paused until all that runs is
+back in the queue, and the weights are read from disk again, as often. Clients do what SDKs do: they
+ask again after a 503 with `Retry-After`. A request that was open at a kill may fail; each other one
+must be answered. Printed are the answers by protocol and status; the server's own counts of them,
+of prompts' and of generated tokens beside those of the clients; and the memory of the server's
+process after each kill, drain and reload, when its caches of texts have been filled. The exit
+status is 1 where an answer failed though it was not open at a kill, where a count differs, or where
+the memory is more than 5 % larger at the end than at first.
 """
 
 from __future__ import annotations
@@ -54,7 +57,10 @@ Told = Mapping[str, Any]
 
 
 def _program(text: str) -> dict[str, Any]:
-    nodes = [{"kind": "Text", "text": text}, {"kind": "Gen", "name": "a", "params": {"max_tokens": TOKENS}}]
+    nodes = [
+        {"kind": "Text", "text": text},
+        {"kind": "Gen", "name": "a", "params": {"max_tokens": TOKENS}},
+    ]
     return {"version": 1, "prompt": "", "program": {"nodes": nodes}}
 
 
@@ -134,14 +140,22 @@ class Server:
     async def _call(self, ids: list[int]) -> Answer:
         params = pb.SamplingParams(max_new_tokens=TOKENS, ignore_eos=True)
         tokens = pb.TokenizedInput(input_ids=ids)
-        request = pb.GenerateRequest(request_id=uuid.uuid4().hex, tokenized=tokens, sampling_params=params)
+        request = pb.GenerateRequest(
+            request_id=uuid.uuid4().hex, tokenized=tokens, sampling_params=params
+        )
         try:
-            [found] = [each async for each in self.stub.Generate(request, timeout=300, metadata=KEY)]
+            [found] = [
+                each async for each in self.stub.Generate(request, timeout=300, metadata=KEY)
+            ]
         except grpc.aio.AioRpcError as error:
             busy = error.code() == grpc.StatusCode.UNAVAILABLE  # gRPC has no Retry-After
             return Answer(503 if busy else 500, {"error": error.details()}, 1 if busy else None)
         whole = found.complete
-        return Answer(200, {"prompt_tokens": whole.prompt_tokens, "completion_tokens": whole.completion_tokens}, None)
+        return Answer(
+            200,
+            {"prompt_tokens": whole.prompt_tokens, "completion_tokens": whole.completion_tokens},
+            None,
+        )
 
 
 @dataclass
@@ -180,7 +194,9 @@ class Day:
             answer = await server.ask(path, body)
             self.statuses[path, str(answer.status)] += 1
             failed = answer.status != 200 or bool(answer.told.get("error"))
-            outcome = "an error in the stream" if failed and answer.status == 200 else str(answer.status)
+            outcome = (
+                "an error in the stream" if failed and answer.status == 200 else str(answer.status)
+            )
             self.answers[name, outcome] += 1
             if not failed:
                 break
@@ -220,7 +236,9 @@ def _total(metrics: str, name: str, labels: Mapping[str, str]) -> int:
     """Sum of a metric over all lines with these labels."""
     lines = (line for line in metrics.splitlines() if line.startswith(name + "{"))
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    return round(sum(float(line.split()[-1]) for line in lines if all(each in line for each in wanted)))
+    return round(
+        sum(float(line.split()[-1]) for line in lines if all(each in line for each in wanted))
+    )
 
 
 async def disturb(day: Day, server: Server, process: int, kind: str) -> None:
@@ -245,7 +263,9 @@ async def run(process: ServerProcess, grpc_port: int, given: argparse.Namespace)
     day = Day(given.requests)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=given.clients)
     async with (
-        httpx2.AsyncClient(base_url=process.url, timeout=300, limits=limits, headers=dict(KEY)) as http,
+        httpx2.AsyncClient(
+            base_url=process.url, timeout=300, limits=limits, headers=dict(KEY)
+        ) as http,
         grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
     ):
         server = Server(http, services.SglangSchedulerStub(channel))
@@ -279,7 +299,10 @@ async def run(process: ServerProcess, grpc_port: int, given: argparse.Namespace)
         return _total(counted, metric, labels) - _total(before, metric, labels)
 
     pairs = {
-        f"{path} {status}": (count, total("sglang_lite_http_responses_total", route=path, status=status))
+        f"{path} {status}": (
+            count,
+            total("sglang_lite_http_responses_total", route=path, status=status),
+        )
         for (path, status), count in sorted(day.statuses.items())
     }
     pairs["prompts' tokens"] = day.prompt, total("sglang:prompt_tokens_total")
@@ -287,17 +310,29 @@ async def run(process: ServerProcess, grpc_port: int, given: argparse.Namespace)
     print(f"\n  {'':32} {'clients':>9} {'server':>9}")
     for name, (own, theirs) in pairs.items():
         print(f"  {name:32} {own:9} {theirs:9}{'' if own == theirs else '  DIFFERS'}")
-    print(f"\n  memory of the server's process, MB: {' '.join(f'{each / 2**20:.0f}' for each in memory)}")
+    print(
+        f"\n  memory of the server's process, MB: {' '.join(f'{each / 2**20:.0f}' for each in memory)}"
+    )
     back = max(day.back, default=0)
-    print(f"  {len(day.kills)} kills, answers again within {back:.1f} s; open at one and failed: {day.killed}")
-    print(f"  refused with Retry-After, and asked again: {day.again}; lost otherwise: {len(day.lost)}")
+    print(
+        f"  {len(day.kills)} kills, answers again within {back:.1f} s; open at one and failed: {day.killed}"
+    )
+    print(
+        f"  refused with Retry-After, and asked again: {day.again}; lost otherwise: {len(day.lost)}"
+    )
     for each in day.lost[:5]:
         print(re.sub(r"\s+", " ", f"    {each}"))
-    return int(bool(day.lost) or any(own != theirs for own, theirs in pairs.values()) or memory[-1] > 1.05 * memory[0])
+    return int(
+        bool(day.lost)
+        or any(own != theirs for own, theirs in pairs.values())
+        or memory[-1] > 1.05 * memory[0]
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=32)
@@ -305,7 +340,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     print(describe())
-    settings = {"model": given.model, "served_model_name": "day", "restart": True, "log_level": "error"}
+    settings = {
+        "model": given.model,
+        "served_model_name": "day",
+        "restart": True,
+        "log_level": "error",
+    }
     with socket.create_server(("127.0.0.1", 0)) as free:
         grpc_port = free.getsockname()[1]
     process = ServerProcess({**settings, "admin_api_key": ADMIN, "grpc_port": grpc_port}, 600.0)

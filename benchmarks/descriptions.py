@@ -1,10 +1,12 @@
 """Right fields of extractions by a real model, and prompt tokens, for each way to show it the type.
 
-    python benchmarks/descriptions.py MODEL.gguf [--ways none names schema describe] [--only design] [--show]
+    python benchmarks/descriptions.py MODEL.gguf [--ways none names schema describe] [--only design]
+    [--show]
 
-All ways ask for the same type with the same masks; only the system prompt differs. A field is right if it has the value
-below, whatever the case; an object's fields count one by one, a list as a whole, in any order. The rendering was chosen
-by the half "design"; the half "held-out" was looked at once, afterwards.
+All ways ask for the same type with the same masks; only the system prompt differs. A field is right
+if it has the value below, whatever the case; an object's fields count one by one, a list as a
+whole, in any order. The rendering was chosen by the half "design"; the half "held-out" was looked
+at once, afterwards.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Ticket(BaseModel):
     """A message to a help desk."""
 
     device: str | None = Field(description="what it is about, in one or two words")
-    severity: Literal["low", "normal", "critical"] = Field(description="critical: nobody can work; low: it can wait")
+    severity: Literal["low", "normal", "critical"] = Field(
+        description="critical: nobody can work; low: it can wait"
+    )
     sender: str | None
     phone: str | None
     kind: Literal["fault", "question", "wish"]
@@ -195,11 +199,17 @@ def plain(value: Any) -> str:
     if isinstance(value, list):
         return repr(sorted(map(plain, value)))
     if isinstance(value, dict | tuple):
-        return repr([plain(each) for each in (value.values() if isinstance(value, dict) else value)])
-    return str(float(value)) if isinstance(value, int | float) else str(value).strip(" .").casefold()
+        return repr(
+            [plain(each) for each in (value.values() if isinstance(value, dict) else value)]
+        )
+    return (
+        str(float(value)) if isinstance(value, int | float) else str(value).strip(" .").casefold()
+    )
 
 
-def right(state: sgl.ProgramState, kind: type[BaseModel], wanted: tuple[Any, ...], *, show: bool) -> tuple[int, int]:
+def right(
+    state: sgl.ProgramState, kind: type[BaseModel], wanted: tuple[Any, ...], *, show: bool
+) -> tuple[int, int]:
     """Numbers of right fields and of all fields."""
     value = state["value"]
     value = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
@@ -227,7 +237,9 @@ def main() -> None:
     with sgl.Engine(options.model, max_total_tokens=8192) as engine:
         for way in options.ways:
             start = time.perf_counter()
-            states = extract.run_batch([(kind, text, way) for kind, text, *_ in cases], backend=engine)
+            states = extract.run_batch(
+                [(kind, text, way) for kind, text, *_ in cases], backend=engine
+            )
             counts: dict[str, list[tuple[int, int]]] = {}
             for state, (kind, _, wanted, half) in zip(states, cases):
                 counts.setdefault(half, []).append(right(state, kind, wanted, show=options.show))
@@ -237,7 +249,8 @@ def main() -> None:
                 for half, each in counts.items()
             )
             prompt, answer = (
-                sum(tokens) / len(usage) for tokens in zip(*((u.prompt_tokens, u.completion_tokens) for u in usage))
+                sum(tokens) / len(usage)
+                for tokens in zip(*((u.prompt_tokens, u.completion_tokens) for u in usage))
             )
             print(
                 f"{way}: right fields: {found}; tokens a prompt {prompt:.0f}, an answer {answer:.0f}; "

@@ -2,8 +2,8 @@
 
     python benchmarks/distribution.py [--draws 250] [--model MODEL]
 
-Prints what the model itself gives to all that a constraint allows, and how often values are drawn beside the model's
-own shares of them. Without a model it is the default one, in float32.
+Prints what the model itself gives to all that a constraint allows, and how often values are drawn
+beside the model's own shares of them. Without a model it is the default one, in float32.
 """
 
 from __future__ import annotations
@@ -39,21 +39,27 @@ def rain(s, draws):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draws", type=int, default=250, help="from 2 to 256")
     parser.add_argument("--model")
     options = parser.parse_args()
     with sgl.Engine(options.model, dtype="float32", in_process=True) as engine:
         one = digit.run(backend=engine)
         sure = one.confidence("x")
-        print(f"digit {one['x']}: {sure.prob:.3f} of the digits, which have {math.exp(sure.mass):.4f} together")
+        print(
+            f"digit {one['x']}: {sure.prob:.3f} of the digits, which have {math.exp(sure.mass):.4f} together"
+        )
         sure = flat.run(backend=engine).confidence("x")
         shares = ", ".join(f"{text} {share:.2f}" for text, share in (sure.probs or {}).items())
         print(f"flat Earth: {shares}; mass {sure.mass:.2f}, which is {math.exp(sure.mass):.4f}")
         several = rain.run(options.draws, backend=engine)
         drawn, shares_of = Counter(several["x"]), several.confidence("x").probs or {}
         for text in ANSWERS:
-            print(f"{text}: drawn {drawn[text] / options.draws:.3f}, the model's own share {shares_of[text]:.7f}")
+            print(
+                f"{text}: drawn {drawn[text] / options.draws:.3f}, the model's own share {shares_of[text]:.7f}"
+            )
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python benchmarks/embedding.py [--model FOLDER] [--texts 500] [--repeat 5]
     python benchmarks/embedding.py --shape bert-base [--tokens 512]
 
-With `--shape`: random weights, texts of one length. With `--model`: the folder's own tokenizer and weights; texts are
-pieces of docs/, 3 to 400 words, cut to what the model reads; beside it, in turn, sentence-transformers where it is
-installed, and the least cosine between the vectors of both. Tokens that enclose a text are counted, too. Medians of
-`--repeat` runs after a first one.
+With `--shape`: random weights, texts of one length. With `--model`: the folder's own tokenizer and
+weights; texts are pieces of docs/, 3 to 400 words, cut to what the model reads; beside it, in turn,
+sentence-transformers where it is installed, and the least cosine between the vectors of both.
+Tokens that enclose a text are counted, too. Medians of `--repeat` runs after a first one.
 """
 
 from __future__ import annotations
@@ -32,15 +32,28 @@ import sglang_lite as sgl
 from sglang_lite.runtime.embedding.request import EncodeRequest
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "bert-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
-    "small": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+    "bert-base": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    },
+    "small": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    },
 }
 
 
 def pieces(count: int) -> list[str]:
     """Texts of mixed lengths."""
-    words = " ".join(path.read_text() for path in sorted((Path(__file__).parent.parent / "docs").glob("*.md"))).split()
-    words = [word.replace("[", "(").replace("]", ")") for word in words]  # no [SEP]: it means other things elsewhere
+    words = " ".join(
+        path.read_text() for path in sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
+    ).split()
+    # no [SEP]: it means other things elsewhere
+    words = [word.replace("[", "(").replace("]", ")") for word in words]
     draw = random.Random(0)
     lengths = [min(400, max(3, int(draw.lognormvariate(3.6, 0.9)))) for _ in range(count)]
     starts = [draw.randrange(len(words) - length) for length in lengths]
@@ -57,8 +70,12 @@ def mixed(folder: str, count: int, repeat: int) -> None:
     texts = pieces(count)
     ways: dict[str, Callable[[], Any]] = {}
     with sgl.Engine(folder) as engine:
-        ways["sglang_lite"] = lambda: [each["embedding"] for each in engine.encode(texts, truncate=True)]
-        tokens = sum(each["meta_info"]["prompt_tokens"] for each in engine.encode(texts, truncate=True))
+        ways["sglang_lite"] = lambda: [
+            each["embedding"] for each in engine.encode(texts, truncate=True)
+        ]
+        tokens = sum(
+            each["meta_info"]["prompt_tokens"] for each in engine.encode(texts, truncate=True)
+        )
         print(engine.core.description, f"{count} texts, {tokens:,} tokens", sep="; ")
         try:
             from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found] # a peer
@@ -82,7 +99,12 @@ def mixed(folder: str, count: int, repeat: int) -> None:
 
 
 def shaped(shape: str, tokens: int, count: int, repeat: int) -> None:
-    config = {"architectures": ["BertModel"], "vocab_size": 30_522, "max_position_embeddings": 512, **SHAPES[shape]}
+    config = {
+        "architectures": ["BertModel"],
+        "vocab_size": 30_522,
+        "max_position_embeddings": 512,
+        **SHAPES[shape],
+    }
     words = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3}
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
@@ -103,11 +125,15 @@ def shaped(shape: str, tokens: int, count: int, repeat: int) -> None:
             read()
             seconds = median(elapsed(read) for _ in range(repeat))
             print(engine.core.description)
-    print(f"{shape}, {count} texts of {tokens}: {count * tokens / seconds:,.0f} tokens/s ({seconds * 1e3:.1f} ms)")
+    print(
+        f"{shape}, {count} texts of {tokens}: {count * tokens / seconds:,.0f} tokens/s ({seconds * 1e3:.1f} ms)"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model")
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--texts", type=int, default=500)

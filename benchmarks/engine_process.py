@@ -1,8 +1,10 @@
 """Costs and savings of an engine in a process of its own, against the same engine here.
 
-    python benchmarks/engine_process.py [--shape qwen3-0.6b] [--repeat 5] [--only undisturbed,busy,...]
+    python benchmarks/engine_process.py [--shape qwen3-0.6b] [--repeat 5] [--only
+    undisturbed,busy,...]
 
-undisturbed  seconds of workloads of `sglang-lite bench`, both forms in turn, and the median of the pairs' ratios
+undisturbed  seconds of workloads of `sglang-lite bench`, both forms in turn, and the median of the
+pairs' ratios
 busy         the same while threads of the caller compute: a loop in Python, `json.loads` in a loop, eight such threads;
              over the time of the same form beside the same loops in an unrelated process
 program      microseconds of a program of four generations of one token; processor time of the caller a row of a batch
@@ -54,7 +56,9 @@ def threads(code: str, count: int) -> Iterator[None]:
     """Threads of this process that run some code, until the block ends."""
     ended = threading.Event()
     body = compile(code.replace("while True", "while not ended()"), "busy", "exec")
-    started = [threading.Thread(target=exec, args=(body, {"ended": ended.is_set})) for _ in range(count)]
+    started = [
+        threading.Thread(target=exec, args=(body, {"ended": ended.is_set})) for _ in range(count)
+    ]
     for thread in started:
         thread.start()
     try:
@@ -78,8 +82,12 @@ def unrelated(code: str, count: int) -> Iterator[None]:
         process.wait()
 
 
-def undisturbed(engines: dict[str, sgl.Engine], names: list[str], work: Callable[[str], Any], repeat: int) -> None:
-    print(f"\n{'undisturbed':14}{'here, s':>10}{'process, s':>12}{'ratio':>8}   (of {repeat} pairs: median, range)")
+def undisturbed(
+    engines: dict[str, sgl.Engine], names: list[str], work: Callable[[str], Any], repeat: int
+) -> None:
+    print(
+        f"\n{'undisturbed':14}{'here, s':>10}{'process, s':>12}{'ratio':>8}   (of {repeat} pairs: median, range)"
+    )
     for name in names:
         pairs = []
         for i in range(repeat + 1):  # the first warms up
@@ -91,7 +99,9 @@ def undisturbed(engines: dict[str, sgl.Engine], names: list[str], work: Callable
               f"{median(ratios):8.3f}   ({ratios[0]:.3f}-{ratios[-1]:.3f})", flush=True)  # fmt: skip
 
 
-def busy(engines: dict[str, sgl.Engine], names: list[str], work: Callable[[str], Any], repeat: int) -> None:
+def busy(
+    engines: dict[str, sgl.Engine], names: list[str], work: Callable[[str], Any], repeat: int
+) -> None:
     loops = {"x += 1": (_PYTHON, 1), "json.loads": (_JSON, 1), "8 threads": (_PYTHON, 8)}
     columns = f"{'alone, s':>10}{'unrelated':>11}{'beside':>9}{'/alone':>8}{'/unrelated':>12}"
     print(f"\n{'busy, process':28}{columns}")
@@ -113,7 +123,9 @@ def busy(engines: dict[str, sgl.Engine], names: list[str], work: Callable[[str],
     with threads(_PYTHON, 1):
         beside = run(engines["here"], few).seconds
     tokens = few.output_lengths[0]
-    print(f"in process: {tokens} tokens alone {alone:.4f} s, beside x += 1 {beside:.4f} s: {beside / alone:.0f}x")
+    print(
+        f"in process: {tokens} tokens alone {alone:.4f} s, beside x += 1 {beside:.4f} s: {beside / alone:.0f}x"
+    )
 
 
 _BEGINNING, _QUESTION = text_from_ids(range(100, 110)), text_from_ids(range(5))
@@ -138,7 +150,10 @@ def program(engines: dict[str, sgl.Engine], repeat: int) -> None:
     print(f"\nprogram of 4 generations: here {here:.0f} us, process {process:.0f} us: {process - here:+.0f} us "
           f"(medians of {len(took['here'])})", flush=True)  # fmt: skip
     cpu = [cpu_of_rows(engines["process"], 500) for _ in range(repeat + 1)]
-    print(f"row of a batch of it: {median(cpu[1:]) * 1e6:.0f} us of the caller's processor", flush=True)
+    print(
+        f"row of a batch of it: {median(cpu[1:]) * 1e6:.0f} us of the caller's processor",
+        flush=True,
+    )
 
 
 def cpu_of_rows(engine: sgl.Engine, count: int) -> float:
@@ -224,7 +239,11 @@ def _told_gaps(engine: sgl.Engine, count: int, *, constrained: bool = True) -> l
     from sglang_lite.constraints.coerce import as_constraint
     from tests.constraints.hostile import AMBIGUOUS, KEPT, REFUSED
 
-    asked: list[Any] = [constraint for constraint, *_ in (*KEPT.values(), *REFUSED.values()) if constraint is not None]
+    asked: list[Any] = [
+        constraint
+        for constraint, *_ in (*KEPT.values(), *REFUSED.values())
+        if constraint is not None
+    ]
     asked += [sgl.Grammar(grammar) for grammar, _ in AMBIGUOUS.values()]
     times: list[float] = []
     twenty, over, ended, left = threading.Event(), threading.Event(), threading.Event(), count
@@ -259,9 +278,13 @@ def _told_gaps(engine: sgl.Engine, count: int, *, constrained: bool = True) -> l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default="small", choices=SHAPES)
-    parser.add_argument("--workloads", default="decode1,plain64,w1", help="undisturbed ones, separated by commas")
+    parser.add_argument(
+        "--workloads", default="decode1,plain64,w1", help="undisturbed ones, separated by commas"
+    )
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128, help="of each stream")
     parser.add_argument("--requests", type=int, default=60, help="beside the stream of `hostile`")
@@ -280,7 +303,12 @@ def main() -> None:
         write_model(folder, options.shape)
         if "start" in only:
             print(f"\n{'from nothing to a token':34}{'seconds':>10}{'caller, MB':>13}{'torch':>8}")
-            fresh(options.shape, (str(folder),), {"load_format": "dummy", "max_total_tokens": TOKENS}, options.repeat)
+            fresh(
+                options.shape,
+                (str(folder),),
+                {"load_format": "dummy", "max_total_tokens": TOKENS},
+                options.repeat,
+            )
             if options.shape in ON_CPUS:
                 fresh("smollm2-135m", (), {}, options.repeat)
         if set(only) & {"undisturbed", "busy", "program"}:

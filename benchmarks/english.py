@@ -2,8 +2,8 @@
 
     python benchmarks/english.py [FOLDER ...] [--list NAME] [--check]
 
-Prints one figure a line, with its limit. `--list NAME` prints where a habit occurs, `--check` fails above a limit.
-Folders default to the package. What is counted:
+Prints one figure a line, with its limit. `--list NAME` prints where a habit occurs, `--check` fails
+above a limit. Folders default to the package. What is counted:
 
 participles   functions whose name is one participle (`fetched`, `told`), of all but properties and `__names__`
 verb first    docstrings of functions that begin with a verb in the third person ("Returns …", "Executes …")
@@ -27,7 +27,9 @@ from pathlib import Path
 
 WORDS = {
     name: frozenset(words.split())
-    for name, words in tomllib.loads(Path(__file__).with_name("english_words.toml").read_text()).items()
+    for name, words in tomllib.loads(
+        Path(__file__).with_name("english_words.toml").read_text()
+    ).items()
 }
 PACKAGE = Path(__file__).parent.parent / "sglang_lite"
 COLUMNS = 100
@@ -51,7 +53,9 @@ class Habit:
 
     @property
     def figure(self) -> float:
-        return len(self.places) / max(self.total, 1) if self.counts_total else float(len(self.places))
+        return (
+            len(self.places) / max(self.total, 1) if self.counts_total else float(len(self.places))
+        )
 
     @property
     def is_kept(self) -> bool:
@@ -79,7 +83,11 @@ def begins_with_verb(docstring: str) -> bool:
 def is_packed(node: ast.Assign) -> bool:
     """Returns whether an assignment sets several names to several values, and doesn't swap them."""
     target, value = node.targets[0], node.value
-    if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)):
+    if not (
+        isinstance(target, ast.Tuple)
+        and isinstance(value, ast.Tuple)
+        and len(target.elts) == len(value.elts)
+    ):
         return False
     return sorted(map(ast.unparse, target.elts)) != sorted(map(ast.unparse, value.elts))
 
@@ -103,7 +111,9 @@ def is_simple_statement(node: ast.AST) -> bool:
     if not isinstance(node, ast.stmt) or hasattr(node, "body"):
         return False
     return not (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
     )
 
 
@@ -129,7 +139,9 @@ def measure(folders: Iterable[Path]) -> dict[str, Habit]:
         for owner in ast.walk(tree):
             if isinstance(owner, ast.ClassDef):
                 for method in functions_within(ast.Module(owner.body, [])):
-                    methods[method.name].append(f"{file}:{method.lineno} {owner.name}.{method.name}")
+                    methods[method.name].append(
+                        f"{file}:{method.lineno} {owner.name}.{method.name}"
+                    )
     habits["common names"].total = sum(map(len, methods.values()))
     for places in methods.values():
         if len(places) >= COMMON:
@@ -158,7 +170,9 @@ def _measure_statements(habits: dict[str, Habit], file: Path, tree: ast.Module) 
                 habits["packed"].places.append(f"{file}:{node.lineno}")
 
 
-def _measure_function(habits: dict[str, Habit], place: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+def _measure_function(
+    habits: dict[str, Habit], place: str, node: ast.FunctionDef | ast.AsyncFunctionDef
+) -> None:
     habits["participles"].total += 1
     if is_participle(node.name):
         habits["participles"].places.append(place)
@@ -170,7 +184,9 @@ def _measure_function(habits: dict[str, Habit], place: str, node: ast.FunctionDe
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", nargs="*", type=Path, default=[PACKAGE])
     parser.add_argument("--list", metavar="NAME")
     parser.add_argument("--check", action="store_true")

@@ -1,10 +1,13 @@
-"""How even the work of ranks with experts of their own is, before and after they are placed by what is chosen.
+"""How even the work of ranks with experts of their own is, before and after they are placed by what
+is chosen.
 
-    python benchmarks/expert_balance.py [--experts 256] [--layers 58] [--groups 32] [--redundant 0 32] [--exponent 1.0]
+    python benchmarks/expert_balance.py [--experts 256] [--layers 58] [--groups 32] [--redundant 0
+    32] [--exponent 1.0]
 
-Rows that choose an expert fall off by Zipf's law, in an order of their own in each layer: half of them are placed by,
-the other half is what the placement meets. Given is the busiest group's share over the mean, of all layers; and the
-processor time of placing all of them, which happens beside the steps.
+Rows that choose an expert fall off by Zipf's law, in an order of their own in each layer: half of
+them are placed by, the other half is what the placement meets. Given is the busiest group's share
+over the mean, of all layers; and the processor time of placing all of them, which happens beside
+the steps.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ def drawn(count: int, exponent: float, draw: random.Random) -> tuple[list[int], 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--layers", type=int, default=58)
     parser.add_argument("--groups", type=int, default=32, help="groups of ranks, ep_size")

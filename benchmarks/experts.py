@@ -1,12 +1,15 @@
-"""The experts of one layer on one GPU: our kernels, torch's grouped products, and a loop over experts.
+"""The experts of one layer on one GPU: our kernels, torch's grouped products, and a loop over
+experts.
 
     python benchmarks/experts.py [--small] [--tokens 1 8 64 256 8192]
 
-Qwen3-30B-A3B's layer (hidden 2,048, 128 experts of 768, 8 a token) with random weights and a random router. Ours has
-the routing in it, the others do not. All but the loop are replayed as one CUDA graph of several calls with routings of
-their own, so that no expert's weights stay in a cache; medians of replays. "limit": the weights of the chosen experts
-at the rate of a large copy, or the products at the rate of a large one, whichever takes longer; both are measured here.
-`--small` is a tiny layer, which also runs under Triton's interpreter (`TRITON_INTERPRET=1`), where times mean nothing.
+Qwen3-30B-A3B's layer (hidden 2,048, 128 experts of 768, 8 a token) with random weights and a random
+router. Ours has the routing in it, the others do not. All but the loop are replayed as one CUDA
+graph of several calls with routings of their own, so that no expert's weights stay in a cache;
+medians of replays. "limit": the weights of the chosen experts at the rate of a large copy, or the
+products at the rate of a large one, whichever takes longer; both are measured here. `--small` is a
+tiny layer, which also runs under Triton's interpreter (`TRITON_INTERPRET=1`), where times mean
+nothing.
 """
 
 from __future__ import annotations
@@ -54,10 +57,16 @@ def make_matrices(shape: Shape, *, eight: bool) -> ExpertMatrices:
         return made.to(torch.float8_e4m3fn) if eight else made
 
     def scales(rows: int, columns: int) -> torch.Tensor | None:
-        return torch.rand((shape.experts, rows // 128, columns // 128), device=DEVICE) + 0.5 if eight else None
+        return (
+            torch.rand((shape.experts, rows // 128, columns // 128), device=DEVICE) + 0.5
+            if eight
+            else None
+        )
 
     first, second = (2 * shape.inner, shape.hidden), (shape.hidden, shape.inner)
-    return ExpertMatrices(matrix(*first), matrix(*second), gate_up_scales=scales(*first), down_scales=scales(*second))
+    return ExpertMatrices(
+        matrix(*first), matrix(*second), gate_up_scales=scales(*first), down_scales=scales(*second)
+    )
 
 
 def grouped(matrices: ExpertMatrices) -> Layer:
@@ -135,7 +144,11 @@ def rates() -> tuple[float, float]:
 
 
 def measure(
-    shape: Shape, tokens: int, matrices: ExpertMatrices, peers: dict[str, Layer], limits: tuple[float, float]
+    shape: Shape,
+    tokens: int,
+    matrices: ExpertMatrices,
+    peers: dict[str, Layer],
+    limits: tuple[float, float],
 ) -> str:
     """A line of figures."""
     rounds = (1 if tokens > 1024 else 16) if GPU else 1
@@ -173,7 +186,9 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--tokens", type=int, nargs="+")
     options = parser.parse_args()
@@ -183,10 +198,14 @@ def main() -> None:
     limits = rates()
     device = torch.cuda.get_device_name() if GPU else "interpreted"
     print(f"{device}, torch {torch.__version__}, Triton {triton.__version__}; {shape}")
-    print(f"copies {limits[0] / 1e12:.2f} TB/s, products {limits[1] / 1e12:.0f} TFLOP/s, both in bfloat16")
+    print(
+        f"copies {limits[0] / 1e12:.2f} TB/s, products {limits[1] / 1e12:.0f} TFLOP/s, both in bfloat16"
+    )
     for eight in (False, True):
         matrices = make_matrices(shape, eight=eight)
-        peers = {"grouped_mm": grouped(matrices), "loop": loop(matrices)} if GPU and not eight else {}
+        peers = (
+            {"grouped_mm": grouped(matrices), "loop": loop(matrices)} if GPU and not eight else {}
+        )
         print(f"weights in {'8 bits' if eight else '16 bits'}")
         header = " tokens  experts       MB limit us   ours us of copy  TFLOP/s of limit"
         print(header + "".join(f"{name:>11}" for name in peers))

@@ -1,11 +1,12 @@
-"""Extraction into plain types: how many greedy runs of the default model finish, how many fields are right, and whether
-a name is invented.
+"""Extraction into plain types: how many greedy runs of the default model finish, how many fields
+are right, and whether a name is invented.
 
     python benchmarks/extraction.py [--texts 5] [--max-tokens 160] [--hint names | shape] [--show]
 
-The prompt names the fields, and may describe the type as `sgl.grammar.describe` does. A field is right if it has the
-value of RIGHT, whatever the case and the blanks around; only fields count about which a text leaves no doubt. A name is
-invented that the type does not have. Runs that don't finish within the tokens are shown with their texts.
+The prompt names the fields, and may describe the type as `sgl.grammar.describe` does. A field is
+right if it has the value of RIGHT, whatever the case and the blanks around; only fields count about
+which a text leaves no doubt. A name is invented that the type does not have. Runs that don't finish
+within the tokens are shown with their texts.
 """
 
 from __future__ import annotations
@@ -228,13 +229,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--texts", type=int, default=5, help="how many of each type")
     parser.add_argument("--max-tokens", type=int, default=160)
-    parser.add_argument("--hint", choices=("names", "shape"), default="names", help="what the prompt says")
+    parser.add_argument(
+        "--hint", choices=("names", "shape"), default="names", help="what the prompt says"
+    )
     parser.add_argument("--show", action="store_true", help="all texts that were generated")
     options = parser.parse_args()
     for title, types in (("plain", PLAIN), ("with lists and dictionaries", ENDLESS)):
         given = [(kind, text) for kind, texts in types.items() for text in texts[: options.texts]]
         arguments = [
-            {"kind": kind, "text": text, "max_tokens": options.max_tokens, "hint": options.hint} for kind, text in given
+            {"kind": kind, "text": text, "max_tokens": options.max_tokens, "hint": options.hint}
+            for kind, text in given
         ]
         finished, names, tokens, good = 0, 0, 0, 0
         for (kind, text), state in zip(given, extract.run_batch(arguments)):
@@ -242,9 +246,15 @@ def main() -> None:
             done = meta["finish_reason"]["type"] == "stop"
             extra = invented(kind, json.loads(written)) if done else []
             good += right(kind, text, json.loads(written)) if done else 0
-            finished, names, tokens = finished + done, names + len(extra), tokens + meta["completion_tokens"]
+            finished, names, tokens = (
+                finished + done,
+                names + len(extra),
+                tokens + meta["completion_tokens"],
+            )
             if options.show or not done or extra:
-                print(f"{kind.__name__}: {'finished' if done else 'NOT FINISHED'} {extra or ''} {written}")
+                print(
+                    f"{kind.__name__}: {'finished' if done else 'NOT FINISHED'} {extra or ''} {written}"
+                )
         fields = sum(len(RIGHT[kind][0]) for kind, _ in given if kind in RIGHT)
         print(
             f"{title}: {finished} of {len(given)} finished, {good} of {fields} fields right, {names} names invented, "

@@ -1,8 +1,10 @@
-"""Time of a decode step with weights in 4 and 8 bits, beside 16: `python benchmarks/few_bits.py --shape llama-3.1-8b`.
+"""Time of a decode step with weights in 4 and 8 bits, beside 16: `python benchmarks/few_bits.py
+--shape llama-3.1-8b`.
 
-Rows of random tokens generate twice, 16 and 80 tokens; the difference is 64 steps. `--workloads w1 plain64` adds whole
-workloads of `sglang-lite bench`, in seconds. A format at a time, as their weights may not fit together. "Loading" is
-the most memory that was taken while loading, beside the weights.
+Rows of random tokens generate twice, 16 and 80 tokens; the difference is 64 steps. `--workloads w1
+plain64` adds whole workloads of `sglang-lite bench`, in seconds. A format at a time, as their
+weights may not fit together. "Loading" is the most memory that was taken while loading, beside the
+weights.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ def step_ms(engine: Engine, rows: int, prompt: int, vocabulary: int, repeat: int
 
     def seconds(tokens: int) -> float:
         began = time.perf_counter()
-        engine.generate(input_ids=ids, sampling_params={"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0})
+        engine.generate(
+            input_ids=ids,
+            sampling_params={"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0},
+        )
         return time.perf_counter() - began
 
     seconds(16)
@@ -50,16 +55,23 @@ def main() -> None:
     for name in options.formats:
         model = load_shape(options.shape, quantization=None if name == "bfloat16" else name)
         weights, peak = (
-            (torch.cuda.memory_allocated() / 1e9, torch.cuda.max_memory_allocated() / 1e9) if GPU else (0, 0)
+            (torch.cuda.memory_allocated() / 1e9, torch.cuda.max_memory_allocated() / 1e9)
+            if GPU
+            else (0, 0)
         )
         with Engine.of(model) as engine:
             words = SHAPES[options.shape].vocab_size
-            times = [step_ms(engine, rows, options.prompt, words, options.repeat) for rows in options.rows]
+            times = [
+                step_ms(engine, rows, options.prompt, words, options.repeat)
+                for rows in options.rows
+            ]
             cells = "  ".join(f"{rows}: {each:.3f}" for rows, each in zip(options.rows, times))
             for work in options.workloads:
                 seconds = [run(engine, WORKLOADS[work]()).seconds for _ in range(options.repeat)]
                 cells += f"  {work}: {' '.join(f'{each:.3f}' for each in seconds)} s"
-            print(f"{name:9} {cells}  ({weights:.1f} GB, loading {peak - weights:.2f} GB)", flush=True)
+            print(
+                f"{name:9} {cells}  ({weights:.1f} GB, loading {peak - weights:.2f} GB)", flush=True
+            )
         del model
         gc.collect()
         if GPU:

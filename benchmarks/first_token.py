@@ -1,9 +1,11 @@
-"""Time to the first token on a GPU: of prompts alone, several at once, behind cached ones, and beside rows that decode.
+"""Time to the first token on a GPU: of prompts alone, several at once, behind cached ones, and
+beside rows that decode.
 
     python benchmarks/first_token.py [--shape SHAPE] [--repeat 15]
 
-From the submission of token ids to the result with one token, in the process of the engine; random weights, prompts of
-which nothing is cached but where it says so. Medians, after two runs that are not counted.
+From the submission of token ids to the result with one token, in the process of the engine; random
+weights, prompts of which nothing is cached but where it says so. Medians, after two runs that are
+not counted.
 """
 
 from __future__ import annotations
@@ -39,11 +41,14 @@ def first(engine: Engine, cached: list[int], new: int, rows: int) -> float:
 
 
 def beside(engine: Engine, rows: int, new: int) -> tuple[float, int, float]:
-    """Median seconds to the first token of prompts that come one after another while rows decode 300 tokens each; how
-    many came; and seconds that the rows took."""
+    """Median seconds to the first token of prompts that come one after another while rows decode
+    300 tokens each; how many came; and seconds that the rows took.
+    """
     took: list[float] = []
     decoding = threading.Thread(
-        target=lambda: took.append(generate(engine, [ids(100) for _ in range(rows)], (300,) * rows, 0.0))
+        target=lambda: took.append(
+            generate(engine, [ids(100) for _ in range(rows)], (300,) * rows, 0.0)
+        )
     )
     decoding.start()
     times = []
@@ -53,7 +58,9 @@ def beside(engine: Engine, rows: int, new: int) -> tuple[float, int, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default="qwen3-0.6b", choices=SHAPES)
     parser.add_argument("--repeat", type=int, default=15)
     asked = parser.parse_args()
@@ -65,10 +72,15 @@ def main() -> None:
             if prefix:
                 generate(engine, [prefix], (1,), 0.0)
             times = [first(engine, prefix, new, rows) for _ in range(asked.repeat + 2)][2:]
-            print(f"{cached:8}{new:8}{rows:6}{1e3 * statistics.median(times):9.2f}{1e3 * min(times):9.2f}", flush=True)
+            print(
+                f"{cached:8}{new:8}{rows:6}{1e3 * statistics.median(times):9.2f}{1e3 * min(times):9.2f}",
+                flush=True,
+            )
         for _ in range(3):
             time, count, took = beside(engine, 32, 600)
-            print(f"beside 32 rows of 300 tokens, {took:.3f} s: {count} prompts of 600, {1e3 * time:.2f} ms each")
+            print(
+                f"beside 32 rows of 300 tokens, {took:.3f} s: {count} prompts of 600, {1e3 * time:.2f} ms each"
+            )
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
     python benchmarks/fresh_text.py [--rows 32] [--characters 6000] [--trials 200]
 
-The rows decode with a model that computes nothing and waits 2 ms a step, as the host of a GPU does, and the default
-model's tokenizer. Meanwhile comes text that nobody has seen before: posted as a request, posted as a program's first
-text, or as the text behind its generation, known beforehand or not. For each trial there are two figures: how late the
-first token of a small request is that is submitted just before ("first"), and the longest time from one step to the
-next ("step"). "nothing" is without any such text; "hashing" is what a thread costs that computes about as long without
+The rows decode with a model that computes nothing and waits 2 ms a step, as the host of a GPU does,
+and the default model's tokenizer. Meanwhile comes text that nobody has seen before: posted as a
+request, posted as a program's first text, or as the text behind its generation, known beforehand or
+not. For each trial there are two figures: how late the first token of a small request is that is
+submitted just before ("first"), and the longest time from one step to the next ("step"). "nothing"
+is without any such text; "hashing" is what a thread costs that computes about as long without
 Python's lock, which is the machine's share.
 """
 
@@ -56,13 +57,20 @@ class Waits(Nothing):
 
 
 def engine_of(model: Waits, rows: int) -> Engine:
-    tokenizer = tokenizer_from_gguf(GgufFile(resolve("smollm2-135m", None)).metadata, "smollm2-135m")
-    loaded = LoadedModel("nothing", model, tokenizer, tokenizer.vocab_size, tokenizer.eos_ids, 1 << 16)  # type: ignore[arg-type] # a model that only waits
+    tokenizer = tokenizer_from_gguf(
+        GgufFile(resolve("smollm2-135m", None)).metadata, "smollm2-135m"
+    )
+    loaded = LoadedModel(
+        "nothing", model, tokenizer, tokenizer.vocab_size, tokenizer.eos_ids, 1 << 16
+    )  # type: ignore[arg-type] # a model that only waits
     return Engine.of(loaded, max_running=rows + 8, max_total_tokens=1 << 20, prefix_cache=False)
 
 
 def fresh(characters: int, draw: random.Random) -> str:
-    words = ("".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(characters // 3))
+    words = (
+        "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9)))
+        for _ in range(characters // 3)
+    )
     return " ".join(words)[:characters]
 
 
@@ -76,7 +84,9 @@ class Texts:
         return lambda: None
 
     def hashing(self) -> Callable[[], None]:
-        """Work of another thread that takes about as long, and nothing from the engine but its core."""
+        """Work of another thread that takes about as long, and nothing from the engine but its
+        core.
+        """
         return lambda: _done(hashlib.sha256(bytes(5_000_000)))
 
     def request(self) -> Callable[[], None]:
@@ -108,7 +118,9 @@ class Texts:
         """Request that has generated already, with further text."""
         text = fresh(self._characters, self._draw)
         played = threading.Event()
-        program = self._engine.open_program(sink=lambda event: played.set() if isinstance(event, Played) else None)
+        program = self._engine.open_program(
+            sink=lambda event: played.set() if isinstance(event, Played) else None
+        )
         program.extend((), (Text("a"), Gen("a", SHORT)))
         played.wait()
 
@@ -124,7 +136,9 @@ def _done(_: object) -> None:
 
 
 def first_token(engine: Engine, model: Waits, post: Callable[[], None]) -> tuple[float, float]:
-    """Milliseconds until the first token of a request that comes together with `post`, and of the longest step."""
+    """Milliseconds until the first token of a request that comes together with `post`, and of the
+    longest step.
+    """
     done, go = threading.Event(), threading.Event()
 
     def poster() -> None:
@@ -157,7 +171,8 @@ def report(rows: int, characters: int, trials: int) -> None:
     with engine_of(model, rows) as engine:
         texts = Texts(engine, characters)
         kinds = {
-            kind: getattr(texts, kind) for kind in ("nothing", "hashing", "request", "program", "behind", "extended")
+            kind: getattr(texts, kind)
+            for kind in ("nothing", "hashing", "request", "program", "behind", "extended")
         }
         endless = SamplingParams(temperature=0, max_tokens=60_000, ignore_eos=True)
         for i in range(rows):
@@ -166,7 +181,9 @@ def report(rows: int, characters: int, trials: int) -> None:
         for _ in range(trials):
             for kind, make in kinds.items():  # in turns: what else the machine does harms all alike
                 found[kind].append(first_token(engine, model, make()))
-    print(f"{'text':>9}  {'first, ms: median, p90, largest':>34}  {'step, ms: median, p90, largest':>34}")
+    print(
+        f"{'text':>9}  {'first, ms: median, p90, largest':>34}  {'step, ms: median, p90, largest':>34}"
+    )
     for kind, times in found.items():
         print(f"{kind:>9}  {'  '.join(f'{_summary(values):>34}' for values in zip(*times))}")
 
@@ -177,7 +194,9 @@ def _summary(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--characters", type=int, default=6_000)
     parser.add_argument("--trials", type=int, default=200)

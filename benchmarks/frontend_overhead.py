@@ -2,10 +2,10 @@
 
     python benchmarks/frontend_overhead.py [--sglang FOLDER] [--seconds 1] [--programs 1000]
 
-FOLDER holds an unpacked `sglang` wheel (`pip download --no-deps sglang==0.5.23`, then unzip): its frontend is run,
-unmodified, on the same machine in the same run. CPU time per program is that of the whole process, all threads, and
-each program is waited for to its end: SGLang's join waits for the branches, ours does not, so the list that a join
-gathers is read.
+FOLDER holds an unpacked `sglang` wheel (`pip download --no-deps sglang==0.5.23`, then unzip): its
+frontend is run, unmodified, on the same machine in the same run. CPU time per program is that of
+the whole process, all threads, and each program is waited for to its end: SGLang's join waits for
+the branches, ours does not, so the list that a join gathers is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def load_upstream(folder: Path) -> Any:
     if "IPython" not in sys.modules:  # its utils imports it for a notebook helper
         display = types.ModuleType("IPython.display")
         display.HTML = display.display = None  # type: ignore[attr-defined] # never called here
-        sys.modules["IPython"], sys.modules["IPython.display"] = types.ModuleType("IPython"), display
+        sys.modules["IPython"], sys.modules["IPython.display"] = (
+            types.ModuleType("IPython"),
+            display,
+        )
     import sglang.lang.api as api  # type: ignore[import-not-found] # only when the folder is given
     from sglang.lang.backend.base_backend import BaseBackend  # type: ignore[import-not-found] # as above
 
@@ -170,10 +173,14 @@ def _resident() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sglang", type=Path, help="folder of an unpacked sglang wheel")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure of CPU time")
-    parser.add_argument("--programs", type=int, default=1000, help="of a batch; ten times as many states are kept")
+    parser.add_argument(
+        "--programs", type=int, default=1000, help="of a batch; ten times as many states are kept"
+    )
     options = parser.parse_args()
     count = options.programs
     systems: dict[str, tuple[Any, Any]] = {
@@ -188,15 +195,22 @@ def main() -> None:
     for name, (api, backend) in systems.items():
         results[name] = {}
         for what, program in programs(api).items():
-            results[name][f"{what}, us CPU"] = cpu_per_program(partial(run_to_end, program, backend), options.seconds)
+            results[name][f"{what}, us CPU"] = cpu_per_program(
+                partial(run_to_end, program, backend), options.seconds
+            )
         batch = batch_against_ideal(programs(api)["4 gens"], backend, count)
         results[name][f"{count:,} x 4 gens of 10 ms at 256, x ideal"] = batch
-        results[name]["threads, 96 x fork(8)"] = threads_of_forks(programs(api)["fork(8) + join"], backend)
+        results[name]["threads, 96 x fork(8)"] = threads_of_forks(
+            programs(api)["fork(8) + join"], backend
+        )
     results["coroutine"][f"{10 * count:,} live states, MB"] = live_states(sgl, Native(), 10 * count)
     print(f"{'':42}" + "".join(f"{name:>15}" for name in results))
     for what in results["coroutine"]:
         values = [result.get(what) for result in results.values()]
-        print(f"{what:42}" + "".join(f"{value:15,.1f}" if value is not None else f"{'':15}" for value in values))
+        print(
+            f"{what:42}"
+            + "".join(f"{value:15,.1f}" if value is not None else f"{'':15}" for value in values)
+        )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""A gateway in front of servers that do nothing: its own time of a request, and where rows go that begin alike.
+"""A gateway in front of servers that do nothing: its own time of a request, and where rows go that
+begin alike.
 
-    python benchmarks/gateway.py [--package smg] [--requests 2000] [--groups 24] [--rows 40] [--at-once 8]
+    python benchmarks/gateway.py [--package smg] [--requests 2000] [--groups 24] [--rows 40]
+    [--at-once 8]
 
-*Time*: processor time of the gateway's process, from `/proc`, over all requests, which come one after the other on one
-connection; each is answered at once by a stub in this process. For comparison, the wall time of a request with the
-gateway and without it.
+*Time*: processor time of the gateway's process, from `/proc`, over all requests, which come one
+after the other on one connection; each is answered at once by a stub in this process. For
+comparison, the wall time of a request with the gateway and without it.
 
-*Rows*: few-shot rows, `--groups` sets of examples (some 2,000 characters each) with `--rows` questions each, in random
-order over two servers, `--at-once` at a time: the share that goes to the server which most of its set went to, after
-the first of the set.
+*Rows*: few-shot rows, `--groups` sets of examples (some 2,000 characters each) with `--rows`
+questions each, in random order over two servers, `--at-once` at a time: the share that goes to the
+server which most of its set went to, after the first of the set.
 """
 
 from __future__ import annotations
@@ -104,32 +106,46 @@ def times(gateway: Gateway, stub: Stub, requests: int) -> None:
             spent, took = processor_s(gateway.pid) - before, time.perf_counter() - started
             told[name] = spent / requests * 1000, took / requests * 1000
     idle = told["direct"][0]  # what the gateway does beside requests
-    print(f"gateway's processor time of a request: {told['gateway'][0] - idle:.3f} ms (and {idle:.3f} ms beside it)")
-    print(f"wall time of a request: {told['direct'][1]:.2f} ms direct, {told['gateway'][1]:.2f} ms through the gateway")
+    print(
+        f"gateway's processor time of a request: {told['gateway'][0] - idle:.3f} ms (and {idle:.3f} ms beside it)"
+    )
+    print(
+        f"wall time of a request: {told['direct'][1]:.2f} ms direct, {told['gateway'][1]:.2f} ms through the gateway"
+    )
 
 
 def rows(gateway: Gateway, stubs: list[Stub], groups: int, each: int, at_once: int) -> None:
     """Prints where rows go that begin alike."""
     draw = random.Random(0)
-    shots = [" ".join(f"Q{draw.random()} A{draw.random()}" for _ in range(50)) for _ in range(groups)]
+    shots = [
+        " ".join(f"Q{draw.random()} A{draw.random()}" for _ in range(50)) for _ in range(groups)
+    ]
     asked = [(group, i) for group in range(groups) for i in range(each)]
     draw.shuffle(asked)
     with httpx2.Client(timeout=60, trust_env=False) as client, ThreadPoolExecutor(at_once) as pool:
-        for done in [pool.submit(ask, client, gateway.url, f"{shots[group]} Q{i}") for group, i in asked]:
+        for done in [
+            pool.submit(ask, client, gateway.url, f"{shots[group]} Q{i}") for group, i in asked
+        ]:
             done.result()
     went: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for stub in stubs:
         for text in stub.texts:
             went[text.rpartition(" Q")[0]][stub.url] += 1
     found = [went[text] for text in shots]
-    share = sum(max(count.values()) - 1 for count in found) / sum(count.total() - 1 for count in found)
+    share = sum(max(count.values()) - 1 for count in found) / sum(
+        count.total() - 1 for count in found
+    )
     busiest = max(sum(count[stub.url] for count in found) for stub in stubs) / len(asked)
-    print(f"rows that went where their prefix is: {share:.1%}; the busiest server had {busiest:.1%}")
+    print(
+        f"rows that went where their prefix is: {share:.1%}; the busiest server had {busiest:.1%}"
+    )
 
 
 def main() -> None:
     """Measures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--package", default="auto")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--groups", type=int, default=24)

@@ -1,11 +1,13 @@
-"""A GGUF file on this CPU, by turns with llama.cpp: start, memory, prefill of 600 words, and decoding.
+"""A GGUF file on this CPU, by turns with llama.cpp: start, memory, prefill of 600 words, and
+decoding.
 
     python benchmarks/gguf_turns.py FILE [--repeat 3] [--threads 2] [--systems ours llama.cpp]
 
-Every turn is a process of its own. "First token": from the start of Python until a token of a short prompt has come.
-"Prefill": until the first token of 600 words that no cache has. "Rows": greedy tokens behind prompts of 100 tokens, by
-the time that 64 take longer than 8. "Memory": PSS of the process and its children after all of it. Medians, and in
-brackets the least and the largest. llama.cpp comes with llama-cpp-python, which pip builds for this machine.
+Every turn is a process of its own. "First token": from the start of Python until a token of a short
+prompt has come. "Prefill": until the first token of 600 words that no cache has. "Rows": greedy
+tokens behind prompts of 100 tokens, by the time that 64 take longer than 8. "Memory": PSS of the
+process and its children after all of it. Medians, and in brackets the least and the largest.
+llama.cpp comes with llama-cpp-python, which pip builds for this machine.
 """
 
 from __future__ import annotations
@@ -23,12 +25,28 @@ from typing import Any
 CACHE = 8192
 ROWS = (1, 8)
 QUESTION = "The capital of France is"
-FIGURES = ("first token, s", "memory, GB", "prefill, tokens/s", *(f"{rows} rows, tokens/s" for rows in ROWS))
+FIGURES = (
+    "first token, s",
+    "memory, GB",
+    "prefill, tokens/s",
+    *(f"{rows} rows, tokens/s" for rows in ROWS),
+)
 
 
 def words(start: int) -> str:
     """Returns 600 words; another start gives others from the first on."""
-    names = ("river", "stone", "market", "winter", "letter", "garden", "silver", "bridge", "window", "teacher")
+    names = (
+        "river",
+        "stone",
+        "market",
+        "winter",
+        "letter",
+        "garden",
+        "silver",
+        "bridge",
+        "window",
+        "teacher",
+    )
     return " ".join(names[(start + 7 * i * i) % len(names)] for i in range(start, start + 600))
 
 
@@ -58,7 +76,9 @@ class Ours:
                 done.set()
 
         for prompt in prompts:
-            self.engine.submit(prompt, SamplingParams(max_tokens=new, ignore_eos=True, temperature=0), sink=sink)
+            self.engine.submit(
+                prompt, SamplingParams(max_tokens=new, ignore_eos=True, temperature=0), sink=sink
+            )
         done.wait()
         if errors:  # not raised in the sink, which would leave this thread waiting
             raise errors[0]
@@ -124,9 +144,21 @@ def memory() -> int:
 def turn(name: str, options: argparse.Namespace) -> dict[str, float]:
     """Returns what one process measures of a system."""
     root = Path(__file__).parents[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "PYTHONDONTWRITEBYTECODE": ""}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(options.threads),
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
     environment["PYTHONPATH"] = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, __file__, options.file, "--threads", str(options.threads), "--child", name]
+    command = [
+        sys.executable,
+        __file__,
+        options.file,
+        "--threads",
+        str(options.threads),
+        "--child",
+        name,
+    ]
     started = time.perf_counter()
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -138,7 +170,9 @@ def turn(name: str, options: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", help="path of the GGUF file")
     parser.add_argument("--repeat", type=int, default=3, help="turns (default: 3)")
     parser.add_argument("--threads", type=int, default=2, help="threads of each (default: 2)")
@@ -151,11 +185,17 @@ def main() -> None:
     for _ in range(options.repeat):
         for name in options.systems:
             found[name].append(turn(name, options))
-            print(name, json.dumps({key: round(value, 2) for key, value in found[name][-1].items()}), flush=True)
+            print(
+                name,
+                json.dumps({key: round(value, 2) for key, value in found[name][-1].items()}),
+                flush=True,
+            )
     for figure in FIGURES:
         for name, runs in found.items():
             values = [run[figure] for run in runs]
-            print(f"{figure:22} {name:10} {median(values):9.2f} [{min(values):.2f}, {max(values):.2f}]")
+            print(
+                f"{figure:22} {name:10} {median(values):9.2f} [{min(values):.2f}, {max(values):.2f}]"
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Floor of a GPU's engine whatever it is asked: how long it takes to be ready, that nothing is slow at its first
-use after that, memory within its share, and streams that wait for no more than a piece of a prompt.
+"""Floor of a GPU's engine whatever it is asked: how long it takes to be ready, that nothing is slow
+at its first use after that, memory within its share, and streams that wait for no more than a piece
+of a prompt.
 
     python benchmarks/gpu_floor.py [--shape SHAPE]
 
-Llama-3.1-8B's shape with random weights, and a byte-level vocabulary of random words. Triton's cache is empty at the
-start. Every use is run twice with other prompts, each time on an empty prefix cache.
+Llama-3.1-8B's shape with random weights, and a byte-level vocabulary of random words. Triton's
+cache is empty at the start. Every use is run twice with other prompts, each time on an empty prefix
+cache.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ from sglang_lite.protocol import Constraint, Delta, Generation, JsonSchema, Rege
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
 
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
+}
 
 
 def words(count: int) -> Any:
@@ -41,8 +46,15 @@ def words(count: int) -> Any:
     characters = [chr(33 + i) for i in range(94)]
     found = dict.fromkeys([*characters, "\u0120", "\u010a"])
     while len(found) < count:
-        found[dice.choice(["", "\u0120"]) + "".join(dice.choices(characters, k=dice.randint(2, 8)))] = None
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+        found[
+            dice.choice(["", "\u0120"]) + "".join(dice.choices(characters, k=dice.randint(2, 8)))
+        ] = None
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     content = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
         "pre_tokenizer": level, "post_processor": None, "decoder": level,
@@ -59,7 +71,10 @@ def load(shape: str) -> LoadedModel:
 
 
 def ask(
-    engine: sgl.Engine, prompts: list[list[int]], params: SamplingParams, constraint: Constraint | None = None
+    engine: sgl.Engine,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    constraint: Constraint | None = None,
 ) -> float:
     """Seconds until all are done."""
     left, done, failed = [len(prompts)], threading.Event(), []
@@ -136,7 +151,9 @@ def longest_wait(engine: sgl.Engine, beside: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES)
     shape = parser.parse_args().shape
     os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
@@ -149,7 +166,9 @@ def main() -> None:
         with sgl.Engine.of(loaded, mem_fraction=fraction) as engine:
             ready = time.perf_counter() - began
             begun = (total - torch.cuda.mem_get_info()[0]) / 2**30
-            print(f"ready after {ready:.1f} s with {case}; of {fraction * total / 2**30:.1f} GiB {begun:.1f} are taken")
+            print(
+                f"ready after {ready:.1f} s with {case}; of {fraction * total / 2**30:.1f} GiB {begun:.1f} are taken"
+            )
             if fraction == 0.88:
                 print(f"{'use':34}{'first, s':>10}{'second':>10}{'ratio':>8}")
                 for name, use in uses(vocab).items():
@@ -164,7 +183,10 @@ def main() -> None:
             asks: list[tuple[str, dict[str, Any]]] = [
                 ("a prompt of 7,900", {}),
                 ("with its log-probabilities", {"return_logprob": True, "logprob_start_len": 0}),
-                ("and five others of each", {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 5}),
+                (
+                    "and five others of each",
+                    {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 5},
+                ),
             ]
             for name, more in asks:
                 params = SamplingParams(temperature=0, max_tokens=1, **more)
@@ -172,7 +194,9 @@ def main() -> None:
                 waits[name] = sorted(longest_wait(engine, beside) for _ in range(5))
             taken = (total - torch.cuda.mem_get_info()[0]) / 2**30
             for name, wait in waits.items():
-                print(f"longest wait of a stream beside {name}: {', '.join(f'{1000 * w:.0f}' for w in wait)} ms")
+                print(
+                    f"longest wait of a stream beside {name}: {', '.join(f'{1000 * w:.0f}' for w in wait)} ms"
+                )
             print(f"after log-probabilities of 7,900 tokens {taken:.1f} GiB are taken")
 
 

@@ -1,13 +1,16 @@
-"""What a constraint costs over llguidance alone: compiling with the first mask, and each token's mask and step.
+"""What a constraint costs over llguidance alone: compiling with the first mask, and each token's
+mask and step.
 
-    python benchmarks/grammar_cost.py [--vocabulary FILE] [--schemas N] [--tools N] [--only schemas | tools]
+    python benchmarks/grammar_cost.py [--vocabulary FILE] [--schemas N] [--tools N] [--only schemas
+    | tools]
 
-Real schemas that both take, by turns in one process, in processor time of the thread. Alone, llguidance reads the
-schema itself, with its own defaults. Ours makes the normal form, the grammar, the shortest texts, llguidance's parser
-and the first mask, with what masks watch, and bounds of the lengths. Reading the schema's JSON is not counted. Tokens
-are those of valid instances written as ours are generated, where llguidance takes them too; those of schemas with open
-objects, whose names are watched, are told separately. Tools are 500 functions: processor time of a program's first
-call, and of another one. FILE is as in constraints_suite.py.
+Real schemas that both take, by turns in one process, in processor time of the thread. Alone,
+llguidance reads the schema itself, with its own defaults. Ours makes the normal form, the grammar,
+the shortest texts, llguidance's parser and the first mask, with what masks watch, and bounds of the
+lengths. Reading the schema's JSON is not counted. Tokens are those of valid instances written as
+ours are generated, where llguidance takes them too; those of schemas with open objects, whose names
+are watched, are told separately. Tools are 500 functions: processor time of a program's first call,
+and of another one. FILE is as in constraints_suite.py.
 """
 
 from __future__ import annotations
@@ -95,16 +98,23 @@ def timed(function: Any, *args: Any) -> tuple[float, Any]:
 
 def real(engine: ThisThread, tokenizer: LLTokenizer, stride: int) -> list[str]:
     compiling: list[tuple[float, ...]] = []
-    steps: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}  # by whether names are watched
+    # by whether names are watched
+    steps: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
     for number, (_, schema, tests) in enumerate(maskbench(stride)):
         constraint, text = sgl.grammar.json_schema(schema), json.dumps(schema)
         gc.collect()
         gc.freeze()  # as the process that compiles does between constraints
         try:
             if number % 2:
-                (a, alone), (b, grammar) = timed(read_alone, tokenizer, text), timed(compiled, engine, constraint)
+                (a, alone), (b, grammar) = (
+                    timed(read_alone, tokenizer, text),
+                    timed(compiled, engine, constraint),
+                )
             else:
-                (b, grammar), (a, alone) = timed(compiled, engine, constraint), timed(read_alone, tokenizer, text)
+                (b, grammar), (a, alone) = (
+                    timed(compiled, engine, constraint),
+                    timed(read_alone, tokenizer, text),
+                )
         except (sgl.ConstraintError, ValueError):
             continue
         if alone.matcher.is_error():
@@ -125,13 +135,23 @@ def real(engine: ThisThread, tokenizer: LLTokenizer, stride: int) -> list[str]:
     ]
 
 
-def walked(alone: Alone, grammars: Sequence[CompiledGrammar], tokens: Sequence[int]) -> list[tuple[float, ...]]:
-    """Seconds of each token, alone and of each grammar; empty if llguidance alone does not take them."""
+def walked(
+    alone: Alone, grammars: Sequence[CompiledGrammar], tokens: Sequence[int]
+) -> list[tuple[float, ...]]:
+    """Seconds of each token, alone and of each grammar; empty if llguidance alone does not take
+    them.
+    """
     found = [(float("inf"),) * (1 + len(grammars))] * len(tokens)
     for _ in range(ROUNDS):
-        theirs, ours = Alone(alone.matcher.deep_copy(), alone.vocab_size), [Ours(each) for each in grammars]
+        theirs, ours = (
+            Alone(alone.matcher.deep_copy(), alone.vocab_size),
+            [Ours(each) for each in grammars],
+        )
         for at, token in enumerate(tokens):
-            (first, taken), *others = timed(theirs.step, token), *(timed(each.step, token) for each in ours)
+            (first, taken), *others = (
+                timed(theirs.step, token),
+                *(timed(each.step, token) for each in ours),
+            )
             assert all(accepted for _, accepted in others)
             if not taken:
                 return []
@@ -143,7 +163,10 @@ def compared(times: Sequence[tuple[float, ...]], unit: float, name: str) -> str:
     """Quantiles of the last time over those of the first."""
     if len(times) < 2:
         return "none"
-    alone, ours = quantiles([each[0] for each in times], n=100), quantiles([each[-1] for each in times], n=100)
+    alone, ours = (
+        quantiles([each[0] for each in times], n=100),
+        quantiles([each[-1] for each in times], n=100),
+    )
     parts = [
         f"p{p} {ours[p - 1] * unit:.2f} {name} over {alone[p - 1] * unit:.2f}: {ours[p - 1] / alone[p - 1]:.2f}x"
         for p in (50, 90, 99)
@@ -158,9 +181,13 @@ def tools(count: int) -> str:
 
     @sgl.function
     def ask(s: Any) -> None:
-        s += sgl.user("Which?") + sgl.assistant(sgl.gen("call", tools=functions, tool_choice="required"))
+        s += sgl.user("Which?") + sgl.assistant(
+            sgl.gen("call", tools=functions, tool_choice="required")
+        )
 
-    backend = sgl.ScriptedBackend(lambda _: '{"tool": "tool_7", "arguments": {"place": "Oslo", "days": 3}}')
+    backend = sgl.ScriptedBackend(
+        lambda _: '{"tool": "tool_7", "arguments": {"place": "Oslo", "days": 3}}'
+    )
     times = []
     for _ in range(6):
         began = time.process_time()
@@ -190,10 +217,14 @@ def main() -> None:
         print(tools(options.tools), flush=True)
     if options.only == "tools":
         return
-    tokenizer = tiktoken_tokenizer(options.vocabulary) if options.vocabulary else default_tokenizer()
+    tokenizer = (
+        tiktoken_tokenizer(options.vocabulary) if options.vocabulary else default_tokenizer()
+    )
     size, eos = PADDED if options.vocabulary else tokenizer.vocab_size, sorted(tokenizer.eos_ids)
     engine = ThisThread(tokenizer, size, eos)
-    alone = LLTokenizer(without_special_texts(tokenizer.backend.to_str()), n_vocab=size, eos_token=eos or None)
+    alone = LLTokenizer(
+        without_special_texts(tokenizer.backend.to_str()), n_vocab=size, eos_token=eos or None
+    )
     compiled(engine, sgl.grammar.json_schema(True))  # tables that are made once
     print(*real(engine, alone, max(1, 700 // options.schemas)), sep="\n")
 

@@ -1,9 +1,11 @@
-"""Memory that an engine and its processes that compile keep of constraints that are meant to break them.
+"""Memory that an engine and its processes that compile keep of constraints that are meant to break
+them.
 
     python benchmarks/grammar_memory.py [--constraints N] [--seconds S]
 
-The hostile set of the tests (tests/constraints/hostile.py), one request each, through an engine of the default model;
-resident memory of the caller and its processes at the start, at the end, and so many seconds later.
+The hostile set of the tests (tests/constraints/hostile.py), one request each, through an engine of
+the default model; resident memory of the caller and its processes at the start, at the end, and so
+many seconds later.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     options = parser.parse_args()
     print(machine.describe())
-    hostile = [constraint for constraint, *_ in (*KEPT.values(), *REFUSED.values()) if constraint is not None]
+    hostile = [
+        constraint
+        for constraint, *_ in (*KEPT.values(), *REFUSED.values())
+        if constraint is not None
+    ]
     hostile += [sgl.Grammar(grammar) for grammar, _ in AMBIGUOUS.values()]
     with sgl.Engine(in_process=True) as engine:
         for constraint in STARTS:  # the engines and a process are there
@@ -58,7 +64,9 @@ def told(when: str, start: float) -> float:
     """Prints the megabytes of now; gives their sum."""
     caller, *processes = (resident(pid) for pid in (os.getpid(), *children()))
     total = caller + sum(processes)
-    print(f"{when}: caller {caller:.0f} MB, processes {[round(each) for each in processes]}, {total - start:+.0f} MB")
+    print(
+        f"{when}: caller {caller:.0f} MB, processes {[round(each) for each in processes]}, {total - start:+.0f} MB"
+    )
     return total
 
 
@@ -75,7 +83,9 @@ def children() -> list[int]:
 
 
 def resident(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+    return (
+        int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+    )
 
 
 if __name__ == "__main__":

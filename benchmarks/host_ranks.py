@@ -1,10 +1,13 @@
-"""Time that rank 0's loop spends in a step's forward and draws, of one process and of ranks that share a GPU.
+"""Time that rank 0's loop spends in a step's forward and draws, of one process and of ranks that
+share a GPU.
 
-    python benchmarks/host_ranks.py [--tp 1 2] [--shape llama-3.1-8b] [--rows 1 32] [--tokens 300] [--device cuda]
+    python benchmarks/host_ranks.py [--tp 1 2] [--shape llama-3.1-8b] [--rows 1 32] [--tokens 300]
+    [--device cuda]
 
-On a GPU both calls only launch kernels, so their time is the host's, however slowly the ranks' kernels take turns.
-"told" is what telling the other ranks takes of it: records as bytes, and their way into a socket; on a CPU it alone is
-the host's. Random weights; the median and the 90th percentile of the steps that decode all rows.
+On a GPU both calls only launch kernels, so their time is the host's, however slowly the ranks'
+kernels take turns. "told" is what telling the other ranks takes of it: records as bytes, and their
+way into a socket; on a CPU it alone is the host's. Random weights; the median and the 90th
+percentile of the steps that decode all rows.
 """
 
 from __future__ import annotations
@@ -54,9 +57,17 @@ def measure(tp: int, folder: str, options: argparse.Namespace) -> None:
         "model": folder, "load_format": "dummy", "skip_tokenizer_init": True, "device": options.device,
         "max_total_tokens": 60_000, "max_running": max(options.rows),
     }  # fmt: skip
-    config = EngineConfig.make(**fixed, tp_size=tp, **({} if options.device == "cpu" else {"gpu_id_step": 0}))
-    links = None if tp == 1 else RankProcesses(config, Path(folder), lambda error: print(error, flush=True))
-    loaded = load_model(config, Path(folder), iter, ranks=ONE_PROCESS if links is None else links.collectives)
+    config = EngineConfig.make(
+        **fixed, tp_size=tp, **({} if options.device == "cpu" else {"gpu_id_step": 0})
+    )
+    links = (
+        None
+        if tp == 1
+        else RankProcesses(config, Path(folder), lambda error: print(error, flush=True))
+    )
+    loaded = load_model(
+        config, Path(folder), iter, ranks=ONE_PROCESS if links is None else links.collectives
+    )
     with sgl.Engine.of(replace(loaded, ranks=links), **fixed) as engine:
         forward, draw = (timed(engine.core.runner, name) for name in ("forward", "sample"))
         told = [] if links is None else timed(links, "send")
@@ -80,7 +91,9 @@ def measure(tp: int, folder: str, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tp", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])

@@ -2,10 +2,11 @@
 
     python benchmarks/host_step.py [--rows 256] [--steps 300]
 
-All requests decode with a model that computes nothing. Timed is everything the loop does but the model's own calls and
-the draw, which are the accelerator's work. "plain" rows end by their limit; "stops" have stop strings, so a token that
-may complete one is looked at; "streams" have both and stream, so each token becomes text at once. "first" are the steps
-that admit and prefill all of them.
+All requests decode with a model that computes nothing. Timed is everything the loop does but the
+model's own calls and the draw, which are the accelerator's work. "plain" rows end by their limit;
+"stops" have stop strings, so a token that may complete one is looked at; "streams" have both and
+stream, so each token becomes text at once. "first" are the steps that admit and prefill all of
+them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Unchecked(SteppedEngine):
         pass
 
 
-def measure(overlap: bool, params: SamplingParams, stream: bool, rows: int, steps: int) -> tuple[list[float], float]:
+def measure(
+    overlap: bool, params: SamplingParams, stream: bool, rows: int, steps: int
+) -> tuple[list[float], float]:
     engine = Unchecked(
         overlap=overlap, max_running=rows, step_tokens=8192, page_size=16, context_length=512,
         max_total_tokens=rows * 512, model=replace(loaded(), model=Nothing()),
@@ -71,7 +74,9 @@ def measure(overlap: bool, params: SamplingParams, stream: bool, rows: int, step
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
@@ -84,7 +89,9 @@ def main() -> None:
 
 def report(rows: int, steps: int) -> None:
     print(describe())
-    print(f"{'rows':>8} {'loop':>8} {'ms a step, median':>18} {'p99':>7} {'us a row':>9} {'first':>9}")
+    print(
+        f"{'rows':>8} {'loop':>8} {'ms a step, median':>18} {'p99':>7} {'us a row':>9} {'first':>9}"
+    )
     for name, params, stream in (
         ("plain", SamplingParams(max_tokens=400, ignore_eos=True), False),
         ("stops", SamplingParams(max_tokens=400, ignore_eos=True, stop=("\n", "never")), False),

@@ -1,15 +1,22 @@
-"""Requests with images, beside transformers' own model of the same shape with the same precision. Weights are random.
+"""Requests with images, beside transformers' own model of the same shape with the same precision.
+Weights are random.
 
-    python benchmarks/images.py [--shape smolvlm-256m] [--tiles 1] [--requests 64] [--questions 10] [--tokens 32]
+    python benchmarks/images.py [--shape smolvlm-256m] [--tiles 1] [--requests 64] [--questions 10]
+    [--tokens 32]
         [--repeat 3] [--only unique branches questions waiting streams text] [--no-peer]
 
-- `unique`: requests, each with an image of its own; transformers takes them as one batch. Decoding of the files and
-  preparing of the pixels count on both sides.
-- `questions`: questions about one image; transformers takes one after the other, and all as a batch.
-- `branches`: questions about one image as branches of a program, and as requests of an image each without a cache.
-- `waiting`: share of the time of `unique` that pixels prepared beforehand save: that is what the device waits for.
-- `streams`: longest pause of eight streams of text while four images arrive a second, and without them.
-- `text`: seconds of the same decoder's text requests in this model over those in the text model, by turns.
+- `unique`: requests, each with an image of its own; transformers takes them as one batch. Decoding
+  of the files and preparing of the pixels count on both sides.
+- `questions`: questions about one image; transformers takes one after the other, and all as a
+  batch.
+- `branches`: questions about one image as branches of a program, and as requests of an image each
+  without a cache.
+- `waiting`: share of the time of `unique` that pixels prepared beforehand save: that is what the
+  device waits for.
+- `streams`: longest pause of eight streams of text while four images arrive a second, and without
+  them.
+- `text`: seconds of the same decoder's text requests in this model over those in the text model, by
+  turns.
 
 Medians of `--repeat` runs after a first one, with images that were not seen before.
 """
@@ -49,7 +56,9 @@ _SPECIAL = 64  # ids at the end of a vocabulary for names as "<image>"
 _CLIP = {"model_type": "clip_vision_model", "projection_dim": 768, "vocab_size": 32_000}
 
 
-def _llama(hidden: int, layers: int, heads: int, kv_heads: int, inner: int, vocab: int) -> dict[str, Any]:
+def _llama(
+    hidden: int, layers: int, heads: int, kv_heads: int, inner: int, vocab: int
+) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
         "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
@@ -59,7 +68,9 @@ def _llama(hidden: int, layers: int, heads: int, kv_heads: int, inner: int, voca
     }  # fmt: skip
 
 
-def _vision(hidden: int, layers: int, heads: int, inner: int, size: int, patch: int) -> dict[str, Any]:
+def _vision(
+    hidden: int, layers: int, heads: int, inner: int, size: int, patch: int
+) -> dict[str, Any]:
     return {
         "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": inner,
         "image_size": size, "patch_size": patch,
@@ -121,8 +132,12 @@ _QWEN_VISION = {
 }  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-vl-7b": _qwen(_llama(3584, 28, 28, 4, 18_944, 152_064), _QWEN_VISION),
-    "llava-7b": _llava(_llama(4096, 32, 32, 32, 11_008, 32_064), _vision(1024, 24, 16, 4096, 336, 14)),
-    "smolvlm-256m": _smolvlm(_llama(576, 30, 9, 3, 1536, 49_280), _vision(768, 12, 12, 3072, 512, 16)),
+    "llava-7b": _llava(
+        _llama(4096, 32, 32, 32, 11_008, 32_064), _vision(1024, 24, 16, 4096, 336, 14)
+    ),
+    "smolvlm-256m": _smolvlm(
+        _llama(576, 30, 9, 3, 1536, 49_280), _vision(768, 12, 12, 3072, 512, 16)
+    ),
     "small": _llava(_llama(64, 2, 4, 2, 96, 320), _vision(32, 2, 2, 64, 28, 7)),
 }
 SIZES = {
@@ -141,23 +156,43 @@ def save(shape: str, tiles: int, folder: Path) -> None:
     if shape.startswith("smolvlm"):
         made["preprocessor"]["do_image_splitting"] = tiles > 1
     places = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
-    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     words = made["config"]["text_config"]["vocab_size"] - _SPECIAL
-    added = [{"id": words + i, "content": name, **special} for i, name in enumerate(_NAMES + places)]
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    added = [
+        {"id": words + i, "content": name, **special} for i, name in enumerate(_NAMES + places)
+    ]
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
         "pre_tokenizer": level, "post_processor": None, "decoder": level,
         "model": {"type": "BPE", "vocab": {chr(33 + i) if i < 94 else f"w{i}": i for i in range(words)}, "merges": []},
     }  # fmt: skip
-    for name, content in (("config", made["config"]), ("preprocessor_config", made["preprocessor"])):
+    for name, content in (
+        ("config", made["config"]),
+        ("preprocessor_config", made["preprocessor"]),
+    ):
         (folder / f"{name}.json").write_text(json.dumps(content))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     text = folder / "text"
     text.mkdir()
     alone = made["config"]["text_config"]
     if alone["model_type"] == "qwen2_5_vl_text":
-        alone |= {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rope_parameters": None}
+        alone |= {
+            "model_type": "qwen2",
+            "architectures": ["Qwen2ForCausalLM"],
+            "rope_parameters": None,
+        }
     (text / "config.json").write_text(json.dumps(alone))
     (text / "tokenizer.json").write_text(json.dumps(tokenizer))
 
@@ -182,7 +217,9 @@ class Ours:
         )  # fmt: skip
 
     def ask(self, images: Sequence[bytes], questions: Sequence[str]) -> object:
-        return self.engine.generate(questions, self.sampling, image_data=[[image] for image in images])
+        return self.engine.generate(
+            questions, self.sampling, image_data=[[image] for image in images]
+        )
 
 
 class Theirs:
@@ -206,10 +243,16 @@ class Theirs:
     @torch.inference_mode()
     def ask(self, images: Sequence[bytes], ids: Sequence[Sequence[int]]) -> object:
         pixels = self.processor(
-            images=[[Picture.open(io.BytesIO(each)).convert("RGB")] for each in images], return_tensors="pt"
+            images=[[Picture.open(io.BytesIO(each)).convert("RGB")] for each in images],
+            return_tensors="pt",
         )
-        inputs = {name: value.to(self.device) for name, value in pixels.items() if torch.is_tensor(value)}
-        inputs = {name: value.bfloat16() if value.is_floating_point() else value for name, value in inputs.items()}
+        inputs = {
+            name: value.to(self.device) for name, value in pixels.items() if torch.is_tensor(value)
+        }
+        inputs = {
+            name: value.bfloat16() if value.is_floating_point() else value
+            for name, value in inputs.items()
+        }
         given = torch.tensor(ids, device=self.device)
         found = self.model.generate(
             input_ids=given, attention_mask=torch.ones_like(given), **inputs, **self.types(given),
@@ -221,7 +264,11 @@ class Theirs:
     def types(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """Which tokens are an image's, for models whose positions depend on it."""
         image = self.model.config.image_token_id
-        return {"mm_token_type_ids": (ids == image).int()} if "qwen" in self.model.config.model_type else {}
+        return (
+            {"mm_token_type_ids": (ids == image).int()}
+            if "qwen" in self.model.config.model_type
+            else {}
+        )
 
 
 class Benchmark:
@@ -232,9 +279,13 @@ class Benchmark:
         size = _TILED if options.tiles > 1 else SIZES[options.shape]
         self.images = pictures(size)
         self.ours = Ours(folder, options.tokens)
-        self.peers: list[Callable[[Theirs], None]] = []  # what to compare with, when there is memory for it
+        # what to compare with, when there is memory for it
+        self.peers: list[Callable[[Theirs], None]] = []
         print(self.ours.engine.core.description, f"image {size[0]} x {size[1]}", sep="; ")
-        print(f"a prompt with an image: {len(self.ids(self.take(1), [question(0)])[0])} tokens", flush=True)
+        print(
+            f"a prompt with an image: {len(self.ids(self.take(1), [question(0)])[0])} tokens",
+            flush=True,
+        )
 
     def take(self, number: int) -> list[bytes]:
         """Images that were not seen before."""
@@ -244,7 +295,10 @@ class Benchmark:
         """Token ids of prompts, as transformers' model takes them."""
         asked = {"max_new_tokens": 1}
         answers = self.ours.engine.generate(
-            list(questions), asked, image_data=[[each] for each in images], return_prompt_token_ids=True
+            list(questions),
+            asked,
+            image_data=[[each] for each in images],
+            return_prompt_token_ids=True,
         )
         return [each["prompt_token_ids"] for each in answers]
 
@@ -288,7 +342,9 @@ class Benchmark:
                 images = self.take(1)
                 return lambda: [theirs.ask(images, [each]) for each in ids]
 
-            self.told("questions", ours, self.seconds(one_by_one), "transformers, one after the other")
+            self.told(
+                "questions", ours, self.seconds(one_by_one), "transformers, one after the other"
+            )
             batch = self.seconds(lambda: partial(theirs.ask, self.take(1) * number, ids))
             self.told("questions", ours, batch, f"transformers, a batch of {number}")
 
@@ -303,7 +359,9 @@ class Benchmark:
             s += sgl.image(image)
             branches = s.fork(number)
             for branch, text in zip(branches, asked):
-                branch += text + sgl.gen("answer", max_tokens=self.options.tokens, temperature=0, ignore_eos=True)
+                branch += text + sgl.gen(
+                    "answer", max_tokens=self.options.tokens, temperature=0, ignore_eos=True
+                )
             branches.join()
 
         def ask() -> Callable[[], object]:
@@ -328,12 +386,17 @@ class Benchmark:
         ours = self.seconds(lambda: partial(self.ours.ask, self.take(number), asked))
         media = open_model_files(self.folder).media
         assert media is not None
-        preparer, prepare = MediaPreparer(self.folder, media, ImageOptions(), pinned=GPU), MediaPreparer.prepare
+        preparer, prepare = (
+            MediaPreparer(self.folder, media, ImageOptions(), pinned=GPU),
+            MediaPreparer.prepare,
+        )
         ready: dict[bytes, Any] = {}
 
         def prepared() -> Callable[[], object]:
             images = self.take(number)
-            ready.update({each: prepare(preparer, media.item(Media(each, "image/jpeg"))) for each in images})
+            ready.update(
+                {each: prepare(preparer, media.item(Media(each, "image/jpeg"))) for each in images}
+            )
             return partial(self.ours.ask, images, asked)
 
         MediaPreparer.prepare = lambda _, item: ready.pop(item.medium.data)  # type: ignore[assignment,method-assign] # what is compared
@@ -376,7 +439,8 @@ class Benchmark:
 
     def text(self) -> None:
         self.reopen(**({"mem_fraction": 0.45} if GPU else {}))
-        engines = self.ours, Ours(self.folder / "text", self.options.tokens)  # in the rest of the memory
+        # in the rest of the memory
+        engines = self.ours, Ours(self.folder / "text", self.options.tokens)
         found: tuple[list[float], list[float]] = ([], [])
         for i in range(2 * self.options.repeat + 1):
             for at, each in zip(found, engines):
@@ -386,7 +450,8 @@ class Benchmark:
                 at.append(time.perf_counter() - began)
         ratio = median(text / seeing for seeing, text in zip(found[0][1:], found[1][1:]))
         print(
-            f"text: {median(found[0][1:]):.3f} s, the text model {median(found[1][1:]):.3f} s: {ratio:.3f}x", flush=True
+            f"text: {median(found[0][1:]):.3f} s, the text model {median(found[1][1:]):.3f} s: {ratio:.3f}x",
+            flush=True,
         )
         engines[1].engine.close()
 
@@ -396,7 +461,9 @@ def question(i: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="smolvlm-256m")
     parser.add_argument("--tiles", type=int, choices=(1, 13), default=1)
     parser.add_argument("--requests", type=int, default=64)

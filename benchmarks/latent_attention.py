@@ -1,10 +1,12 @@
-"""Latent attention on one GPU: decoding in TB/s of latents read and TFLOP/s, prefill in TFLOP/s of the causal products.
+"""Latent attention on one GPU: decoding in TB/s of latents read and TFLOP/s, prefill in TFLOP/s of
+the causal products.
 
     python benchmarks/latent_attention.py            # DeepSeek's latents: 512 numbers and 64 rotary ones
     python benchmarks/latent_attention.py --sweep    # decoding by the kernels for all cards, with several launches, too
 
-Latents lie in pages of 16 tokens, scattered. "share" is that of the rate of a large copy. Products are those of
-absorbed queries: 1,088 multiplications for a head and a token that is seen. Medians of `triton.testing.do_bench`.
+Latents lie in pages of 16 tokens, scattered. "share" is that of the rate of a large copy. Products
+are those of absorbed queries: 1,088 multiplications for a head and a token that is seen. Medians of
+`triton.testing.do_bench`.
 """
 
 from __future__ import annotations
@@ -39,13 +41,17 @@ DECODING = {  # rows, tokens of each, heads
     "1 x 16,384, 16 heads": (1, 16384, 16),
 }
 PREFILL = {"8,192 new, 16 heads": (8192, 0, 16), "512 after 4,096, 16 heads": (512, 4096, 16)}
-LAUNCHES = [(tokens, warps, stages) for warps in (4, 8) for tokens in (16, 32, 64) for stages in (2, 3)]
+LAUNCHES = [
+    (tokens, warps, stages) for warps in (4, 8) for tokens in (16, 32, 64) for stages in (2, 3)
+]
 
 
 def case(rows: int, length: int, new: int) -> tuple[KVCache, DevicePlan]:
     """A cache of rows of so many tokens, and a plan of the last `new` ones of each."""
     pages = -(-length // PAGE)
-    plane = torch.randn((1, rows * pages * PAGE, RANK + ROPE_DIM), device="cuda", dtype=torch.bfloat16)
+    plane = torch.randn(
+        (1, rows * pages * PAGE, RANK + ROPE_DIM), device="cuda", dtype=torch.bfloat16
+    )
     table = torch.randperm(rows * pages, device="cuda").to(torch.int32).view(rows, pages)
     decoding = rows if new == 1 else 0
     starts = [] if decoding else [(row, at) for row in range(rows) for at in range(0, new, 128)]
@@ -79,23 +85,34 @@ def launches(sweep: bool, heads: int) -> Iterator[tuple[str, Launch | None]]:
     queries = latent_attention.head_block(heads)
     for tokens, warps, stages in LAUNCHES if sweep else ():
         if (warps == 8) >= (queries >= 64):
-            yield f"  {tokens} tokens, {warps} warps, {stages} stages", Launch(queries, tokens, warps, stages)
+            yield (
+                f"  {tokens} tokens, {warps} warps, {stages} stages",
+                Launch(queries, tokens, warps, stages),
+            )
 
 
 @contextmanager
 def using(launch: Launch | None) -> Iterator[None]:
-    """Context in which decoding is by the kernels for all cards with that launch; None: by what is in use."""
+    """Context in which decoding is by the kernels for all cards with that launch; None: by what is
+    in use.
+    """
     with ExitStack() as patches:
         if launch is not None:
-            patches.enter_context(mock.patch.object(latent_attention, "latent_launch", return_value=launch))
+            patches.enter_context(
+                mock.patch.object(latent_attention, "latent_launch", return_value=launch)
+            )
             for module in (latent_attention, attention):
                 patches.enter_context(mock.patch.object(module, "hopper_module", return_value=None))
         yield
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sweep", action="store_true", help="kernels for all cards with several launches, too")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="kernels for all cards with several launches, too"
+    )
     sweep = parser.parse_args().sweep
     torch.manual_seed(0)
     rates = measure()
@@ -104,7 +121,10 @@ def main() -> None:
     print(f"{'':44}{'us':>9}{'TB/s':>7}{'share':>7}{'TFLOP/s':>9}")
     for name, (rows, length, heads) in DECODING.items():
         cache, plan = case(rows, length, 1)
-        read, products = rows * length * (RANK + ROPE_DIM) * 2, rows * length * heads * (2 * RANK + ROPE_DIM)
+        read, products = (
+            rows * length * (RANK + ROPE_DIM) * 2,
+            rows * length * heads * (2 * RANK + ROPE_DIM),
+        )
         for other, launch in launches(sweep and length == 8192, heads):
             with using(launch):
                 try:

@@ -22,14 +22,23 @@ class LlamaBatch:
         self._c: Any = llama_cpp
         llama_cpp.llama_backend_init()
         llama_cpp.llama_log_set(_silent(llama_cpp), None)
-        self._model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
+        self._model = llama_cpp.llama_model_load_from_file(
+            file.encode(), llama_cpp.llama_model_default_params()
+        )
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = tokens, 4096, 512, sequences
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = (
+            tokens,
+            4096,
+            512,
+            sequences,
+        )
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True  # sequences may share cells
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(
+            llama_cpp.llama_model_get_vocab(self._model)
+        )
         self._batch = llama_cpp.llama_batch_init(4096, 0, 1)
 
     def tokens(self, text: str) -> list[int]:
@@ -50,7 +59,10 @@ class LlamaBatch:
         drawn = [0] * len(prompts)
         rows: list[tuple[int, int, int, bool]] = []
         for i, prompt in enumerate(prompts):
-            rows += [(t, shared + at, i, shared + at + 1 == len(prompt)) for at, t in enumerate(prompt[shared:])]
+            rows += [
+                (t, shared + at, i, shared + at + 1 == len(prompt))
+                for at, t in enumerate(prompt[shared:])
+            ]
             if len(rows) > 3000 or i == len(prompts) - 1:
                 for sequence, token in self._decode(rows):
                     drawn[sequence] = token
@@ -62,11 +74,18 @@ class LlamaBatch:
                 drawn[sequence] = token
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> list[tuple[int, int]]:
-        """Computes (token, position, sequence, wanted) rows; gives (sequence, greedy token) of the wanted ones."""
+        """Computes (token, position, sequence, wanted) rows; gives (sequence, greedy token) of the
+        wanted ones.
+        """
         batch = self._batch
         batch.n_tokens = len(rows)
         for i, (token, position, sequence, wanted) in enumerate(rows):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, wanted
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = (
+                token,
+                position,
+                1,
+                wanted,
+            )
             batch.seq_id[i][0] = sequence
         if self._c.llama_decode(self._context, batch) != 0:
             raise RuntimeError("llama_decode failed")
@@ -74,7 +93,12 @@ class LlamaBatch:
         for i, (_, _, sequence, wanted) in enumerate(rows):
             if wanted:
                 logits = self._c.llama_get_logits_ith(self._context, i)
-                drawn.append((sequence, int(np.ctypeslib.as_array(logits, shape=(self._vocab_size,)).argmax())))
+                drawn.append(
+                    (
+                        sequence,
+                        int(np.ctypeslib.as_array(logits, shape=(self._vocab_size,)).argmax()),
+                    )
+                )
         return drawn
 
 

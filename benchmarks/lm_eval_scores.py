@@ -1,12 +1,13 @@
 """Scores of lm-evaluation-harness by an engine, beside lm_eval's own model `hf`, on a CPU.
 
-    python benchmarks/lm_eval_scores.py [--tasks sums letters endings] [--rows 40] [--batch 8] [--seed 0]
+    python benchmarks/lm_eval_scores.py [--tasks sums letters endings] [--rows 40] [--batch 8]
+    [--seed 0]
 
-Three tasks whose texts are generated, in the forms of public ones: `sums` (arithmetic_2da with five examples, one
-answer a row), `letters` (MMLU: five examples, a question with four answers, of which a letter is scored) and `endings`
-(HellaSwag: no examples, a context with four endings of several words). Each is scored by `hf` in float32, by an engine,
-and by an engine without a prefix cache: seconds of processor time of all threads, after a first row. Needs lm-eval, and
-the default model.
+Three tasks whose texts are generated, in the forms of public ones: `sums` (arithmetic_2da with five
+examples, one answer a row), `letters` (MMLU: five examples, a question with four answers, of which
+a letter is scored) and `endings` (HellaSwag: no examples, a context with four endings of several
+words). Each is scored by `hf` in float32, by an engine, and by an engine without a prefix cache:
+seconds of processor time of all threads, after a first row. Needs lm-eval, and the default model.
 """
 
 from __future__ import annotations
@@ -26,8 +27,32 @@ if TYPE_CHECKING:
     from lm_eval.api.model import LM
 
 WORDS = (
-    *("river", "stone", "market", "teacher", "window", "summer", "letter", "engine", "garden", "doctor", "bridge"),
-    *("winter", "paper", "kitchen", "soldier", "music", "village", "picture", "morning", "ship", "forest", "island"),
+    *(
+        "river",
+        "stone",
+        "market",
+        "teacher",
+        "window",
+        "summer",
+        "letter",
+        "engine",
+        "garden",
+        "doctor",
+        "bridge",
+    ),
+    *(
+        "winter",
+        "paper",
+        "kitchen",
+        "soldier",
+        "music",
+        "village",
+        "picture",
+        "morning",
+        "ship",
+        "forest",
+        "island",
+    ),
 )
 
 
@@ -76,7 +101,9 @@ def scored(model: LM, rows: list[tuple[str, list[str]]]) -> tuple[float, list[fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS])
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--batch", type=int, default=8, help="batch size of hf")
@@ -87,8 +114,12 @@ def main() -> None:
     from sglang_lite.integrations.lm_eval import SglangLiteLM
 
     file = resolve(DEFAULT_MODEL)
-    hf = HFLM(str(file.parent), gguf_file=file.name, dtype="float32", device="cpu", batch_size=given.batch)
-    print(f"{'task':10} {'hf s':>8} {'engine s':>9} {'no cache s':>11} {'of hf':>6} {'of no cache':>12} {'differs':>9}")
+    hf = HFLM(
+        str(file.parent), gguf_file=file.name, dtype="float32", device="cpu", batch_size=given.batch
+    )
+    print(
+        f"{'task':10} {'hf s':>8} {'engine s':>9} {'no cache s':>11} {'of hf':>6} {'of no cache':>12} {'differs':>9}"
+    )
     for name in given.tasks:
         rows = TASKS[name](random.Random(given.seed), given.rows)
         theirs, expected = scored(hf, rows)

@@ -1,4 +1,5 @@
-"""Loading of a checkpoint of random weights from files in the page cache, by one thread and by several, by turns.
+"""Loading of a checkpoint of random weights from files in the page cache, by one thread and by
+several, by turns.
 
 python benchmarks/loading.py --shape llama-3.1-8b --threads 8
 """
@@ -53,7 +54,11 @@ def write(folder: Path, shape: str) -> int:
 def load_s(folder: Path, threads: int) -> float:
     """Seconds of loading the model; it is freed after it."""
     config = EngineConfig.make(
-        model=str(folder), dtype="bfloat16", skip_tokenizer_init=True, load_threads=threads, compile_processes=0
+        model=str(folder),
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+        load_threads=threads,
+        compile_processes=0,
     )
     began = time.perf_counter()
     load_model(config, folder, iter)
@@ -78,7 +83,9 @@ def main() -> None:
                 seconds.append(load_s(folder, threads))
     for threads, seconds in found.items():
         median = statistics.median(seconds)
-        print(f"{threads:3} threads: {median:7.3f} s, {total / median / 1e9:6.2f} GB/s of {total / 1e9:.1f} GB")
+        print(
+            f"{threads:3} threads: {median:7.3f} s, {total / median / 1e9:6.2f} GB/s of {total / 1e9:.1f} GB"
+        )
     ratio = statistics.median(found[1]) / statistics.median(found[args.threads])
     print(f"{args.threads} threads over one: {ratio:.2f}x (>= 2.5)")
 

@@ -1,11 +1,13 @@
 """Adapters on a GPU: time of decoding steps whose rows have adapters, beside that of rows without.
 
-    python benchmarks/lora.py [--shape llama-3.1-8b] [--rank 16] [--context 1024] [--pairs 7] [--launches]
+    python benchmarks/lora.py [--shape llama-3.1-8b] [--rank 16] [--context 1024] [--pairs 7]
+    [--launches]
 
-Steps are those of the engine's runner: captured graphs, one token a row behind `--context` tokens, weights and adapters
-random, adapters of all projections. Each pair is measured by turns, 20 steps each; medians of the pairs, device time by
-events. "floor" is the share of bytes that the adapters add to weights, keys and values. Host time is that of launching
-a step on an idle device, more than without. `--launches` prints the kernels of a step.
+Steps are those of the engine's runner: captured graphs, one token a row behind `--context` tokens,
+weights and adapters random, adapters of all projections. Each pair is measured by turns, 20 steps
+each; medians of the pairs, device time by events. "floor" is the share of bytes that the adapters
+add to weights, keys and values. Host time is that of launching a step on an idle device, more than
+without. `--launches` prints the kernels of a step.
 """
 
 from __future__ import annotations
@@ -47,11 +49,18 @@ class Steps:
         adapters: memory of adapters, or None for a runner without.
     """
 
-    def __init__(self, model: GpuDecoder, rows: int, context: int, adapters: GpuAdapters | None) -> None:
+    def __init__(
+        self, model: GpuDecoder, rows: int, context: int, adapters: GpuAdapters | None
+    ) -> None:
         slot_pages, self._context = SlotPages(rows, context + 1, PAGE), context
         self._per_row = slot_pages.pages.shape[1]
         self.runner = GpuRunner(
-            model, slot_pages, rows * self._per_row, 2048, graphs=tuple({1, rows}), adapters=adapters
+            model,
+            slot_pages,
+            rows * self._per_row,
+            2048,
+            graphs=tuple({1, rows}),
+            adapters=adapters,
         )
         self._pages = np.arange(rows * self._per_row, dtype=np.int32)
         np.random.default_rng(0).shuffle(self._pages)
@@ -78,7 +87,10 @@ class Steps:
     def milliseconds(self, adapters: list[int]) -> float:
         """Device time of a step."""
         self.start(adapters)
-        record, began, ended = self.record(adapters), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        record, began, ended = (
+            self.record(adapters),
+            *(torch.cuda.Event(enable_timing=True) for _ in range(2)),
+        )
         began.record()
         for _ in range(STEPS):
             self.runner.forward(record)
@@ -103,16 +115,25 @@ class Steps:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             self.runner.forward(self.record(adapters))
             torch.cuda.synchronize()
-        return Counter({f"{e.key[:40]} x {e.count}": round(e.self_device_time_total) for e in profile.key_averages()})
+        return Counter(
+            {
+                f"{e.key[:40]} x {e.count}": round(e.self_device_time_total)
+                for e in profile.key_averages()
+            }
+        )
 
 
 def filled(model: GpuDecoder, count: int, rank: int) -> GpuAdapters:
     """Adapters of random numbers."""
     pages = rank // RANKS
-    adapters = GpuAdapters(model.spec, PoolSize(count, count * pages, pages), torch.bfloat16, model.device)
+    adapters = GpuAdapters(
+        model.spec, PoolSize(count, count * pages, pages), torch.bfloat16, model.device
+    )
     width = pool_bytes(model.spec, 1, torch.bfloat16) // 2
     torch.manual_seed(0)
-    matrices = (torch.randn((pages, width), device="cuda", dtype=torch.bfloat16) * 0.02).cpu().pin_memory()
+    matrices = (
+        (torch.randn((pages, width), device="cuda", dtype=torch.bfloat16) * 0.02).cpu().pin_memory()
+    )
     one = Adapter("random", 1, rank, (), "", pages=matrices)
     for number in range(count):
         adapters.write(number, range(number * pages, (number + 1) * pages), one)
@@ -120,7 +141,9 @@ def filled(model: GpuDecoder, count: int, rank: int) -> GpuAdapters:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rows", type=int, default=64)
@@ -130,7 +153,9 @@ def main() -> None:
     options = parser.parse_args()
     spec, rows, device = SHAPES[options.shape], options.rows, torch.device("cuda:0")
     with torch.inference_mode():
-        model = GpuDecoder(spec, DummySource(device), precision("auto", device), device, spec.max_positions)
+        model = GpuDecoder(
+            spec, DummySource(device), precision("auto", device), device, spec.max_positions
+        )
     without = Steps(model, rows, options.context, None)
     having = Steps(model, rows, options.context, filled(model, rows, options.rank))
     read = 2 * model.active_parameters + rows * (options.context + 1) * model.token_bytes
@@ -146,11 +171,17 @@ def main() -> None:
     ]
     lines = []
     for name, plain, adapted, added in cases:
-        pairs = [(without.milliseconds(plain), having.milliseconds(adapted)) for _ in range(options.pairs)]
+        pairs = [
+            (without.milliseconds(plain), having.milliseconds(adapted))
+            for _ in range(options.pairs)
+        ]
         base, own = (statistics.median(each) for each in zip(*pairs))
         ratio = statistics.median(b / a for a, b in pairs)
         floor = added / (read if len(plain) > 1 else 2 * model.active_parameters)
-        hosts = [having.host_milliseconds(adapted) - without.host_milliseconds(plain) for _ in range(options.pairs)]
+        hosts = [
+            having.host_milliseconds(adapted) - without.host_milliseconds(plain)
+            for _ in range(options.pairs)
+        ]
         lines.append(
             f"{name:34} {base:7.3f} {own:7.3f} ms  {ratio - 1:+7.1%}  floor {floor:+6.1%}"
             f"  host {statistics.median(hosts):+.3f} ms"
@@ -158,8 +189,16 @@ def main() -> None:
     if options.launches:
         for numbers in ([-1], [0], one, all_):
             of = having if max(numbers) >= 0 else without
-            print(len(numbers), "rows,", len({*numbers} - {-1}), "adapters:", of.kernels(numbers).most_common(16))
-    print(f"{torch.cuda.get_device_name()}, {options.shape}, rank {options.rank}, behind {options.context} tokens")
+            print(
+                len(numbers),
+                "rows,",
+                len({*numbers} - {-1}),
+                "adapters:",
+                of.kernels(numbers).most_common(16),
+            )
+    print(
+        f"{torch.cuda.get_device_name()}, {options.shape}, rank {options.rank}, behind {options.context} tokens"
+    )
     print("step                             without    with", *lines, sep="\n")
 
 

@@ -1,4 +1,6 @@
-"""Limits of this machine, measured and not looked up. Every benchmark prints these beside its figures."""
+"""Limits of this machine, measured and not looked up. Every benchmark prints these beside its
+figures.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ from sglang_lite.runtime.host.openmp import USERS_OWN
 
 
 def describe(threads: int | None = None) -> str:
-    """One line: processor, threads (torch's number, unless another is used) and how they wait, where the environment
-    says so and not the engine, versions."""
+    """One line: processor, threads (torch's number, unless another is used) and how they wait,
+    where the environment says so and not the engine, versions.
+    """
     try:
         with open("/proc/cpuinfo") as file:
-            name = next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+            name = next(
+                line.split(":")[1].strip() for line in file if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         name = platform.processor()
     versions = []
@@ -45,7 +50,9 @@ def seconds(work: Callable[[], object], repeats: int = 5) -> float:
 
 
 def read_bandwidth() -> float:
-    """Bytes per second at which memory is read: the limit of decoding, which reads every weight once a token."""
+    """Bytes per second at which memory is read: the limit of decoding, which reads every weight
+    once a token.
+    """
     data = torch.ones(256 * 2**20 // 4)
     return data.numel() * 4 / seconds(data.sum)
 
@@ -58,7 +65,9 @@ def copy_bandwidth() -> float:
 
 
 def matmul_rate() -> float:
-    """FLOP per second of a large product, of bfloat16 where there are units for it: the limit of prefill."""
+    """FLOP per second of a large product, of bfloat16 where there are units for it: the limit of
+    prefill.
+    """
     dtype = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32  # noqa: SLF001 # torch has no other name for it
     a, b = torch.randn(1024, 2048).to(dtype), torch.randn(2048, 2048).to(dtype)
     return 2 * 1024 * 2048 * 2048 / seconds(lambda: a @ b)

@@ -1,14 +1,15 @@
-"""Cost of masks on the host in a step, by engine and threads: masks are filled, and matchers take a token. A row whose
-mask takes too long is late, as in the step loop: it takes its token in a later step, and the others continue.
+"""Cost of masks on the host in a step, by engine and threads: masks are filled, and matchers take a
+token. A row whose mask takes too long is late, as in the step loop: it takes its token in a later
+step, and the others continue.
 
     python benchmarks/masks.py [--vocabulary FILE] [--rows N] [--steps N] [--threads 1,2,4]
 
-All rows are of one constraint and each spells another text of it: a schema (an object with an array of at least 64
-objects of six fields), a regex, a grammar, and tool calls in free text. FILE is a `.tiktoken` file (Qwen's is in the
-PyPI package `dashscope`), padded to 151,936 tokens; without it the default model's 49,152 are used. The floor is
-writing the masks' memory once.
-All rows begin at once, so they are in the same field at the same time: the worst case for a step. `--spread` starts
-each somewhere else in its text.
+All rows are of one constraint and each spells another text of it: a schema (an object with an array
+of at least 64 objects of six fields), a regex, a grammar, and tool calls in free text. FILE is a
+`.tiktoken` file (Qwen's is in the PyPI package `dashscope`), padded to 151,936 tokens; without it
+the default model's 49,152 are used. The floor is writing the masks' memory once.
+All rows begin at once, so they are in the same field at the same time: the worst case for a step.
+`--spread` starts each somewhere else in its text.
 """
 
 from __future__ import annotations
@@ -33,7 +34,15 @@ from tokenizers import AddedToken
 from vocabulary import PADDED, default_tokenizer, tiktoken_tokenizer
 
 from sglang_lite.constraints.random_texts import sample
-from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, JsonSchema, Regex, StructuralTag, Tag
+from sglang_lite.protocol import (
+    Constraint,
+    ConstraintError,
+    Ebnf,
+    JsonSchema,
+    Regex,
+    StructuralTag,
+    Tag,
+)
 from sglang_lite.runtime.structured_output.base import GrammarEngine
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
@@ -48,7 +57,12 @@ FIELDS = {
     "ok": {"type": "boolean"},
     "day": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"},
 }
-ITEM = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
+ITEM = {
+    "type": "object",
+    "properties": FIELDS,
+    "required": list(FIELDS),
+    "additionalProperties": False,
+}
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"items": {"type": "array", "items": ITEM, "minItems": 64}},
@@ -57,7 +71,11 @@ SCHEMA: dict[str, Any] = {
 }
 CALL = {
     "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}},
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", "F"]},
+    },
     "required": ["city", "days", "unit"],
     "additionalProperties": False,
 }
@@ -67,7 +85,21 @@ CONSTRAINTS: dict[str, Constraint] = {
     "calls": StructuralTag((Tag("<call>", JsonSchema(json.dumps(CALL)), "</call>"),), ("<call>",)),
     "grammar": Ebnf('root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "(" root ")"'),
 }
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "nobody", "looks", "at", "them"]
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "lazy",
+    "dogs",
+    "while",
+    "nobody",
+    "looks",
+    "at",
+    "them",
+]
 
 
 def text(name: str, dice: Random) -> str:
@@ -138,11 +170,15 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=Path)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--steps", type=int, default=256)
-    parser.add_argument("--threads", default=",".join(str(n) for n in (1, 2, 4, 8) if n <= (os.cpu_count() or 1)))
+    parser.add_argument(
+        "--threads", default=",".join(str(n) for n in (1, 2, 4, 8) if n <= (os.cpu_count() or 1))
+    )
     parser.add_argument("--spread", action="store_true")
     parser.add_argument("--constraints", default=",".join(CONSTRAINTS))
     options = parser.parse_args()
-    tokenizer = tiktoken_tokenizer(options.vocabulary) if options.vocabulary else default_tokenizer()
+    tokenizer = (
+        tiktoken_tokenizer(options.vocabulary) if options.vocabulary else default_tokenizer()
+    )
     size, eos = tokenizer.vocab_size, sorted(tokenizer.eos_ids)
     if options.vocabulary:
         tokenizer.backend.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
@@ -152,7 +188,9 @@ def main() -> None:
     masks = np.empty((options.rows, words), np.int32)
     print(machine.describe())
     floor = machine.seconds(lambda: masks.fill(0)) * 1e6 / options.rows
-    print(f"{options.rows} rows of {size:,} tokens, {options.steps} steps; floor {floor:.1f} us a row")
+    print(
+        f"{options.rows} rows of {size:,} tokens, {options.steps} steps; floor {floor:.1f} us a row"
+    )
     gc.collect()
     gc.freeze()  # the collector's passes over the tokenizer's tables are not the masks'
     made: list[tuple[int, GrammarEngine]] = []
@@ -165,12 +203,16 @@ def main() -> None:
         print(f"\n{name}")
         encoder: Any = made[0][1]
         texts = [encoder.encode(text(name, Random(row))) for row in range(options.rows)]
-        starts = [Random(row).randrange(300) if options.spread else 0 for row in range(options.rows)]
+        starts = [
+            Random(row).randrange(300) if options.spread else 0 for row in range(options.rows)
+        ]
         for threads, engine in made:
             if engine.name == "xgrammar" and name == "schema":
                 continue  # milliseconds a row, as docs/constraints.md says
             try:
-                figures = measure(engine, MaskFiller(threads), constraint, texts, starts, options.steps, words)
+                figures = measure(
+                    engine, MaskFiller(threads), constraint, texts, starts, options.steps, words
+                )
             except ConstraintError as error:
                 figures = f"refused: {error.message}"
             print(f"  {f'{engine.name}, {threads} threads':24}{figures}", flush=True)

@@ -1,16 +1,19 @@
 """Soak of the server: valid, invalid, aborted, slow and hostile requests of all protocols, mixed.
 
-    python benchmarks/mixed_requests.py [--seconds 600] [--warm 60] [--clients 16] [--seed 0] [--points 2]
+    python benchmarks/mixed_requests.py [--seconds 600] [--warm 60] [--clients 16] [--seed 0]
+    [--points 2]
 
-The server is `sglang-lite serve` in processes of its own, with the default model. Each client draws one request after
-the other. Printed are the counts of answers by kind and status, and, before, in the middle and after (when all has
-ended and the cache was flushed; `--points` says how often): requests under way, room in use, descriptors, threads and
-memory of the server's processes, all together and by what they are; and the longest wait for `/health`, which is asked
-all the while. "Before" is after each request was made once, and the same mixture for `--warm` seconds. At the end the
-clients' counts of responses (by route, method, status and key) and of tokens are compared with `/metrics`. Requests of
-clients that read their answers have a key of their own, so that its tokens must be the same. The exit status is 1 where
-an answer was a 5xx, a stream ended in an error, a connection broke, no answer came within `--patience` seconds,
-something is more at the end than in the middle, or counts differ.
+The server is `sglang-lite serve` in processes of its own, with the default model. Each client draws
+one request after the other. Printed are the counts of answers by kind and status, and, before, in
+the middle and after (when all has ended and the cache was flushed; `--points` says how often):
+requests under way, room in use, descriptors, threads and memory of the server's processes, all
+together and by what they are; and the longest wait for `/health`, which is asked all the while.
+"Before" is after each request was made once, and the same mixture for `--warm` seconds. At the end
+the clients' counts of responses (by route, method, status and key) and of tokens are compared with
+`/metrics`. Requests of clients that read their answers have a key of their own, so that its tokens
+must be the same. The exit status is 1 where an answer was a 5xx, a stream ended in an error, a
+connection broke, no answer came within `--patience` seconds, something is more at the end than in
+the middle, or counts differ.
 """
 
 from __future__ import annotations
@@ -59,17 +62,25 @@ WORDS = [
         "moon",
     ),
 ]
-POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": POINT}}
-# `/start_profile` would write a folder, and without it there is nothing that `/stop_profile` could stop.
-# Routes that change what all others wait for, or that need an argument to be looked at.
+# `/start_profile` would write a folder, and without it there is nothing that `/stop_profile` could
+# stop. Routes that change what all others wait for, or that need an argument to be looked at.
 LEFT_OUT = {"/pause_generation", "/sleep", "/release_memory_occupation", "/get_weights_by_name"}
-LEFT_OUT |= {route.path for route in ROUTES if route.path.endswith(("_profile", "_distribution_record"))}
+LEFT_OUT |= {
+    route.path for route in ROUTES if route.path.endswith(("_profile", "_distribution_record"))
+}
 POST = [route.path for route in ROUTES if "POST" in route.methods and route.path not in LEFT_OUT]
 GET = [
     route.path
     for route in ROUTES
-    if "GET" in route.methods and "POST" not in route.methods and route.path not in LEFT_OUT  # with POST, it acts
+    # with POST, it acts
+    if "GET" in route.methods and "POST" not in route.methods and route.path not in LEFT_OUT
 ]
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 BAD_BODIES = [
@@ -86,14 +97,19 @@ NO_HTTP = [
     b"POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 20_000,
 ]  # fmt: skip
-KEPT_DESCRIPTORS = 8  # that may be more afterwards: connections that are kept open, files that are read once
+# that may be more afterwards: connections that are kept open, files that are read once
+KEPT_DESCRIPTORS = 8
 KEPT_MB = 64  # of memory that may be more: allocators keep some
-ROOM = 4096  # tokens: little, so that all of it has soon been written to, and counts as memory before as after
-READING_KEY = "sk-reading"  # of requests whose answers are read to their end, with the tokens that the server counts
-LEAVING_KEY = "sk-leaving"  # the administrator's, of all others: routes that need it are to see hostile bodies, too
+# tokens: little, so that all of it has soon been written to, and counts as memory before as after
+ROOM = 4096
+# of requests whose answers are read to their end, with the tokens that the server counts
+READING_KEY = "sk-reading"
+# the administrator's, of all others: routes that need it are to see hostile bodies, too
+LEAVING_KEY = "sk-leaving"
 _HEALTH_S = 0.25  # between two looks at it
 _DRAIN_S = 30  # for what was left alone to end
-_ROLES = {"sglang_lite.engine.child.main": "engine", "structured_output.worker": "workers"}  # by what they run
+# by what they run
+_ROLES = {"sglang_lite.engine.child.main": "engine", "structured_output.worker": "workers"}
 
 
 class Client:
@@ -138,10 +154,16 @@ class Client:
         return [{"role": "user", "content": self.text()}]
 
     async def post(self, path: str, body: object) -> str:
-        """Status of an answer, which is read to its end. An error that a stream ends in counts as one."""
-        answer = await self._http.post(path, content=body if isinstance(body, bytes) else json.dumps(body).encode())
+        """Status of an answer, which is read to its end. An error that a stream ends in counts as
+        one.
+        """
+        answer = await self._http.post(
+            path, content=body if isinstance(body, bytes) else json.dumps(body).encode()
+        )
         self._counts.answered(answer.content)
-        return f"{answer.status_code}" + (" with an error" if b'data: {"error"' in answer.content else "")
+        return f"{answer.status_code}" + (
+            " with an error" if b'data: {"error"' in answer.content else ""
+        )
 
     async def leave(self, path: str, body: Mapping[str, Any]) -> str:
         """Leaves a stream after a part of it."""
@@ -185,9 +207,12 @@ class Client:
             await self._http.post(path, content=half())
         return "left"
 
-    async def send_bytes(self, *parts: bytes, then: Literal["wait", "half", "reset"] = "wait") -> str:
-        """Sends bytes as they are, and waits for the end of the connection, or closes its own half of it before, or
-        breaks it off."""
+    async def send_bytes(
+        self, *parts: bytes, then: Literal["wait", "half", "reset"] = "wait"
+    ) -> str:
+        """Sends bytes as they are, and waits for the end of the connection, or closes its own half
+        of it before, or breaks it off.
+        """
         url = self._http.base_url
         words = parts[0].split(b" ")
         if len(words) > 1:
@@ -200,11 +225,14 @@ class Client:
                 await writer.drain()
             if then == "reset":
                 linger = struct.pack("ii", 1, 0)
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                writer.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, linger
+                )
                 writer.close()
                 return "left"
             if then == "half":
-                with contextlib.suppress(OSError):  # not connected any more: it has answered already
+                # not connected any more: it has answered already
+                with contextlib.suppress(OSError):
                     writer.write_eof()
             answer = await reader.read(-1)
         writer.close()
@@ -213,7 +241,9 @@ class Client:
 
     async def send_any_body(self) -> str:
         """Sends what is no request to any route."""
-        return await self.post(self._draw.choice(POST).replace("{", "").replace("}", ""), self._draw.choice(BAD_BODIES))
+        return await self.post(
+            self._draw.choice(POST).replace("{", "").replace("}", ""), self._draw.choice(BAD_BODIES)
+        )
 
     async def send_no_http(self) -> str:
         """Sends what is no HTTP."""
@@ -226,7 +256,9 @@ class Client:
 
     async def send_and_close(self, then: Literal["half", "reset"]) -> str:
         """Sends a request, and closes the connection before it is answered."""
-        body = json.dumps({"text": self.text(), "sampling_params": {"max_new_tokens": 100}}).encode()
+        body = json.dumps(
+            {"text": self.text(), "sampling_params": {"max_new_tokens": 100}}
+        ).encode()
         return await self.send_bytes(_head(f"Content-Length: {len(body)}"), body, then=then)
 
     async def look(self) -> str:
@@ -237,7 +269,11 @@ class Client:
     async def abort(self) -> str:
         """Aborts a request by its name."""
         rid = f"r{self._draw.getrandbits(64):x}"
-        body = {"text": self.text(), "rid": rid, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+        body = {
+            "text": self.text(),
+            "rid": rid,
+            "sampling_params": {"max_new_tokens": 200, "ignore_eos": True},
+        }
         asked = asyncio.ensure_future(self.post("/generate", body))
         await asyncio.sleep(self._draw.random() * 0.2)
         told = await self._http.post("/abort_request", json={"rid": rid})
@@ -245,12 +281,19 @@ class Client:
 
     async def respond(self) -> str:
         """Responses that continue one another, are listed, streamed again and forgotten."""
-        first = await self._http.post("/v1/responses", json={"input": self.text(), "max_output_tokens": 4})
+        first = await self._http.post(
+            "/v1/responses", json={"input": self.text(), "max_output_tokens": 4}
+        )
         if first.status_code != 200:
             return f"{first.status_code}"
         self._counts.answered(first.content)
         id = first.json()["id"]
-        body = {"input": self.text(), "previous_response_id": id, "max_output_tokens": 4, "stream": True}
+        body = {
+            "input": self.text(),
+            "previous_response_id": id,
+            "max_output_tokens": 4,
+            "stream": True,
+        }
         async with self._http.stream("POST", "/v1/responses", json=body) as answer:
             lines = [line async for line in answer.aiter_lines() if line.startswith("data: ")]
         self._counts.answered("\n".join(lines))
@@ -268,7 +311,11 @@ def _head(field: str) -> bytes:
 
 def _program(client: Client, tokens: int, **more: object) -> dict[str, Any]:
     gen = {"kind": "Gen", "name": "a", "params": {"max_tokens": tokens}}
-    nodes = [gen, {"kind": "Text", "text": client.text()}, {"kind": "Select", "name": "b", "choices": ["yes", "no"]}]
+    nodes = [
+        gen,
+        {"kind": "Text", "text": client.text()},
+        {"kind": "Select", "name": "b", "choices": ["yes", "no"]},
+    ]
     return {"version": 1, "prompt": client.text(), "program": {"nodes": nodes}, **more}
 
 
@@ -280,7 +327,9 @@ def _bomb(client: Client) -> object:
     """A schema whose grammar is large, another one each time."""
     deep: object = {"type": "string", "maxLength": 10**6, "description": client.text()}
     for _ in range(6):
-        deep = {"anyOf": [{"type": "array", "items": deep, "minItems": 20, "maxItems": 10**4}, deep]}
+        deep = {
+            "anyOf": [{"type": "array", "items": deep, "minItems": 20, "maxItems": 10**4}, deep]
+        }
     return deep
 
 
@@ -350,7 +399,8 @@ REQUESTS: dict[str, Mapping[str, Callable[[Client], Awaitable[str]]]] = {
 }  # fmt: skip
 
 
-# Requests whose usage is not in their answers as quotas count it, or that need the administrator's key.
+# Requests whose usage is not in their answers as quotas count it, or that need the administrator's
+# key.
 _NOT_COUNTED = {"valid: any route", "valid: decisions", "valid: information"}
 
 
@@ -372,7 +422,9 @@ def _processes(pid: int) -> list[int]:
     found, parents = [pid], {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
     for each in found:
         found += [child for child, parent in parents.items() if parent == each]
     return found
@@ -384,7 +436,9 @@ def _held(server: ServerProcess, stats: Mapping[str, Any]) -> dict[str, float]:
     megabytes: dict[str, float] = defaultdict(float)
     for pid in _processes(server.pid):
         with contextlib.suppress(OSError):
-            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            status = dict(
+                line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+            )
             runs = Path(f"/proc/{pid}/cmdline").read_text()
             descriptors += len(list(Path(f"/proc/{pid}/fd").iterdir()))
             threads += int(status["Threads"])
@@ -405,12 +459,17 @@ async def _status(http: httpx2.AsyncClient, path: str) -> str:
 
 
 async def _at_rest(http: httpx2.AsyncClient) -> Mapping[str, Any]:
-    """Counts of the engine when all has ended, or `_DRAIN_S` seconds are over, and its cache was flushed."""
+    """Counts of the engine when all has ended, or `_DRAIN_S` seconds are over, and its cache was
+    flushed.
+    """
     deadline = time.monotonic() + _DRAIN_S
     while True:
         await http.post("/flush_cache")
         stats: Mapping[str, Any] = (await http.get("/server_info")).json()["internal_states"][0]
-        idle = not (stats["running"] or stats["waiting"]) and stats["free_tokens"] == stats["total_tokens"]
+        idle = (
+            not (stats["running"] or stats["waiting"])
+            and stats["free_tokens"] == stats["total_tokens"]
+        )
         if idle or time.monotonic() > deadline:
             return stats
         await asyncio.sleep(0.2)
@@ -433,9 +492,14 @@ class Crowd:
         self.seen: Counter[tuple[str, str]] = Counter()
         self.waits: list[float] = []
         self._requests = [
-            (f"{group}: {name}", each) for group, named in REQUESTS.items() for name, each in named.items()
+            (f"{group}: {name}", each)
+            for group, named in REQUESTS.items()
+            for name, each in named.items()
         ]
-        self._counts = ClientCounts(READING_KEY, is_exact=True), ClientCounts(LEAVING_KEY, is_exact=False)
+        self._counts = (
+            ClientCounts(READING_KEY, is_exact=True),
+            ClientCounts(LEAVING_KEY, is_exact=False),
+        )
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=options.clients)
         reading, self.admin = self._https = [
             httpx2.AsyncClient(
@@ -498,7 +562,9 @@ class Crowd:
         responses, tokens = sum(counts.responses.values()), counts.tokens
         return f"{responses} responses, {tokens['prompt']} prompt and {tokens['completion']} completion tokens"
 
-    async def _ask(self, number: int, kind: str, request: Callable[[Client], Awaitable[str]]) -> None:
+    async def _ask(
+        self, number: int, kind: str, request: Callable[[Client], Awaitable[str]]
+    ) -> None:
         reading, leaving = self._clients[number]
         await (reading if _is_counted(kind) else leaving).ask(kind, request)
 
@@ -520,28 +586,42 @@ async def soak(server: ServerProcess, options: argparse.Namespace) -> int:
         print(f"  {kind:32} {status:24} {count:6}")
     print(f"\nlongest wait for /health: {max(waits) * 1e3:.0f} ms of {len(waits)}")
     times = [f"{options.seconds * i / options.points:.0f} s" for i in range(1, options.points)]
-    print("\n  " + " ".join([f"{'held':32}", *(f"{each:>8}" for each in ("before", *times, "after"))]))
+    print(
+        "\n  " + " ".join([f"{'held':32}", *(f"{each:>8}" for each in ("before", *times, "after"))])
+    )
     for name in held[0]:
         print(f"  {name:32} " + " ".join(f"{each[name]:8g}" for each in held))
     kept = {"descriptors": KEPT_DESCRIPTORS, "threads": KEPT_DESCRIPTORS, "memory, MB": KEPT_MB}
     middle = held[len(held) // 2]
     leaks = [name for name, most in kept.items() if held[-1][name] > middle[name] + most]
-    leaks += [name for name in ("requests under way", "tokens of room in use") if held[-1][name] > middle[name]]
+    leaks += [
+        name
+        for name in ("requests under way", "tokens of room in use")
+        if held[-1][name] > middle[name]
+    ]
     print(f"\nnot given back: {', '.join(leaks) or 'nothing'}")
-    print(f"counted otherwise by the server: {len(differing) or 'nothing'}; clients that read all: {crowd.totals()}")
+    print(
+        f"counted otherwise by the server: {len(differing) or 'nothing'}; clients that read all: {crowd.totals()}"
+    )
     for line in differing:
         print(f"  {line}")
     return int(bool(bad or leaks or differing))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--warm", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--points", type=int, default=2, help="times at which resources are counted, from 2 on")
-    parser.add_argument("--patience", type=float, default=120.0, help="longest wait for an answer, in seconds")
+    parser.add_argument(
+        "--points", type=int, default=2, help="times at which resources are counted, from 2 on"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=120.0, help="longest wait for an answer, in seconds"
+    )
     parser.add_argument("--model", default=DEFAULT_MODEL)
     options = parser.parse_args()
     print(describe())

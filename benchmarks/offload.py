@@ -1,5 +1,6 @@
-"""Decoding with weights in the host's memory (`cpu_offload_gb`): the share of the link's rate that a step reaches, and
-whether tokens are those of an engine with all weights on the GPU. Random weights of a shape.
+"""Decoding with weights in the host's memory (`cpu_offload_gb`): the share of the link's rate that
+a step reaches, and whether tokens are those of an engine with all weights on the GPU. Random
+weights of a shape.
 
 python benchmarks/offload.py --shape llama-3.1-8b --gigabytes 7
 """
@@ -42,7 +43,9 @@ def link_rate(repeat: int = 8) -> float:
 def generated(engine: sgl.Engine, count: int) -> tuple[tuple[int, ...], float]:
     """Tokens of a greedy answer, and its seconds."""
     began = time.perf_counter()
-    answer = engine.complete(PROMPT, SamplingParams(max_tokens=count, ignore_eos=True, temperature=0))
+    answer = engine.complete(
+        PROMPT, SamplingParams(max_tokens=count, ignore_eos=True, temperature=0)
+    )
     return answer.token_ids, time.perf_counter() - began
 
 
@@ -52,11 +55,15 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=int, nargs="+", default=[7], help="cpu_offload_gb")
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 2], help="offload_group_size")
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--quantization", choices=["fp8", "int8", "int4"], help="weights of all engines")
+    parser.add_argument(
+        "--quantization", choices=["fp8", "int8", "int4"], help="weights of all engines"
+    )
     args = parser.parse_args()
     rate = link_rate()
     weights = args.quantization or "16 bits"
-    print(f"{torch.cuda.get_device_name()}, {args.shape}, {weights}: the link copies {rate / 1e9:.1f} GB/s")
+    print(
+        f"{torch.cuda.get_device_name()}, {args.shape}, {weights}: the link copies {rate / 1e9:.1f} GB/s"
+    )
     settings: dict[str, Any] = {
         "load_format": "dummy",
         "skip_tokenizer_init": True,
@@ -73,7 +80,9 @@ def main() -> None:
                 offload: dict[str, Any] = {"cpu_offload_gb": gigabytes, "offload_group_size": group}
                 with sgl.Engine(folder, in_process=True, **settings, **offload) as engine:
                     tokens, _ = generated(engine, args.tokens)
-                    short, long = (min(generated(engine, n)[1] for _ in range(3)) for n in (4, 4 + args.tokens))
+                    short, long = (
+                        min(generated(engine, n)[1] for _ in range(3)) for n in (4, 4 + args.tokens)
+                    )
                     step = (long - short) / args.tokens
                     size = engine.core.runner.model.offload.nbytes  # type: ignore[attr-defined] # of this process
                 print(

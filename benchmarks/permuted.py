@@ -1,11 +1,13 @@
-"""Folder of SmolLM2 with its channels in a random order, which is the same function in other blocks; and in formats.
+"""Folder of SmolLM2 with its channels in a random order, which is the same function in other
+blocks; and in formats.
 
 python benchmarks/permuted.py OUT [--formats gptq awq nf4 fp4 nvfp4 mxfp4]
 
-The model's file holds blocks of 4 bits, so to round its matrices to 4 bits again in the same blocks would lose little.
-With the hidden channels, the MLP's and each head's values in a random order, a block has columns of many of the file's.
-Prints the largest difference of log-probabilities on a text, and fails if it is above 1e-4. The folder is OUT/plain;
-those of `--formats` are rounded to the nearest by the packers of the tests, in blocks of 32 (nf4, fp4 64; nvfp4 16).
+The model's file holds blocks of 4 bits, so to round its matrices to 4 bits again in the same blocks
+would lose little. With the hidden channels, the MLP's and each head's values in a random order, a
+block has columns of many of the file's. Prints the largest difference of log-probabilities on a
+text, and fails if it is above 1e-4. The folder is OUT/plain; those of `--formats` are rounded to
+the nearest by the packers of the tests, in blocks of 32 (nf4, fp4 64; nvfp4 16).
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ sys.path.append(str(Path(__file__).parents[1]))  # for tests
 from sglang_lite.runtime.models.resolve import resolve
 from tests.runtime.models.packings import Format, awq, declare, four_bits, gptq, mxfp4, nvfp4
 
-TEXT = "The import statement combines two operations; it searches for the named module, then it binds the results. " * 8
+TEXT = (
+    "The import statement combines two operations; it searches for the named module, then it binds the results. "
+    * 8
+)
 FORMATS = {
     "gptq": gptq(symmetric=False), "awq": awq(), "nf4": four_bits(block=64), "fp4": four_bits("fp4", block=64),
     "nvfp4": nvfp4(), "mxfp4": mxfp4(),
@@ -52,10 +57,14 @@ def permute(model: Any, generator: torch.Generator) -> None:
         size = len(layer["self_attn.v_proj"]) // kept
         by_head = torch.stack([order(size) for _ in range(kept)])
         values = (by_head + size * torch.arange(kept).unsqueeze(1)).flatten()
-        mixed = (by_head.repeat_interleave(heads // kept, 0) + size * torch.arange(heads).unsqueeze(1)).flatten()
+        mixed = (
+            by_head.repeat_interleave(heads // kept, 0) + size * torch.arange(heads).unsqueeze(1)
+        ).flatten()
         inner = order(config.intermediate_size)
         for name, tensor in layer.items():
-            rows = {"self_attn.v_proj": values, "mlp.gate_proj": inner, "mlp.up_proj": inner}.get(name)
+            rows = {"self_attn.v_proj": values, "mlp.gate_proj": inner, "mlp.up_proj": inner}.get(
+                name
+            )
             columns = {"self_attn.o_proj": mixed, "mlp.down_proj": inner}.get(name, hidden)
             if columns is not hidden:
                 rows = hidden
@@ -67,7 +76,9 @@ def permute(model: Any, generator: torch.Generator) -> None:
 def write_plain(out: Path) -> None:
     """Writes the permuted model, in float32."""
     file = resolve("smollm2-135m")
-    model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    ).eval()
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     ids = torch.tensor([tokenizer(TEXT)["input_ids"]])
     before = model(ids).logits.log_softmax(-1)
@@ -98,7 +109,9 @@ def write_packed(plain: Path, out: Path, form: Format) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--formats", nargs="*", default=[], choices=FORMATS)
     options = parser.parse_args()

@@ -1,10 +1,12 @@
-"""Picture of a measurement: bars for the workloads of this runtime and of peers, against the hardware's limit.
+"""Picture of a measurement: bars for the workloads of this runtime and of peers, against the
+hardware's limit.
 
     sglang-lite bench --json report.json
     python benchmarks/picture.py report.json report.svg
 
-A bar's length is the share of the limit that a workload reaches; the line at 100 % is the limit. The limit is not
-measured on a CPU, so there 100 % is the fastest. A file with a `title` is a table of figures in other units:
+A bar's length is the share of the limit that a workload reaches; the line at 100 % is the limit.
+The limit is not measured on a CPU, so there 100 % is the fastest. A file with a `title` is a table
+of figures in other units:
 
     {"title": …, "note": …, "rows": [{"words": ["One answer", "256 tokens"], "unit": "tokens/s",
      "figures": {"sglang_lite": 70, "llama.cpp": 98}, "limit": …}]}
@@ -36,7 +38,8 @@ _LEFT, _WIDTH = 256, 380  # widths of names, of bars at 100 %
 _LETTER = 7.2  # width of a letter, about
 _BAR, _GAP, _TOP = 15, 14, 104
 
-# Text, a second line and the panel, then the bars: this runtime first, then the peers; each on light and on dark.
+# Text, a second line and the panel, then the bars: this runtime first, then the peers; each on
+# light and on dark.
 _STYLE = """<style>
 text { fill: #1f2328; font: 13px system-ui, sans-serif } .small { fill: #57606a; font-size: 11px } .head { font-weight: 600; font-size: 15px }
 .ours { font-weight: 600 } .panel { fill: #ffffff } .limit { stroke: #57606a; stroke-dasharray: 4 3 }
@@ -48,8 +51,9 @@ text { fill: #e6edf3 } .small { fill: #9198a1 } .panel { fill: #0d1117 } .limit 
 
 
 class _Bar(NamedTuple):
-    """Bar of one runtime, of which `place` is the number: its share of the limit, None if it was not measured; text
-    behind it and hint."""
+    """Bar of one runtime, of which `place` is the number: its share of the limit, None if it was
+    not measured; text behind it and hint.
+    """
 
     place: int
     share: float | None
@@ -66,13 +70,21 @@ def picture(report: Mapping[str, Any]) -> str:  # JSON, as written by `Report.sa
     """SVG image of a report, or of a table."""
     if "title" in report:
         names = list(dict.fromkeys(name for row in report["rows"] for name in row["figures"]))
-        return _drawn(report["title"], report["note"], names, [_of_table(row, names) for row in report["rows"]])
+        return _drawn(
+            report["title"],
+            report["note"],
+            names,
+            [_of_table(row, names) for row in report["rows"]],
+        )
     machine, rows = report["machine"], report["rows"]
     peers = {name: peer["seconds"] for name, peer in report["peers"].items() if peer["seconds"]}
     names = ["sglang_lite", *(_NAMES.get(name, name) for name in peers)]
     drawn = []
     for row in rows:
-        took = [row["requests"]["median"], *(seconds.get(row["workload"]) for seconds in peers.values())]
+        took = [
+            row["requests"]["median"],
+            *(seconds.get(row["workload"]) for seconds in peers.values()),
+        ]
         limit = row["ideal"] or min(seconds for seconds in took if seconds is not None)
         bars = [
             _Bar(i, None, f"{name}: not measured", "") if seconds is None
@@ -92,7 +104,11 @@ def _of_table(row: Mapping[str, Any], names: Sequence[str]) -> _Row:
     bars = []
     for name, figure in figures.items():
         text = f"{figure:,.0f} {unit}" if figure >= 100 else f"{figure:g} {unit}"
-        bars.append(_Bar(names.index(name), best / figure if less else figure / best, text, f"{name}: {text}"))
+        bars.append(
+            _Bar(
+                names.index(name), best / figure if less else figure / best, text, f"{name}: {text}"
+            )
+        )
     return _Row(row["words"], bars)
 
 
@@ -121,7 +137,9 @@ def _drawn(title: str, note: str, names: Sequence[str], rows: Sequence[_Row]) ->
         x += 42 + _LETTER * len(name)
     size = f'viewBox="0 0 {width:.0f} {y}" width="{width:.0f}" height="{y}"'
     panel = f'<rect class="panel" width="{width:.0f}" height="{y}" rx="8"/>'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', _STYLE, panel, *parts, "</svg>\n"])
+    return "\n".join(
+        [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', _STYLE, panel, *parts, "</svg>\n"]
+    )
 
 
 def _bar(y: float, bar: _Bar) -> str:

@@ -1,6 +1,6 @@
-"""Edits in the playground's page, in a headless Chromium: seconds from a key to the new answer on the page, with the
-default model. The command is started, its page is opened at once, and the first edit is made as soon as texts can be
-changed.
+"""Edits in the playground's page, in a headless Chromium: seconds from a key to the new answer on
+the page, with the default model. The command is started, its page is opened at once, and the first
+edit is made as soon as texts can be changed.
 
     python benchmarks/playground.py [--repeat 3]
 """
@@ -57,7 +57,9 @@ def served(folder: Path) -> Iterator[tuple[str, float]]:
     began = time.perf_counter()
     command = [sys.executable, "-m", "sglang_lite", "playground", "prog.py", "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         yield process.stdout.readline().split()[-1], began
@@ -94,8 +96,12 @@ def edits(page: Any) -> dict[str, float]:  # of playwright
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=3, help="turns, each with a command of its own (default: 3)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="turns, each with a command of its own (default: 3)"
+    )
     options = parser.parse_args()
     runs = []
     with chromium() as browser:
@@ -104,7 +110,9 @@ def main() -> None:
                 page = browser.new_page()
                 page.goto(address)
                 page.wait_for_selector("#fields textarea")
-                runs.append({"from the command to the texts": time.perf_counter() - began, **edits(page)})
+                runs.append(
+                    {"from the command to the texts": time.perf_counter() - began, **edits(page)}
+                )
                 page.close()
     for name in runs[0]:
         print(f"{name:30} {statistics.median(run[name] for run in runs):5.2f} s")

@@ -1,9 +1,10 @@
-"""Prefill attention on one Hopper GPU: its own kernel and the one for all GPUs, in TFLOP/s of the causal products.
+"""Prefill attention on one Hopper GPU: its own kernel and the one for all GPUs, in TFLOP/s of the
+causal products.
 
     python benchmarks/prefill_attention.py
 
-Keys and values lie in pages of 16 tokens, scattered; blocks of 128 queries, the longest first, as the engine has them.
-Medians of `triton.testing.do_bench`.
+Keys and values lie in pages of 16 tokens, scattered; blocks of 128 queries, the longest first, as
+the engine has them. Medians of `triton.testing.do_bench`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def case(
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}")
     print(f"{'':20}{'for all':>10}{'Hopper':>10}")
@@ -62,13 +65,17 @@ def main() -> None:
         out = torch.empty_like(queries)
 
         def run() -> None:
-            prefill_attention.prefill_attention(queries, cache, 0, plan, out, AttentionRules(dim**-0.5))  # noqa: B023 # called here
+            prefill_attention.prefill_attention(
+                queries, cache, 0, plan, out, AttentionRules(dim**-0.5)
+            )  # called here
 
         with mock.patch.object(prefill_attention, "hopper_kernels", return_value=None):
             for_all = triton.testing.do_bench(run, return_mode="median")
         hopper = triton.testing.do_bench(run, return_mode="median")
         products = 4 * rows * heads * dim * (new * before + new * (new + 1) / 2)
-        print(f"{name:20}{products / for_all / 1e9:10.0f}{products / hopper / 1e9:10.0f}", flush=True)
+        print(
+            f"{name:20}{products / for_all / 1e9:10.0f}{products / hopper / 1e9:10.0f}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/prefix_reuse.py [--questions 200] [--shots 5]
 
-Every question stands behind the same solved ones, and its four answers are scored by `select`. In one run with the
-cache and one without; the answers must be the same.
+Every question stands behind the same solved ones, and its four answers are scored by `select`. In
+one run with the cache and one without; the answers must be the same.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def ask(s: sgl.ProgramState, shots: str, text: str, answers: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--shots", type=int, default=5)
     options = parser.parse_args()
@@ -57,7 +59,9 @@ def main() -> None:
     draw = random.Random(0)
     shots = "".join(solved(draw) for _ in range(options.shots))
     questions = [question(draw) for _ in range(count)]
-    items: list[dict[str, Any]] = [{"shots": shots, "text": text, "answers": answers} for text, answers, _ in questions]
+    items: list[dict[str, Any]] = [
+        {"shots": shots, "text": text, "answers": answers} for text, answers, _ in questions
+    ]
     print(machine.describe())
     seconds, picks = {}, {}
     for cached in (True, False):
@@ -76,7 +80,9 @@ def main() -> None:
         )
     same = sum(a == b for a, b in zip(picks[True], picks[False]))
     right = sum(pick.strip() == answer for pick, (_, _, answer) in zip(picks[True], questions))
-    print(f"{seconds[False] / seconds[True]:.1f}x faster; {same} of {count} answers the same, {right} right")
+    print(
+        f"{seconds[False] / seconds[True]:.1f}x faster; {same} of {count} answers the same, {right} right"
+    )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
-"""Programs on an engine that knows what is to come of them: how much is computed, counted and not timed.
+"""Programs on an engine that knows what is to come of them: how much is computed, counted and not
+timed.
 
     python benchmarks/programs.py [--only shared,crowded] [--size 1.0]
 
 shared   tree of thought (depth 3, fork 4), judge with votes, few-shot batch: tokens computed over the different tokens
-         of the program's tree, in a pool of 1.5 times those and of half of them; and where the engine does not use what
-         it knows (policy "lpm" alone)
-crowded  32 programs of four generations after 2,000 tokens of their own, in a pool for 8 of them: tokens computed over
-         different ones, how often one was computed at most, steps, and the step at which the last program ended over
-         that of the first. As programs; as programs whose generations are each checked by their caller, whose verdict
-         comes a step later; with and without what the engine knows; and by calls one after another, each a step after
-         the answer before it (as `push_down=False` does)
+         of the program's tree, in a pool of 1.5 times those and of half of them; and where the
+         engine does not use what it knows (policy "lpm" alone)
+crowded  32 programs of four generations after 2,000 tokens of their own, in a pool for 8 of them:
+tokens computed over
+         different ones, how often one was computed at most, steps, and the step at which the last
+         program ended over that of the first. As programs; as programs whose generations are each
+         checked by their caller, whose verdict comes a step later; with and without what the engine
+         knows; and by calls one after another, each a step after the answer before it (as
+         `push_down=False` does)
 
 The model is scripted, so that the counts depend on nothing else; `--size` shortens texts.
 """
@@ -44,12 +47,15 @@ class Counting(SteppedEngine):
         super().__init__(model=loaded(4096), max_running=64, context_length=4096, **config)
         self.computed: Counter[int] = Counter()  # by position and all tokens up to it, as a number
         self.longest = 0  # tokens of a sequence
-        self.answers: list[Callable[[], object]] = []  # of callers, who have them after the next step
+        # of callers, who have them after the next step
+        self.answers: list[Callable[[], object]] = []
         record_launch = self.scheduler.record_launch
 
         def counted(batch: Any) -> list[int]:
             table = self.store.table
-            for slot, start, end in zip(batch.slots.tolist(), batch.starts.tolist(), batch.ends.tolist()):
+            for slot, start, end in zip(
+                batch.slots.tolist(), batch.starts.tolist(), batch.ends.tolist()
+            ):
                 self.computed.update(hashes(table.tokens[slot, :end])[start:].tolist())
             self.longest = max(self.longest, int(table.limit[batch.slots].max()))
             return record_launch(batch)
@@ -104,7 +110,11 @@ def tree_of_thought(size: float, depth: int = 3, seed: int = 0) -> tuple[Node, .
 def judge(size: float) -> tuple[Node, ...]:
     """An essay, judged in eight ways, and a verdict from all of them."""
     votes = tuple(
-        (text(i + 1, round(120 * size)), gen(round(24 * size) or 1), Select("vote", ("good", "bad", "so so")))
+        (
+            text(i + 1, round(120 * size)),
+            gen(round(24 * size) or 1),
+            Select("vote", ("good", "bad", "so so")),
+        )
         for i in range(8)
     )
     return text(0, round(1500 * size)), Fork(votes), Join(1), text(99, round(80 * size)), gen(16)
@@ -150,7 +160,10 @@ def checked(engine: Counting, programs: Sequence[tuple[Node, ...]]) -> list[int]
                 raise event
 
         program = engine.open_program(sink=sink)
-        judged = [msgspec.structs.replace(node, judged=True) if isinstance(node, Gen) else node for node in nodes]
+        judged = [
+            msgspec.structs.replace(node, judged=True) if isinstance(node, Gen) else node
+            for node in nodes
+        ]
         program.extend((), judged)
         program.close()
 
@@ -189,14 +202,23 @@ def called(engine: Counting, programs: Sequence[tuple[Node, ...]]) -> list[int]:
 
 
 def shared(size: float) -> None:
-    cases = {"tree of thought": [tree_of_thought(size)], "judge": [judge(size)], "few-shot batch": few_shot(size)}
-    print(f"{'shared':18}{'different tokens':>17}{'1.5x pool':>11}{'without':>10}{'0.5x pool':>11}{'without':>10}")
+    cases = {
+        "tree of thought": [tree_of_thought(size)],
+        "judge": [judge(size)],
+        "few-shot batch": few_shot(size),
+    }
+    print(
+        f"{'shared':18}{'different tokens':>17}{'1.5x pool':>11}{'without':>10}{'0.5x pool':>11}{'without':>10}"
+    )
     for name, programs in cases.items():
         roomy = Counting(knows=True, max_total_tokens=100_000)
         played(roomy, programs)
         ratios = []
         for share, knows in ((1.5, True), (1.5, False), (0.5, True), (0.5, False)):
-            engine = Counting(knows=knows, max_total_tokens=max(round(share * len(roomy.computed)), roomy.longest + 32))
+            engine = Counting(
+                knows=knows,
+                max_total_tokens=max(round(share * len(roomy.computed)), roomy.longest + 32),
+            )
             played(engine, programs)
             ratios.append(engine.again)
         columns = "".join(f"{ratio:{width}.3f}x" for ratio, width in zip(ratios, (10, 9, 10, 9)))
@@ -206,7 +228,10 @@ def shared(size: float) -> None:
 def crowded(size: float) -> None:
     own, between, tokens = round(2000 * size), round(40 * size), round(24 * size) or 1
     programs = [
-        (text(i, own), *(node for j in range(4) for node in (text(100 + 4 * i + j, between), gen(tokens, j))))
+        (
+            text(i, own),
+            *(node for j in range(4) for node in (text(100 + 4 * i + j, between), gen(tokens, j))),
+        )
         for i in range(32)
     ]
     pool = 8 * (own + 4 * (between + tokens) + 8)
@@ -222,7 +247,9 @@ def crowded(size: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
     parser.add_argument("--size", type=float, default=1.0, help="of the texts")
     options = parser.parse_args()

@@ -1,10 +1,11 @@
 """A batch of programs on one GPU: handed over as they run, and node by node.
 
-    python benchmarks/programs_gpu.py [--shape llama-3.1-8b] [--rows 256] [--tokens 16,128] [--repeat 3]
+    python benchmarks/programs_gpu.py [--shape llama-3.1-8b] [--rows 256] [--tokens 16,128]
+    [--repeat 3]
 
-A program has 512 tokens of its own, then six generations with 32 tokens of text behind each, then a selection among
-four. Weights are random. Programs/s, the median of some runs after one that warms up; nothing of a run is cached from
-the last.
+A program has 512 tokens of its own, then six generations with 32 tokens of text behind each, then a
+selection among four. Weights are random. Programs/s, the median of some runs after one that warms
+up; nothing of a run is cached from the last.
 """
 
 from __future__ import annotations
@@ -50,13 +51,17 @@ def seconds(kind: str, engine: sgl.Engine, rows: int, length: int, tokens: int) 
     named = program.bind(tokens=tokens)  # type: ignore[call-arg]  # some of them, which type checkers refuse
     given = [{"own": text(length)} for _ in range(rows)]
     begun = time.perf_counter()
-    states = named.run_batch(given, backend=engine, push_down=kind != "node by node", num_threads=rows)
+    states = named.run_batch(
+        given, backend=engine, push_down=kind != "node by node", num_threads=rows
+    )
     assert {len(state["verdict"]) > 0 for state in states} == {True}
     return time.perf_counter() - begun
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--own", type=int, default=512, help="tokens of its own")

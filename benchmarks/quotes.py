@@ -2,10 +2,10 @@
 
     python benchmarks/quotes.py [--tokens N] [--quotes N] [--min-words N]
 
-The document is the first N tokens of this project's documentation, of the default model's. Random spans are spelled in
-tokens, with a mask before each, and a model with random logits writes quotes under the masks. Times are of the
-processor. Compiling is all that a type takes until its first mask is there, in one process whose engine has compiled
-another quote before.
+The document is the first N tokens of this project's documentation, of the default model's. Random
+spans are spelled in tokens, with a mask before each, and a model with random logits writes quotes
+under the masks. Times are of the processor. Compiling is all that a type takes until its first mask
+is there, in one process whose engine has compiled another quote before.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def spans(text: str, dice: Random, count: int) -> Iterator[str]:
 def by_chance(matcher: Matcher, dice: Random, tokenizer: Tokenizer) -> Iterator[int]:
     """Tokens that a model with random logits writes."""
     while not matcher.finished:
-        allowed = [each for each in tokens_of(next_mask(matcher)) if each not in tokenizer.special_ids]
+        allowed = [
+            each for each in tokens_of(next_mask(matcher)) if each not in tokenizer.special_ids
+        ]
         if not allowed and matcher.complete:
             return
         yield (token := dice.choice(allowed))
@@ -70,8 +72,12 @@ def spell(matcher: Matcher, text: bytes, ids: Mapping[bytes, int]) -> Iterator[f
         began = time.process_time()
         mask = next_mask(matcher)
         yield time.process_time() - began
-        found = ((end, ids[text[:end]]) for end in range(min(len(text), 40), 0, -1) if text[:end] in ids)
-        end, token = next((end, token) for end, token in found if mask[token // 32] >> (token % 32) & 1)
+        found = (
+            (end, ids[text[:end]]) for end in range(min(len(text), 40), 0, -1) if text[:end] in ids
+        )
+        end, token = next(
+            (end, token) for end, token in found if mask[token // 32] >> (token % 32) & 1
+        )
         assert matcher.accept(token), matcher.error
         text = text[end:]
     assert matcher.complete
@@ -99,15 +105,23 @@ def main() -> None:
     print(f"compile: {1e3 * compiled:.0f} ms")
 
     before = allocated()
-    ids = {each: token for token, each in enumerate(tokenizer.token_bytes) if token not in tokenizer.special_ids}
-    spelled = (json.dumps(each, ensure_ascii=False).encode() for each in spans(text, dice, options.quotes))
+    ids = {
+        each: token
+        for token, each in enumerate(tokenizer.token_bytes)
+        if token not in tokenizer.special_ids
+    }
+    spelled = (
+        json.dumps(each, ensure_ascii=False).encode() for each in spans(text, dice, options.quotes)
+    )
     times, memory = list[float](), list[int]()
     for each in spelled:
         times += spell(made.matcher(), each, ids)
         memory.append(allocated() - before)
     p50, p99, longest = (1e6 * float(x) for x in np.quantile(times, (0.5, 0.99, 1)))
     print(f"{len(times):,} masks: p50 {p50:.0f} us, p99 {p99:.0f} us, longest {longest:,.0f} us")
-    print(f"memory: {memory[0] / 1e6:,.0f} MB after the first quote, {max(memory) / 1e6:,.0f} MB at most")
+    print(
+        f"memory: {memory[0] / 1e6:,.0f} MB after the first quote, {max(memory) / 1e6:,.0f} MB at most"
+    )
 
     outside, misplaced = 0, 0
     for _ in range(options.quotes):

@@ -1,6 +1,6 @@
-"""Start of an engine on a CPU, with the default model or `--model`, beside Python's `import torch`, by turns: seconds
-on the clock and of the processor, which other work on the machine changes less. `--other TREE` also starts another
-version's.
+"""Start of an engine on a CPU, with the default model or `--model`, beside Python's `import torch`,
+by turns: seconds on the clock and of the processor, which other work on the machine changes less.
+`--other TREE` also starts another version's.
 
     python benchmarks/ready.py --repeat 5
 """
@@ -35,23 +35,38 @@ if __name__ == "__main__":
 
 
 def seconds(code: str, tree: Path) -> tuple[float, list[float]]:
-    """Time until a program has ended, and what it printed: seconds of the processor, of itself and of its engine."""
+    """Time until a program has ended, and what it printed: seconds of the processor, of itself and
+    of its engine.
+    """
     # With bytecode kept, as on most machines: torch's is there, too.
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
     before, started = os.times(), time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tree, env=environment, check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        cwd=tree,
+        env=environment,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     wall, after = time.perf_counter() - started, os.times()
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    spent = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
     return wall, [float(line) for line in done.stdout.split()] or [spent]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=5, help="turns (default: 5)")
-    parser.add_argument("--model", default="smollm2-135m", help="name or path of the model (default: smollm2-135m)")
-    parser.add_argument("--other", type=Path, metavar="TREE", help="the folder of another version (default: none)")
+    parser.add_argument(
+        "--model", default="smollm2-135m", help="name or path of the model (default: smollm2-135m)"
+    )
+    parser.add_argument(
+        "--other", type=Path, metavar="TREE", help="the folder of another version (default: none)"
+    )
     options = parser.parse_args()
     start = START.format(model=options.model)
     ways = {IMPORT: (IMPORT, ROOT), "engine": (start, ROOT)}
@@ -65,7 +80,9 @@ def main() -> None:
         wall = statistics.median(run[0] for run in runs)
         times = statistics.median(run[0] / base[0] for run, base in zip(runs, found[IMPORT]))
         parts = [f"{statistics.median(part):.2f}" for part in zip(*(run[1] for run in runs))]
-        print(f"{name:28} {wall:6.2f} s, {times:.2f} of `import torch`; processor {' + '.join(parts)} s")
+        print(
+            f"{name:28} {wall:6.2f} s, {times:.2f} of `import torch`; processor {' + '.join(parts)} s"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Real models on a GPU, by format of their weights: speed beside the physical limit, and distance from float32.
+"""Real models on a GPU, by format of their weights: speed beside the physical limit, and distance
+from float32.
 
     python benchmarks/real_gpu.py FILE.gguf [--folder FOLDER] [--repeat 3]
 
@@ -9,11 +10,12 @@ file        the file as `Engine(FILE)` serves it: matrices of 4 bits stay packed
 bfloat16    a folder of the same weights in bfloat16
 fp8, int4   the folder with `quantization="fp8"` and `"int4"`
 
-Speed is tokens a second of one row (128 tokens read, 256 generated) and of 64 rows, medians of some runs. The limit
-reads all weights, and each row's keys and values, once a step, at the rate of a large copy, and makes all products at
-that of a large bfloat16 product; both rates are measured first. Distance: 30 prompts, 32 greedy tokens in float32;
-how many of the tokens are the likeliest in the other format, too, given the same text; how many whole answers are the
-same; and the mean difference of log-probabilities, in nats.
+Speed is tokens a second of one row (128 tokens read, 256 generated) and of 64 rows, medians of some
+runs. The limit reads all weights, and each row's keys and values, once a step, at the rate of a
+large copy, and makes all products at that of a large bfloat16 product; both rates are measured
+first. Distance: 30 prompts, 32 greedy tokens in float32; how many of the tokens are the likeliest
+in the other format, too, given the same text; how many whole answers are the same; and the mean
+difference of log-probabilities, in nats.
 
 The folder is written with transformers' code where there is none yet.
 """
@@ -51,8 +53,8 @@ class Format:
 
     Attributes:
         model, settings: model and settings of its engine.
-        matrix_bytes: bytes of a number of the layers' matrices; None for those that the file says. The head, which is
-            the embedding, too, has those of the computation.
+        matrix_bytes: bytes of a number of the layers' matrices; None for those that the file says.
+            The head, which is the embedding, too, has those of the computation.
     """
 
     name: str
@@ -65,7 +67,9 @@ def write_folder(file: Path, folder: Path) -> None:
     """Writes the model of a GGUF file as a folder of safetensors in bfloat16."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    read = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
     del read.config.quantization_config  # with it transformers refuses to write the decoded weights
     model = AutoModelForCausalLM.from_config(read.config, dtype=torch.bfloat16)
     model.load_state_dict(read.state_dict())
@@ -120,12 +124,17 @@ def chats(engine: sgl.Engine) -> list[list[int]]:
     template = engine.chat_template()
     texts = list(PROMPTS)
     if template is not None:
-        texts = [template.render([{"role": "user", "content": text}], add_generation_prompt=True) for text in PROMPTS]
+        texts = [
+            template.render([{"role": "user", "content": text}], add_generation_prompt=True)
+            for text in PROMPTS
+        ]
     return [engine.tokenizer.encode(text) for text in texts]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--repeat", type=int, default=3)
@@ -145,7 +154,9 @@ def main() -> None:
     spec = open_model_files(folder).spec
     assert isinstance(spec, ModelSpec)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.file.name}")
-    print(f"a copy moves {rates.bytes_per_s / 1e12:.2f} TB/s, bfloat16 gives {rates.flops_per_s / 1e12:.0f} TFLOP/s")
+    print(
+        f"a copy moves {rates.bytes_per_s / 1e12:.2f} TB/s, bfloat16 gives {rates.flops_per_s / 1e12:.0f} TFLOP/s"
+    )
     speeds = "".join(f"{name + ', tokens/s':>18} {'of limit':>9}" for name in SPEEDS)
     print(f"{'format':10}{'GB':>6}{speeds}   {'tokens':>8} {'answers':>10} {'nats':>8}", flush=True)
     exact: list[GreedyAnswer] = []
@@ -163,7 +174,10 @@ def main() -> None:
                 work = WORKLOADS[SPEEDS[name]]()
                 limit = limit_seconds(spec, work, weight_bytes, rates)
                 cells += f"{sum(work.output_lengths) / seconds:18,.0f} {limit / seconds:9.1%}"
-            print(f"{each.name:10}{weight_bytes / 1e9:6.2f}{cells}   {tell_distance(engine, exact)}", flush=True)
+            print(
+                f"{each.name:10}{weight_bytes / 1e9:6.2f}{cells}   {tell_distance(engine, exact)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
-"""Programs on a model behind an API: many at once on one event loop, a server far away, a recorded run that replays.
+"""Programs on a model behind an API: many at once on one event loop, a server far away, a recorded
+run that replays.
 
-    python benchmarks/remote.py [--programs 100,1000] [--latency 0.05] [--backends openai,anthropic,scripted]
+    python benchmarks/remote.py [--programs 100,1000] [--latency 0.05] [--backends
+    openai,anthropic,scripted]
                                 [--rounds 3] [--only concurrent,endpoint,replay] [--sglang FOLDER]
 
-*Concurrent*: programs of four generations, all under way at once, against a server in a process of its own that
-answers each request after `--latency` seconds. The ideal is four times that, however many there are. Beside the wall
-time stands the caller's processor time a call; calls times that is the floor on one event loop. The bare SDK is asked
-the same without this package: with its own pool of connections, and with ours, which is the least that any backend on
-that SDK can need. `scripted` waits in the process, without HTTP: what the language itself costs.
+*Concurrent*: programs of four generations, all under way at once, against a server in a process of
+its own that answers each request after `--latency` seconds. The ideal is four times that, however
+many there are. Beside the wall time stands the caller's processor time a call; calls times that is
+the floor on one event loop. The bare SDK is asked the same without this package: with its own pool
+of connections, and with ours, which is the least that any backend on that SDK can need. `scripted`
+waits in the process, without HTTP: what the language itself costs.
 
-*Endpoint*: a program of eight generations on a server of ours behind a line of 20 ms each way, whose engine is
-scripted: by `sgl.RuntimeEndpoint`, and by SGLang's own client; seconds and requests. FOLDER holds an unpacked
-`sglang` wheel (`pip download --no-deps sglang==0.5.23`, then unzip; it needs aiohttp, requests, pybase64); without it
-the client asks call by call, as SGLang's does.
+*Endpoint*: a program of eight generations on a server of ours behind a line of 20 ms each way,
+whose engine is scripted: by `sgl.RuntimeEndpoint`, and by SGLang's own client; seconds and
+requests. FOLDER holds an unpacked `sglang` wheel (`pip download --no-deps sglang==0.5.23`, then
+unzip; it needs aiohttp, requests, pybase64); without it the client asks call by call, as SGLang's
+does.
 
 *Replay*: the same programs, recorded once on a scripted backend, replayed with sockets forbidden.
 """
@@ -62,7 +66,11 @@ START = {
 MESSAGE = [
     START,
     {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Paris it is."}},
+    {
+        "type": "content_block_delta",
+        "index": 0,
+        "delta": {"type": "text_delta", "text": "Paris it is."},
+    },
     {"type": "content_block_stop", "index": 0},
     {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 4}},
     {"type": "message_stop"},
@@ -77,7 +85,7 @@ async def questions(s: Any, number: int) -> None:
         await s.get(f"a{i}")
 
 
-# ------------------------------------------------------------------------------------------------ the server
+# --------------------------------------------------------------------------------------- the server
 
 
 class Connection(asyncio.Protocol):
@@ -103,11 +111,17 @@ class Connection(asyncio.Protocol):
 
 
 def http(kind: str, body: bytes) -> bytes:
-    return f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return (
+        f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
 
 
 WHOLE = http("application/json", json.dumps(CHAT).encode())
-EVENTS = http("text/event-stream", b"".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n".encode() for e in MESSAGE))
+EVENTS = http(
+    "text/event-stream",
+    b"".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n".encode() for e in MESSAGE),
+)
 
 
 async def serve(latency: float) -> None:
@@ -117,7 +131,7 @@ async def serve(latency: float) -> None:
     await server.serve_forever()
 
 
-# ------------------------------------------------------------------------------------------------ measuring
+# ---------------------------------------------------------------------------------------- measuring
 
 
 def measured(work: Callable[[], Awaitable[object]]) -> tuple[float, float, int]:
@@ -154,18 +168,28 @@ async def bare(name: str, client: dict[str, Any], programs: int, *, pool: bool) 
     if name == "openai":
         import openai
 
-        own: Any = {"http_client": openai.DefaultAsyncHttpxClient(transport=ConnectionPool())} if pool else {}
+        own: Any = (
+            {"http_client": openai.DefaultAsyncHttpxClient(transport=ConnectionPool())}
+            if pool
+            else {}
+        )
         gpt = openai.AsyncOpenAI(**client, **own)
 
         async def ask(messages: Any) -> str:
-            said = await gpt.chat.completions.create(model="gpt-4o", messages=messages, max_completion_tokens=16)
+            said = await gpt.chat.completions.create(
+                model="gpt-4o", messages=messages, max_completion_tokens=16
+            )
             return said.choices[0].message.content or ""
 
         close = gpt.close
     else:
         import anthropic
 
-        own = {"http_client": anthropic.DefaultAsyncHttpxClient(transport=ConnectionPool())} if pool else {}
+        own = (
+            {"http_client": anthropic.DefaultAsyncHttpxClient(transport=ConnectionPool())}
+            if pool
+            else {}
+        )
         claude = anthropic.AsyncAnthropic(**client, **own)
 
         async def ask(messages: Any) -> str:
@@ -183,7 +207,9 @@ async def bare(name: str, client: dict[str, Any], programs: int, *, pool: bool) 
     async def one(number: int) -> None:
         messages: list[dict[str, str]] = []
         for i in range(GENS):
-            messages.append({"role": "user", "content": f"Question {i} of {number}: where is the Louvre?"})
+            messages.append(
+                {"role": "user", "content": f"Question {i} of {number}: where is the Louvre?"}
+            )
             messages.append({"role": "assistant", "content": await ask(messages)})
 
     await asyncio.gather(*map(one, range(programs)))
@@ -191,7 +217,11 @@ async def bare(name: str, client: dict[str, Any], programs: int, *, pool: bool) 
 
 
 def concurrent(name: str, url: str, programs: int, latency: float, rounds: int) -> None:
-    client: dict[str, Any] = {"base_url": f"{url}/v1" if name == "openai" else url, "api_key": "key", "timeout": 60.0}
+    client: dict[str, Any] = {
+        "base_url": f"{url}/v1" if name == "openai" else url,
+        "api_key": "key",
+        "timeout": 60.0,
+    }
     backend: sgl.BaseBackend
     if name == "openai":
         backend = sgl.OpenAI("gpt-4o", **client)
@@ -226,7 +256,7 @@ def tell(what: str, programs: int, ideal: float, wall: float, cpu: float) -> Non
     )
 
 
-# ------------------------------------------------------------------------------------------------ a server far away
+# -------------------------------------------------------------------------------- a server far away
 
 
 def eight(api: Any) -> Any:
@@ -247,7 +277,9 @@ def call_by_call(url: str) -> Callable[[str], object]:
 
     def ask(text: str) -> None:
         for i in range(8):
-            told = httpx2.post(f"{url}/generate", json={"text": text, "sampling_params": native}, timeout=60).json()
+            told = httpx2.post(
+                f"{url}/generate", json={"text": text, "sampling_params": native}, timeout=60
+            ).json()
             text += f"{told['text']} {i}, then"
 
     return ask
@@ -292,7 +324,10 @@ def endpoint(folder: Path | None, repeat: int) -> None:
         line.close()
     first, other_name = work
     for name, times in took.items():
-        print(f"endpoint   {name:20} {median(times) * 1e3:6.1f} ms, {asked[name]} requests", flush=True)
+        print(
+            f"endpoint   {name:20} {median(times) * 1e3:6.1f} ms, {asked[name]} requests",
+            flush=True,
+        )
     print(f"{'':10} {median(took[other_name]) / median(took[first]):.1f}x", flush=True)
 
 
@@ -331,12 +366,20 @@ def plain(s: Any, number: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", default="100,1000", help="at once, separated by commas; the last one is replayed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--programs",
+        default="100,1000",
+        help="at once, separated by commas; the last one is replayed",
+    )
     parser.add_argument("--latency", type=float, default=0.05)
     parser.add_argument("--backends", default="openai,anthropic,scripted")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="concurrent,endpoint,replay", help="sections, separated by commas")
+    parser.add_argument(
+        "--only", default="concurrent,endpoint,replay", help="sections, separated by commas"
+    )
     parser.add_argument("--sglang", type=Path, help="an unpacked wheel")
     parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()

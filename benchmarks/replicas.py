@@ -1,4 +1,5 @@
-"""Servers behind a gateway, one a GPU, against one of them: tokens/s where each has as many requests.
+"""Servers behind a gateway, one a GPU, against one of them: tokens/s where each has as many
+requests.
 
     python benchmarks/replicas.py [--replicas 2] [--shape qwen3-0.6b] [--requests 256] [--repeat 5]
 
@@ -9,11 +10,12 @@ one       one server asked by itself, the others without work
 split     all of them, asked by clients of their own: what the machine gives without a gateway
 POLICY    all of them behind a gateway with that policy
 
-`requests` is of each server: two have twice as many. Weights are random; answers come whole, over `/generate`, to as
-many client processes as there are servers asked. All ways run by turns, after a round that warms up; each run has texts
-of its own. Told are tokens/s, the median of the rounds (least, most); the median of the rounds' ratios to `one`; the
-share of the time in which the GPUs that had work did none, by `nvidia-smi`; and the busiest server's share of requests.
-Without a gateway's package only `one` and `split` run.
+`requests` is of each server: two have twice as many. Weights are random; answers come whole, over
+`/generate`, to as many client processes as there are servers asked. All ways run by turns, after a
+round that warms up; each run has texts of its own. Told are tokens/s, the median of the rounds
+(least, most); the median of the rounds' ratios to `one`; the share of the time in which the GPUs
+that had work did none, by `nvidia-smi`; and the busiest server's share of requests. Without a
+gateway's package only `one` and `split` run.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def texts(workload: str, count: int, seed: int, scale: int) -> list[tuple[str, i
         return text_from_ids([draw.randrange(300, 10_000) for _ in range(tokens // scale)])
 
     if workload == "W1":
-        return [(text(draw.randint(100, 1024)), draw.randint(100, 1024) // scale) for _ in range(count)]
+        return [
+            (text(draw.randint(100, 1024)), draw.randint(100, 1024) // scale) for _ in range(count)
+        ]
     shared = text(2048)
     return [(shared + text(64), 128 // scale) for _ in range(count)]
 
@@ -83,7 +87,9 @@ async def _answered(port: int, body: bytes, tokens: int) -> None:
 
 
 def _client(asks: Sequence[Ask], barrier: threading.Barrier) -> tuple[float, float]:
-    """A process that asks, as soon as the others of it are there. When it began, and when it had all answers."""
+    """A process that asks, as soon as the others of it are there. When it began, and when it had
+    all answers.
+    """
 
     async def all_of_them() -> None:
         await asyncio.gather(*(_answered(*ask) for ask in asks))
@@ -107,7 +113,13 @@ class Gpus:
 
     def __init__(self) -> None:
         self._lines: list[tuple[float, int, int]] = []
-        query = ["nvidia-smi", "--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
+        query = [
+            "nvidia-smi",
+            "--query-gpu=index,utilization.gpu",
+            "--format=csv,noheader,nounits",
+            "-lms",
+            "100",
+        ]
         try:
             self._process = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
         except FileNotFoundError:
@@ -155,7 +167,9 @@ def launched(folder: Path, *flags: str, gpu: int | None = None) -> Iterator[str]
 def workers_of(gateway: str, count: int) -> list[str]:
     """Addresses of a gateway's servers, as soon as it has all of them."""
     while True:
-        answer = requests.get(f"{gateway}/workers", headers={"Authorization": f"Bearer {KEY}"}, timeout=10)
+        answer = requests.get(
+            f"{gateway}/workers", headers={"Authorization": f"Bearer {KEY}"}, timeout=10
+        )
         there = [each["url"] for each in answer.json()["workers"] if each.get("is_healthy")]
         if len(there) == count:
             return sorted(there)
@@ -165,10 +179,16 @@ def workers_of(gateway: str, count: int) -> list[str]:
 def _submitted(server: str) -> float:
     """How many requests a server has had."""
     lines = requests.get(f"{server}/metrics", timeout=10).text.splitlines()
-    return float(next(line for line in lines if line.startswith("sglang_lite_requests_submitted_total")).split()[-1])
+    return float(
+        next(
+            line for line in lines if line.startswith("sglang_lite_requests_submitted_total")
+        ).split()[-1]
+    )
 
 
-def measured(addresses: Sequence[str], servers: Sequence[str], prompts: list[tuple[str, int]], gpus: Gpus) -> Run:
+def measured(
+    addresses: Sequence[str], servers: Sequence[str], prompts: list[tuple[str, int]], gpus: Gpus
+) -> Run:
     """A run in which clients ask, each an address of its own.
 
     Args:
@@ -184,15 +204,21 @@ def measured(addresses: Sequence[str], servers: Sequence[str], prompts: list[tup
     begun, ended = asked(asks)
     idle = gpus.idle(begun, ended, len(servers))
     counts = [_submitted(server) - count for server, count in zip(servers, before, strict=True)]
-    return Run(sum(tokens for _, tokens in prompts) / (ended - begun), idle, max(counts) / sum(counts))
+    return Run(
+        sum(tokens for _, tokens in prompts) / (ended - begun), idle, max(counts) / sum(counts)
+    )
 
 
 def told(runs: dict[tuple[str, str], list[Run]]) -> None:
     """Prints a table."""
-    print(f"\n{'':22}{'tokens/s':>10}{'least':>10}{'most':>10}{'ratio':>8}{'GPU idle':>10}{'busiest':>9}")
+    print(
+        f"\n{'':22}{'tokens/s':>10}{'least':>10}{'most':>10}{'ratio':>8}{'GPU idle':>10}{'busiest':>9}"
+    )
     for (workload, way), found in runs.items():
         rates = [run.rate for run in found]
-        ratio = median(run.rate / one.rate for run, one in zip(found, runs[workload, "one"], strict=True))
+        ratio = median(
+            run.rate / one.rate for run, one in zip(found, runs[workload, "one"], strict=True)
+        )
         idle = [run.idle for run in found if run.idle is not None]
         print(f"{workload:8} {way:13}{median(rates):10,.0f}{min(rates):10,.0f}{max(rates):10,.0f}{ratio:7.2f}x"
               f"{f'{median(idle):.0%}' if idle else '-':>10}{median(run.busiest for run in found):9.0%}",
@@ -200,7 +226,9 @@ def told(runs: dict[tuple[str, str], list[Run]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--requests", type=int, default=256)
@@ -224,23 +252,33 @@ def main(arguments: list[str] | None = None) -> None:
         ways: dict[str, list[str]] = {}
         if package:
             flags = ("--gateway", package, "--policy")
-            first = stack.enter_context(launched(folder, *flags, policies[0], "--replicas", str(options.replicas)))
+            first = stack.enter_context(
+                launched(folder, *flags, policies[0], "--replicas", str(options.replicas))
+            )
             servers = workers_of(first, options.replicas)
             ways[policies[0]] = [first] * options.replicas
             for policy in policies[1:]:
-                other = stack.enter_context(launched(folder, *flags, policy, "--workers", ",".join(servers)))
+                other = stack.enter_context(
+                    launched(folder, *flags, policy, "--workers", ",".join(servers))
+                )
                 workers_of(other, options.replicas)
                 ways[policy] = [other] * options.replicas
         else:
-            servers = [stack.enter_context(launched(folder, gpu=i)) for i in range(options.replicas)]
+            servers = [
+                stack.enter_context(launched(folder, gpu=i)) for i in range(options.replicas)
+            ]
         ways = {"one": [], "split": servers, **ways}
         print(f"{options.replicas} servers, gateway {package or 'none'}, after {time.perf_counter() - begun:.0f} s",
               flush=True)  # fmt: skip
-        runs: dict[tuple[str, str], list[Run]] = {(workload, way): [] for workload in WORKLOADS for way in ways}
+        runs: dict[tuple[str, str], list[Run]] = {
+            (workload, way): [] for workload in WORKLOADS for way in ways
+        }
         for turn in range(-1, options.repeat):
             for number, (workload, way) in enumerate(runs):
                 busy = [servers[turn % options.replicas]] if way == "one" else servers
-                prompts = texts(workload, options.requests * len(busy), 1000 * turn + number, options.scale)
+                prompts = texts(
+                    workload, options.requests * len(busy), 1000 * turn + number, options.scale
+                )
                 run = measured(ways[way] or busy, busy, prompts, gpus)
                 if turn >= 0:
                     runs[workload, way].append(run)

@@ -1,15 +1,18 @@
 """How often answers are the same tokens: alone and in a batch, on an empty cache and a warm one.
 
-    python benchmarks/reproducible.py [--prompts 200] [--seed 0] [--new 64] [--rows 16] [--alone] [--device cpu]
-                                      [--dtype auto] [--threads 4] [--deterministic] [--temperature 0]
+    python benchmarks/reproducible.py [--prompts 200] [--seed 0] [--new 64] [--rows 16] [--alone]
+    [--device cpu]
+                                      [--dtype auto] [--threads 4] [--deterministic] [--temperature
+                                      0]
 
-Each prompt, a piece of 50 to 400 tokens of this project's documents, is answered four times: alone on an empty cache,
-which the others are compared with; alone again, found in the cache; with others in one batch on an empty cache; and in
-that batch again. At the first token that differs the gap of the two is given, the difference of their logits in the
-first answer. With a temperature each prompt has a seed, and gaps say nothing.
+Each prompt, a piece of 50 to 400 tokens of this project's documents, is answered four times: alone
+on an empty cache, which the others are compared with; alone again, found in the cache; with others
+in one batch on an empty cache; and in that batch again. At the first token that differs the gap of
+the two is given, the difference of their logits in the first answer. With a temperature each prompt
+has a seed, and gaps say nothing.
 
-Each line is printed as soon as it is known; Ctrl-C prints what is known by then, too. Another `--seed` has other
-prompts, so that processes of a few threads each can share the work.
+Each line is printed as soon as it is known; Ctrl-C prints what is known by then, too. Another
+`--seed` has other prompts, so that processes of a few threads each can share the work.
 """
 
 from __future__ import annotations
@@ -28,11 +31,18 @@ import sglang_lite as sgl
 
 DOCUMENTS = Path(__file__).parents[1]
 LENGTHS = 50, 400
-Answer = list[tuple[int, dict[int, float]]]  # by position the token, and the log-probabilities of the likely ones
+# by position the token, and the log-probabilities of the likely ones
+Answer = list[tuple[int, dict[int, float]]]
 
 
-def prompts(encode: Callable[[str], list[int]], count: int, lengths: tuple[int, int], seed: int) -> list[list[int]]:
-    files = [DOCUMENTS / "README.md", DOCUMENTS / "CONTRIBUTING.md", *sorted((DOCUMENTS / "docs").glob("*.md"))]
+def prompts(
+    encode: Callable[[str], list[int]], count: int, lengths: tuple[int, int], seed: int
+) -> list[list[int]]:
+    files = [
+        DOCUMENTS / "README.md",
+        DOCUMENTS / "CONTRIBUTING.md",
+        *sorted((DOCUMENTS / "docs").glob("*.md")),
+    ]
     ids = [token for file in files for token in encode(file.read_text())]
     draw = random.Random(seed)
     found = []
@@ -43,7 +53,9 @@ def prompts(encode: Callable[[str], list[int]], count: int, lengths: tuple[int, 
     return found
 
 
-def answer(engine: sgl.Engine, asked: list[list[int]], new: int, temperature: float) -> list[Answer]:
+def answer(
+    engine: sgl.Engine, asked: list[list[int]], new: int, temperature: float
+) -> list[Answer]:
     """Submits them together."""
     params = {"temperature": temperature, "max_new_tokens": new, "ignore_eos": True}
     results = engine.generate(
@@ -62,10 +74,16 @@ def answer(engine: sgl.Engine, asked: list[list[int]], new: int, temperature: fl
 
 
 def gap(first: Answer, other: Answer) -> float | None:
-    """Of the tokens that differ first, how far the other one lies behind in the first answer; None: none differs."""
+    """Of the tokens that differ first, how far the other one lies behind in the first answer; None:
+    none differs.
+    """
     for (ours, logprobs), (theirs, _) in zip(first, other):
         if ours != theirs:
-            return logprobs[ours] - logprobs[theirs] if {ours, theirs} <= logprobs.keys() else float("inf")
+            return (
+                logprobs[ours] - logprobs[theirs]
+                if {ours, theirs} <= logprobs.keys()
+                else float("inf")
+            )
     return None
 
 
@@ -82,7 +100,9 @@ def report(name: str, first: list[Answer], others: list[Answer]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of the draw of prompts")
     parser.add_argument("--new", type=int, default=64)
@@ -97,7 +117,11 @@ def main() -> None:
     parser.add_argument("--model")
     options = parser.parse_args()
     settings: dict[str, Any] = {} if options.model is None else {"model": options.model}
-    settings |= {"device": options.device, "dtype": options.dtype, "deterministic": options.deterministic}
+    settings |= {
+        "device": options.device,
+        "dtype": options.dtype,
+        "deterministic": options.deterministic,
+    }
     settings |= {"threads": options.threads}
     began = time.perf_counter()
     with sgl.Engine(**settings) as engine:

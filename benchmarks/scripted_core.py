@@ -1,5 +1,6 @@
-"""Engine core without a model: each step takes a fixed time and generates one token for each request. Shows the cost of
-everything else."""
+"""Engine core without a model: each step takes a fixed time and generates one token for each
+request. Shows the cost of everything else.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,12 @@ from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.gate import CLOSED, Gate
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.request_builder import RequestBuilder
-from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest, ProgramRequest, Submission
+from sglang_lite.runtime.core.submission import (
+    GenerateRequest,
+    OpenRequest,
+    ProgramRequest,
+    Submission,
+)
 from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.requests.resolved_params import resolve_params
@@ -46,8 +52,10 @@ class ScriptedCore:
     """Core of an engine whose steps follow a script.
 
     Args:
-        model: name or path of a model, whose tokenizer and chat template are used, but not its weights.
-        step_s: seconds from the start of one step to the next; each open generation receives a token in every step.
+        model: name or path of a model, whose tokenizer and chat template are used, but not its
+            weights.
+        step_s: seconds from the start of one step to the next; each open generation receives a
+            token in every step.
         write: function that returns the text of each token.
     """
 
@@ -64,7 +72,9 @@ class ScriptedCore:
         self.description = f"a script of {step_s * 1000:g} ms a step"
         self.steps = 0
         self._step_s, self._write = step_s, write
-        self.builder = RequestBuilder(model, self.tokenizer, self.vocab_size, frozenset(), 1 << 20, None)
+        self.builder = RequestBuilder(
+            model, self.tokenizer, self.vocab_size, frozenset(), 1 << 20, None
+        )
         self.open_requests, self.gate = OpenRequests(1 << 20), Gate()
         self._lock = threading.Condition()
         self._open: list[_Generating | _Playing] = []
@@ -72,10 +82,13 @@ class ScriptedCore:
         self._thread = threading.Thread(target=self._run, name="sglang_lite-script", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------------------------------------- submitting
+    # ----------------------------------------------------------------------------------- submitting
 
     def submit(
-        self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None
+        self,
+        request: Submission,
+        sink: Callable[[Any], None],
+        flush: Callable[[], object] | None = None,
     ) -> Ticket:  # each kind of submission has its own events
         request.check()
         sink = self._flushes.with_flush(sink, flush)
@@ -86,7 +99,13 @@ class ScriptedCore:
             case ProgramRequest():
                 _check_nodes(request.program.nodes)
                 return self._begin(
-                    _Playing(sink, request.program.nodes, self.vocab_size, stream=request.stream, closed=True)
+                    _Playing(
+                        sink,
+                        request.program.nodes,
+                        self.vocab_size,
+                        stream=request.stream,
+                        closed=True,
+                    )
                 )
         raise CapabilityError("a script scores nothing.")
 
@@ -111,7 +130,7 @@ class ScriptedCore:
             self._open.remove(running)
         running.sink(RequestAbortedError("the request was aborted."))
 
-    # --------------------------------------------------------------------------------------------- the steps
+    # ------------------------------------------------------------------------------------ the steps
 
     def _run(self) -> None:
         due = time.monotonic()
@@ -135,7 +154,7 @@ class ScriptedCore:
         for row in self._open:
             row.sink(EngineClosedError("the engine was closed before the request finished."))
 
-    # ---------------------------------------------------------------------------------- the rest of a core
+    # --------------------------------------------------------------------------- the rest of a core
 
     def ask(self, call: EngineCall[R]) -> Future[R]:
         answer: Future[Any] = Future()
@@ -147,7 +166,12 @@ class ScriptedCore:
             case FlushCache():
                 answer.set_result(0)
             case Stats():
-                counts = {"running": len(self._open), "waiting": 0, "total_tokens": 1 << 20, "free_tokens": 1 << 20}
+                counts = {
+                    "running": len(self._open),
+                    "waiting": 0,
+                    "total_tokens": 1 << 20,
+                    "free_tokens": 1 << 20,
+                }
                 answer.set_result({**counts, "steps": self.steps})
             case _:
                 raise CapabilityError("a script can't do that.")
@@ -186,7 +210,10 @@ class _Generating:
         if self.stream:
             self.sink(Delta(token, (_TOKEN,)))
         if self.left <= 0:
-            ids, usage = (_TOKEN,) * self.count, Usage(prompt_tokens=1, completion_tokens=self.count)
+            ids, usage = (
+                (_TOKEN,) * self.count,
+                Usage(prompt_tokens=1, completion_tokens=self.count),
+            )
             self.sink(Generation(self.text, ids, (Span(self.text, ids),), "length", usage=usage))
         return self.left <= 0
 
@@ -226,9 +253,20 @@ class _Playing:
     """Program that is played. More `nodes` may be added until it is `closed`."""
 
     def __init__(
-        self, sink: ProgramSink, nodes: Sequence[Node], vocab_size: int, *, stream: bool, closed: bool
+        self,
+        sink: ProgramSink,
+        nodes: Sequence[Node],
+        vocab_size: int,
+        *,
+        stream: bool,
+        closed: bool,
     ) -> None:
-        self.sink, self.nodes, self._vocab_size, self._stream = sink, list(nodes), vocab_size, stream
+        self.sink, self.nodes, self._vocab_size, self._stream = (
+            sink,
+            list(nodes),
+            vocab_size,
+            stream,
+        )
         self.closed = closed
         self._at, self._text = 0, ""
         self._now: _Generating | None = None
@@ -261,5 +299,7 @@ class _Playing:
 
 
 def _check_nodes(nodes: Sequence[Node]) -> None:
-    if not all(isinstance(node, Text) or (isinstance(node, Gen) and not node.judged) for node in nodes):
+    if not all(
+        isinstance(node, Text) or (isinstance(node, Gen) and not node.judged) for node in nodes
+    ):
         raise CapabilityError("a script plays texts, and generations that nobody judges.")

@@ -1,13 +1,16 @@
 """Cost of HTTP: the server against the engine's handle, and against calls one by one.
 
-    python benchmarks/serve.py [--only events,first,streams,program,decisions] [--repeat 5] [--seconds 10]
+    python benchmarks/serve.py [--only events,first,streams,program,decisions] [--repeat 5]
+    [--seconds 10]
 
 events     a scripted engine (a thread here) tells 500 streams of chat: events a second and a processor second of this
-           process, script included; from the telling of an event to its reading by the client; /health meanwhile
+           process, script included; from the telling of an event to its reading by the client;
+           /health meanwhile
 first      default model, idle: seconds to the first token over HTTP, and of the engine's handle, in turn
 streams    default model, 64 streams at once: tokens a second over HTTP, and of the handle, in turn
 program    eight generations of two tokens by /program, and by eight calls of /generate, over a line of 20 ms each way
-decisions  default model: 20 choice questions about a text, and one of them; with and without the text in the cache
+decisions  default model: 20 choice questions about a text, and one of them; with and without the
+text in the cache
 
 The clients of the first and third are processes of their own.
 """
@@ -78,7 +81,7 @@ def serving(engine: sgl.Engine) -> Iterator[str]:
         thread.join()
 
 
-# ------------------------------------------------------------------------------------------- the client's process
+# ----------------------------------------------------------------------------- the client's process
 
 
 async def _stream(host: str, port: int, body: dict[str, Any], found: dict[str, Any]) -> None:
@@ -115,7 +118,9 @@ async def _client(url: str, streams: int, tokens: int, *, stamped: bool) -> dict
     began = time.perf_counter_ns()
     work = asyncio.gather(
         *(
-            _stream(host, int(port), {**body, "messages": [{"role": "user", "content": f"{i}"}]}, found)
+            _stream(
+                host, int(port), {**body, "messages": [{"role": "user", "content": f"{i}"}]}, found
+            )
             for i in range(streams)
         )
     )
@@ -130,7 +135,15 @@ async def _client(url: str, streams: int, tokens: int, *, stamped: bool) -> dict
 
 
 def _in_a_process(url: str, streams: int, tokens: int, *, stamped: bool = False) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--client", url, str(streams), str(tokens), str(int(stamped))]
+    command = [
+        sys.executable,
+        __file__,
+        "--client",
+        url,
+        str(streams),
+        str(tokens),
+        str(int(stamped)),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         found: dict[str, Any] = json.loads(process.communicate()[0])
     return found
@@ -140,12 +153,15 @@ def _quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(int(len(values) * share), len(values) - 1)] if values else 0.0
 
 
-# -------------------------------------------------------------------------------------------------- the sections
+# ------------------------------------------------------------------------------------- the sections
 
 
 def events(streams: int, rate: float, seconds: float, repeat: int) -> None:
     step = streams / rate
-    with scripted_engine(DEFAULT_MODEL, step, lambda: f"{time.perf_counter_ns()} ") as engine, serving(engine) as url:
+    with (
+        scripted_engine(DEFAULT_MODEL, step, lambda: f"{time.perf_counter_ns()} ") as engine,
+        serving(engine) as url,
+    ):
         _in_a_process(url, 8, 4, stamped=True)
         rows = []
         for _ in range(repeat):
@@ -162,7 +178,10 @@ def events(streams: int, rate: float, seconds: float, repeat: int) -> None:
 
 def first(engine: sgl.Engine, url: str, repeat: int) -> None:
     params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
-    body = {"sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}, "stream": True}
+    body = {
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+        "stream": True,
+    }
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "stream": True}
     took: dict[str, list[float]] = {"handle": [], "/generate": [], "chat": []}
     with httpx2.Client(base_url=url, timeout=60) as client:
@@ -172,7 +191,9 @@ def first(engine: sgl.Engine, url: str, repeat: int) -> None:
             engine.submit(text, params, sink=partial(_set, done), stream=True)
             done.wait()
             took["handle"].append(time.perf_counter() - began)
-            took["/generate"].append(_until_first(client, "/generate", {**body, "text": f"Twice {i} upon"}))
+            took["/generate"].append(
+                _until_first(client, "/generate", {**body, "text": f"Twice {i} upon"})
+            )
             took["chat"].append(_until_first(client, "/v1/chat/completions", chat))
     base, native, talk = (median(took[name][2:]) * 1e3 for name in took)
     print(f"first token: handle {base:.2f} ms, /generate {native:.2f} ms ({native - base:+.2f}), "
@@ -197,7 +218,10 @@ def _until_first(client: httpx2.Client, path: str, body: dict[str, Any]) -> floa
 def streams(engine: sgl.Engine, url: str, count: int, tokens: int, repeat: int) -> None:
     template = engine.chat_template()
     assert template is not None
-    prompts = [template.render([{"role": "user", "content": f"{i}"}], add_generation_prompt=True) for i in range(count)]
+    prompts = [
+        template.render([{"role": "user", "content": f"{i}"}], add_generation_prompt=True)
+        for i in range(count)
+    ]
 
     def of_handle() -> float:
         left, done = count, threading.Event()
@@ -248,14 +272,19 @@ class Line:
         self._open.add(task)
         there, back = await asyncio.open_connection(*self._target)
         try:
-            with contextlib.suppress(asyncio.CancelledError):  # by `_end`: asyncio's server would print it
-                await asyncio.gather(self._carry(reader, back, count=True), self._carry(there, writer, count=False))
+            # by `_end`: asyncio's server would print it
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(
+                    self._carry(reader, back, count=True), self._carry(there, writer, count=False)
+                )
         finally:
             self._open.discard(task)
             for end in (writer, back):
                 end.close()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, count: bool) -> None:
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, count: bool
+    ) -> None:
         with contextlib.suppress(ConnectionError):  # an end that has gone
             while part := await reader.read(1 << 16):
                 self.requests += count and part.startswith(b"POST ")
@@ -282,7 +311,10 @@ def program(label: str, url: str, repeat: int) -> None:
     parameters = {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
     nodes: list[dict[str, Any]] = []
     for i in range(8):
-        nodes += [{"kind": "Gen", "name": str(i), "params": parameters}, {"kind": "Text", "text": f" {i}, then"}]
+        nodes += [
+            {"kind": "Gen", "name": str(i), "params": parameters},
+            {"kind": "Text", "text": f" {i}, then"},
+        ]
     native = {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}
     with httpx2.Client(base_url=line.url, timeout=60) as client:
 
@@ -292,7 +324,9 @@ def program(label: str, url: str, repeat: int) -> None:
 
         def one_by_one(text: str) -> None:
             for i in range(8):
-                told = client.post("/generate", json={"text": text, "sampling_params": native}).json()
+                told = client.post(
+                    "/generate", json={"text": text, "sampling_params": native}
+                ).json()
                 text += f"{told['text']} {i}, then"
 
         took: dict[Callable[[str], None], list[float]] = {whole: [], one_by_one: []}
@@ -301,7 +335,8 @@ def program(label: str, url: str, repeat: int) -> None:
             for work, times in took.items():
                 line.requests = 0
                 began = time.perf_counter()
-                work(f"Once upon a time, the {i}th of {work.__name__}")  # nothing of it is in the cache
+                # nothing of it is in the cache
+                work(f"Once upon a time, the {i}th of {work.__name__}")
                 if i:
                     times.append(time.perf_counter() - began)
                 asked[work] = line.requests
@@ -312,8 +347,37 @@ def program(label: str, url: str, repeat: int) -> None:
 
 
 _WORDS = (
-    *("the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "our", "old", "house", "by", "river", "where"),
-    *("people", "came", "every", "day", "to", "buy", "fish", "bread", "milk", "from", "her", "brother"),
+    *(
+        "the",
+        "cat",
+        "sat",
+        "on",
+        "a",
+        "mat",
+        "and",
+        "looked",
+        "at",
+        "our",
+        "old",
+        "house",
+        "by",
+        "river",
+        "where",
+    ),
+    *(
+        "people",
+        "came",
+        "every",
+        "day",
+        "to",
+        "buy",
+        "fish",
+        "bread",
+        "milk",
+        "from",
+        "her",
+        "brother",
+    ),
 )
 
 
@@ -322,8 +386,9 @@ def _words(count: int, seed: int) -> str:
 
 
 def decisions(engine: sgl.Engine, url: str, tokens: int, questions: int, repeat: int) -> None:
-    """`short`: a question with its choices has some 25 tokens; `long`: each choice has 18, and stands in the question
-    and behind it."""
+    """`short`: a question with its choices has some 25 tokens; `long`: each choice has 18, and
+    stands in the question and behind it.
+    """
     short = [_words(1, i) for i in (1, 2, 4, 5)]
     kinds = {"short": lambda i: short, "long": lambda i: [_words(18, 10 * i + j) for j in range(4)]}
     with httpx2.Client(base_url=url, timeout=600) as client:
@@ -347,7 +412,9 @@ def decisions(engine: sgl.Engine, url: str, tokens: int, questions: int, repeat:
                     text = _words(tokens, i)
                     row += [ask(text, count), ask(text, count)]
                 rows.append(row)
-            one, one_cached, all_of_them, all_cached = (median(row[i][0] for row in rows) for i in range(4))
+            one, one_cached, all_of_them, all_cached = (
+                median(row[i][0] for row in rows) for i in range(4)
+            )
             ratio = median(row[2][0] / row[0][0] for row in rows)
             print(f"decisions, {label} choices: one {one:.2f} s ({rows[0][0][1]} tokens), {questions} "
                   f"{all_of_them:.2f} s ({rows[0][2][1]}): {ratio:.2f}x; cached {one_cached:.2f} s, {all_cached:.2f} s",
@@ -355,20 +422,28 @@ def decisions(engine: sgl.Engine, url: str, tokens: int, questions: int, repeat:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run of events")
     parser.add_argument("--streams", type=int, default=500, help="of events")
-    parser.add_argument("--rate", type=float, default=10_000.0, help="events a second that are told")
+    parser.add_argument(
+        "--rate", type=float, default=10_000.0, help="events a second that are told"
+    )
     parser.add_argument("--tokens", type=int, default=64, help="of each of the 64 streams")
-    parser.add_argument("--words", type=int, default=1950, help="of the text that decisions are about")
+    parser.add_argument(
+        "--words", type=int, default=1950, help="of the text that decisions are about"
+    )
     parser.add_argument("--questions", type=int, default=20, help="of a decision")
     parser.add_argument("--client", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client is not None:
         url, count, tokens, stamped = options.client
-        print(json.dumps(asyncio.run(_client(url, int(count), int(tokens), stamped=stamped == "1"))))
+        print(
+            json.dumps(asyncio.run(_client(url, int(count), int(tokens), stamped=stamped == "1")))
+        )
         return
     only = options.only.split(",")
     if unknown := set(only) - set(SECTIONS):
@@ -383,7 +458,9 @@ def main() -> None:
         "first": partial(first, repeat=options.repeat),
         "streams": partial(streams, count=64, tokens=options.tokens, repeat=options.repeat),
         "program": lambda _, url: program("default model", url, options.repeat),
-        "decisions": partial(decisions, tokens=options.words, questions=options.questions, repeat=options.repeat),
+        "decisions": partial(
+            decisions, tokens=options.words, questions=options.questions, repeat=options.repeat
+        ),
     }
     if set(only) & work.keys():
         with sgl.Engine() as engine, serving(engine) as url:

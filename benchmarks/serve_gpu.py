@@ -1,16 +1,18 @@
 """Chat streams over HTTP from another process, against the same engine asked directly.
 
-    python benchmarks/serve_gpu.py [--shape qwen3-0.6b] [--streams 256] [--tokens 256 ...] [--repeat 3]
+    python benchmarks/serve_gpu.py [--shape qwen3-0.6b] [--streams 256] [--tokens 256 ...] [--repeat
+    3]
 
 direct     tokens/s of `Engine(in_process=True)`, without streams: what the device gives
 streams    the same, with a stream each, whose events are counted
 handle     streams of an engine in a process of its own; at most one event in 20 ms
-http 20ms  tokens/s over HTTP, where a stream has at most one event in 20 ms (`--stream-interval-ms 20`)
+http 20ms  tokens/s over HTTP, where a stream has at most one event in 20 ms (`--stream-interval-ms
+20`)
 http       and one event a token, with the events/s
 
-Behind the ratio: milliseconds from the start until the last stream has its first event. Weights are random. The client
-reads sockets in a process of its own, whose connections are open before, and counts events and tokens. Of several
-numbers of tokens, each is measured on the same engines.
+Behind the ratio: milliseconds from the start until the last stream has its first event. Weights are
+random. The client reads sockets in a process of its own, whose connections are open before, and
+counts events and tokens. Of several numbers of tokens, each is measured on the same engines.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def texts(streams: int) -> list[str]:
     return [text_from_ids([100 + (i + 7 * j) % 300 for j in range(32)]) for i in range(streams)]
 
 
-def asked_directly(engine: sgl.Engine, *, stream: bool, streams: int, tokens: int, repeat: int) -> dict[str, float]:
+def asked_directly(
+    engine: sgl.Engine, *, stream: bool, streams: int, tokens: int, repeat: int
+) -> dict[str, float]:
     """Tokens/s, and when the last stream has begun, the medians of some runs."""
     params = sgl.SamplingParams(max_tokens=tokens, ignore_eos=True)
     found = []
@@ -85,7 +89,9 @@ async def _stream(
         "stream_options": {"include_usage": True},
     }  # fmt: skip
     data = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+    )
     head += "Connection: close\r\n\r\n"
     writer.write(head.encode() + data)
     events, last, first = 0, b"", 0.0
@@ -102,7 +108,9 @@ async def _stream(
 async def _client(port: int, streams: int, tokens: int) -> dict[str, float]:
     opened = [await asyncio.open_connection("127.0.0.1", port, limit=2**20) for _ in range(streams)]
     begun = time.perf_counter()
-    found = await asyncio.gather(*(_stream(*each, text, tokens) for each, text in zip(opened, texts(streams))))
+    found = await asyncio.gather(
+        *(_stream(*each, text, tokens) for each, text in zip(opened, texts(streams)))
+    )
     took = time.perf_counter() - begun
     return {
         "tokens": sum(each[1] for each in found) / took, "events": sum(each[0] for each in found) / took,
@@ -113,7 +121,9 @@ async def _client(port: int, streams: int, tokens: int) -> dict[str, float]:
 def over_http(
     folder: Path, *, interval_ms: float, streams: int, counts: Sequence[int], repeat: int
 ) -> dict[int, dict[str, float]]:
-    """By number of tokens: tokens/s, events/s, and when the last stream has begun, the medians of some runs."""
+    """By number of tokens: tokens/s, events/s, and when the last stream has begun, the medians of
+    some runs.
+    """
     command = [
         sys.executable, "-m", "sglang_lite.launch_server", "--model", str(folder), "--load-format", "dummy",
         "--port", "0", "--max-total-tokens", "300000", "--seed", "0", "--chat-template", TEMPLATE,
@@ -126,18 +136,25 @@ def over_http(
         client = [sys.executable, __file__, "--client", port, "--streams", str(streams), "--tokens"]
 
         def asked(tokens: int) -> dict[str, Any]:
-            done = subprocess.run([*client, str(tokens)], check=True, capture_output=True, text=True)
+            done = subprocess.run(
+                [*client, str(tokens)], check=True, capture_output=True, text=True
+            )
             found: dict[str, Any] = json.loads(done.stdout)
             return found
 
         try:
-            return {tokens: _medians([asked(tokens) for _ in range(repeat + 1)][1:]) for tokens in counts}
+            return {
+                tokens: _medians([asked(tokens) for _ in range(repeat + 1)][1:])
+                for tokens in counts
+            }
         finally:
             server.terminate()
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, nargs="+", default=[256])
@@ -158,7 +175,13 @@ def main(arguments: list[str] | None = None) -> None:
 
     def ask(label: str, engine: sgl.Engine, *, stream: bool) -> None:
         for tokens in counts:
-            show(label, tokens, asked_directly(engine, stream=stream, streams=streams, tokens=tokens, repeat=repeat))
+            show(
+                label,
+                tokens,
+                asked_directly(
+                    engine, stream=stream, streams=streams, tokens=tokens, repeat=repeat
+                ),
+            )
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -169,7 +192,9 @@ def main(arguments: list[str] | None = None) -> None:
         with start(folder, here=False, stream_interval_s=0.02) as engine:
             ask("handle", engine, stream=True)
         for label, interval in (("http 20ms", 20.0), ("http", 0.0)):
-            found = over_http(folder, interval_ms=interval, streams=streams, counts=counts, repeat=repeat)
+            found = over_http(
+                folder, interval_ms=interval, streams=streams, counts=counts, repeat=repeat
+            )
             for tokens in counts:
                 show(label, tokens, found[tokens])
 

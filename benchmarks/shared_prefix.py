@@ -2,10 +2,11 @@
 
     python benchmarks/shared_prefix.py [--requests 32] [--new 32] [--prefix 512] [--systems …]
 
-Each request has 32 tokens of its own after the prefix and generates `--new` tokens, greedily; medians of three runs,
-each from an empty cache. llama.cpp runs twice: with its own prompt cache, one request after the other as its Python
-interface does it ("prompt cache"), and with all requests in one batch whose prefix is copied from one sequence to the
-others, which takes its C interface ("copied sequences").
+Each request has 32 tokens of its own after the prefix and generates `--new` tokens, greedily;
+medians of three runs, each from an empty cache. llama.cpp runs twice: with its own prompt cache,
+one request after the other as its Python interface does it ("prompt cache"), and with all requests
+in one batch whose prefix is copied from one sequence to the others, which takes its C interface
+("copied sequences").
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class PromptCache:
         from llama_cpp import Llama
 
         path, threads = str(resolve("smollm2-135m")), torch.get_num_threads()
-        self.model = Llama(path, n_threads=threads, n_threads_batch=threads, n_ctx=1024, n_batch=512, verbose=False)
+        self.model = Llama(
+            path, n_threads=threads, n_threads_batch=threads, n_ctx=1024, n_batch=512, verbose=False
+        )
 
     def run(self, prompts: list[list[int]], new: int) -> None:
         self.model.reset()
@@ -56,7 +59,9 @@ class CopiedSequences:
     def __init__(self, prefix: int) -> None:
         self.prefix, self.model = (
             prefix,
-            LlamaBatch(str(resolve("smollm2-135m")), 33, prefix + 33 * (OWN + 128), torch.get_num_threads()),
+            LlamaBatch(
+                str(resolve("smollm2-135m")), 33, prefix + 33 * (OWN + 128), torch.get_num_threads()
+            ),
         )
 
     def run(self, prompts: list[list[int]], new: int) -> None:
@@ -86,11 +91,15 @@ def measure(name: str, requests: int, new: int, prefix: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--prefix", type=int, default=512, help="tokens that all share")
-    parser.add_argument("--systems", nargs="+", default=[name for name in SYSTEMS if available(name)])
+    parser.add_argument(
+        "--systems", nargs="+", default=[name for name in SYSTEMS if available(name)]
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -100,9 +109,18 @@ def main() -> None:
     print(f"{'':28}{'seconds':>9}{'output tok/s':>14}{'ours is':>9}")
     ours = None
     for name in options.systems:
-        sizes = ["--new", str(options.new), "--requests", str(options.requests), "--prefix", str(options.prefix)]
+        sizes = [
+            "--new",
+            str(options.new),
+            "--requests",
+            str(options.requests),
+            "--prefix",
+            str(options.prefix),
+        ]
         arguments = ["--child", name, *sizes]
-        done = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True
+        )
         seconds = json.loads(done.stdout.splitlines()[-1])
         ours = ours or seconds
         print(

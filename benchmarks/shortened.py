@@ -1,16 +1,19 @@
 """Limited answers against the unlimited ones: none may differ from them without saying so.
 
-    python benchmarks/shortened.py [--model default | FILE.gguf] [--generations N] [--ways a,b] [--seed N] [--json FILE]
+    python benchmarks/shortened.py [--model default | FILE.gguf] [--generations N] [--ways a,b]
+    [--seed N] [--json FILE]
 
-300 schemas (ordinary types, real-world and random ones, a few regexes), greedy and temperature 1, limits from the
-shortest text to 256 tokens. Each case runs with 4,096 tokens first, until it ends or passes `--enough` tokens, and
-then with up to six limits. A draw is a function of logits, mask, seed and position, so what a limited answer has to be
-is read off the draws of the unlimited one (shortened_oracle.py): an unmarked text equals the unlimited one; a marked
-value has only scalars whose end was drawn. A part runs as a stream as well, which has to say the same. Rows do not
-depend on their batch by rounding, which would be a difference as well (`deterministic=True`).
+300 schemas (ordinary types, real-world and random ones, a few regexes), greedy and temperature 1,
+limits from the shortest text to 256 tokens. Each case runs with 4,096 tokens first, until it ends
+or passes `--enough` tokens, and then with up to six limits. A draw is a function of logits, mask,
+seed and position, so what a limited answer has to be is read off the draws of the unlimited one
+(shortened_oracle.py): an unmarked text equals the unlimited one; a marked value has only scalars
+whose end was drawn. A part runs as a stream as well, which has to say the same. Rows do not depend
+on their batch by rounding, which would be a difference as well (`deterministic=True`).
 
-Ways: library (rows of the engine), n (three samples), batch (programs), typed (`type=`), and over HTTP: chat, chat_n,
-tools, responses, messages, ollama, generate, generate_batch. Counts per way; exit status 1 if anything is violated.
+Ways: library (rows of the engine), n (three samples), batch (programs), typed (`type=`), and over
+HTTP: chat, chat_n, tools, responses, messages, ollama, generate, generate_batch. Counts per way;
+exit status 1 if anything is violated.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ SHARES = {
 
 
 class Log:
-    """Log of the draws of all requests of the engines of this process, read where they end, before any result is made.
+    """Log of the draws of all requests of the engines of this process, read where they end, before
+    any result is made.
 
     Args:
         enough: number of tokens after which an unlimited request is ended.
@@ -73,7 +77,9 @@ class Log:
         self._found: dict[tuple[int, int], list[Draws]] = defaultdict(list)
 
     def taken(self, seed: int, limit: int) -> list[Draws]:
-        """Takes the draws of the requests of a seed and limit out of the log, in the order in which they ended."""
+        """Takes the draws of the requests of a seed and limit out of the log, in the order in which
+        they ended.
+        """
         with self._lock:
             return self._found.pop((seed, limit), [])
 
@@ -87,7 +93,9 @@ class Log:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Replaces the methods that end a request, read a step's tokens, and give a request its seed."""
+        """Replaces the methods that end a request, read a step's tokens, and give a request its
+        seed.
+        """
         log, finish, read = self, RequestEnds.finish, TokenReader.read
         give = getattr(RequestBuilder, "_give_prompt")  # noqa: B009, as it is private
 
@@ -99,7 +107,11 @@ class Log:
             yield from read(self, batch, *rest)
             table = self._scheduler.store.table
             for request in batch.requests:
-                if request.params.max_tokens != UNLIMITED or request.handle is None or request.ended:
+                if (
+                    request.params.max_tokens != UNLIMITED
+                    or request.handle is None
+                    or request.ended
+                ):
                     continue
                 if int(table.known[request.slot]) - request.prompt_len > log.enough:
                     yield request, Finish("length", None)
@@ -142,17 +154,29 @@ class Run:
     def _group(self, name: str, drawn: list[Source]) -> None:
         began = time.perf_counter()
         free: list[tuple[Source, list[Draws], list[Outcome]]] = []
-        for source, outcomes in zip(drawn, WAYS[name](self.context, [(source, UNLIMITED) for source in drawn], False)):
-            draws = [self.log.taken(sample_seed(source.seed, i), UNLIMITED) for i in range(source.samples)]
+        for source, outcomes in zip(
+            drawn, WAYS[name](self.context, [(source, UNLIMITED) for source in drawn], False)
+        ):
+            draws = [
+                self.log.taken(sample_seed(source.seed, i), UNLIMITED)
+                for i in range(source.samples)
+            ]
             if not all(draws):
                 self.refused[f"{name}: {outcomes[0].error or outcomes[0]!r:.100}"[:160]] += 1
             else:
                 free.append((source, [each[-1] for each in draws], outcomes))
         middle = time.perf_counter()
-        calls = [(i, limit) for i, (source, draws, _) in enumerate(free) for limit in self._limits(name, source, draws)]
+        calls = [
+            (i, limit)
+            for i, (source, draws, _) in enumerate(free)
+            for limit in self._limits(name, source, draws)
+        ]
         asked = [(free[i][0], limit) for i, limit in calls]
         answers = WAYS[name](self.context, asked, False)
-        drawn_of = [[self._drawn(source, k, limit) for k in range(source.samples)] for source, limit in asked]
+        drawn_of = [
+            [self._drawn(source, k, limit) for k in range(source.samples)]
+            for source, limit in asked
+        ]
         for at, ((i, limit), outcomes) in enumerate(zip(calls, answers)):
             source, draws, whole = free[i]
             self._judge(name, source, limit, draws, drawn_of[at], outcomes, whole)
@@ -167,7 +191,10 @@ class Run:
 
     def _limits(self, name: str, source: Source, draws: list[Draws]) -> list[int]:
         """Limits of a source: most of them below the length of its unlimited answer."""
-        least, length = source.case.least + (CALL if name == "tools" else 0), max(len(each.ids) for each in draws)
+        least, length = (
+            source.case.least + (CALL if name == "tools" else 0),
+            max(len(each.ids) for each in draws),
+        )
         least = min(least, LONGEST)
         found: set[int] = set()
         for i in range(LIMITS if length > least else 1):
@@ -196,38 +223,65 @@ class Run:
                 else:
                     self.judge.judge(name, source.case.schema, limit, unlimited, one, outcome, what)
             except Exception as error:  # a text that this scanner can't read is looked at
-                self.judge.violation(name, "the oracle failed", f"{error!r}: {what}, limit {limit}: {outcome!r:.300}")
+                self.judge.violation(
+                    name, "the oracle failed", f"{error!r}: {what}, limit {limit}: {outcome!r:.300}"
+                )
 
-    def _compare(self, name: str, call: tuple[Source, int], whole: list[Outcome], stream: list[Outcome]) -> None:
+    def _compare(
+        self, name: str, call: tuple[Source, int], whole: list[Outcome], stream: list[Outcome]
+    ) -> None:
         """A stream has to say what the whole answer says."""
         source, limit = call
         for i, (one, other) in enumerate(zip(whole, stream)):
             self.log.taken(sample_seed(source.seed, i), limit)
             self.judge.case(name, "streams")
-            if (one.text, one.finish, one.calls) != (other.text, other.finish, other.calls) or other.error:
+            if (one.text, one.finish, one.calls) != (
+                other.text,
+                other.finish,
+                other.calls,
+            ) or other.error:
                 what = f"{source.case.name}, seed {source.seed}, limit {limit}: {other!r:.300}; whole {one!r:.300}"
                 self.judge.violation(name, "a stream differs from the whole answer", what)
             elif isinstance(other.shortened, list) and one.shortened != other.shortened:
-                self.judge.violation(name, "a stream's `shortened` differs", f"{source.case.name}: {other!r:.300}")
+                self.judge.violation(
+                    name, "a stream's `shortened` differs", f"{source.case.name}: {other!r:.300}"
+                )
 
 
 def report(run: Run, seconds: float) -> dict[str, Any]:
     """Prints the counts of each way and the violations with examples; returns them as data."""
     judge = run.judge
-    names = ["cases", "reached limit", "unmarked", "marked with value", "marked without value", "streams"]
+    names = [
+        "cases",
+        "reached limit",
+        "unmarked",
+        "marked with value",
+        "marked without value",
+        "streams",
+    ]
     print(f"{'way':15s}" + "".join(f"{name:>22s}" for name in names) + f"{'violations':>12s}")
     total = Counter[str]()
     for way, counts in judge.counts.items():
         broken = judge.violations.get(way, Counter[str]())
-        print(f"{way:15s}" + "".join(f"{counts[name]:22,d}" for name in names) + f"{broken.total():12,d}")
+        print(
+            f"{way:15s}"
+            + "".join(f"{counts[name]:22,d}" for name in names)
+            + f"{broken.total():12,d}"
+        )
         total += counts
     broken = sum(judge.violations.values(), Counter[str]())
     notes = sum(judge.notes.values(), Counter[str]())
-    print(f"{'all':15s}" + "".join(f"{total[name]:22,d}" for name in names) + f"{broken.total():12,d}")
+    print(
+        f"{'all':15s}" + "".join(f"{total[name]:22,d}" for name in names) + f"{broken.total():12,d}"
+    )
     marked = total["marked with value"] + total["marked without value"]
     print(f"marked: {marked / max(total['cases'], 1):.1%}; reached their limit: "
           f"{total['reached limit'] / max(total['cases'], 1):.1%}; {seconds:,.0f} s")  # fmt: skip
-    for title, counter in (("violations", broken), ("notes", notes), ("refused by a way", run.refused)):
+    for title, counter in (
+        ("violations", broken),
+        ("notes", notes),
+        ("refused by a way", run.refused),
+    ):
         print(f"{title}: {dict(counter.most_common())}")
     for kind in [*broken, *notes]:
         for example in judge.examples.get(kind, ())[:EXAMPLES]:
@@ -241,12 +295,18 @@ def report(run: Run, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="default", help="default, or a GGUF file with a byte-level vocabulary")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="default", help="default, or a GGUF file with a byte-level vocabulary"
+    )
     parser.add_argument("--generations", type=int, default=8000)
     parser.add_argument("--schemas", type=int, default=300)
     parser.add_argument("--ways", "--wires", default=",".join(SHARES))
-    parser.add_argument("--enough", type=int, default=320, help="tokens after which an unlimited answer is ended")
+    parser.add_argument(
+        "--enough", type=int, default=320, help="tokens after which an unlimited answer is ended"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -262,9 +322,13 @@ def main() -> None:
     ):
         found = cases(engine, min(args.schemas, max(args.generations, 26)), LONGEST)
         print(f"{len(found)} schemas after {time.perf_counter() - began:.0f} s", flush=True)
-        with httpx2.Client(base_url=url, timeout=WAIT_S, limits=httpx2.Limits(max_connections=CLIENTS)) as http:
+        with httpx2.Client(
+            base_url=url, timeout=WAIT_S, limits=httpx2.Limits(max_connections=CLIENTS)
+        ) as http:
             name = http.get("/v1/models").json()["data"][0]["id"]
-            run = Run(Context(engine, http, name), log, Judge(vocabulary), found, random.Random(args.seed))
+            run = Run(
+                Context(engine, http, name), log, Judge(vocabulary), found, random.Random(args.seed)
+            )
             shares = sum(SHARES[way] for way in ways)
             for way in ways:
                 run.way(way, max(int(args.generations * SHARES[way] / shares), LIMITS))

@@ -1,4 +1,6 @@
-"""Schemas, types and prompts whose answers are limited: ordinary ones, real-world ones and random ones."""
+"""Schemas, types and prompts whose answers are limited: ordinary ones, real-world ones and random
+ones.
+"""
 
 from __future__ import annotations
 
@@ -121,8 +123,10 @@ TOOL = "save"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Case:
-    """What is generated: a JSON Schema (None for a regex), its type if it is one of ours, and what the prompt asks for.
-    `least` is the number of tokens of the shortest text, as the engine knows it."""
+    """What is generated: a JSON Schema (None for a regex), its type if it is one of ours, and what
+    the prompt asks for. `least` is the number of tokens of the shortest text, as the engine knows
+    it.
+    """
 
     name: str
     schema: Any
@@ -161,11 +165,17 @@ def _schemas(count: int) -> Iterator[tuple[str, Any, str, Any]]:
 
 def _wish(name: str, schema: Any) -> str:
     names = list(schema.get("properties", {}))[:8] if isinstance(schema, dict) else []
-    return f"an example with {', '.join(names)}" if names else f"an example of {name.rpartition('-')[0] or name}"
+    return (
+        f"an example with {', '.join(names)}"
+        if names
+        else f"an example of {name.rpartition('-')[0] or name}"
+    )
 
 
 def cases(engine: sgl.Engine, count: int, longest: int) -> list[Case]:
-    """Schemas that masks alone enforce, whose shortest text has at most `longest` tokens, and the regexes."""
+    """Schemas that masks alone enforce, whose shortest text has at most `longest` tokens, and the
+    regexes.
+    """
     found: list[Case] = []
     for name, (pattern, wish) in REGEXES.items():
         found.append(Case(name, None, Regex(pattern), wish, least(engine, Regex(pattern)) or 1))
@@ -189,7 +199,9 @@ def least(engine: sgl.Engine, constraint: Constraint) -> int | None:
     return engine.compile_grammar(constraint).lengths().fewest
 
 
-def sources(found: list[Case], count: int, dice: random.Random, *, samples: int = 1) -> list[Source]:
+def sources(
+    found: list[Case], count: int, dice: random.Random, *, samples: int = 1
+) -> list[Source]:
     """Draws sources: every case greedy at most once, the others at temperature 1."""
     drawn: list[Source] = []
     order = random.Random(dice.random()).sample(found, len(found))

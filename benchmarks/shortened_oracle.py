@@ -1,4 +1,6 @@
-"""What a shortened answer has to be, read off the log of draws by code that shares nothing with the package."""
+"""What a shortened answer has to be, read off the log of draws by code that shares nothing with the
+package.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,9 @@ class Draws:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a caller received: `shortened` is None where the answer says nothing about it; `error` is an exception's
-    type and text, `pieces` a stream's texts so far."""
+    """What a caller received: `shortened` is None where the answer says nothing about it; `error`
+    is an exception's type and text, `pieces` a stream's texts so far.
+    """
 
     text: str | None
     finish: str = ""
@@ -198,7 +201,9 @@ class Scan:
 
     def _cut(self) -> None:
         if self._stack:
-            self.cuts.append((self._at, "".join("}" if f.opening == "{" else "]" for f in reversed(self._stack))))
+            self.cuts.append(
+                (self._at, "".join("}" if f.opening == "{" else "]" for f in reversed(self._stack)))
+            )
 
 
 def places(value: Any, at: Place = ()) -> Iterator[tuple[Place, Any]]:
@@ -214,7 +219,9 @@ def places(value: Any, at: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def place_of(pointer: str, value: Any) -> Place:
-    """Place that a JSON Pointer names: whether a part is a name or an index depends on the value around it."""
+    """Place that a JSON Pointer names: whether a part is a name or an index depends on the value
+    around it.
+    """
     found: list[str | int] = []
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -276,7 +283,9 @@ class Judge:
     def note(self, way: str, what: str) -> None:
         self.notes.setdefault(way, Counter())[what] += 1
 
-    def judge(self, way: str, schema: Any, limit: int, free: Draws, drawn: Draws, got: Outcome, name: str) -> None:
+    def judge(
+        self, way: str, schema: Any, limit: int, free: Draws, drawn: Draws, got: Outcome, name: str
+    ) -> None:
         """Judges one limited answer.
 
         Args:
@@ -313,10 +322,22 @@ class Judge:
             self._marked(way, schema, raw, self.text(free) if whole is None else whole, got, what)
 
     def judge_call(
-        self, way: str, limit: int, free: Draws, drawn: Draws, got: Outcome, whole: Outcome, name: str
+        self,
+        way: str,
+        limit: int,
+        free: Draws,
+        drawn: Draws,
+        got: Outcome,
+        whole: Outcome,
+        name: str,
     ) -> None:
-        """Judges a limited answer that has to call a tool: its arguments are those of the unlimited one, or as cut."""
-        raw, what = self.text(free), f"{name}, limit {limit}: {got!r:.400}; unlimited {whole!r:.300}"
+        """Judges a limited answer that has to call a tool: its arguments are those of the unlimited
+        one, or as cut.
+        """
+        raw, what = (
+            self.text(free),
+            f"{name}, limit {limit}: {got!r:.400}; unlimited {whole!r:.300}",
+        )
         self.case(way, "cases")
         fits = free.finish == "stop" and len(free.ids) <= limit
         if not fits:
@@ -337,7 +358,9 @@ class Judge:
                 self.violation(way, "text is not as drawn", what)
 
     def _ends_before(self, schema: Any, raw: str, text: str) -> bool:
-        """True if drawn text is behind the end of a text that is no object or list: what did not go on with it."""
+        """True if drawn text is behind the end of a text that is no object or list: what did not go
+        on with it.
+        """
         bare = schema is None or raw.lstrip()[:1] not in ("{", "[")
         return bare and text != "" and raw.startswith(text)
 
@@ -349,7 +372,11 @@ class Judge:
             self.violation(way, "nothing is shortened, and the unlimited answer has more", what)
         bare = schema is None or raw.lstrip()[:1] not in ("{", "[")
         possible = None if bare else self._longest(schema, raw)
-        if bare or got.shortened == [""] or (got.text == raw and not isinstance(got.shortened, list)):
+        if (
+            bare
+            or got.shortened == [""]
+            or (got.text == raw and not isinstance(got.shortened, list))
+        ):
             self.case(way, "marked without value")
             if got.text != raw and not self._ends_before(schema, raw, got.text):
                 self.violation(way, "no value, and its text is not as cut", what)
@@ -368,7 +395,11 @@ class Judge:
         if isinstance(got.shortened, list):
             self._check_pointers(way, text, value, got.shortened, what)
         if possible is not None and got.text != possible:
-            kind = "keeps less than closes" if len(got.text) < len(possible) else "keeps other than closes"
+            kind = (
+                "keeps less than closes"
+                if len(got.text) < len(possible)
+                else "keeps other than closes"
+            )
             self.note(way, kind)
             self._show(kind, f"{way}: {possible!r}; {what}")
 
@@ -378,7 +409,9 @@ class Judge:
             shown.append(what)
 
     def _check_text(self, way: str, raw: str, text: str, what: str) -> None:
-        """The text without its closing brackets has to be drawn, and the end of its last scalar as well."""
+        """The text without its closing brackets has to be drawn, and the end of its last scalar as
+        well.
+        """
         kept = text.rstrip("]}" + _SPACE)
         if not raw.startswith(kept):
             self.violation(way, "text is not as drawn", what)
@@ -393,13 +426,19 @@ class Judge:
         for place, inner in places(value):
             if isinstance(inner, (dict, list)):
                 if scan.kinds.get(place) != ("{" if isinstance(inner, dict) else "["):
-                    self.violation(way, "a container is not in the unlimited answer", f"{place}; {what}")
+                    self.violation(
+                        way, "a container is not in the unlimited answer", f"{place}; {what}"
+                    )
             elif not _is_same(scan.scalars.get(place, _NOTHING), inner):
-                self.violation(way, "a scalar differs from the unlimited answer", f"{place}; {what}")
+                self.violation(
+                    way, "a scalar differs from the unlimited answer", f"{place}; {what}"
+                )
         if schema is not None and not self._is_valid(schema, value):
             self.violation(way, "a value is not valid", what)
 
-    def _check_pointers(self, way: str, text: str, value: Any, pointers: list[str], what: str) -> None:
+    def _check_pointers(
+        self, way: str, text: str, value: Any, pointers: list[str], what: str
+    ) -> None:
         scan = Scan(text)
         for pointer in pointers:
             place = place_of(pointer, value)
@@ -410,7 +449,9 @@ class Judge:
                 self.note(way, "a pointer names a container that is there")
             elif place not in scan.begun:
                 around = _inside(value, place[:-1], _NOTHING)
-                if not (isinstance(around, list) and place[-1] == len(around)) and not isinstance(around, dict):
+                if not (isinstance(around, list) and place[-1] == len(around)) and not isinstance(
+                    around, dict
+                ):
                     self.violation(way, "a pointer names no place", f"{pointer}; {what}")
                 elif isinstance(around, dict):
                     self.note(way, "a pointer names a member that the unlimited answer lacks")

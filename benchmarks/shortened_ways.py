@@ -35,7 +35,7 @@ class Context:
 Way: TypeAlias = Callable[[Context, Sequence[Call], bool], Answers]
 
 
-# -------------------------------------------------------------------------------------------- in this process
+# ---------------------------------------------------------------------------------- in this process
 
 
 def library(context: Context, calls: Sequence[Call], stream: bool) -> Answers:
@@ -46,17 +46,23 @@ def library(context: Context, calls: Sequence[Call], stream: bool) -> Answers:
     def take(i: int, event: object) -> None:
         events[i].append(event)
         if not isinstance(event, Delta):
-            left.release(1 if isinstance(event, Generation) else calls[i][0].samples)  # an error ends all samples
+            # an error ends all samples
+            left.release(1 if isinstance(event, Generation) else calls[i][0].samples)
 
     for i, (source, limit) in enumerate(calls):
         params = SamplingParams(
             max_tokens=limit, seed=source.seed, temperature=source.temperature, n=source.samples
         )  # fmt: skip
         prompt, constraint = f"{source.case.prompt}\n", source.case.constraint
-        context.engine.submit(prompt, params, constraint, sink=lambda event, i=i: take(i, event), stream=stream)
+        context.engine.submit(
+            prompt, params, constraint, sink=lambda event, i=i: take(i, event), stream=stream
+        )
     for _ in range(sum(source.samples for source, _ in calls)):
         assert left.acquire(timeout=WAIT_S), "no event came"
-    return [[_of_events(found, index) for index in range(call[0].samples)] for call, found in zip(calls, events)]
+    return [
+        [_of_events(found, index) for index in range(call[0].samples)]
+        for call, found in zip(calls, events)
+    ]
 
 
 def _of_events(events: Sequence[Any], index: int) -> Outcome:
@@ -74,8 +80,12 @@ def _of_events(events: Sequence[Any], index: int) -> Outcome:
 @sgl.function
 def answer(s: sgl.ProgramState, source: Source, limit: int, typed: bool) -> None:
     s += f"{source.case.prompt}\n"
-    options: dict[str, Any] = {"type": source.case.type} if typed else {"constraint": source.case.constraint}
-    s += sgl.gen("value", max_tokens=limit, seed=source.seed, temperature=source.temperature, **options)
+    options: dict[str, Any] = (
+        {"type": source.case.type} if typed else {"constraint": source.case.constraint}
+    )
+    s += sgl.gen(
+        "value", max_tokens=limit, seed=source.seed, temperature=source.temperature, **options
+    )
 
 
 def batch(context: Context, calls: Sequence[Call], stream: bool, *, typed: bool = False) -> Answers:
@@ -94,14 +104,18 @@ def _of_state(source: Source, state: Any) -> Outcome:
     except Exception as error:  # what a program fails with is looked at
         return Outcome(None, error=f"{type(error).__name__}: {error}")
     finish = meta.get("finish_reason", "")
-    return Outcome(text, finish.get("type", "") if isinstance(finish, dict) else str(finish), meta.get("shortened"))
+    return Outcome(
+        text,
+        finish.get("type", "") if isinstance(finish, dict) else str(finish),
+        meta.get("shortened"),
+    )
 
 
 def typed(context: Context, calls: Sequence[Call], stream: bool) -> Answers:
     return batch(context, calls, stream, typed=True)
 
 
-# -------------------------------------------------------------------------------------------------- over HTTP
+# ---------------------------------------------------------------------------------------- over HTTP
 
 
 def _each(one: Callable[[Context, Source, int, bool], list[Outcome]]) -> Way:
@@ -163,14 +177,23 @@ def _chat_body(source: Source, limit: int) -> dict[str, Any]:
 
 def _chat(context: Context, source: Source, limit: int, stream: bool) -> list[Outcome]:
     schema = {"name": "value", "schema": source.case.schema, "strict": True}
-    body = _chat_body(source, limit) | {"response_format": {"type": "json_schema", "json_schema": schema}}
+    body = _chat_body(source, limit) | {
+        "response_format": {"type": "json_schema", "json_schema": schema}
+    }
     return _ask_chat(context, body, stream)
 
 
 def _tools(context: Context, source: Source, limit: int, stream: bool) -> list[Outcome]:
-    tool = {"name": TOOL, "description": f"Saves {source.case.wish}.", "parameters": source.case.schema}
+    tool = {
+        "name": TOOL,
+        "description": f"Saves {source.case.wish}.",
+        "parameters": source.case.schema,
+    }
     choice = {"type": "function", "function": {"name": TOOL}}
-    body = _chat_body(source, limit) | {"tools": [{"type": "function", "function": tool}], "tool_choice": choice}
+    body = _chat_body(source, limit) | {
+        "tools": [{"type": "function", "function": tool}],
+        "tool_choice": choice,
+    }
     return _ask_chat(context, body, stream)
 
 
@@ -181,7 +204,10 @@ def _ask_chat(context: Context, body: dict[str, Any], stream: bool) -> list[Outc
         if "error" in part:
             raise RefusedError(str(part["error"]))
         for choice in part.get("choices", ()):
-            told, message = found[choice["index"]], choice.get("delta") or choice.get("message") or {}
+            told, message = (
+                found[choice["index"]],
+                choice.get("delta") or choice.get("message") or {},
+            )
             told.text = (told.text or "") + (message.get("content") or "")
             for call in message.get("tool_calls") or ():
                 index = call.get("index") or 0
@@ -228,7 +254,9 @@ def _anthropic(context: Context, source: Source, limit: int, stream: bool) -> li
             "temperature": source.temperature,
             "output_config": {"format": {"type": "json_schema", "schema": source.case.schema}}}  # fmt: skip
     told = Outcome("")
-    parts = _events(context, "/v1/messages", body) if stream else [_post(context, "/v1/messages", body)]
+    parts = (
+        _events(context, "/v1/messages", body) if stream else [_post(context, "/v1/messages", body)]
+    )
     for part in parts:
         if part.get("type") == "error":
             raise RefusedError(str(part["error"]))
@@ -243,9 +271,18 @@ def _anthropic(context: Context, source: Source, limit: int, stream: bool) -> li
 
 def _ollama(context: Context, source: Source, limit: int, stream: bool) -> list[Outcome]:
     options = {"num_predict": limit, "seed": source.seed, "temperature": source.temperature}
-    body = {"model": context.model, "messages": _messages(source), "format": source.case.schema, "options": options}
+    body = {
+        "model": context.model,
+        "messages": _messages(source),
+        "format": source.case.schema,
+        "options": options,
+    }
     path, told = "/api/chat", Outcome("")
-    for part in _events(context, path, body) if stream else [_post(context, path, {**body, "stream": False})]:
+    for part in (
+        _events(context, path, body)
+        if stream
+        else [_post(context, path, {**body, "stream": False})]
+    ):
         if "error" in part:
             raise RefusedError(str(part["error"]))
         told.text = (told.text or "") + part["message"]["content"]
@@ -259,7 +296,12 @@ def _generate_params(source: Source, limit: int) -> dict[str, Any]:
     constraint = source.case.constraint
     kind = {"regex": constraint.pattern} if isinstance(constraint, Regex) else {}
     kind = kind or {"json_schema": json.dumps(source.case.schema)}
-    return {"max_new_tokens": limit, "sampling_seed": source.seed, "temperature": source.temperature, **kind}
+    return {
+        "max_new_tokens": limit,
+        "sampling_seed": source.seed,
+        "temperature": source.temperature,
+        **kind,
+    }
 
 
 def _of_generate(part: Any) -> Outcome:
@@ -285,7 +327,10 @@ def _generate(context: Context, source: Source, limit: int, stream: bool) -> lis
 def _generate_batch(context: Context, calls: Sequence[Call], stream: bool) -> Answers:
     def ask(part: Sequence[Call]) -> Answers:
         params = [_generate_params(source, limit) for source, limit in part]
-        body = {"text": [f"{source.case.prompt}\n" for source, _ in part], "sampling_params": params}
+        body = {
+            "text": [f"{source.case.prompt}\n" for source, _ in part],
+            "sampling_params": params,
+        }
         try:
             return [[_of_generate(each)] for each in _post(context, "/generate", body)]
         except Exception as error:  # as above

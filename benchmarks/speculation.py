@@ -1,15 +1,17 @@
-"""Speculation: tokens that a step gives a row, and time, with and without drafts; time of a step by its tokens; time
-of a guess.
+"""Speculation: tokens that a step gives a row, and time, with and without drafts; time of a step by
+its tokens; time of a guess.
 
-    python benchmarks/speculation.py [--only tokens | times | steps | guesses | quotes] [--work NAME …] …
+    python benchmarks/speculation.py [--only tokens | times | steps | guesses | quotes] [--work NAME
+    …] …
 
-"tokens" runs one request after another with drafts of full length, and does not depend on the load of the machine:
-tokens of the answers over the steps of the engine. "times" is of the same work with drafts as long as they pay,
-medians of pairs by turns, and of free chats all at once. "steps" is
-of one row whose drafts are always wrong, so that each step gives one token. All with the default model. Where a step
-has more tokens, bfloat16 is rounded otherwise, so the number of equal answers is told, too. "guesses" is of each
-drafter after 10,000 outputs of 500 tokens, in processor time of its thread. "quotes" is of lists of passages from a
-text in the prompt, in processor time of the process, by turns with `gen(speculation=False)`, each with a new engine.
+"tokens" runs one request after another with drafts of full length, and does not depend on the load
+of the machine: tokens of the answers over the steps of the engine. "times" is of the same work with
+drafts as long as they pay, medians of pairs by turns, and of free chats all at once. "steps" is
+of one row whose drafts are always wrong, so that each step gives one token. All with the default
+model. Where a step has more tokens, bfloat16 is rounded otherwise, so the number of equal answers
+is told, too. "guesses" is of each drafter after 10,000 outputs of 500 tokens, in processor time of
+its thread. "quotes" is of lists of passages from a text in the prompt, in processor time of the
+process, by turns with `gen(speculation=False)`, each with a new engine.
 """
 
 from __future__ import annotations
@@ -43,8 +45,23 @@ FIELDS = {
     "home_city": {"type": "string", "maxLength": 30}, "occupation": {"type": "string", "maxLength": 30},
     "is_married": {"type": "boolean"}, "preferred_contact": {"enum": ["email", "phone", "letter"]},
 }  # fmt: skip
-PERSON = json_schema({"type": "object", "properties": FIELDS, "required": [*FIELDS], "additionalProperties": False})
-FIRST = ["Maria", "Tom", "Aisha", "Jean", "Clara", "Marco", "Ingrid", "Wei", "Olu", "Priya", "Lars", "Elena"]
+PERSON = json_schema(
+    {"type": "object", "properties": FIELDS, "required": [*FIELDS], "additionalProperties": False}
+)
+FIRST = [
+    "Maria",
+    "Tom",
+    "Aisha",
+    "Jean",
+    "Clara",
+    "Marco",
+    "Ingrid",
+    "Wei",
+    "Olu",
+    "Priya",
+    "Lars",
+    "Elena",
+]
 LAST = [
     "Lopez",
     "Baker",
@@ -59,8 +76,30 @@ LAST = [
     "Olsen",
     "Popova",
 ]
-CITIES = ["Graz", "Leeds", "Turin", "Lyon", "Oslo", "Bath", "Porto", "Ghent", "Utrecht", "Kiel", "Lagos", "Pune"]
-JOBS = ["baker", "nurse", "teacher", "carpenter", "software engineer", "goalkeeper", "violinist", "bus driver"]
+CITIES = [
+    "Graz",
+    "Leeds",
+    "Turin",
+    "Lyon",
+    "Oslo",
+    "Bath",
+    "Porto",
+    "Ghent",
+    "Utrecht",
+    "Kiel",
+    "Lagos",
+    "Pune",
+]
+JOBS = [
+    "baker",
+    "nurse",
+    "teacher",
+    "carpenter",
+    "software engineer",
+    "goalkeeper",
+    "violinist",
+    "bus driver",
+]
 FORMS = [
     "{first} {last}, {age}, is a {job} from {city}. {pronoun} is {married} and wants to be reached by {contact}.",
     "Interview with {first} {last} ({age}), who works as a {job} in {city}. Contact by {contact}; {married}.",
@@ -73,7 +112,12 @@ STORY = (
     "weeks, and supplies came by boat whenever the sea allowed it. Today the lamp is electric, the cottage is a small "
     "museum, and visitors climb the spiral stairs to see the whales pass in spring."
 )
-CHANGES = [("Henrik Dahl", "Peter Holm"), ("1873", "1901"), ("Bergen", "Tromso"), ("whales", "ships")]
+CHANGES = [
+    ("Henrik Dahl", "Peter Holm"),
+    ("1873", "1901"),
+    ("Bergen", "Tromso"),
+    ("whales", "ships"),
+]
 QUESTIONS = [
     "What is a heat pump?", "Write a short poem about rain.", "Name three uses of salt.", "Why is the sky blue?",
     "How do I boil an egg?", "What did the Romans eat?", "Tell me a joke about cats.", "How far away is the moon?",
@@ -115,14 +159,22 @@ def extraction(temperature: float, count: int) -> list[Ask]:
 
 def rewriting(count: int) -> list[Ask]:
     return [
-        Ask(chat(f"{STORY}\n\nRepeat this text word for word, but write {new} instead of {old}."), params(0, 0, 160))
+        Ask(
+            chat(f"{STORY}\n\nRepeat this text word for word, but write {new} instead of {old}."),
+            params(0, 0, 160),
+        )
         for old, new in CHANGES[:count]
     ]
 
 
 def chats(temperature: float, first_seed: int, count: int, answer: int) -> list[Ask]:
-    asked = [QUESTIONS[i % len(QUESTIONS)] + f" Answer number {i // len(QUESTIONS) + 1}." for i in range(count)]
-    return [Ask(chat(text), params(temperature, first_seed + i, answer)) for i, text in enumerate(asked)]
+    asked = [
+        QUESTIONS[i % len(QUESTIONS)] + f" Answer number {i // len(QUESTIONS) + 1}."
+        for i in range(count)
+    ]
+    return [
+        Ask(chat(text), params(temperature, first_seed + i, answer)) for i, text in enumerate(asked)
+    ]
 
 
 def passages(count: int, *, drafts: bool) -> list[Ask]:
@@ -133,7 +185,13 @@ def passages(count: int, *, drafts: bool) -> list[Ask]:
         quote = {"type": "string", "x-quote": text}
         schema = json_schema({"type": "array", "items": quote, "minItems": 3, "maxItems": 4})
         prompt = chat(f"{text}\n\nQuote the sentences of this text as a JSON list.")
-        found.append(Ask(prompt, SamplingParams(temperature=0, seed=0, max_tokens=200, speculation=drafts), schema))
+        found.append(
+            Ask(
+                prompt,
+                SamplingParams(temperature=0, seed=0, max_tokens=200, speculation=drafts),
+                schema,
+            )
+        )
     return found
 
 
@@ -141,7 +199,7 @@ def params(temperature: float, seed: int, tokens: int) -> SamplingParams:
     return SamplingParams(temperature=temperature, seed=seed, max_tokens=tokens)
 
 
-# ------------------------------------------------------------------------------------------------------- running
+# ------------------------------------------------------------------------------------------ running
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +233,11 @@ def run(engine: sgl.Engine, asked: Sequence[Ask], *, together: bool = False) -> 
 
 
 def tokens(
-    work: Mapping[str, Sequence[Ask]], settings: Mapping[str, Any], drafted: Mapping[str, Any], *, again: Sequence[str]
+    work: Mapping[str, Sequence[Ask]],
+    settings: Mapping[str, Any],
+    drafted: Mapping[str, Any],
+    *,
+    again: Sequence[str],
 ) -> None:
     """Prints tokens a step. Work named in `again` comes after that before it, on the same engine."""
     print(
@@ -193,13 +255,16 @@ def tokens(
         plain = run(off, asked)
         before, found, after = on.stats()["drafters"], run(on, asked), on.stats()["drafters"]
         counts = [
-            " / ".join(str(after[name][what] - before[name][what]) for what in ("accepted", "drafted"))
+            " / ".join(
+                str(after[name][what] - before[name][what]) for what in ("accepted", "drafted")
+            )
             for name in after
         ]
         same = sum(a.token_ids == b.token_ids for a, b in zip(plain.answers, found.answers))
         rates = [each.tokens / each.steps for each in (plain, found)]
         print(
-            f"| {name} | {rates[0]:.2f} | {rates[1]:.2f} | {same} of {len(asked)} | {', '.join(counts)} |", flush=True
+            f"| {name} | {rates[0]:.2f} | {rates[1]:.2f} | {same} of {len(asked)} | {', '.join(counts)} |",
+            flush=True,
         )
     off.shutdown()
     if on is not None:
@@ -207,16 +272,23 @@ def tokens(
 
 
 def with_all_drafts(**settings: Any) -> sgl.Engine:
-    """Engine that computes drafts of full length, whether they pay or not: what pays depends on the machine's load."""
+    """Engine that computes drafts of full length, whether they pay or not: what pays depends on the
+    machine's load.
+    """
     engine = sgl.Engine(**settings, in_process=True)
     engine.core.scheduler.drafts.drafting.cost = Free()  # type: ignore[attr-defined]  # in this process
     return engine
 
 
 def times(
-    work: Mapping[str, Sequence[Ask]], rounds: int, settings: Mapping[str, Any], drafted: Mapping[str, Any]
+    work: Mapping[str, Sequence[Ask]],
+    rounds: int,
+    settings: Mapping[str, Any],
+    drafted: Mapping[str, Any],
 ) -> None:
-    """Prints the time without drafts over that with them. Each pair has new engines, which remember nothing."""
+    """Prints the time without drafts over that with them. Each pair has new engines, which remember
+    nothing.
+    """
     print("| work | time without / with drafts, by pairs |\n|---|---|")
     for name, asked in work.items():
         ratios = []
@@ -283,27 +355,43 @@ def steps(rounds: int, settings: Mapping[str, Any]) -> None:
     seconds: dict[int, list[float]] = {1: [], 4: [], 8: []}
     for i in range(rounds):
         for count in sorted(seconds, reverse=i % 2 == 1):
-            drafted: dict[str, Any] = {} if count == 1 else {"speculation": "prompt", "draft_tokens": count - 1}
+            drafted: dict[str, Any] = (
+                {} if count == 1 else {"speculation": "prompt", "draft_tokens": count - 1}
+            )
             make = partial(sgl.Engine, in_process=True) if count == 1 else with_all_drafts
-            with mock.patch.dict(DRAFTERS, prompt=lambda _: Wrong()), make(**settings, **drafted) as engine:
+            with (
+                mock.patch.dict(DRAFTERS, prompt=lambda _: Wrong()),
+                make(**settings, **drafted) as engine,
+            ):
                 run(engine, asked)
                 taken = run(engine, asked)
             assert taken.tokens == taken.steps == 64
             seconds[count].append(taken.seconds)
     for count in (4, 8):
         ratios = sorted(several / one for several, one in zip(seconds[count], seconds[1]))
-        print(f"| {count} | {statistics.median(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in ratios)}) |")
+        print(
+            f"| {count} | {statistics.median(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in ratios)}) |"
+        )
 
 
 def guesses(outputs: int = 10_000, length: int = 500) -> None:
-    """Prints the time of a guess of each drafter, which has seen outputs made of 400 pieces of 25 tokens."""
+    """Prints the time of a guess of each drafter, which has seen outputs made of 400 pieces of 25
+    tokens.
+    """
     dice = random.Random(0)
     pieces = [[dice.randrange(50_000) for _ in range(25)] for _ in range(400)]
-    texts = [[token for _ in range(length // 25) for token in dice.choice(pieces)] for _ in range(outputs)]
-    print("| drafter | us to take note of a token | us a proposal | asked for | made |\n|---|---|---|---|---|")
+    texts = [
+        [token for _ in range(length // 25) for token in dice.choice(pieces)]
+        for _ in range(outputs)
+    ]
+    print(
+        "| drafter | us to take note of a token | us a proposal | asked for | made |\n|---|---|---|---|---|"
+    )
     for name, make in DRAFTERS.items():
         drafter, asked, made, seconds = make(EngineConfig()), 0, 0, 0.0
-        output = SimpleNamespace(draft=DraftProgress(), origin="node", matcher=SimpleNamespace(state_key=1))
+        output = SimpleNamespace(
+            draft=DraftProgress(), origin="node", matcher=SimpleNamespace(state_key=1)
+        )
         request: Any = SimpleNamespace(
             output=output, space=SimpleNamespace(namespace=""),
             tokens=np.zeros(1, dtype=np.int32), prompt_len=1,
@@ -324,11 +412,16 @@ def guesses(outputs: int = 10_000, length: int = 500) -> None:
                     tail.append(guess.token)
                     made += 1
                 seconds += time.thread_time() - began
-        print(f"| {name} | {1e6 * learned:.1f} | {1e6 * seconds / asked:.1f} | {asked:,} | {made:,} |", flush=True)
+        print(
+            f"| {name} | {1e6 * learned:.1f} | {1e6 * seconds / asked:.1f} | {asked:,} | {made:,} |",
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=["tokens", "times", "steps", "guesses", "quotes"])
     parser.add_argument("--work", nargs="*", default=["extraction", "rewriting", "again"])
     parser.add_argument("--requests", type=int, default=32)

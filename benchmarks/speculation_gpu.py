@@ -1,11 +1,14 @@
-"""Speculation on a GPU: output tokens a second with drafts over those without, with a simulated drafter.
+"""Speculation on a GPU: output tokens a second with drafts over those without, with a simulated
+drafter.
 
-    python benchmarks/speculation_gpu.py --tokenizer FOLDER [--shape llama-3.1-8b] [--rows 1 16 256] [--constrained 64]
+    python benchmarks/speculation_gpu.py --tokenizer FOLDER [--shape llama-3.1-8b] [--rows 1 16 256]
+    [--constrained 64]
 
-Random weights, but for an embedding that outweighs the layers and a head that is the embedding, moved by one token: so
-each token's successor is known, and a drafter can be right with 0.8 a position, whatever bfloat16 rounds. Free rows
-write 256 tokens each; constrained ones, under one schema, what the same rows wrote without drafts. Temperature 0;
-prompts of 500 tokens, which are in the cache. Medians of three runs. FOLDER has a `tokenizer.json`, for the schema.
+Random weights, but for an embedding that outweighs the layers and a head that is the embedding,
+moved by one token: so each token's successor is known, and a drafter can be right with 0.8 a
+position, whatever bfloat16 rounds. Free rows write 256 tokens each; constrained ones, under one
+schema, what the same rows wrote without drafts. Temperature 0; prompts of 500 tokens, which are in
+the cache. Medians of three runs. FOLDER has a `tokenizer.json`, for the schema.
 """
 
 from __future__ import annotations
@@ -39,8 +42,9 @@ PROMPT, RIGHT = 500, 0.8
 
 
 class Simulated:
-    """Drafter that is right with 0.8 a position. It knows the answers of constrained rows by their seed, and of other
-    texts that one token follows another by its number."""
+    """Drafter that is right with 0.8 a position. It knows the answers of constrained rows by their
+    seed, and of other texts that one token follows another by its number.
+    """
 
     name = "prompt"
 
@@ -57,7 +61,9 @@ class Simulated:
 
         def guess(text: Sequence[int], state: Hashable) -> Guess:
             at = begun + len(text)
-            token = answer[at] if 0 < at < len(answer) and answer[at - 1] == text[-1] else text[-1] + 1
+            token = (
+                answer[at] if 0 < at < len(answer) and answer[at - 1] == text[-1] else text[-1] + 1
+            )
             return Guess(token if self._dice.random() < RIGHT else token + 7, 0)
 
         return guess
@@ -88,7 +94,9 @@ def run(engine: sgl.Engine, rows: int, tokens: int, constraint: Constraint | Non
     futures: list[Future[Any]] = [Future() for _ in prompts]
     before, began = engine.stats()["steps"], time.perf_counter()
     for i, (prompt, future) in enumerate(zip(prompts, futures)):
-        params = SamplingParams(temperature=0, seed=i if constraint else 10_000, max_tokens=tokens, ignore_eos=True)
+        params = SamplingParams(
+            temperature=0, seed=i if constraint else 10_000, max_tokens=tokens, ignore_eos=True
+        )
         engine.submit(prompt, params, constraint, sink=future.set_result)
     answers = [future.result() for future in futures]
     seconds = time.perf_counter() - began
@@ -109,7 +117,9 @@ def rate(found: Run) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 64, 256])
@@ -118,7 +128,9 @@ def main() -> None:
     options = parser.parse_args()
     print(machine.describe(), torch.cuda.get_device_name(), sep="\n", end="\n\n", flush=True)
     loaded, drafter = loaded_shape(options.shape, options.tokenizer), Simulated()
-    work = [(rows, None) for rows in options.rows] + [(rows, PERSON) for rows in options.constrained]
+    work = [(rows, None) for rows in options.rows] + [
+        (rows, PERSON) for rows in options.constrained
+    ]
     plain = []
     with sgl.Engine.of(loaded) as engine:
         for rows, constraint in work:

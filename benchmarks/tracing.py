@@ -1,14 +1,17 @@
-"""Cost of the trace of a run: the log that every run keeps, and what is made of it when somebody reads.
+"""Cost of the trace of a run: the log that every run keeps, and what is made of it when somebody
+reads.
 
     python benchmarks/tracing.py [--seconds 1] [--nodes 10000] [--programs 8]
 
-Programs of four generations on a backend that answers at once. Times are the process's CPU time. The log is one list a
-branch; its own work is an append a node, which is timed by itself. Its bytes are those that are given back when the
-lists are emptied; texts and results, which states keep anyway, are in none.
+Programs of four generations on a backend that answers at once. Times are the process's CPU time.
+The log is one list a branch; its own work is an append a node, which is timed by itself. Its bytes
+are those that are given back when the lists are emptied; texts and results, which states keep
+anyway, are in none.
 
-Then the same beside the default model, in this process: the log can't be switched off, so the CPU time within its
-functions (the appends, when each node ended, and in the engine why tokens were not cached, and which were forced) over
-that of the whole run. Timing them is in it: each takes a microsecond or so more than alone.
+Then the same beside the default model, in this process: the log can't be switched off, so the CPU
+time within its functions (the appends, when each node ended, and in the engine why tokens were not
+cached, and which were forced) over that of the whole run. Timing them is in it: each takes a
+microsecond or so more than alone.
 """
 
 from __future__ import annotations
@@ -135,7 +138,9 @@ def beside_a_model(programs: int, append_us: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
     parser.add_argument("--nodes", type=int, default=10_000, help="of the long run")
     parser.add_argument("--programs", type=int, default=8, help="beside a model")
@@ -149,7 +154,10 @@ def main() -> None:
     one = append_cost()
     append = one * nodes
     print(f"a run of {nodes} nodes: {run:.1f} us; its log: {append:.2f} us, {append / run:.2%}")
-    print(f"reading its trace: {read:.1f} us, {read / nodes:.1f} a node; bytes of the log a node: ", end="")
+    print(
+        f"reading its trace: {read:.1f} us, {read / nodes:.1f} a node; bytes of the log a node: ",
+        end="",
+    )
     print(f"{bytes_a_node(backend, max(options.nodes // 8, 10)):.0f}")
     beside_a_model(options.programs, one)
     long = many.run(nodes=options.nodes, backend=backend)
@@ -164,8 +172,13 @@ def main() -> None:
         for name, work in steps.items():
             started = time.process_time()
             made = work()
-            print(f"{len(trace.nodes):,} nodes, {name}: {(time.process_time() - started) * 1e3:.0f} ms", end="")
-            size = file.stat().st_size if name == "save" else len(made) if isinstance(made, str) else 0
+            print(
+                f"{len(trace.nodes):,} nodes, {name}: {(time.process_time() - started) * 1e3:.0f} ms",
+                end="",
+            )
+            size = (
+                file.stat().st_size if name == "save" else len(made) if isinstance(made, str) else 0
+            )
             print(f", {size / len(trace.nodes):.0f} bytes a node" if size else "")
 
 

@@ -1,10 +1,12 @@
-"""Three fields in one chat turn: calls and input tokens against a call a field. A count: no clock, no network.
+"""Three fields in one chat turn: calls and input tokens against a call a field. A count: no clock,
+no network.
 
     python benchmarks/turns.py [--record]
 
-The model is a scripted chat API without prefill. Its first answer to a text is one of the checked-in ones in
-tests/lang/backends/turns: written by hand at three levels of format noise, or the default model's (`--record` makes
-those). Where it is asked to go on, it goes on with the right fields. A token is a word, a number or a mark.
+The model is a scripted chat API without prefill. Its first answer to a text is one of the
+checked-in ones in tests/lang/backends/turns: written by hand at three levels of format noise, or
+the default model's (`--record` makes those). Where it is asked to go on, it goes on with the right
+fields. A token is a word, a number or a mark.
 """
 
 from __future__ import annotations
@@ -27,10 +29,17 @@ from sglang_lite.protocol import Constraint, Delta, Generation, Prompt, Sampling
 
 FOLDER = Path(__file__).parent.parent / "tests" / "lang" / "backends" / "turns"
 FIELDS = ("name", "year", "city")
-TASK = "Read the text about a person. Answer with the name, the year of birth and the city of birth."
+TASK = (
+    "Read the text about a person. Answer with the name, the year of birth and the city of birth."
+)
 SOLVED = (
     ("Max Berg, a farmer, was born in Bonn in 1950.", "Max Berg", "1950", "Bonn"),
-    ("Born in 1899, the poet Elena Costa never left Porto, her place of birth.", "Elena Costa", "1899", "Porto"),
+    (
+        "Born in 1899, the poet Elena Costa never left Porto, her place of birth.",
+        "Elena Costa",
+        "1899",
+        "Porto",
+    ),
     ("Yusuf Demir (1972, Izmir) is a swimmer.", "Yusuf Demir", "1972", "Izmir"),
 )
 
@@ -107,7 +116,9 @@ class ScriptedApi(BaseBackend):
         right = self._fields[text]
         if shown[-1][1] == CONTINUE_PROMPT:
             begun = shown[-2][1]
-            return "".join(f"\n{f.title()}: {right[f]}" for f in FIELDS).partition(begun.rpartition("\n")[2])[2]
+            return "".join(f"\n{f.title()}: {right[f]}" for f in FIELDS).partition(
+                begun.rpartition("\n")[2]
+            )[2]
         asked = re.fullmatch(r"The (\w+)\?", shown[-1][1])
         return right[asked[1]] if asked else self._answers[text]
 
@@ -126,7 +137,9 @@ def measured(
         api = ScriptedApi({text: answer}, fields)
         state = program.run(text, backend=api)
         for field in FIELDS:
-            wrong += state[field].strip() not in answer and state[field].strip() != fields[text][field]
+            wrong += (
+                state[field].strip() not in answer and state[field].strip() != fields[text][field]
+            )
         calls, tokens = calls + api.calls, tokens + api.tokens
     return calls / len(answers), tokens, wrong
 
@@ -141,13 +154,22 @@ def record(texts: list[dict[str, str]]) -> None:
             s += sgl.assistant(sgl.gen("answer", max_tokens=64, temperature=0))
 
         states = answer.run_batch([{"text": each["text"]} for each in texts], backend=engine)
-        said = [{"level": "real", "text": i, "answer": state["answer"]} for i, state in enumerate(states)]
-    (FOLDER / "real.json").write_text(json.dumps({"answers": said}, indent=2, ensure_ascii=False) + "\n")
+        said = [
+            {"level": "real", "text": i, "answer": state["answer"]}
+            for i, state in enumerate(states)
+        ]
+    (FOLDER / "real.json").write_text(
+        json.dumps({"answers": said}, indent=2, ensure_ascii=False) + "\n"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", action="store_true", help="ask the default model anew, and keep what it says")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="ask the default model anew, and keep what it says"
+    )
     written = json.loads((FOLDER / "written.json").read_text())
     texts: list[dict[str, str]] = written["texts"]
     if parser.parse_args().record:
@@ -157,12 +179,16 @@ def main() -> None:
     by_level: dict[str, list[tuple[str, str]]] = {}
     for each in (*written["answers"], *real["answers"]):
         by_level.setdefault(each["level"], []).append((texts[each["text"]]["text"], each["answer"]))
-    by_level["all written"] = [case for level in ("blanks", "punctuation", "lines") for case in by_level[level]]
+    by_level["all written"] = [
+        case for level in ("blanks", "punctuation", "lines") for case in by_level[level]
+    ]
     for level, answers in by_level.items():
         # A program for each, so that no level turns drafts off for another.
         _, base, _ = measured(sgl.function(one_by_one), answers, fields)
         calls, tokens, wrong = measured(sgl.function(num_api_spec_tokens=64)(ask), answers, fields)
-        print(f"{level:12} {calls:.2f} calls, input tokens {base / tokens:.2f}x fewer, {wrong} wrong values")
+        print(
+            f"{level:12} {calls:.2f} calls, input tokens {base / tokens:.2f}x fewer, {wrong} wrong values"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Tokenizers: Qwen's, from its `.tiktoken` file (in the PyPI package `dashscope`), the default model's."""
+"""Tokenizers: Qwen's, from its `.tiktoken` file (in the PyPI package `dashscope`), the default
+model's.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,20 @@ PADDED = 151_936  # logits of a row: more than Qwen has tokens
 
 
 def tiktoken_tokenizer(path: Path) -> Tokenizer:
-    """Tokenizer of a file's tokens, and of the merges that it leaves out: for each token its last pair."""
-    ranks = {base64.b64decode(token): int(rank) for token, rank in map(str.split, path.read_text().splitlines())}
-    # GPT-2's alphabet of bytes: printed ones stand for themselves, the others for what comes after them all.
+    """Tokenizer of a file's tokens, and of the merges that it leaves out: for each token its last
+    pair.
+    """
+    ranks = {
+        base64.b64decode(token): int(rank)
+        for token, rank in map(str.split, path.read_text().splitlines())
+    }
+    # GPT-2's alphabet of bytes: printed ones stand for themselves, the others for what comes after
+    # them all.
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
-    alphabet = {byte: chr(byte) for byte in printed} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    alphabet = {byte: chr(byte) for byte in printed} | {
+        byte: chr(256 + i) for i, byte in enumerate(others)
+    }
 
     def name(token: bytes) -> str:
         return "".join(alphabet[byte] for byte in token)

@@ -1,11 +1,11 @@
-"""Processor time of a scheduler's plans while many requests wait and many programs are open, with a model that computes
-nothing.
+"""Processor time of a scheduler's plans while many requests wait and many programs are open, with a
+model that computes nothing.
 
     python benchmarks/waiting.py [--waiting 30000] [--programs 2000] [--answer 200] [--steps 150]
 
-256 requests run. The programs have 32 tokens each and pause; one goes on at every third step. Requests have 60 random
-tokens, so each admission looks for a prefix. With short answers (`--answer 30`) some seven requests end in a step, and
-as many are admitted.
+256 requests run. The programs have 32 tokens each and pause; one goes on at every third step.
+Requests have 60 random tokens, so each admission looks for a prefix. With short answers (`--answer
+30`) some seven requests end in a step, and as many are admitted.
 """
 
 from __future__ import annotations
@@ -36,11 +36,15 @@ def greedy(tokens: int) -> SamplingParams:
 
 
 def turn(draw: random.Random, letters: int) -> tuple[Node, ...]:
-    return Text("".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=letters))), Gen("tool", greedy(2))
+    return Text("".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=letters))), Gen(
+        "tool", greedy(2)
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--waiting", type=int, default=30_000)
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--answer", type=int, default=200, help="tokens of a request's answer")
@@ -73,9 +77,14 @@ def main() -> None:
             programs[i % len(programs)].extend((), turn(draw, 10))
     found = 1000 * np.array(times[WARM_UP:])
     queues = engine.scheduler.queues
-    waiting, running = len(queues.waiting) + len(queues.returned), len(queues.decoding) + len(queues.prefilling)
+    waiting, running = (
+        len(queues.waiting) + len(queues.returned),
+        len(queues.decoding) + len(queues.prefilling),
+    )
     print(describe())
-    print(f"{waiting:,} requests wait, {running} run, {len(engine.scheduler.pauses):,} programs pause")
+    print(
+        f"{waiting:,} requests wait, {running} run, {len(engine.scheduler.pauses):,} programs pause"
+    )
     print(
         f"a plan takes {found.mean():.2f} ms of processor time (median {np.median(found):.2f}, 90th percentile "
         f"{np.percentile(found, 90):.2f}, longest {found.max():.2f})"

@@ -1,11 +1,13 @@
-"""Way of a generation through the package: modules entered, changes of module, and calls of functions, by thread.
+"""Way of a generation through the package: modules entered, changes of module, and calls of
+functions, by thread.
 
     python benchmarks/way.py [--in-process] [--calls THREAD] [--modules THREAD]
 
-Counts, by `sys.setprofile`, once it is warm: of the statements `s += text + gen; s.text()` in a body, of a run of a
-program with the same generation, its start, end and reads included, and of one that forks eight branches with a
-generation each, and joins them. No clock. The engine is in a process of its own, which is not counted, or with
---in-process on a thread of this one, which is. Weights are random.
+Counts, by `sys.setprofile`, once it is warm: of the statements `s += text + gen; s.text()` in a
+body, of a run of a program with the same generation, its start, end and reads included, and of one
+that forks eight branches with a generation each, and joins them. No clock. The engine is in a
+process of its own, which is not counted, or with --in-process on a thread of this one, which is.
+Weights are random.
 
 --calls      also prints the calls of a thread, in order ("MainThread", "sglang_lite-executor", "sglang_lite-events",
              "sglang_lite-engine")
@@ -80,9 +82,12 @@ def settle() -> None:
     done.wait(60)
 
 
-def calls_by_thread(engine: sgl.Engine, work: Callable[[], object]) -> dict[str, list[tuple[str, str]]]:
-    """(module, function) of each call while some work is done, by the name of the thread: of this one, the executor
-    loop, and the reader of the engine's process or, in this one, its loop."""
+def calls_by_thread(
+    engine: sgl.Engine, work: Callable[[], object]
+) -> dict[str, list[tuple[str, str]]]:
+    """(module, function) of each call while some work is done, by the name of the thread: of this
+    one, the executor loop, and the reader of the engine's process or, in this one, its loop.
+    """
     calls: dict[str, list[tuple[str, str]]] = {}
     counts = False  # not while the threads are told to profile
 
@@ -109,7 +114,9 @@ def calls_by_thread(engine: sgl.Engine, work: Callable[[], object]) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--in-process", action="store_true")
     parser.add_argument("--calls", metavar="THREAD", default="")
     parser.add_argument("--modules", metavar="THREAD", default="")
@@ -129,7 +136,9 @@ def main() -> None:
                 found: dict[str, list[tuple[str, str]]] = {}
                 run(lambda work: found.update(calls_by_thread(engine, work)))  # noqa: B023 # called here
                 for thread, calls in sorted(found.items()):
-                    entered = [(module, [*group]) for module, group in groupby(calls, lambda call: call[0])]
+                    entered = [
+                        (module, [*group]) for module, group in groupby(calls, lambda call: call[0])
+                    ]
                     modules = len({module for module, _ in entered})
                     print(f"{name:12}{thread:24}{modules:8}{len(entered) - 1:9}{len(calls):7}")
                     if thread == options.modules:

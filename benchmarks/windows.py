@@ -1,7 +1,8 @@
-"""Memory of a KV cache whose layers with a window have pages of their own, and its answers, beside one that keeps all
-tokens: `python benchmarks/windows.py`, on a GPU.
+"""Memory of a KV cache whose layers with a window have pages of their own, and its answers, beside
+one that keeps all tokens: `python benchmarks/windows.py`, on a GPU.
 
-Attention has the shape of gpt-oss-20b; experts are four of 32, the vocabulary is small, and weights are random.
+Attention has the shape of gpt-oss-20b; experts are four of 32, the vocabulary is small, and weights
+are random.
 """
 
 from __future__ import annotations
@@ -19,16 +20,32 @@ from sglang_lite.bench.shapes import tokenizer
 from sglang_lite.runtime.executor.kv_pool_size import pool_bytes
 from sglang_lite.runtime.loading.load_model import LoadedModel, precision
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
+from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+)
 from sglang_lite.runtime.models.weights.dummy import DummySource
 
 
 def gpt_oss(layers: int, vocabulary: int = 32_000) -> ModelSpec:
     """Shape in which every second layer has a window of 128 tokens."""
     attention = AttentionSpec(
-        64, 8, 64, 64, 64**-0.5, RopeSpec(theta=150_000.0), sinks=True, qkv_bias=True, output_bias=True
+        64,
+        8,
+        64,
+        64,
+        64**-0.5,
+        RopeSpec(theta=150_000.0),
+        sinks=True,
+        qkv_bias=True,
+        output_bias=True,
     )
-    experts = ExpertsSpec(4, 4, 2880, activation="clamped", router_bias=True, bias=True, alpha=1.702, limit=7.0)
+    experts = ExpertsSpec(
+        4, 4, 2880, activation="clamped", router_bias=True, bias=True, alpha=1.702, limit=7.0
+    )
     kinds = [LayerSpec(replace(attention, window=window), experts) for window in (128, None)]
     return ModelSpec(
         architecture="gpt_oss", vocab_size=vocabulary, hidden_size=2880, max_positions=131_072, rms_eps=1e-5,
@@ -44,7 +61,9 @@ def load(spec: ModelSpec) -> LoadedModel:
         device, kind = torch.device("cuda:0"), GpuDecoder
     torch.manual_seed(0)
     with torch.inference_mode():
-        model = kind(spec, DummySource(device), precision("auto", device), device, spec.max_positions)
+        model = kind(
+            spec, DummySource(device), precision("auto", device), device, spec.max_positions
+        )
     size = spec.vocab_size
     return LoadedModel("gpt-oss", model, tokenizer(size), size, frozenset(), spec.max_positions)
 
@@ -57,9 +76,14 @@ def main() -> None:
     spec, drawn = gpt_oss(options.layers), random.Random(0)
     prompt = [drawn.randrange(10, spec.vocab_size) for _ in range(options.tokens - 32)]
     memory, logprobs = [], []
-    for tiers in ({}, {"enable_hierarchical_cache": True, "hicache_size": 1}):  # with which layers keep all tokens
+    # with which layers keep all tokens
+    for tiers in ({}, {"enable_hierarchical_cache": True, "hicache_size": 1}):
         loaded = load(spec)
-        sizes = {"context_length": options.tokens, "max_total_tokens": options.tokens, "step_tokens": 512}
+        sizes = {
+            "context_length": options.tokens,
+            "max_total_tokens": options.tokens,
+            "step_tokens": 512,
+        }
         with Engine.of(loaded, **sizes, **tiers) as engine:
             capacity = engine.core.capacity
             page, own = capacity.sizes.page_size, capacity.window_pages or capacity.pages
@@ -80,7 +104,9 @@ def main() -> None:
         del engine, loaded
         gc.collect()
     apart = float((logprobs[0] - logprobs[1]).abs().max())
-    print(f"memory {memory[0] / memory[1]:.3f}; largest difference of 31 x 20 log-probabilities {apart:.1e}")
+    print(
+        f"memory {memory[0] / memory[1]:.3f}; largest difference of 31 x 20 log-probabilities {apart:.1e}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""An agent with tools and a memory: what it is told it notes, and later questions see the notes that they name.
-Run: python examples/agent.py"""
+"""An agent with tools and a memory: what it is told it notes, and later questions see the notes
+that they name. Run: python examples/agent.py
+"""
 
 import sglang_lite as sgl
 
@@ -22,7 +23,9 @@ def time(city: str) -> str:
     return {"Oslo": "9:00", "Rome": "10:00"}.get(city, "unknown")
 
 
-call = sgl.gen("call", tools=[remember, weather, time], tool_choice="required", max_tokens=40, temperature=0)
+call = sgl.gen(
+    "call", tools=[remember, weather, time], tool_choice="required", max_tokens=40, temperature=0
+)
 EXAMPLES = """What is the weather in Lima?
 {"tool": "weather", "arguments": {"city": "Lima"}}
 My sister lives in Cairo.

@@ -1,5 +1,6 @@
-"""A chat in the terminal: answers appear while they are generated, and the conversation goes on until an empty line.
-Run: python examples/chat.py"""
+"""A chat in the terminal: answers appear while they are generated, and the conversation goes on
+until an empty line. Run: python examples/chat.py
+"""
 
 import sys
 

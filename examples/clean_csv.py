@@ -10,7 +10,11 @@ import sglang_lite as sgl
 PRICE = "$ 12 = 12.00\n7,50 EUR = 7.50\n3 dollars = 3.00\nEUR 20,- = 20.00\n"
 YEAR = "5 May 1998 = 1998\nsummer of 2012 = 2012\nJan. 2007 = 2007\n10/2015 = 2015\n"
 COUNTRY = "Deutschland = DE\nU.S.A. = US\nEspaña = ES\nItalia = IT\nFrance = FR\n"
-COLUMNS = {"price": (PRICE, r" \d{1,4}\.\d\d"), "year": (YEAR, r" (19|20)\d\d"), "country": (COUNTRY, " [A-Z]{2}")}
+COLUMNS = {
+    "price": (PRICE, r" \d{1,4}\.\d\d"),
+    "year": (YEAR, r" (19|20)\d\d"),
+    "country": (COUNTRY, " [A-Z]{2}"),
+}
 
 
 @sgl.function

@@ -1,5 +1,6 @@
-"""An evaluation: two versions of a program on the same labelled rows, with an interval and the rows that differ.
-Run: python examples/evaluation.py"""
+"""An evaluation: two versions of a program on the same labelled rows, with an interval and the rows
+that differ. Run: python examples/evaluation.py
+"""
 
 import json
 import math
@@ -38,7 +39,9 @@ def main() -> None:
         print(f"{shots} examples: {right} of {len(TESTED)} right ({low:.0%} to {high:.0%})")
     for row, before, after in zip(TESTED, *answers.values()):
         if before != after:
-            print(f"{before} -> {after} ({'right' if after == row['kind'] else 'wrong'}): {row['text']}")
+            print(
+                f"{before} -> {after} ({'right' if after == row['kind'] else 'wrong'}): {row['text']}"
+            )
 
 
 if __name__ == "__main__":

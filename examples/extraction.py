@@ -31,14 +31,18 @@ EXAMPLES = {
 @sgl.function
 def extract(s: sgl.ProgramState, text: str) -> None:
     for example, answer in EXAMPLES.items():
-        s += sgl.user(f"Extract name, age and city: {example}") + sgl.assistant(answer.model_dump_json())
+        s += sgl.user(f"Extract name, age and city: {example}") + sgl.assistant(
+            answer.model_dump_json()
+        )
     s += sgl.user(f"Extract name, age and city: {text}") + sgl.assistant(person)
 
 
 def main() -> None:
     states = extract.run_batch([{"text": row["text"]} for row in ROWS])
     for row, state in zip(ROWS, states):
-        wrong = [field for field in Person.model_fields if getattr(state[person], field) != row[field]]
+        wrong = [
+            field for field in Person.model_fields if getattr(state[person], field) != row[field]
+        ]
         print(state[person], f"wrong: {', '.join(wrong)}" if wrong else "right", sep="  ")
     print("field  right  mean confidence")
     for field in Person.model_fields:

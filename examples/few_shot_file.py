@@ -23,7 +23,9 @@ def classify(s: sgl.ProgramState, text: str) -> None:
 def main() -> None:
     states = classify.run_batch([{"text": row["text"]} for row in ASKED])
     for row, state in zip(ASKED, states):
-        print(f"{state[kind].strip():9} {state.selection(kind).probs[state[kind]]:4.0%}  {row['text']}")
+        print(
+            f"{state[kind].strip():9} {state.selection(kind).probs[state[kind]]:4.0%}  {row['text']}"
+        )
     right = sum(state[kind].strip() == row["kind"] for row, state in zip(ASKED, states))
     print(f"{right} of {len(ASKED)} are right")
 

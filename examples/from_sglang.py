@@ -1,5 +1,6 @@
-"""Migration of a program of SGLang: the import changes and nothing else; then it is typed, a line at a time.
-Run: python examples/from_sglang.py"""
+"""Migration of a program of SGLang: the import changes and nothing else; then it is typed, a line
+at a time. Run: python examples/from_sglang.py
+"""
 
 import sglang_lite as sgl  # was: import sglang as sgl
 

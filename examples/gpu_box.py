@@ -1,6 +1,7 @@
-"""A machine with a GPU: a larger model, most of the card's memory, many runs at once. Without a GPU the default model
-answers the same program on the processor.
-Run: python examples/gpu_box.py"""
+"""A machine with a GPU: a larger model, most of the card's memory, many runs at once. Without a GPU
+the default model answers the same program on the processor.
+Run: python examples/gpu_box.py
+"""
 
 import torch
 

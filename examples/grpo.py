@@ -1,4 +1,5 @@
-"""GRPO with TRL, whose rollouts are runs of a program: an engine plays them, and takes the new weights after each step.
+"""GRPO with TRL, whose rollouts are runs of a program: an engine plays them, and takes the new
+weights after each step.
 
 pip install trl 'datasets<5.1'; python examples/grpo.py MODEL_FOLDER [STEPS]
 """
@@ -17,7 +18,9 @@ def two_turns(s, prompt):
 
 
 class Rollouts:
-    """TRL's `rollout_func`: runs the program for each prompt, and gives the trainer the tokens of the runs."""
+    """TRL's `rollout_func`: runs the program for each prompt, and gives the trainer the tokens of
+    the runs.
+    """
 
     def __init__(self, engine: sgl.Engine, folder: Path) -> None:
         self.engine, self.folder, self.step = engine, folder, 0
@@ -25,17 +28,24 @@ class Rollouts:
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         if trainer.state.global_step != self.step:
             self.step = trainer.state.global_step
-            folder = self.folder / str(self.step)  # a new one each time: the engine still reads the one before
+            # a new one each time: the engine still reads the one before
+            folder = self.folder / str(self.step)
             trainer.model.save_pretrained(folder)
             trainer.processing_class.save_pretrained(folder)
             self.engine.update_weights(str(folder), f"step {self.step}")
-        rows, asked = [(prompt,) for prompt in prompts], {"return_prompt_token_ids": True, "return_logprob": True}
+        rows, asked = (
+            [(prompt,) for prompt in prompts],
+            {"return_prompt_token_ids": True, "return_logprob": True},
+        )
         states = two_turns.run_batch(rows, backend=self.engine, **asked)
-        runs = [state.trajectory().sequences[0] for state in states]  # the only one: no text is cut off
+        # the only one: no text is cut off
+        runs = [state.trajectory().sequences[0] for state in states]
         return {
             "prompt_ids": [list(run.ids[: run.prompt_len]) for run in runs],
             "completion_ids": [list(run.ids[run.prompt_len :]) for run in runs],
-            "logprobs": [[value or 0.0 for value in run.logprobs[run.prompt_len :]] for run in runs],
+            "logprobs": [
+                [value or 0.0 for value in run.logprobs[run.prompt_len :]] for run in runs
+            ],
             "env_mask": [[int(drawn) for drawn in run.loss_mask[run.prompt_len :]] for run in runs],
         }
 
@@ -50,8 +60,14 @@ if __name__ == "__main__":
     from trl import GRPOConfig, GRPOTrainer
 
     model, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 30
-    prompts = Dataset.from_dict({"prompt": ["Legs of a cat:", "A song:", "My name:", "Once upon"] * steps})
+    prompts = Dataset.from_dict(
+        {"prompt": ["Legs of a cat:", "A song:", "My name:", "Once upon"] * steps}
+    )
     with tempfile.TemporaryDirectory() as folder, sgl.Engine(model, dtype="float32") as engine:
-        config = GRPOConfig(folder, max_steps=steps, learning_rate=2e-4, logging_steps=1, use_cpu=True, bf16=False)
+        config = GRPOConfig(
+            folder, max_steps=steps, learning_rate=2e-4, logging_steps=1, use_cpu=True, bf16=False
+        )
         config.report_to, config.save_strategy, config.lr_scheduler_type = [], "no", "constant"
-        GRPOTrainer(model, vowels, config, prompts, rollout_func=Rollouts(engine, Path(folder))).train()
+        GRPOTrainer(
+            model, vowels, config, prompts, rollout_func=Rollouts(engine, Path(folder))
+        ).train()

@@ -1,7 +1,8 @@
-"""GRPO on a task that a small model does badly: an order in words becomes one line of JSON, of an exact form.
+"""GRPO on a task that a small model does badly: an order in words becomes one line of JSON, of an
+exact form.
 
-The rollouts are runs of a program on an engine beside the trainer, on the same GPU. The engine takes the trainer's
-weights after each step, and gives it the tokens that the program read and drew.
+The rollouts are runs of a program on an engine beside the trainer, on the same GPU. The engine
+takes the trainer's weights after each step, and gives it the tokens that the program read and drew.
 
     pip install trl 'datasets<5.1'; python examples/grpo_json.py MODEL_FOLDER [SECONDS]
 """
@@ -17,9 +18,42 @@ import sglang_lite as sgl
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 NAMES = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-UNITS = {"crate": "crates", "box": "boxes", "bag": "bags", "sack": "sacks", "tray": "trays", "jar": "jars"}
-ITEMS = ("pears", "nails", "rice", "coffee", "tiles", "soap", "eggs", "honey", "bolts", "candles", "flour", "paint")
-NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+UNITS = {
+    "crate": "crates",
+    "box": "boxes",
+    "bag": "bags",
+    "sack": "sacks",
+    "tray": "trays",
+    "jar": "jars",
+}
+ITEMS = (
+    "pears",
+    "nails",
+    "rice",
+    "coffee",
+    "tiles",
+    "soap",
+    "eggs",
+    "honey",
+    "bolts",
+    "candles",
+    "flour",
+    "paint",
+)
+NUMBERS = (
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+)
 RULES = (
     "\nWrite the order as one line of compact JSON, without spaces and without a code fence. Keys, in this order: "
     "item, unit (singular), count (a number), day (mon, tue, wed, thu, fri, sat or sun; null if none is named), urgent "
@@ -35,10 +69,18 @@ def make_order(dice: random.Random) -> dict[str, str]:
     day = dice.choice([None, *range(7)])
     urgent = dice.random() < 0.5
     amount = dice.choice([str(count), NUMBERS[count - 1]])
-    sentence = dice.choice(["We need {} of {}", "Please send {} of {}", "The shop in Elm Street orders {} of {}"])
+    sentence = dice.choice(
+        ["We need {} of {}", "Please send {} of {}", "The shop in Elm Street orders {} of {}"]
+    )
     sentence = sentence.format(f"{amount} {UNITS[unit]}", item)
-    sentence += "" if day is None else dice.choice([" by {}", " for {}", ", to arrive on {}"]).format(NAMES[day])
-    sentence += dice.choice(["; it is urgent.", ", as fast as you can!"] if urgent else [".", "; there is no hurry."])
+    sentence += (
+        ""
+        if day is None
+        else dice.choice([" by {}", " for {}", ", to arrive on {}"]).format(NAMES[day])
+    )
+    sentence += dice.choice(
+        ["; it is urgent.", ", as fast as you can!"] if urgent else [".", "; there is no hurry."]
+    )
     value = {
         "item": item, "unit": unit, "count": count, "day": None if day is None else DAYS[day], "urgent": urgent
     }  # fmt: skip
@@ -46,7 +88,9 @@ def make_order(dice: random.Random) -> dict[str, str]:
 
 
 def score(text: str, answer: str) -> float:
-    """Reward of an answer, 0 to 1: for being JSON, for its keys, for each right value, and for the exact text."""
+    """Reward of an answer, 0 to 1: for being JSON, for its keys, for each right value, and for the
+    exact text.
+    """
     right = json.loads(answer)
     try:
         value = json.loads(text)
@@ -54,7 +98,10 @@ def score(text: str, answer: str) -> float:
         return 0.0
     if not isinstance(value, dict):
         return 0.0
-    values = sum(key in value and value[key] == each and type(value[key]) is type(each) for key, each in right.items())
+    values = sum(
+        key in value and value[key] == each and type(value[key]) is type(each)
+        for key, each in right.items()
+    )
     return 0.2 + 0.1 * ([*value] == [*right]) + 0.1 * values + 0.2 * (text == answer)
 
 
@@ -70,7 +117,9 @@ def write_order(s: sgl.ProgramState, prompt: str) -> None:
 
 
 class Rollouts:
-    """TRL's `rollout_func`: runs the program for each prompt, and gives the trainer the tokens of the runs."""
+    """TRL's `rollout_func`: runs the program for each prompt, and gives the trainer the tokens of
+    the runs.
+    """
 
     def __init__(self, engine: sgl.Engine) -> None:
         self.engine = engine
@@ -81,7 +130,11 @@ class Rollouts:
         if trainer.state.global_step == self.step:
             return
         self.step = trainer.state.global_step
-        kind = next(trainer.model.parameters()).dtype if self.engine.config.dtype == "float32" else "bfloat16"
+        kind = (
+            next(trainer.model.parameters()).dtype
+            if self.engine.config.dtype == "float32"
+            else "bfloat16"
+        )
         weights = {name: _as(value, kind) for name, value in trainer.model.state_dict().items()}
         self.engine.update_weights_from_tensor(weights, weight_version=f"step {self.step}")
 
@@ -98,7 +151,9 @@ class Rollouts:
         return {
             "prompt_ids": [list(run.ids[: run.prompt_len]) for run in runs],
             "completion_ids": [list(run.ids[run.prompt_len :]) for run in runs],
-            "logprobs": [[value or 0.0 for value in run.logprobs[run.prompt_len :]] for run in runs],
+            "logprobs": [
+                [value or 0.0 for value in run.logprobs[run.prompt_len :]] for run in runs
+            ],
             "env_mask": [[int(drawn) for drawn in run.loss_mask[run.prompt_len :]] for run in runs],
         }
 
@@ -110,7 +165,9 @@ def _as(value: Any, kind: Any) -> Any:
 
 
 def count_right(engine: sgl.Engine, orders: list[dict[str, str]]) -> tuple[float, float]:
-    """Share of exact answers, and mean reward, of greedy answers to orders that no training has seen."""
+    """Share of exact answers, and mean reward, of greedy answers to orders that no training has
+    seen.
+    """
     rows = [(order["prompt"],) for order in orders]
     states = write_order.run_batch(rows, backend=engine, temperature=0)
     texts = [state["order"] for state in states]
@@ -140,7 +197,10 @@ def main(folder: str, seconds: float = 480) -> None:
 
     settings: dict[str, Any] = {"mem_fraction": 0.3} if gpu else {"dtype": "float32"}
     with tempfile.TemporaryDirectory() as output, sgl.Engine(folder, **settings) as engine:
-        print("before: {:.1%} exact, mean reward {:.3f}".format(*count_right(engine, held_out)), flush=True)
+        print(
+            "before: {:.1%} exact, mean reward {:.3f}".format(*count_right(engine, held_out)),
+            flush=True,
+        )
         config = GRPOConfig(
             output, max_steps=2000, per_device_train_batch_size=64 if gpu else 8, num_generations=8,
             learning_rate=3e-6, logging_steps=5, use_cpu=not gpu, bf16=gpu, beta=0.0, gradient_checkpointing=False,
@@ -149,12 +209,24 @@ def main(folder: str, seconds: float = 480) -> None:
         )  # fmt: skip
         rollouts = Rollouts(engine)
         trainer = GRPOTrainer(
-            folder, reward, config, Dataset.from_list(seen), rollout_func=rollouts, callbacks=[Clock()]
+            folder,
+            reward,
+            config,
+            Dataset.from_list(seen),
+            rollout_func=rollouts,
+            callbacks=[Clock()],
         )
         trainer.train()
         rollouts.update_weights(trainer)
-        print("after: {:.1%} exact, mean reward {:.3f}".format(*count_right(engine, held_out)), flush=True)
-        curve = [(entry["step"], entry["reward"]) for entry in trainer.state.log_history if "reward" in entry]
+        print(
+            "after: {:.1%} exact, mean reward {:.3f}".format(*count_right(engine, held_out)),
+            flush=True,
+        )
+        curve = [
+            (entry["step"], entry["reward"])
+            for entry in trainer.state.log_history
+            if "reward" in entry
+        ]
         print("reward:", " ".join(f"{step}:{value:.3f}" for step, value in curve))
 
 

@@ -1,5 +1,6 @@
-"""A judge with votes: several judges see two answers in both orders, so that none wins by its place.
-Run: python examples/judge.py"""
+"""A judge with votes: several judges see two answers in both orders, so that none wins by its
+place. Run: python examples/judge.py
+"""
 
 from collections import Counter
 

@@ -32,7 +32,10 @@ EXAMPLES = {
         address=Address(street="Hill Street 2", city="Bergen"),
     ),
     "I want 4 green socks and 7 black belts. Ana Gil, Rua Nova 8, Lisbon.": Order(
-        lines=[Line(count=4, color="green", item="socks"), Line(count=7, color="black", item="belts")],
+        lines=[
+            Line(count=4, color="green", item="socks"),
+            Line(count=7, color="black", item="belts"),
+        ],
         customer="Ana Gil",
         address=Address(street="Rua Nova 8", city="Lisbon"),
     ),
@@ -48,7 +51,9 @@ def fill(s: sgl.ProgramState, message: str) -> None:
 
 
 def main() -> None:
-    state = fill("Please send 2 red shirts and 3 blue caps to Ines Roth, Lake Road 14, Dublin.").run()
+    state = fill(
+        "Please send 2 red shirts and 3 blue caps to Ines Roth, Lake Road 14, Dublin."
+    ).run()
     print(state[order].model_dump_json(indent=2))
 
 

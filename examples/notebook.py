@@ -1,6 +1,6 @@
 # %% [markdown]
-# A notebook as a Python file: VS Code and Jupyter (with jupytext) run each cell, and show its last line as HTML.
-# Run: python examples/notebook.py
+# A notebook as a Python file: VS Code and Jupyter (with jupytext) run each cell, and show its last
+# line as HTML. Run: python examples/notebook.py
 
 # %%
 import sglang_lite as sgl

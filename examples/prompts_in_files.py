@@ -9,7 +9,9 @@ PROMPTS = Path(__file__).with_name("prompts")
 
 
 def prompt(name: str, **values: str) -> str:
-    """Text of a file, with `{name}` replaced by values. A value that is not in the file is a KeyError."""
+    """Text of a file, with `{name}` replaced by values. A value that is not in the file is a
+    KeyError.
+    """
     return PROMPTS.joinpath(f"{name}.txt").read_text().strip().format(**values)
 
 

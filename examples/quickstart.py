@@ -1,4 +1,6 @@
-"""Five things a program can do, on a real 135M-parameter model on this machine's CPU. Run: make demo"""
+"""Five things a program can do, on a real 135M-parameter model on this machine's CPU. Run: make
+demo
+"""
 
 import time
 
@@ -59,7 +61,9 @@ def main() -> None:
     for review in ("A wonderful film, I laughed a lot.", "Boring, and far too long."):
         state = sentiment.run(review)
         runs.append(state)
-        shares = ", ".join(f"{choice.strip()} {p:.0%}" for choice, p in state.selection("label").probs.items())
+        shares = ", ".join(
+            f"{choice.strip()} {p:.0%}" for choice, p in state.selection("label").probs.items()
+        )
         print(f"    {review!r} ->{state['label']} ({shares})")
 
     print("(c) Extraction into a typed value")
@@ -80,8 +84,12 @@ def main() -> None:
     prompt = sum(u.prompt_tokens for u in usages)
     cached = sum(u.cached_tokens for u in usages)
     generated = sum(u.completion_tokens for u in usages)
-    print(f"    {len(runs)} programs: {prompt} prompt tokens, {cached} of them cached; {generated} generated")
-    print(f"    {sum(u.total_s for u in usages):.1f} s in programs, {time.perf_counter() - started:.1f} s with loading")
+    print(
+        f"    {len(runs)} programs: {prompt} prompt tokens, {cached} of them cached; {generated} generated"
+    )
+    print(
+        f"    {sum(u.total_s for u in usages):.1f} s in programs, {time.perf_counter() - started:.1f} s with loading"
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""Answers with evidence: passages are found by embeddings, and each answer is a quote of the passage, word for word.
-Run: python examples/rag.py (the first time it fetches an embedding model of 84 MB)"""
+"""Answers with evidence: passages are found by embeddings, and each answer is a quote of the
+passage, word for word. Run: python examples/rag.py (the first time it fetches an embedding model of
+84 MB)
+"""
 
 from typing import Annotated
 
@@ -17,19 +19,31 @@ PASSAGES = [
 @sgl.function
 def answer(s: sgl.ProgramState, passage: str, question: str) -> None:
     s += sgl.user(f"{passage}\n{question} Quote the text.")
-    s += sgl.assistant(sgl.gen("quote", type=Annotated[str, sgl.quote(passage, min_words=3)], temperature=0))
+    s += sgl.assistant(
+        sgl.gen("quote", type=Annotated[str, sgl.quote(passage, min_words=3)], temperature=0)
+    )
 
 
 def main() -> None:
-    questions = ["Why was the bridge closed?", "How much are tickets for the museum?", "Where does the ferry leave?"]
+    questions = [
+        "Why was the bridge closed?",
+        "How much are tickets for the museum?",
+        "Where does the ferry leave?",
+    ]
     with sgl.Engine("all-minilm-l6-v2") as embedder:
-        passages, asked = ([each["embedding"] for each in embedder.encode(texts)] for texts in (PASSAGES, questions))
+        passages, asked = (
+            [each["embedding"] for each in embedder.encode(texts)]
+            for texts in (PASSAGES, questions)
+        )
     for question, vector in zip(questions, asked):
-        scores = [sum(a * b for a, b in zip(vector, passage)) for passage in passages]  # cosines: both have length 1
+        # cosines: both have length 1
+        scores = [sum(a * b for a, b in zip(vector, passage)) for passage in passages]
         best = max(range(len(PASSAGES)), key=scores.__getitem__)
         state = answer(PASSAGES[best], question).run()
         (where,) = state.get_meta_info("quote")["quotes"]
-        print(f"{question}\n    {state['quote']}\n    passage {best} [{where['start']}:{where['end']}]")
+        print(
+            f"{question}\n    {state['quote']}\n    passage {best} [{where['start']}:{where['end']}]"
+        )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,11 @@ def react(s: sgl.ProgramState, question: str, steps: int = 4) -> str | None:
     seen: list[str] = []
     for _ in range(steps):
         s += "Thought:" + sgl.gen("thought", max_tokens=30, stop="\n", temperature=0) + "\nAction: "
-        known = [title for title in FACTS if title in s.text().removeprefix(EXAMPLES) and title not in seen]
+        known = [
+            title
+            for title in FACTS
+            if title in s.text().removeprefix(EXAMPLES) and title not in seen
+        ]
         s += sgl.select("action", ["finish", "search"] if known else ["finish"])
         if s["action"] == "finish":
             s += sgl.gen("answer", regex=r" [A-Z]\w+", max_tokens=12, temperature=0)
@@ -50,7 +54,10 @@ def react(s: sgl.ProgramState, question: str, steps: int = 4) -> str | None:
 
 
 def main() -> None:
-    for question in ("Where was the designer of the Eiffel Tower born?", "Where was the author of Hamlet born?"):
+    for question in (
+        "Where was the designer of the Eiffel Tower born?",
+        "Where was the author of Hamlet born?",
+    ):
         state = react(question).run()
         print(state.text().removeprefix(EXAMPLES))
         print(f"-> {state.ret_value}\n")

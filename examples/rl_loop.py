@@ -1,7 +1,7 @@
 """Reinforcement learning in one loop: sample, change the weights in place, sample again.
 
-The trainer here only scales the weights of a copy of the model; a real one would make a step of its optimiser. The
-engine runs in a process of its own and takes the tensors through shared memory.
+The trainer here only scales the weights of a copy of the model; a real one would make a step of its
+optimiser. The engine runs in a process of its own and takes the tensors through shared memory.
 
     python examples/rl_loop.py MODEL_FOLDER [ROUNDS]
 """
@@ -17,7 +17,8 @@ import sglang_lite as sgl
 PROMPTS = ["The capital of France is", "Two and two make"]
 
 
-def rounds(engine: sgl.Engine, trainer: Any, count: int) -> Iterator[list[Any]]:  # a model of transformers; answers
+# a model of transformers; answers
+def rounds(engine: sgl.Engine, trainer: Any, count: int) -> Iterator[list[Any]]:
     """Answers of each round, with the ids and log-probabilities of what was read and drawn."""
     for step in range(1, count + 1):
         engine.pause_generation("retract")

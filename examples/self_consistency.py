@@ -1,5 +1,6 @@
-"""Self-consistency: several chains of thought are drawn, and the answer that most of them reach wins.
-Run: python examples/self_consistency.py"""
+"""Self-consistency: several chains of thought are drawn, and the answer that most of them reach
+wins. Run: python examples/self_consistency.py
+"""
 
 from collections import Counter
 
@@ -15,7 +16,9 @@ Q: Is the sun a planet? A: It is a star, so no.
 def think(s: sgl.ProgramState, question: str, samples: int = 9) -> None:
     s += EXAMPLES + f"Q: {question} A:"
     forks = s.fork(samples)
-    forks += sgl.gen("thought", regex=r" [A-Z][a-z ]{5,60}, so ", temperature=0.8) + sgl.select("answer", ["no", "yes"])
+    forks += sgl.gen("thought", regex=r" [A-Z][a-z ]{5,60}, so ", temperature=0.8) + sgl.select(
+        "answer", ["no", "yes"]
+    )
     forks.join()
 
 

@@ -1,6 +1,7 @@
-"""One program on three backends: the local engine, OpenAI and Anthropic. Without a key, a local imitation of the
-provider answers, so the program can be tried offline.
-Run: pip install 'sglang-lite[local,openai,anthropic]' && python examples/three_backends.py"""
+"""One program on three backends: the local engine, OpenAI and Anthropic. Without a key, a local
+imitation of the provider answers, so the program can be tried offline.
+Run: pip install 'sglang-lite[local,openai,anthropic]' && python examples/three_backends.py
+"""
 
 import os
 

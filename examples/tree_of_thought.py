@@ -7,7 +7,9 @@ CLUES = ["has wings", "lays eggs", "has a beak"]
 RIDDLES = """Riddle: I am white and cold and fall in winter. Answer: snow
 Riddle: I am yellow and shine in the day. Answer: sun
 """
-TRUTHS = "The snow is cold: true\nThe snow is hot: false\nThe sun shines: true\nThe sun is wet: false\n"
+TRUTHS = (
+    "The snow is cold: true\nThe snow is hot: false\nThe sun shines: true\nThe sun is wet: false\n"
+)
 
 
 @sgl.function
@@ -29,7 +31,9 @@ def main() -> None:
         states = value.run_batch([(thought, clue) for thought in thoughts])
         for thought, state in zip(thoughts, states):
             thoughts[thought] *= state.selection("value").probs[" true"]
-        best = sorted(thoughts, key=lambda thought: -thoughts[thought])[: max(1, len(thoughts) // 2)]
+        best = sorted(thoughts, key=lambda thought: -thoughts[thought])[
+            : max(1, len(thoughts) // 2)
+        ]
         print(f"{clue}: {', '.join(f'{thought} {thoughts[thought]:.2f}' for thought in best)}")
         thoughts = {thought: thoughts[thought] for thought in best}
     print("Answer:", next(iter(thoughts)))

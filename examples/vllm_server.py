@@ -1,6 +1,8 @@
-"""A program on a vLLM server, which is asked what it is and gets constraints in its own field. Without an address, a
-local imitation of a server answers.
-Run: pip install 'sglang-lite[openai]' && python examples/vllm_server.py [http://localhost:8000/v1 MODEL]"""
+"""A program on a vLLM server, which is asked what it is and gets constraints in its own field.
+Without an address, a local imitation of a server answers.
+Run: pip install 'sglang-lite[openai]' && python examples/vllm_server.py [http://localhost:8000/v1
+MODEL]
+"""
 
 import sys
 from contextlib import nullcontext
@@ -23,7 +25,10 @@ def main() -> None:
         state = country_code("France").run(backend=backend)
         print(state[code], "by", state.get_meta_info("code")["strategy"])
         if imitation:
-            print("sent:", {key: imitation.last[key] for key in ("model", "structured_outputs", "max_tokens")})
+            print(
+                "sent:",
+                {key: imitation.last[key] for key in ("model", "structured_outputs", "max_tokens")},
+            )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,9 @@ async def handle(request: Request) -> JSONResponse:
         return JSONResponse({"error": 'The body has to be {"review": "…"}.'}, status_code=400)
     state = await judge(body["review"]).arun(timeout=30)
     chosen = await state.get(mood)
-    return JSONResponse({"mood": chosen.strip(), "probability": round(state.selection(mood).probs[chosen], 2)})
+    return JSONResponse(
+        {"mood": chosen.strip(), "probability": round(state.selection(mood).probs[chosen], 2)}
+    )
 
 
 app = Starlette(routes=[Route("/mood", handle, methods=["POST"])])
@@ -37,8 +39,14 @@ app = Starlette(routes=[Route("/mood", handle, methods=["POST"])])
 
 async def ask() -> None:
     """Sends the application four requests at once, without a socket."""
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://app") as client:
-        bodies = [{"review": "A wonderful film."}, {"review": "Boring, and far too long."}, {"text": "?"}]
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app), base_url="http://app"
+    ) as client:
+        bodies = [
+            {"review": "A wonderful film."},
+            {"review": "Boring, and far too long."},
+            {"text": "?"},
+        ]
         for answer in await asyncio.gather(*(client.post("/mood", json=body) for body in bodies)):
             print(answer.status_code, answer.text)
 

@@ -34,7 +34,11 @@ def test_the_model_is_asked_about_the_text() -> None:
 
 
 def main() -> None:
-    for test in (test_a_good_text_stays, test_a_bad_text_is_rewritten, test_the_model_is_asked_about_the_text):
+    for test in (
+        test_a_good_text_stays,
+        test_a_bad_text_is_rewritten,
+        test_the_model_is_asked_about_the_text,
+    ):
         test()
         print(f"{test.__name__}: passed")
 

@@ -4,12 +4,13 @@
 
     @sgl.function
     def capital(s, country):
-        s += sgl.system("Answer in a short sentence.") + sgl.user(f"What is the capital of {country}?")
-        s += sgl.assistant(sgl.gen("answer", max_tokens=32, temperature=0))
+        s += sgl.system("Answer in a short sentence.") + sgl.user(f"What is the capital of
+        {country}?") s += sgl.assistant(sgl.gen("answer", max_tokens=32, temperature=0))
 
     print(capital.run("Italy")["answer"])  # The capital of Italy is Rome.
 
-Names are imported when they are first used: importing this package loads neither torch nor any provider's SDK.
+Names are imported when they are first used: importing this package loads neither torch nor any
+provider's SDK.
 """
 
 from __future__ import annotations
@@ -157,8 +158,8 @@ _HOMES = {
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}
 
 _MODULES = ("errors", "grammar", "testing")
-# Modules whose names can be imported from here, but are not listed by `dir`: they are in sgl.errors and sgl.testing,
-# `program.trace().graph()` returns a Graph, and `function` an SglFunction.
+# Modules whose names can be imported from here, but are not listed by `dir`: they are in sgl.errors
+# and sgl.testing, `program.trace().graph()` returns a Graph, and `function` an SglFunction.
 _NOT_SHOWN = ("errors", "lang.function", "lang.symbolic.graph", "testing.server")
 
 __all__ = [  # a literal, for type checkers
@@ -196,7 +197,9 @@ if not TYPE_CHECKING:  # a type checker would accept any name
         if name in _MODULES:
             return importlib.import_module(f"sglang_lite.{name}")
         if name == "Multi":
-            raise AttributeError("sgl.Multi is gone. Several choices are selected with select(…, multi=True).")
+            raise AttributeError(
+                "sgl.Multi is gone. Several choices are selected with select(…, multi=True)."
+            )
         if name not in _HOME:
             raise AttributeError(f"module 'sglang_lite' has no attribute {name!r}{_near(name)}")
         value = getattr(importlib.import_module(_HOME[name]), name)

@@ -18,10 +18,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sglang_lite.commands import evaluate, families, mcp_server, models, quantize, replay, save, warm
+from sglang_lite.commands import (
+    evaluate,
+    families,
+    mcp_server,
+    models,
+    quantize,
+    replay,
+    save,
+    warm,
+)
 from sglang_lite.commands.parser import CommandParser, add_file, add_model, file_and_function, near
 from sglang_lite.commands.verify import command as verify
-from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SamplingParams, SglError
+from sglang_lite.protocol import (
+    Constraint,
+    Ebnf,
+    Lark,
+    ParameterError,
+    Regex,
+    SamplingParams,
+    SglError,
+)
 from sglang_lite.version import __version__
 
 
@@ -64,18 +81,25 @@ def _parser(arguments: Sequence[str]) -> tuple[CommandParser, Mapping[str, Comma
     )
     plain = argparse.RawDescriptionHelpFormatter
     parser = CommandParser(
-        prog="sglang-lite", usage="sglang-lite COMMAND …", description=f"Programs for language models.\n\n{listed}",
+        prog="sglang-lite",
+        usage="sglang-lite COMMAND …",
+        description=f"Programs for language models.\n\n{listed}",
         epilog="sglang-lite COMMAND --help has the flags of a command, their defaults and an example.",
         formatter_class=plain,
-    )  # fmt: skip
+    )
     parser.add_argument("--version", action="version", version=f"sglang-lite {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS
+    )
     for command in itertools.chain.from_iterable(_GROUPS.values()):
         description = f"{command.does[0].upper()}{command.does[1:]}."
         own = commands.add_parser(
-            command.name, description=description, epilog=f"example: {command.example}", formatter_class=plain,
+            command.name,
+            description=description,
+            epilog=f"example: {command.example}",
+            formatter_class=plain,
             prog=f"sglang-lite {command.name}",
-        )  # fmt: skip
+        )
         command.add_flags(own)
         if command.name == "serve" and "serve" in arguments[:1]:
             _serve_flags(own)
@@ -93,13 +117,18 @@ def _serve_flags(parser: argparse.ArgumentParser) -> None:
         raise _packages_missing(error) from error
     flags.add(parser)
     parser.add_argument(
-        "--config", action=ConfigFile, metavar="FILE", help="YAML file with flags; those given here win"
+        "--config",
+        action=ConfigFile,
+        metavar="FILE",
+        help="YAML file with flags; those given here win",
     )
 
 
 def _packages_missing(error: ModuleNotFoundError) -> SystemExit:
     """Makes the SystemExit with the message that the packages of a server are missing."""
-    return SystemExit(f"sglang-lite: {error}. A server needs more packages: pip install 'sglang-lite[server]'")
+    return SystemExit(
+        f"sglang-lite: {error}. A server needs more packages: pip install 'sglang-lite[server]'"
+    )
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -110,7 +139,9 @@ def _serve(options: argparse.Namespace) -> int:
         return _serve_node(engine)
     if several.replicas or several.workers:
         if settings.playground:
-            raise ParameterError("--playground", "several servers have no page.", hint="Serve one, or leave it out.")
+            raise ParameterError(
+                "--playground", "several servers have no page.", hint="Serve one, or leave it out."
+            )
         from sglang_lite.server.replicas import supervisor
 
         return supervisor.serve(settings, engine, several, partial(print, flush=True))
@@ -139,7 +170,10 @@ def _init(options: argparse.Namespace) -> int:
     run = "sglang-lite run extract.py --rows notes.jsonl"
     print(f"\ncd {folder}\npython -m pytest -q\n{run}", flush=True)
     if (model := proposed_model()) is not None:
-        print(f"\nWith a larger model, which fits this machine: {run} --model {model}", file=sys.stderr)
+        print(
+            f"\nWith a larger model, which fits this machine: {run} --model {model}",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -157,10 +191,16 @@ def _completion(options: argparse.Namespace) -> int:
 
     _, commands = _parser(["serve"] if is_installed("uvicorn") else [])
     words = {
-        name: dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", own.format_help())) for name, own in commands.items()
+        name: dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", own.format_help()))
+        for name, own in commands.items()
     }
     actions = {"models": ("list", "pull"), "grammar": ("check",), "completion": tuple(SHELLS)}
-    print(SHELLS[options.shell]({name: [*own, *actions.get(name, ())] for name, own in words.items()}), end="")
+    print(
+        SHELLS[options.shell](
+            {name: [*own, *actions.get(name, ())] for name, own in words.items()}
+        ),
+        end="",
+    )
     return 0
 
 
@@ -173,9 +213,13 @@ def _chat(options: argparse.Namespace) -> int:
         if sys.stdin.isatty():
             print(HELP, end="")
         chat(
-            typed_lines(), sys.stdout, engine, Dialogue(system=options.system),
-            max_tokens=options.max_tokens, temperature=options.temperature,
-        )  # fmt: skip
+            typed_lines(),
+            sys.stdout,
+            engine,
+            Dialogue(system=options.system),
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+        )
     return 0
 
 
@@ -196,7 +240,10 @@ def _run(options: argparse.Namespace) -> int:
         engine = None if options.model is None else stack.enter_context(Engine(options.model))
         for result in results(program, arguments, options.rows, engine, options.seed):
             failed |= "error" in result and len(result) == 1
-            print(json.dumps(result, ensure_ascii=ascii_only, indent=None if options.rows else 2), flush=True)
+            print(
+                json.dumps(result, ensure_ascii=ascii_only, indent=None if options.rows else 2),
+                flush=True,
+            )
     return 1 if failed else 0
 
 
@@ -211,7 +258,9 @@ def _playground(options: argparse.Namespace) -> int:
         raise _packages_missing(error) from error
     file, function = file_and_function(options.file)
     if not file.is_file():
-        raise ParameterError("FILE", f"there is no file {file}.", hint="Give prog.py, or prog.py:function.")
+        raise ParameterError(
+            "FILE", f"there is no file {file}.", hint="Give prog.py, or prog.py:function."
+        )
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(bound("127.0.0.1", options.port))
         engine = None if options.model is None else stack.enter_context(Engine(options.model))
@@ -227,7 +276,9 @@ def _trace(options: argparse.Namespace) -> int:
     beside = None if options.beside is None else Trace.load(options.beside)
     page: Path = options.output or options.file.with_suffix(".html")
     if page in (options.file, options.beside):
-        raise ParameterError("FILE", f"{page} would be overwritten.", hint="Name the page: -o page.html")
+        raise ParameterError(
+            "FILE", f"{page} would be overwritten.", hint="Name the page: -o page.html"
+        )
     files.write(page, as_html(trace, beside).encode(), "--output")
     usage = trace.usage
     print(
@@ -263,7 +314,11 @@ def _bench(options: argparse.Namespace) -> int:
     if options.repeat < 1:
         raise ParameterError("--repeat", f"{options.repeat} is not a whole number of at least 1.")
     if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
-        problem = "it is a folder" if options.json.is_dir() else f"there is no folder {options.json.parent}"
+        problem = (
+            "it is a folder"
+            if options.json.is_dir()
+            else f"there is no folder {options.json.parent}"
+        )
         raise ParameterError("--json", f"{options.json} can't be written: {problem}.")
     from sglang_lite.runtime.host.installed import check_installed
 
@@ -278,31 +333,48 @@ def _bench(options: argparse.Namespace) -> int:
     names = options.workload or list(WORKLOADS)
     for name in names:
         if name not in (*WORKLOADS, "agents"):
-            raise ParameterError("--workload", f"{name!r} is not one of {', '.join(WORKLOADS)}, agents.")
+            raise ParameterError(
+                "--workload", f"{name!r} is not one of {', '.join(WORKLOADS)}, agents."
+            )
     if "agents" in names and (
-        len(names) > 1 or options.tp > 1 or options.model_impl != "native" or options.json is not None
+        len(names) > 1
+        or options.tp > 1
+        or options.model_impl != "native"
+        or options.json is not None
     ):
         raise ParameterError(
-            "--workload", "agents have a table of their own, of our models on one GPU: name them alone."
+            "--workload",
+            "agents have a table of their own, of our models on one GPU: name them alone.",
         )
     if options.fp8 and options.model_impl == "transformers":
-        raise ParameterError("--fp8", "transformers' code has no 8 bits.", hint="Leave one of the two out.")
+        raise ParameterError(
+            "--fp8", "transformers' code has no 8 bits.", hint="Leave one of the two out."
+        )
     if "agents" in names:
         report_agents(options.shape, fp8=options.fp8)
         return 0
     if options.tp > 1 and options.model_impl == "transformers":
-        raise ParameterError("--tp", "transformers' code runs on one GPU.", hint="Leave one of the two out.")
+        raise ParameterError(
+            "--tp", "transformers' code runs on one GPU.", hint="Leave one of the two out."
+        )
     report(
-        options.shape, names, options.repeat, fp8=options.fp8, model_impl=options.model_impl,
-        parallel=Parallel(tp=options.tp, ep=options.ep), file=options.json,
-    )  # fmt: skip
+        options.shape,
+        names,
+        options.repeat,
+        fp8=options.fp8,
+        model_impl=options.model_impl,
+        parallel=Parallel(tp=options.tp, ep=options.ep),
+        file=options.json,
+    )
     return 0
 
 
 def _json_schema(text: str, options: argparse.Namespace) -> Constraint:
     from sglang_lite.constraints.schema import json_schema
 
-    return json_schema(text, enforce="best_effort" if options.best_effort else "strict", closed=options.closed)
+    return json_schema(
+        text, enforce="best_effort" if options.best_effort else "strict", closed=options.closed
+    )
 
 
 def _structural_tag(text: str, options: argparse.Namespace) -> Constraint:
@@ -311,7 +383,8 @@ def _structural_tag(text: str, options: argparse.Namespace) -> Constraint:
     return parse(text)
 
 
-# Readers of constraint files by file name ending. The first matching ending wins, so longer ones come first.
+# Readers of constraint files by file name ending. The first matching ending wins, so longer ones
+# come first.
 _KINDS: dict[str, Callable[[str, argparse.Namespace], Constraint]] = {
     ".tag.json": _structural_tag,
     ".json": _json_schema,
@@ -325,7 +398,9 @@ _KINDS: dict[str, Callable[[str, argparse.Namespace], Constraint]] = {
 def _grammar(options: argparse.Namespace) -> int:
     from sglang_lite import grammar
 
-    kind = next((kind for ending, kind in _KINDS.items() if options.file.name.endswith(ending)), None)
+    kind = next(
+        (kind for ending, kind in _KINDS.items() if options.file.name.endswith(ending)), None
+    )
     if kind is None:
         raise ParameterError("FILE", f"{options.file} does not end in {', '.join(_KINDS)}.")
     try:
@@ -366,7 +441,8 @@ def _with(
     return add_flags
 
 
-def _flag(*names: str, **options: Any) -> Callable[[argparse.ArgumentParser], object]:  # of `add_argument`
+# of `add_argument`
+def _flag(*names: str, **options: Any) -> Callable[[argparse.ArgumentParser], object]:
     return lambda parser: parser.add_argument(*names, **options)
 
 
@@ -376,9 +452,17 @@ def _add_grammar(grammar: argparse.ArgumentParser) -> None:
     _with(
         _grammar,
         _flag("file", type=Path, help=f"a file that ends in {', '.join(_KINDS)}"),
-        _flag("--match", metavar="TEXT", help="also report whether TEXT is allowed; exit status 1 if it is not"),
+        _flag(
+            "--match",
+            metavar="TEXT",
+            help="also report whether TEXT is allowed; exit status 1 if it is not",
+        ),
         _flag("--model", help="compile for the tokens of this model (default: one token per byte)"),
-        _flag("--closed", action="store_true", help="objects have the members that the schema names, no others"),
+        _flag(
+            "--closed",
+            action="store_true",
+            help="objects have the members that the schema names, no others",
+        ),
         _flag("--best-effort", action="store_true", help="check afterwards what can't be enforced"),
     )(actions.add_parser("check", help=told))
 

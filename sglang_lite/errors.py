@@ -54,7 +54,11 @@ class Origin:
         """Returns the call that returned an answer with this metadata, or None if the answer is not
         a provider's.
         """
-        return cls(meta["provider"], str(meta.get("model")), meta.get("id")) if "provider" in meta else None
+        return (
+            cls(meta["provider"], str(meta.get("model")), meta.get("id"))
+            if "provider" in meta
+            else None
+        )
 
 
 class SglError(Exception):
@@ -86,7 +90,8 @@ class SglError(Exception):
         return restored(type(self), self.args, self.__dict__)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return restored, (type(self), self.args, self.__dict__)  # not through constructors, which differ
+        # not through constructors, which differ
+        return restored, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
         text = self.message
@@ -112,17 +117,25 @@ class ParameterError(SglError, ValueError):
     honoured.
     """
 
-    def __init__(self, parameter: str, problem: str, *, hint: str = "", where: Location | None = None) -> None:
+    def __init__(
+        self, parameter: str, problem: str, *, hint: str = "", where: Location | None = None
+    ) -> None:
         super().__init__(f"{parameter}: {problem}", hint=hint, where=where)
         self.parameter = parameter
 
 
 class ConstraintError(SglError, ValueError):
-    """Raised if a regex, schema or grammar is invalid or can't be enforced. `pointer` is a JSON Pointer into a schema,
-    or None."""
+    """Raised if a regex, schema or grammar is invalid or can't be enforced. `pointer` is a JSON
+    Pointer into a schema, or None.
+    """
 
     def __init__(
-        self, message: str, *, pointer: str | None = None, hint: str = "", where: Location | None = None
+        self,
+        message: str,
+        *,
+        pointer: str | None = None,
+        hint: str = "",
+        where: Location | None = None,
     ) -> None:
         if pointer is not None:
             message = f"{message.removesuffix('.')} (at {pointer or '/'})"
@@ -131,8 +144,9 @@ class ConstraintError(SglError, ValueError):
 
 
 class WireError(SglError, ValueError):
-    """Raised if external data can't be decoded as a record, or a record can't be encoded. `pointer` is a JSON Pointer
-    to the invalid part."""
+    """Raised if external data can't be decoded as a record, or a record can't be encoded. `pointer`
+    is a JSON Pointer to the invalid part.
+    """
 
     def __init__(self, message: str, *, pointer: str = "", hint: str = "") -> None:
         super().__init__(f"wire: {message.removesuffix('.')} (at {pointer or '/'})", hint=hint)
@@ -144,8 +158,9 @@ class TemplateError(SglError, ValueError):
 
 
 class ModelError(SglError):
-    """Raised if a model can't be found, read or run. The message names the file, what was found and what is
-    supported."""
+    """Raised if a model can't be found, read or run. The message names the file, what was found and
+    what is supported.
+    """
 
 
 class DownloadError(ModelError):
@@ -157,19 +172,28 @@ class CapabilityError(SglError):
     need it.
 
     Attributes:
-        parameter: parameter, or location in a request, that needs the feature; None for other causes.
+        parameter: parameter, or location in a request, that needs the feature; None for other
+            causes.
     """
 
     def __init__(
-        self, message: str, *, parameter: str | None = None, hint: str = "", where: Location | None = None
+        self,
+        message: str,
+        *,
+        parameter: str | None = None,
+        hint: str = "",
+        where: Location | None = None,
     ) -> None:
-        super().__init__(message if parameter is None else f"{parameter}: {message}", hint=hint, where=where)
+        super().__init__(
+            message if parameter is None else f"{parameter}: {message}", hint=hint, where=where
+        )
         self.parameter = parameter
 
 
 class ProgramError(SglError):
-    """Raised if a node of a program fails with an exception of other code (the `__cause__`), or a program is
-    misused."""
+    """Raised if a node of a program fails with an exception of other code (the `__cause__`), or a
+    program is misused.
+    """
 
 
 class UnknownVariableError(ProgramError, KeyError):
@@ -189,7 +213,9 @@ class CompileError(TraceError):
 
 
 class ToolError(ProgramError):
-    """Raised if a tool raises an exception (the `__cause__`), or if the model does not answer within `max_steps`."""
+    """Raised if a tool raises an exception (the `__cause__`), or if the model does not answer
+    within `max_steps`.
+    """
 
 
 class ValueValidationError(SglError, ValueError):
@@ -201,7 +227,13 @@ class ValueValidationError(SglError, ValueError):
     """
 
     def __init__(
-        self, message: str, *, text: str, value: object = None, hint: str = "", where: Location | None = None
+        self,
+        message: str,
+        *,
+        text: str,
+        value: object = None,
+        hint: str = "",
+        where: Location | None = None,
     ) -> None:
         super().__init__(message, hint=hint, where=where)
         self.text = text
@@ -237,28 +269,33 @@ class TruncatedError(ValueValidationError):
 
 
 class BudgetError(SglError):
-    """Raised instead of making a call that could exceed a limit of its run: `max_cost` or `max_total_tokens`.
+    """Raised instead of making a call that could exceed a limit of its run: `max_cost` or
+    `max_total_tokens`.
 
     Attributes:
         limit: name of the limit.
-        state: state of the run, with everything that was done before; None if the run has no state or the error comes
-            from another process.
+        state: state of the run, with everything that was done before; None if the run has no state
+            or the error comes from another process.
     """
 
-    def __init__(self, limit: str, problem: str, *, hint: str = "", where: Location | None = None) -> None:
+    def __init__(
+        self, limit: str, problem: str, *, hint: str = "", where: Location | None = None
+    ) -> None:
         super().__init__(f"{limit}: {problem}", hint=hint, where=where)
         self.limit = limit
         self.state: Any = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return restored, (type(self), self.args, {**self.__dict__, "state": None})  # a state can't leave its process
+        # a state can't leave its process
+        return restored, (type(self), self.args, {**self.__dict__, "state": None})
 
 
 class BackendError(SglError):
     """Raised if a backend fails to answer.
 
     Attributes:
-        retry_after: seconds after which the provider accepts a retry; None if it did not specify any.
+        retry_after: seconds after which the provider accepts a retry; None if it did not specify
+            any.
     """
 
     retry_after: float | None = None
@@ -268,8 +305,8 @@ class RequestTimeoutError(BackendError, TimeoutError):
     """Raised if a node or run takes longer than its `timeout`.
 
     Attributes:
-        state: state of the run, with everything that was finished before, if a body was ended by its run's timeout;
-            else None. It does not leave its process.
+        state: state of the run, with everything that was finished before, if a body was ended by
+            its run's timeout; else None. It does not leave its process.
     """
 
     retryable = True
@@ -314,10 +351,16 @@ class BatchError(ProgramError):
     """
 
     def __init__(
-        self, message: str, results: Sequence[object], *, hint: str = "", where: Location | None = None
+        self,
+        message: str,
+        results: Sequence[object],
+        *,
+        hint: str = "",
+        where: Location | None = None,
     ) -> None:
         super().__init__(message, hint=hint, where=where)
-        self.results = results if isinstance(results, list) else list(results)  # one that notebooks show
+        # one that notebooks show
+        self.results = results if isinstance(results, list) else list(results)
 
 
 def shown_address(url: str) -> str:

@@ -23,10 +23,13 @@ _CONNECT_S = 5.0  # for a host to accept a connection; until then nothing can st
 _CHUNK = 1 << 16
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "sglang-lite"}
 _MOVED = (301, 302, 303, 307, 308)
-_UNICAST6 = ipaddress.ip_network("2000::/3")  # all others of IPv6 are private, or stand for addresses of IPv4
-# Networks that look global but lead to hosts that only this machine can reach: IPv6 tunnels, and the addresses where
-# Azure's and Oracle's hosts answer their guests.
-_INSIDE = tuple(map(ipaddress.ip_network, ("2002::/16", "2001::/32", "168.63.129.16/32", "192.0.0.0/24")))
+# all others of IPv6 are private, or stand for addresses of IPv4
+_UNICAST6 = ipaddress.ip_network("2000::/3")
+# Networks that look global but lead to hosts that only this machine can reach: IPv6 tunnels, and
+# the addresses where Azure's and Oracle's hosts answer their guests.
+_INSIDE = tuple(
+    map(ipaddress.ip_network, ("2002::/16", "2001::/32", "168.63.129.16/32", "192.0.0.0/24"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,9 @@ class FetchEnd:
             timer.join()
 
 
-def fetch(urls: Iterable[str], bounds: FetchBounds, where: str, end: FetchEnd | None = None) -> dict[str, bytes]:
+def fetch(
+    urls: Iterable[str], bounds: FetchBounds, where: str, end: FetchEnd | None = None
+) -> dict[str, bytes]:
     """Fetches the content of each address. Blocks; the environment's proxies are not used.
 
     Args:
@@ -118,7 +123,9 @@ def _content(url: str, bounds: FetchBounds, most_bytes: int, end: FetchEnd, wher
             with _connected(parts, end, where) as connection:
                 path = parts.path or "/"
                 headers = {**_HEADERS, "Host": parts.netloc}
-                connection.request("GET", f"{path}?{parts.query}" if parts.query else path, headers=headers)
+                connection.request(
+                    "GET", f"{path}?{parts.query}" if parts.query else path, headers=headers
+                )
                 with connection.getresponse() as response:
                     if response.status not in _MOVED:
                         return _body(response, url, bounds, most_bytes, end, where)
@@ -127,8 +134,12 @@ def _content(url: str, bounds: FetchBounds, most_bytes: int, end: FetchEnd, wher
             raise
         except (OSError, http.client.HTTPException, ValueError) as error:
             if not end.left_s():
-                raise _error(url, f"has not been read within {end.seconds:g} seconds.", where) from None
-            raise _error(url, f"can't be fetched: {error or type(error).__name__}.", where) from None
+                raise _error(
+                    url, f"has not been read within {end.seconds:g} seconds.", where
+                ) from None
+            raise _error(
+                url, f"can't be fetched: {error or type(error).__name__}.", where
+            ) from None
     raise _error(url, f"is behind more than {_REDIRECTS} redirects.", where)
 
 
@@ -141,30 +152,39 @@ def _parts(url: str, bounds: FetchBounds, where: str) -> SplitResult:
         parts = SplitResult("", "", "", "", "")
         valid = False
     if not valid or not url.isascii() or not url.isprintable() or " " in url:
-        raise _error(url, "is no address of a file.", where, "Write https://host/path, with %20 for a space.")
+        raise _error(
+            url, "is no address of a file.", where, "Write https://host/path, with %20 for a space."
+        )
     if parts.username is not None or parts.password is not None:
         raise _error(url, "has a name or a password.", where, "Leave them out.")
     if "*" not in bounds.domains and parts.hostname not in bounds.domains:
         raise CapabilityError(
-            f"{shown_address(url)!r:.200} is not of an allowed domain.", parameter=where,
+            f"{shown_address(url)!r:.200} is not of an allowed domain.",
+            parameter=where,
             hint="Send the bytes as a data URL, or allow the domain: --allowed-media-domains.",
-        )  # fmt: skip
+        )
     return parts
 
 
 @contextmanager
-def _connected(parts: SplitResult, end: FetchEnd, where: str) -> Iterator[http.client.HTTPConnection]:
-    """Connects to the host of an address. The host's address is looked up once and must be public.
-    """
+def _connected(
+    parts: SplitResult, end: FetchEnd, where: str
+) -> Iterator[http.client.HTTPConnection]:
+    """Connects to the host of an address. The host's address is looked up once and must be public."""
     secure = parts.scheme == "https"
     host = parts.hostname
     assert host is not None, "an address without a host is refused before"
     port = parts.port or (443 if secure else 80)
     raw = _socket(host, port, end, parts.geturl(), where)
-    with raw.dup() as handle, end.cutting(handle):  # a duplicate, which another thread can shut down safely
+    # a duplicate, which another thread can shut down safely
+    with raw.dup() as handle, end.cutting(handle):
         connection = http.client.HTTPConnection(host, port)
         try:
-            connection.sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host) if secure else raw
+            connection.sock = (
+                ssl.create_default_context().wrap_socket(raw, server_hostname=host)
+                if secure
+                else raw
+            )
             yield connection
         finally:
             connection.close()
@@ -178,7 +198,9 @@ def _socket(host: str, port: int, end: FetchEnd, url: str, where: str) -> socket
         raise _error(url, "is not at a public address.", where, "Send the bytes as a data URL.")
     for i, address in enumerate(addresses):
         try:
-            return socket.create_connection((address, port), min(max(end.left_s(), 0.001), _CONNECT_S))
+            return socket.create_connection(
+                (address, port), min(max(end.left_s(), 0.001), _CONNECT_S)
+            )
         except OSError:
             if i == len(addresses) - 1:
                 raise
@@ -192,7 +214,11 @@ def _is_public(text: str) -> bool:
             return _is_public(str(address.ipv4_mapped))
         if address not in _UNICAST6:
             return False
-    return address.is_global and not address.is_multicast and not any(address in network for network in _INSIDE)
+    return (
+        address.is_global
+        and not address.is_multicast
+        and not any(address in network for network in _INSIDE)
+    )
 
 
 def _cut(handle: socket.socket) -> None:
@@ -201,7 +227,12 @@ def _cut(handle: socket.socket) -> None:
 
 
 def _body(
-    response: http.client.HTTPResponse, url: str, bounds: FetchBounds, most_bytes: int, end: FetchEnd, where: str
+    response: http.client.HTTPResponse,
+    url: str,
+    bounds: FetchBounds,
+    most_bytes: int,
+    end: FetchEnd,
+    where: str,
 ) -> bytes:
     if response.status != 200:
         raise _error(url, f"answers {response.status}.", where)

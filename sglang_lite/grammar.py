@@ -82,15 +82,18 @@ class Report:
     """Which parts of a constraint are enforced.
 
     Attributes:
-        refused: all reasons why the constraint is refused, each as (JSON Pointer into the schema, reason); the pointer
-            is "" for constraints other than schemas.
+        refused: all reasons why the constraint is refused, each as (JSON Pointer into the schema,
+            reason); the pointer is "" for constraints other than schemas.
         enforced: JSON Pointers of the schema's keywords that every generated text satisfies.
-        checked: requirements that are not enforced but checked in the finished value, each as (JSON Pointer, reason):
-            keywords that `enforce="best_effort"` permits, validators of a Python type that no schema can express, and
-            that unlisted member names occur only once (docs/constraints.md says when this is enforced).
-        remarks: JSON Pointers of the schema's keywords that have no effect, such as unknown formats and names.
+        checked: requirements that are not enforced but checked in the finished value, each as (JSON
+            Pointer, reason): keywords that `enforce="best_effort"` permits, validators of a Python
+            type that no schema can express, and that unlisted member names occur only once
+            (docs/constraints.md says when this is enforced).
+        remarks: JSON Pointers of the schema's keywords that have no effect, such as unknown formats
+            and names.
         rules: number of rules of the grammar.
-        example: text that the constraint allows; None if it is refused or all its texts are very long.
+        example: text that the constraint allows; None if it is refused or all its texts are very
+            long.
         seconds: time to compile the constraint and compute its first mask.
     """
 
@@ -109,8 +112,8 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
 
     Args:
         constraint: constraint, JSON schema or Python type.
-        model: name or path of a model, or an engine, whose tokens the constraint is compiled for; None for one token
-            per byte.
+        model: name or path of a model, or an engine, whose tokens the constraint is compiled for;
+            None for one token per byte.
 
     Raises:
         ConstraintError: the value is not a constraint.
@@ -174,16 +177,27 @@ def explain(
     """
     from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES
     from sglang_lite.lang.backend.default import given_backend, is_engine
-    from sglang_lite.lang.backend.remote.constraint_explanation import ConstraintExplanation, explained_by
+    from sglang_lite.lang.backend.remote.constraint_explanation import (
+        ConstraintExplanation,
+        explained_by,
+    )
 
     select = isinstance(constraint, list | tuple)
-    known = Choices(tuple(constraint)) if isinstance(constraint, list | tuple) else as_constraint(constraint)
+    known = (
+        Choices(tuple(constraint))
+        if isinstance(constraint, list | tuple)
+        else as_constraint(constraint)
+    )
     if backend is not None and not isinstance(backend, str | Path) and not is_engine(backend):
         kind = None if select else type_of(constraint)
-        return explained_by(given_backend(backend), known, () if kind is None else kind.checked, select=select)
+        return explained_by(
+            given_backend(backend), known, () if kind is None else kind.checked, select=select
+        )
     model: Any = backend
     found = ConstraintExplanation(
-        CONSTRAINT_NAMES[type(known)], str(getattr(model, "model_name", None) or model or "a model of bytes"), "native"
+        CONSTRAINT_NAMES[type(known)],
+        str(getattr(model, "model_name", None) or model or "a model of bytes"),
+        "native",
     )
     if select:
         return replace(found, by="scores")
@@ -204,7 +218,11 @@ def _limits(constraint: Constraint) -> Iterator[str]:
     elsewhere.
     """
     if isinstance(constraint, Number):
-        yield "at most 19 digits" if constraint.kind == "integer" else "as many digits as max_tokens permits"
+        yield (
+            "at most 19 digits"
+            if constraint.kind == "integer"
+            else "as many digits as max_tokens permits"
+        )
         yield "the first token that does not continue the number ends it, and is not part of it"
     if not isinstance(constraint, JsonSchema):
         return
@@ -225,10 +243,14 @@ def _limits(constraint: Constraint) -> Iterator[str]:
 def _enforced_and_remarks(constraint: Constraint) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not isinstance(constraint, JsonSchema):
         return (), ()
-    return assertions_and_annotations(document_of(constraint), assert_format=constraint.format == "assert")
+    return assertions_and_annotations(
+        document_of(constraint), assert_format=constraint.format == "assert"
+    )
 
 
-def matches(constraint: ConstraintLike, text: str, model: str | Path | Engine | None = None) -> bool:
+def matches(
+    constraint: ConstraintLike, text: str, model: str | Path | Engine | None = None
+) -> bool:
     """Returns True if a constraint's masks allow the text token by token to its end, and its value
     is valid.
 
@@ -290,7 +312,8 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
         text: beginning of an allowed text, in the style of generated text.
 
     Raises:
-        ConstraintError: the constraint is invalid or can't be enforced, or it does not allow the text.
+        ConstraintError: the constraint is invalid or can't be enforced, or it does not allow the
+            text.
     """
     from sglang_lite.runtime.structured_output.continuations import continuations
 
@@ -328,13 +351,15 @@ def _must_be_text(text: object) -> None:
         raise ParameterError("text", f"{text!r:.60} is not a string.")
 
 
-# ---------------------------------------------------------------------------------------------------------- masks
+# -------------------------------------------------------------------------------------------- masks
 
 
 @lru_cache(maxsize=4)
 def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEngine:
     if not is_installed("numpy"):
-        raise BackendError("masks need numpy, which is not installed.", hint="pip install 'sglang-lite[grammar]'.")
+        raise BackendError(
+            "masks need numpy, which is not installed.", hint="pip install 'sglang-lite[grammar]'."
+        )
     from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 
     eos = () if tokenizer is None else sorted(tokenizer.eos_ids)
@@ -345,7 +370,9 @@ def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEn
 def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGrammar:
     from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, with_mask_rules
 
-    return with_mask_rules(engine.compile(constraint), engine.ending_tokens, mask_rules_of(constraint))
+    return with_mask_rules(
+        engine.compile(constraint), engine.ending_tokens, mask_rules_of(constraint)
+    )
 
 
 def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> CompiledGrammar:
@@ -366,7 +393,9 @@ def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | 
         return None, None
     if not isinstance(model, str | Path):
         if not hasattr(model, "tokenizer"):
-            raise ParameterError("model", f"{type(model).__name__} is not a name, a path or an Engine.")
+            raise ParameterError(
+                "model", f"{type(model).__name__} is not a name, a path or an Engine."
+            )
         return model.tokenizer, model.vocab_size
     from sglang_lite.runtime.host.installed import check_installed
     from sglang_lite.runtime.models.resolve import resolve
@@ -382,7 +411,11 @@ def _tokenizer_at(path: Path) -> Tokenizer:
     from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
     from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
 
-    return tokenizer_from_folder(path) if path.is_dir() else tokenizer_from_gguf(GgufFile(path).metadata, str(path))
+    return (
+        tokenizer_from_folder(path)
+        if path.is_dir()
+        else tokenizer_from_gguf(GgufFile(path).metadata, str(path))
+    )
 
 
 def _ruled_matcher(constraint: Constraint) -> Matcher | None:
@@ -391,7 +424,9 @@ def _ruled_matcher(constraint: Constraint) -> Matcher | None:
     """
     from sglang_lite.runtime.structured_output.ruled_grammar import RuledGrammar
 
-    grammar = _grammar(_engine(None, None), constraint) if isinstance(constraint, JsonSchema) else None
+    grammar = (
+        _grammar(_engine(None, None), constraint) if isinstance(constraint, JsonSchema) else None
+    )
     return grammar.matcher() if isinstance(grammar, RuledGrammar) else None
 
 

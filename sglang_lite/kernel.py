@@ -49,7 +49,8 @@ class Output:
             self.show(make())
 
 
-def progress_bar(below: Callable[[], Markup] = fragment, **options: Any) -> Any:  # of tqdm, as it returns one
+# of tqdm, as it returns one
+def progress_bar(below: Callable[[], Markup] = fragment, **options: Any) -> Any:
     """Creates a tqdm progress bar: on standard error, or in a notebook below the cell, where HTML
     can follow it until it ends.
 
@@ -66,15 +67,20 @@ def progress_bar(below: Callable[[], Markup] = fragment, **options: Any) -> Any:
         def __init__(self, **options: Any) -> None:
             self.output = Output()
             self.closed = False
-            super().__init__(**options, mininterval=0, miniters=1, file=io.StringIO())  # `show_soon` leaves some out
+            # `show_soon` leaves some out
+            super().__init__(**options, mininterval=0, miniters=1, file=io.StringIO())
 
         def display(self, msg: str | None = None, pos: int | None = None) -> None:
             if msg == "":  # it is gone
                 return self.output.show(fragment())
-            return self.output.show(self._html()) if self.closed else self.output.show_soon(self._html)
+            return (
+                self.output.show(self._html()) if self.closed else self.output.show_soon(self._html)
+            )
 
         def _html(self) -> Markup:
-            counts = f" {self.desc} {self.n:,} of {self.total or '?'} {self.unit}, {self.postfix or ''}"
+            counts = (
+                f" {self.desc} {self.n:,} of {self.total or '?'} {self.unit}, {self.postfix or ''}"
+            )
             bar = element("progress", value=self.n, max=self.total)
             return fragment(bar, counts) if self.closed else fragment(bar, counts, below())
 

@@ -64,7 +64,10 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup:
     body = [element("tr", *map(_cell, line)) for line in lines[:_MAX_ROWS]]
     more = len(lines) - len(body)
     note = element("p", f"{more:,} more rows") if more else ""
-    return Markup(element("table", element("tr", *(element("th", name) for name in head)), *body) + escaped(note))
+    return Markup(
+        element("table", element("tr", *(element("th", name) for name in head)), *body)
+        + escaped(note)
+    )
 
 
 def _cell(content: object) -> Markup:
@@ -89,4 +92,9 @@ def fragment(*content: object, scope: str | None = None) -> Markup:
     """Builds the complete HTML of an object in a notebook. `scope` is an additional class for its
     own styles.
     """
-    return element("div", element("style", Markup(_STYLE)), *content, class_=f"sglang-lite {scope or ''}".strip())
+    return element(
+        "div",
+        element("style", Markup(_STYLE)),
+        *content,
+        class_=f"sglang-lite {scope or ''}".strip(),
+    )

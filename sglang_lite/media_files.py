@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 50 * 2**20
 MAX_SECONDS = 3600
-_LOUDEST = 1_000_000  # largest sample in a floating-point file; an encoder's sums of squares must be finite
+# largest sample in a floating-point file; an encoder's sums of squares must be finite
+_LOUDEST = 1_000_000
 MAX_FRAME_PIXELS = 16 * 10**6  # of one frame: 4,000 x 4,000
 MAX_PIXELS = 40 * 10**9  # of all frames, which takes a few minutes to decode
-# By libav's name of a format: the offset and the bytes that identify its files, and its video and audio media types.
+# By libav's name of a format: the offset and the bytes that identify its files, and its video and
+# audio media types.
 _FORMATS = {
     "mov": (4, (b"ftyp", b"moov", b"mdat", b"wide"), "video/mp4", "audio/mp4"),
     "matroska": (0, (b"\x1a\x45\xdf\xa3",), "video/webm", "audio/webm"),
@@ -38,9 +40,9 @@ _FORMATS = {
     "ogg": (0, (b"OggS",), "", "audio/ogg"),
     "mp3": (0, (b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "", "audio/mpeg"),
 }
-# Options for WAV files, and the numbers of bytes and samples that are processed together. Computing threads may
-# run between two frames, and a compressed sound has about 40 per second. In 16 bits, libav would search the whole file
-# for DTS.
+# Options for WAV files, and the numbers of bytes and samples that are processed together. Computing
+# threads may run between two frames, and a compressed sound has about 40 per second. In 16 bits,
+# libav would search the whole file for DTS.
 _WAV = {"max_size": str(2**16), "max_probe_packets": "1"}
 _JOINED = 2**18
 _KNOWN = {"video": "MP4, MOV, WEBM, MKV and AVI", "audio": "WAV, FLAC, OGG, MP3, M4A and WEBM"}
@@ -83,12 +85,15 @@ def video_header(video: Media) -> VideoHeader:
         height = stream.codec_context.height
         if width * height > MAX_FRAME_PIXELS:
             raise _error(
-                "video", f"{width:,} x {height:,} pixels, the limit is {MAX_FRAME_PIXELS:,}.", "Scale it down."
+                "video",
+                f"{width:,} x {height:,} pixels, the limit is {MAX_FRAME_PIXELS:,}.",
+                "Scale it down.",
             )
         count = stream.frames or _count(container, stream, MAX_PIXELS // max(width * height, 1))
         if count * width * height > MAX_PIXELS:
             problem = (
-                f"has {count:,} frames or more of {width:,} x {height:,} pixels; the limit is {MAX_PIXELS:,} in all."
+                f"has {count:,} frames or more of {width:,} x {height:,} pixels; the limit is "
+                f"{MAX_PIXELS:,} in all."
             )
             raise _error("video", problem, "Cut it, or scale it down.")
         rate = float(stream.average_rate or 24)
@@ -121,7 +126,11 @@ def frames(video: Media, header: VideoHeader, indices: Sequence[int]) -> Iterato
         for number, frame in enumerate(container.decode(stream)):
             pixels += frame.width * frame.height  # later frames may be larger than the first
             if pixels > MAX_PIXELS:
-                raise _error("video", f"has more than {MAX_PIXELS:,} pixels in all.", "Cut it, or scale it down.")
+                raise _error(
+                    "video",
+                    f"has more than {MAX_PIXELS:,} pixels in all.",
+                    "Cut it, or scale it down.",
+                )
             while left and left[0] == number:
                 yield _upright(frame)
                 left.popleft()
@@ -129,7 +138,9 @@ def frames(video: Media, header: VideoHeader, indices: Sequence[int]) -> Iterato
                 return
         # Some formats count frames that are never shown.
         if frame is None or (number + 1) * 10 < header.frames * 9:
-            problem = f"is damaged or truncated: {number + 1:,} of {header.frames:,} frames can be read."
+            problem = (
+                f"is damaged or truncated: {number + 1:,} of {header.frames:,} frames can be read."
+            )
             raise _error("video", problem, "Save it again.")
         for _ in left:
             yield _upright(frame)
@@ -153,9 +164,12 @@ def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]
         import av
         import numpy as np
 
-        decoded = _within(container.decode(stream), most_seconds)  # before resampling, which may create many samples
+        # before resampling, which may create many samples
+        decoded = _within(container.decode(stream), most_seconds)
         # A joined file may change its form.
-        for _, alike in groupby(decoded, lambda each: (each.format.name, each.layout.name, each.rate)):
+        for _, alike in groupby(
+            decoded, lambda each: (each.format.name, each.layout.name, each.rate)
+        ):
             resampler = av.AudioResampler(format="flt", rate=rate)
             joined = av.AudioFifo()
             for frame in alike:
@@ -167,12 +181,15 @@ def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]
                 parts += map(_mean, resampler.resample(rest))
     if not any(map(len, parts)):
         raise _error("audio", "has no samples.", "Send another file.")
-    found: NDArray[np.float32] = np.concatenate(parts)[: int(rate * most_seconds)]  # rounding may have added one
+    # rounding may have added one
+    found: NDArray[np.float32] = np.concatenate(parts)[: int(rate * most_seconds)]
     if not np.isfinite(found).all():
         raise _error("audio", "has samples that are no numbers.", "Save it again.")
     if max(-found.min(), found.max()) > _LOUDEST:
         raise _error(
-            "audio", f"has samples beyond {_LOUDEST:,}, and 1 is the loudest.", "Save it with samples from -1 to 1."
+            "audio",
+            f"has samples beyond {_LOUDEST:,}, and 1 is the loudest.",
+            "Save it with samples from -1 to 1.",
         )
     return found
 
@@ -201,7 +218,8 @@ def wav_of(heard: NDArray[np.float32], rate: int) -> Media:
 
 
 @contextmanager
-def _opened(media: Media, kind: MediaKind) -> Iterator[tuple[Any, Any]]:  # container and stream of av
+# container and stream of av
+def _opened(media: Media, kind: MediaKind) -> Iterator[tuple[Any, Any]]:
     """Opens a file and yields its container and its first stream of a kind."""
     try:
         import av
@@ -211,14 +229,20 @@ def _opened(media: Media, kind: MediaKind) -> Iterator[tuple[Any, Any]]:  # cont
     if not media.data:
         raise _error(kind, "is empty.", "Give the bytes of a file.")
     if len(media.data) > MAX_BYTES:
-        raise _error(kind, f"{len(media.data):,} bytes, the limit is {MAX_BYTES:,}.", "Cut it, or save it smaller.")
+        raise _error(
+            kind,
+            f"{len(media.data):,} bytes, the limit is {MAX_BYTES:,}.",
+            "Cut it, or save it smaller.",
+        )
     try:
         name = _format(media.data, kind)[0]
         if name == "mov":
             _check_tables(media.data, kind)
         options = _WAV if name == "wav" else {}
         # Titles may be in any encoding.
-        with av.open(io.BytesIO(media.data), format=name, options=options, metadata_errors="ignore") as container:
+        with av.open(
+            io.BytesIO(media.data), format=name, options=options, metadata_errors="ignore"
+        ) as container:
             streams = container.streams.video if kind == "video" else container.streams.audio
             found = [each for each in streams if each.codec_context is not None]
             if not found:
@@ -252,12 +276,18 @@ def _check_tables(data: bytes, kind: MediaKind) -> None:
         if size == 1:
             size = _number(data, start + 8, 8)
         end = start + size if size >= 8 else len(data)
-        for name, skipped in ((b"stsz", 12), (b"trun", 8)) if data[start + 4 : start + 8] != b"mdat" else ():
+        for name, skipped in (
+            ((b"stsz", 12), (b"trun", 8)) if data[start + 4 : start + 8] != b"mdat" else ()
+        ):
             at = data.find(name, start, end)
             while at >= 0:
                 count += _number(data, at + skipped + (8 if _number(data, at - 4) == 1 else 0))
                 if count > len(data):
-                    raise _error(kind, f"is damaged: {count:,} samples in {len(data):,} bytes.", "Save it again.")
+                    raise _error(
+                        kind,
+                        f"is damaged: {count:,} samples in {len(data):,} bytes.",
+                        "Save it again.",
+                    )
                 at = data.find(name, at + 4, end)
         start = end
 
@@ -288,8 +318,7 @@ def _within(frames: Iterable[Any], most_seconds: float) -> Iterator[Any]:
 
 
 def _mean(frame: Any) -> NDArray[np.float32]:
-    """Averages the channels of a frame, which are interleaved: PyAV can't read more than 8 planes.
-    """
+    """Averages the channels of a frame, which are interleaved: PyAV can't read more than 8 planes."""
     mean: NDArray[np.float32] = frame.to_ndarray().reshape(-1, len(frame.layout.channels)).mean(1)
     return mean
 

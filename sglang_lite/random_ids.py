@@ -6,7 +6,8 @@ import os
 import random
 import secrets
 
-# Seeded from the system only once: each such call releases the GIL, which another thread may then hold for a while.
+# Seeded from the system only once: each such call releases the GIL, which another thread may then
+# hold for a while.
 _source = random.Random(secrets.randbits(256))
 
 

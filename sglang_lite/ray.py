@@ -64,32 +64,43 @@ class RayOptions:
     def __post_init__(self) -> None:
         if not (isinstance(self.engine, Mapping) or callable(self.engine)):
             raise ParameterError(
-                "engine", f"{self.engine!r:.60} is neither keywords of `Engine` nor a function.",
+                "engine",
+                f"{self.engine!r:.60} is neither keywords of `Engine` nor a function.",
                 hint='Give RayOptions(engine={"model": …}).',
-            )  # fmt: skip
+            )
         actors = self.actors
-        if actors is not None and (isinstance(actors, bool) or not isinstance(actors, int) or actors < 1):
+        if actors is not None and (
+            isinstance(actors, bool) or not isinstance(actors, int) or actors < 1
+        ):
             raise ParameterError(
-                "actors", f"{actors!r:.60} is not a whole number of at least 1.", hint="Leave it out for one per GPU."
+                "actors",
+                f"{actors!r:.60} is not a whole number of at least 1.",
+                hint="Leave it out for one per GPU.",
             )
         for name in ("num_cpus", "num_gpus", "start_timeout_s"):
             value = getattr(self, name)
             is_number = isinstance(value, Real) and not isinstance(value, bool)
             unset = value is None and name != "num_cpus"
             if not unset and not (is_number and value >= 0):  # NaN is not, either
-                raise ParameterError(name, f"{value!r:.60} is not a number of at least 0.", hint="Give 0 or more.")
+                raise ParameterError(
+                    name, f"{value!r:.60} is not a number of at least 0.", hint="Give 0 or more."
+                )
 
     def identity(self) -> object:
         """Returns data that the answers depend on. A checkpoint is only valid for the same data."""
         if isinstance(self.engine, Mapping):
-            return "sglang_lite.ray", sorted((name, str(value)) for name, value in self.engine.items())
+            return "sglang_lite.ray", sorted(
+                (name, str(value)) for name, value in self.engine.items()
+            )
         return "sglang_lite.ray", self.engine.__module__, self.engine.__qualname__
 
     def rows(self, given: UserValue) -> UserValue:
         """Returns the items of a batch: the rows of a Ray Dataset, or other items unchanged."""
         return list(given.iter_rows()) if hasattr(given, "iter_rows") else given
 
-    def pool(self, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool) -> ActorPool:
+    def pool(
+        self, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool
+    ) -> ActorPool:
         """Creates a pool of actors that run the items of a batch whose outcomes are not known yet.
 
         Raises:
@@ -111,14 +122,19 @@ def groups(rows: Sequence[tuple[int, Item]], max_rows: int) -> list[list[int]]:
         Indices of the rows of each group.
     """
     texts = {
-        index: {v for v in (*args, *kwargs.values()) if isinstance(v, str) and v} for index, (args, kwargs) in rows
+        index: {v for v in (*args, *kwargs.values()) if isinstance(v, str) and v}
+        for index, (args, kwargs) in rows
     }
     counts = Counter(text for found in texts.values() for text in found)
     found: dict[object, list[int]] = {}
     for index, own in texts.items():
         shared = [text for text in own if 1 < counts[text] < len(rows)]
-        found.setdefault(max(shared, key=lambda text: (len(text), text), default=None), []).append(index)
-    return [group[i : i + max_rows] for group in found.values() for i in range(0, len(group), max_rows)]
+        found.setdefault(max(shared, key=lambda text: (len(text), text), default=None), []).append(
+            index
+        )
+    return [
+        group[i : i + max_rows] for group in found.values() for i in range(0, len(group), max_rows)
+    ]
 
 
 class ActorPool:
@@ -132,7 +148,13 @@ class ActorPool:
     """
 
     def __init__(
-        self, options: RayOptions, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool
+        self,
+        options: RayOptions,
+        program: BaseProgram,
+        plan: BatchPlan,
+        report: Report,
+        *,
+        until_released: bool,
     ) -> None:
         self._options = options
         self._program = program
@@ -156,22 +178,37 @@ class ActorPool:
         if not ray.is_initialized():
             ray.init()
         total = ray.cluster_resources()
-        num_gpus = options.num_gpus if options.num_gpus is not None else float(total.get("GPU", 0) >= 1)
-        count = options.actors or int(total.get("GPU", 0) / num_gpus if num_gpus else _nodes(ray, options.num_cpus))
+        num_gpus = (
+            options.num_gpus if options.num_gpus is not None else float(total.get("GPU", 0) >= 1)
+        )
+        count = options.actors or int(
+            total.get("GPU", 0) / num_gpus if num_gpus else _nodes(ray, options.num_cpus)
+        )
         count = max(min(count, len(self._items)), 1)
         order = list(self._plan.pending)
         max_rows = max(-(-len(order) // (2 * _LANES * count)), _FEWEST)
-        self._waiting.extend([[i for i, _ in order]] if self._until_released else groups(order, max_rows))
+        self._waiting.extend(
+            [[i for i, _ in order]] if self._until_released else groups(order, max_rows)
+        )
         self._seats = count
         self._room = self._plan.window * count
-        settings = {name: value for name, value in self._plan.options.items() if name not in _DRIVERS}
+        settings = {
+            name: value for name, value in self._plan.options.items() if name not in _DRIVERS
+        }
         window = max(self._plan.window // _LANES, 1)
-        ray.util.register_serializer(SglFunction, serializer=program_as_data, deserializer=as_program)
+        ray.util.register_serializer(
+            SglFunction, serializer=program_as_data, deserializer=as_program
+        )
         task = ray.put((self._program, {**settings, "num_threads": window}))
-        kind = ray.remote(num_cpus=options.num_cpus, num_gpus=num_gpus, max_concurrency=_LANES)(_Actor)
+        kind = ray.remote(num_cpus=options.num_cpus, num_gpus=num_gpus, max_concurrency=_LANES)(
+            _Actor
+        )
         for _ in range(count):
             threading.Thread(
-                target=self._supervise, args=(kind, task, max_rows), name="sglang_lite-actor", daemon=True
+                target=self._supervise,
+                args=(kind, task, max_rows),
+                name="sglang_lite-actor",
+                daemon=True,
             ).start()
 
     def stop(self) -> None:
@@ -190,7 +227,7 @@ class ActorPool:
             self._room += 1
             self._bell.notify_all()
 
-    # ---------------------------------------------------------------------------------------- an actor's threads
+    # --------------------------------------------------------------------------- an actor's threads
 
     def _supervise(self, kind: Any, task: Any, max_rows: int) -> None:
         """Runs and supervises an actor, and a second one if the first dies."""
@@ -209,7 +246,10 @@ class ActorPool:
                 if not isinstance(failed, self._ray.exceptions.RayActorError):
                     break
                 continue
-            lanes = [threading.Thread(target=self._feed, args=(actor, max_rows), daemon=True) for _ in range(_LANES)]
+            lanes = [
+                threading.Thread(target=self._feed, args=(actor, max_rows), daemon=True)
+                for _ in range(_LANES)
+            ]
             for lane in lanes:
                 lane.start()
             for lane in lanes:
@@ -277,7 +317,11 @@ class ActorPool:
                 self._waiting.appendleft(again)
                 self._room += len(again)
             if not self._over:
-                logger.warning("an actor has died; %d rows run again: %s", len(again), str(error).partition("\n")[0])
+                logger.warning(
+                    "an actor has died; %d rows run again: %s",
+                    len(again),
+                    str(error).partition("\n")[0],
+                )
             self._bell.notify_all()
         for index in set(rows) - set(again):
             self._finish(index, _no_actor(error))
@@ -291,7 +335,11 @@ class ActorPool:
 class _Actor:
     """Ray actor with an engine and the program that runs on it."""
 
-    def __init__(self, engine: Mapping[str, Any] | Callable[[], Any], task: tuple[SglFunction, dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        engine: Mapping[str, Any] | Callable[[], Any],
+        task: tuple[SglFunction, dict[str, Any]],
+    ) -> None:
         from sglang_lite import Engine
 
         self._program, self._settings = task
@@ -305,7 +353,12 @@ class _Actor:
         items = [list(args) if args else kwargs for _, (args, kwargs) in rows]
         with equal_items_are_meant():  # otherwise the driver has already warned
             outcomes = self._program.run_batch(
-                items, backend=self._backend, generator_style=True, ordered=False, on_error="return", **self._settings
+                items,
+                backend=self._backend,
+                generator_style=True,
+                ordered=False,
+                on_error="return",
+                **self._settings,
             )
         for i, outcome in outcomes:
             yield rows[i][0], *_data(outcome)
@@ -320,7 +373,12 @@ def program_as_data(program: SglFunction) -> _Sent:
     """
     if program.func.__module__ != "__main__":
         return pickle.dumps(program)
-    return program.func, program.num_api_spec_tokens, program.bind_arguments, program.untrusted_arguments
+    return (
+        program.func,
+        program.num_api_spec_tokens,
+        program.bind_arguments,
+        program.untrusted_arguments,
+    )
 
 
 def as_program(data: _Sent) -> SglFunction:
@@ -362,12 +420,17 @@ def _no_actor(error: Exception) -> BackendError:
 
 
 def _nodes(ray: Any, num_cpus: float) -> int:
-    return sum(node["Alive"] and node["Resources"].get("CPU", 0) >= max(num_cpus, 1) for node in ray.nodes())
+    return sum(
+        node["Alive"] and node["Resources"].get("CPU", 0) >= max(num_cpus, 1)
+        for node in ray.nodes()
+    )
 
 
 def _ray() -> Any:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise CapabilityError("a cluster needs Ray.", hint="pip install 'sglang-lite[ray]'") from error
+        raise CapabilityError(
+            "a cluster needs Ray.", hint="pip install 'sglang-lite[ray]'"
+        ) from error
     return ray

@@ -11,4 +11,5 @@ class _ThreadMark(threading.local):
     runs_engine: bool = False
 
 
-this_thread = _ThreadMark()  # set by an engine's loop on its own thread, and checked by the language before it blocks
+# set by an engine's loop on its own thread, and checked by the language before it blocks
+this_thread = _ThreadMark()

@@ -26,7 +26,11 @@ def arguments(environment: dict[str, str]) -> list[str]:
         raise SystemExit(
             f"sglang_lite.worker: {error} is missing, which torchrun sets. Start it by torchrun."
         ) from error
-    return [] if count == "1" else ["--nnodes", count, "--node-rank", rank, "--dist-init-addr", address]
+    return (
+        []
+        if count == "1"
+        else ["--nnodes", count, "--node-rank", rank, "--dist-init-addr", address]
+    )
 
 
 def visible(environment: dict[str, str]) -> str:

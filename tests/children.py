@@ -20,7 +20,8 @@ import pytest
 from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent
-WAITING = {"wait", "iterate", "answers"}  # the functions that wait: for a value or a future, a batch, a stream
+# the functions that wait: for a value or a future, a batch, a stream
+WAITING = {"wait", "iterate", "answers"}
 _in_a_child = False
 
 
@@ -50,15 +51,27 @@ def _parent(pid):
 
 
 def in_a_child(function, *arguments):
-    """Result of a function of a test's module in a process of its own. Arguments and result are JSON."""
-    command = [sys.executable, "-c", "from tests.children import main; main()", _module(function), function.__name__]
-    done = subprocess.run([*command, json.dumps(arguments)], cwd=ROOT, capture_output=True, text=True)
+    """Result of a function of a test's module in a process of its own. Arguments and result are
+    JSON.
+    """
+    command = [
+        sys.executable,
+        "-c",
+        "from tests.children import main; main()",
+        _module(function),
+        function.__name__,
+    ]
+    done = subprocess.run(
+        [*command, json.dumps(arguments)], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}status {done.returncode}"
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def _module(function):
-    """Name of its module from the root; in pytest a file in a folder without `__init__.py` has a short one."""
+    """Name of its module from the root; in pytest a file in a folder without `__init__.py` has a
+    short one.
+    """
     return ".".join(Path(inspect.getfile(function)).relative_to(ROOT).with_suffix("").parts)
 
 
@@ -71,8 +84,9 @@ def main():
 
 
 def interrupted(call, when=lambda: True):
-    """Checks that `call()` ends with KeyboardInterrupt when Ctrl-C is pressed: when `when()` is true and the main
-    thread, which calls, waits. Only in a child."""
+    """Checks that `call()` ends with KeyboardInterrupt when Ctrl-C is pressed: when `when()` is
+    true and the main thread, which calls, waits. Only in a child.
+    """
     assert _in_a_child
     begun, seen = threading.Event(), threading.Event()
 

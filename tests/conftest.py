@@ -16,7 +16,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# Before torch is there: the tests run on the CPU everywhere, and `make test-gpu` runs on a GPU what is made for one.
+# Before torch is there: the tests run on the CPU everywhere, and `make test-gpu` runs on a GPU what
+# is made for one.
 if not os.environ.get("SGLANG_LITE_TEST_GPU"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["TRITON_INTERPRET"] = "1"
@@ -27,19 +28,23 @@ os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 import sglang_lite as sgl
 
-hypothesis.settings.register_profile("no deadline", deadline=None)  # other work on the machine is no failure
+# other work on the machine is no failure
+hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
 
 SLOW_TESTS = Path(__file__).parent / "slow_tests.txt"
-# Seconds on the processor, which other work on the machine hardly changes: of a case, and of what a file's tests share.
+# Seconds on the processor, which other work on the machine hardly changes: of a case, and of what a
+# file's tests share.
 SLOW, SLOW_FIXTURE = 0.01, 0.1
 _fixtures: dict[tuple[str, str], float] = {}  # by scope and name, of the file whose tests are run
 _slowest: dict[str, float] = defaultdict(float)  # of each test the longest case
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--write-slow-tests", action="store_true", help=f"write {SLOW_TESTS.name} if all tests pass")
+    parser.addoption(
+        "--write-slow-tests", action="store_true", help=f"write {SLOW_TESTS.name} if all tests pass"
+    )
 
 
 def _processor_s() -> float:
@@ -48,18 +53,25 @@ def _processor_s() -> float:
 
 
 def _living_s(process: str = "self") -> float:
-    """What the children of a process and theirs, which run still, have computed; 0 where the system does not tell."""
+    """What the children of a process and theirs, which run still, have computed; 0 where the system
+    does not tell.
+    """
     total = 0.0
     with contextlib.suppress(OSError):  # one has ended
-        for child in " ".join(each.read_text() for each in Path(f"/proc/{process}/task").glob("*/children")).split():
+        for child in " ".join(
+            each.read_text() for each in Path(f"/proc/{process}/task").glob("*/children")
+        ).split():
             fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + _living_s(child)
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + _living_s(
+                child
+            )
     return total
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
-    shared = fixturedef.scope == "module"  # the process of an engine, for one, is waited for after the last test
+    # the process of an engine, for one, is waited for after the last test
+    shared = fixturedef.scope == "module"
     before = _processor_s() + (_living_s() if shared else 0)
     try:
         return (yield)
@@ -75,7 +87,8 @@ def pytest_runtest_call(item: pytest.Function) -> Generator[None, object, object
         return (yield)
     finally:
         own, shared = (
-            sum(_fixtures.get((scope, name), 0.0) for name in item.fixturenames) for scope in ("function", "module")
+            sum(_fixtures.get((scope, name), 0.0) for name in item.fixturenames)
+            for scope in ("function", "module")
         )
         spent = max(_processor_s() - before + own, shared * SLOW / SLOW_FIXTURE)
         item.user_properties.append(("processor_s", spent))
@@ -89,10 +102,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A test leaves the list at half the time at which it enters it, so the list seldom changes."""
-    if not session.config.option.write_slow_tests or exitstatus or hasattr(session.config, "workerinput"):
+    if (
+        not session.config.option.write_slow_tests
+        or exitstatus
+        or hasattr(session.config, "workerinput")
+    ):
         return
     before = SLOW_TESTS.read_text().splitlines()
-    slow = [test for test, spent in _slowest.items() if spent > (SLOW / 2 if test in before else SLOW)]
+    slow = [
+        test for test, spent in _slowest.items() if spent > (SLOW / 2 if test in before else SLOW)
+    ]
     SLOW_TESTS.write_text("".join(f"{test}\n" for test in sorted(slow)))
 
 
@@ -103,13 +122,19 @@ def _test(case: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that are slow get their mark. Of a test marked `sampled(n)` a case in n is run, with each commit others: all of
-    them are many of a kind. All are run with `SGLANG_LITE_CASES=all`, and where tests are chosen by name."""
+    """Tests that are slow get their mark. Of a test marked `sampled(n)` a case in n is run, with
+    each commit others: all of them are many of a kind. All are run with `SGLANG_LITE_CASES=all`,
+    and where tests are chosen by name.
+    """
     slow = set(SLOW_TESTS.read_text().splitlines())
     for item in items:
         if _test(item.nodeid) in slow:
             item.add_marker(pytest.mark.slow)
-    if os.environ.get("SGLANG_LITE_CASES", "some") == "all" or config.option.keyword or "::" in "".join(config.args):
+    if (
+        os.environ.get("SGLANG_LITE_CASES", "some") == "all"
+        or config.option.keyword
+        or "::" in "".join(config.args)
+    ):
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -121,8 +146,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _left_out(cases: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Cases of a test but one of every n, and of the n after them the next one: the same one of each n would always have
-    the same value of a parameter that has n."""
+    """Cases of a test but one of every n, and of the n after them the next one: the same one of
+    each n would always have the same value of a parameter that has n.
+    """
     mark = cases[0].get_closest_marker("sampled")
     assert mark is not None
     n = min(mark.args[0], len(cases))
@@ -134,7 +160,9 @@ def _left_out(cases: list[pytest.Item]) -> Iterator[pytest.Item]:
 @cache
 def _commit() -> int:
     """A number that changes with the commit; 0 outside of a repository."""
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    asked = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
     return int(asked.stdout[:8], 16) if asked.returncode == 0 else 0
 
 
@@ -149,8 +177,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    """Modules that are imported and collected stay: no later collection of garbage looks at them. And torch's forty
-    loggers pass on what they are told: pytest adds its handlers to each logger that does not, six times a test."""
+    """Modules that are imported and collected stay: no later collection of garbage looks at them.
+    And torch's forty loggers pass on what they are told: pytest adds its handlers to each logger
+    that does not, six times a test.
+    """
     gc.freeze()
     for name in logging.root.manager.loggerDict:
         if name.partition(".")[0] == "torch":
@@ -158,9 +188,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Objects that the tests of a file leave behind stay, too: modules they imported, caches, engines of the session. Each
-    of hundreds of full collections looked at millions of such objects."""
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Objects that the tests of a file leave behind stay, too: modules they imported, caches,
+    engines of the session. Each of hundreds of full collections looked at millions of such
+    objects.
+    """
     result = yield
     if nextitem is None or nextitem.path != item.path:
         _fixtures.clear()
@@ -170,20 +204,25 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_unconfigure() -> None:
-    """Objects that were kept from the collector are given back after pytest's own last collections, which would look for
-    seconds: at its end Python finds what Triton's kernels hold."""
+    """Objects that were kept from the collector are given back after pytest's own last collections,
+    which would look for seconds: at its end Python finds what Triton's kernels hold.
+    """
     atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session")
 def model_file() -> Path:
-    """The default model's GGUF file. Where it was not fetched, tests that need it are skipped; in CI they fail."""
+    """The default model's GGUF file. Where it was not fetched, tests that need it are skipped; in
+    CI they fail.
+    """
     from sglang_lite.runtime.host.cache_folder import cache_folder
 
     path = cache_folder() / "models" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     if not path.exists():
         end = pytest.fail if os.environ.get("CI") else pytest.skip
-        end(f"needs the default model: {path} is missing; run `sglang-lite models pull smollm2-135m` (make test does)")
+        end(
+            f"needs the default model: {path} is missing; run `sglang-lite models pull smollm2-135m` (make test does)"
+        )
     return path
 
 
@@ -210,15 +249,18 @@ def small_file(model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="session")
 def small_engine(small_file: Path) -> Iterator[sgl.Engine]:
-    """An engine with the default model's tokens whose texts mean nothing: a token costs a thirtieth of the model's."""
+    """An engine with the default model's tokens whose texts mean nothing: a token costs a thirtieth
+    of the model's.
+    """
     with sgl.Engine(small_file, dtype="float32", in_process=True) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def smollm(model_file: Path) -> Iterator[sgl.Engine]:
-    """An engine with the default model, shared by the tests that only read from it. In float32, where no near tie
-    between tokens falls differently in another batch."""
+    """An engine with the default model, shared by the tests that only read from it. In float32,
+    where no near tie between tokens falls differently in another batch.
+    """
     with sgl.Engine(dtype="float32", in_process=True) as engine:
         yield engine
 
@@ -251,7 +293,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def _cold_constraints() -> Iterator[None]:
     """Hundreds of small engines, most without a constraint: no process is started for each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sglang_lite.runtime.structured_output.compiler.Compiler.warm_up", lambda self: [])
+        patch.setattr(
+            "sglang_lite.runtime.structured_output.compiler.Compiler.warm_up", lambda self: []
+        )
         yield
 
 

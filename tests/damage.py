@@ -1,7 +1,8 @@
 """Damaged files: what is done to them, and what a reader may do then.
 
-A reader may give an error of ours, which names the file and has a hint, or read the file. It may not raise anything else,
-end its process, hang, or take memory without bound. So cases run in a process of their own: `tests.children.in_a_child`.
+A reader may give an error of ours, which names the file and has a hint, or read the file. It may
+not raise anything else, end its process, hang, or take memory without bound. So cases run in a
+process of their own: `tests.children.in_a_child`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any
 from sglang_lite.protocol import SglError
 
 HANGS_S = 120  # a case takes less than a second
-MEMORY = 600 << 20  # bytes that all cases of a process may take at their peak, beside what the first ones take
+# bytes that all cases of a process may take at their peak, beside what the first ones take
+MEMORY = 600 << 20
 HUGE = int("9" * 4000)
 STRANGE: list[Any] = [
     None, True, False, 0, 1, -1, 2, 7, 96, 1.5, -1e300, float("nan"), float("inf"), 2**31, 2**63, HUGE, "", "x", "\0",
@@ -55,7 +57,8 @@ def strangely(draw: random.Random, value: Any) -> Any:
 
 
 def damaged(draw: random.Random, data: bytes, header: int | None = None) -> bytes:
-    """Bytes of a file with some of them flipped, overwritten by a number, zeroed, doubled, removed, put in or cut off.
+    """Bytes of a file with some of them flipped, overwritten by a number, zeroed, doubled, removed,
+    put in or cut off.
 
     Args:
         draw: what is drawn.
@@ -68,7 +71,9 @@ def damaged(draw: random.Random, data: bytes, header: int | None = None) -> byte
         at, size = draw.randrange(max(end, 1)), draw.choice((1, 2, 4, 8, 16, 64))
         match draw.randrange(8):
             case 0:
-                made[at : at + 1] = bytes([(made[at] if at < len(made) else 0) ^ 1 << draw.randrange(8)])
+                made[at : at + 1] = bytes(
+                    [(made[at] if at < len(made) else 0) ^ 1 << draw.randrange(8)]
+                )
             case 1:
                 code = draw.choice(("<B", "<H", "<I", "<Q", ">H", ">I", ">Q"))
                 width = struct.calcsize(code)
@@ -89,13 +94,16 @@ def damaged(draw: random.Random, data: bytes, header: int | None = None) -> byte
     return bytes(made)
 
 
-def examine(first: int, count: int, case: Callable[[random.Random], tuple[str, str]]) -> dict[str, Any]:
+def examine(
+    first: int, count: int, case: Callable[[random.Random], tuple[str, str]]
+) -> dict[str, Any]:
     """Runs cases, and returns how many had each outcome, and what was wrong with some.
 
     Args:
-        first, count: seeds of the cases, which are written to stderr, so that a crash tells its own.
-        case: does one, and returns its outcome and what is wrong with it, "" for nothing. An error of ours is an
-            outcome; its message must have what `where` says.
+        first, count: seeds of the cases, which are written to stderr, so that a crash tells its
+            own.
+        case: does one, and returns its outcome and what is wrong with it, "" for nothing. An error
+            of ours is an outcome; its message must have what `where` says.
     """
     outcomes: Counter[str] = Counter()
     problems: list[str] = []

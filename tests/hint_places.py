@@ -1,4 +1,6 @@
-"""What the mistakes of hint_cures.toml and their cures need: models, servers, machines and packages that lack something."""
+"""What the mistakes of hint_cures.toml and their cures need: models, servers, machines and packages
+that lack something.
+"""
 
 import base64
 import contextlib
@@ -29,7 +31,8 @@ REWRITES = (  # moves the system's turn to the last one
 MERGES = APPENDS.replace("[{{ m.role }}]", "{% if m.role != 'system' %}[{{ m.role }}]").replace(
     "{% endfor", "{% endif %}{% endfor"
 )
-DISTRIBUTIONS = {"opentelemetry": "opentelemetry-sdk", "outlines_core": "outlines-core"}  # by module
+# by module
+DISTRIBUTIONS = {"opentelemetry": "opentelemetry-sdk", "outlines_core": "outlines-core"}
 
 
 class Packages:
@@ -76,7 +79,11 @@ def ask(url, body=None, method="POST", **options):
     found = httpx2.request(method, url, json=body, timeout=60, **options)
     if found.status_code >= 400:
         raise sgl.BackendError(" ".join(_texts(found.json())))
-    return found.json() if found.headers.get("content-type", "").startswith("application/json") else found.text
+    return (
+        found.json()
+        if found.headers.get("content-type", "").startswith("application/json")
+        else found.text
+    )
 
 
 def _texts(found):
@@ -158,10 +165,14 @@ class Models:
         import peft
         from transformers import AutoModelForCausalLM
 
-        config = peft.LoraConfig(**{"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", **settings})
+        config = peft.LoraConfig(
+            **{"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", **settings}
+        )
         folder = self._new()
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`")  # that peft reads
-        peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(folder)
+        peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(
+            folder
+        )
         return str(folder)
 
     def merged(self, adapter):
@@ -171,7 +182,9 @@ class Models:
         folder = self._new()
         model = peft.AutoPeftModelForCausalLM.from_pretrained(adapter)
         model.merge_and_unload().save_pretrained(folder)
-        base = Path(json.loads(Path(adapter, "adapter_config.json").read_text())["base_model_name_or_path"])
+        base = Path(
+            json.loads(Path(adapter, "adapter_config.json").read_text())["base_model_name_or_path"]
+        )
         (folder / "tokenizer.json").write_text((base / "tokenizer.json").read_text())
         return str(folder)
 
@@ -214,7 +227,9 @@ def taken_port():
 
 def machine_with(patch, gigabytes):
     """Pretends that a machine has so much free memory."""
-    patch.setattr("sglang_lite.runtime.models.memory_check.free_bytes", lambda device: int(gigabytes * 1e9))
+    patch.setattr(
+        "sglang_lite.runtime.models.memory_check.free_bytes", lambda device: int(gigabytes * 1e9)
+    )
     patch.setattr(
         "sglang_lite.runtime.loading.model_choice.precision",
         lambda dtype, device: SimpleNamespace(weights=SimpleNamespace(itemsize=2)),
@@ -252,7 +267,9 @@ def places(stack, folders):
     models = Models(folders)
 
     def engine(*given, **settings):
-        return stack.enter_context(sgl.Engine(*given, **{"in_process": True, "dtype": "float32", **settings}))
+        return stack.enter_context(
+            sgl.Engine(*given, **{"in_process": True, "dtype": "float32", **settings})
+        )
 
     return {
         "ask": ask, "patch": patch, "lack": packages.lack, "pip_install": packages.pip_install, "models": models,

@@ -1,4 +1,6 @@
-"""A hub on this machine: its layout of addresses over folders, for tests of what is fetched from one."""
+"""A hub on this machine: its layout of addresses over folders, for tests of what is fetched from
+one.
+"""
 
 import hashlib
 import json
@@ -16,16 +18,23 @@ COMMIT = "c" * 40
 
 @contextmanager
 def local_hub(folders: Mapping[str, Path], gated: Mapping[str, int] = {}) -> Iterator[str]:
-    """Serves folders by hub id, but for the files of those that are gated, by the status that refuses them. Yields its
-    address."""
+    """Serves folders by hub id, but for the files of those that are gated, by the status that
+    refuses them. Yields its address.
+    """
 
     class Hub(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self):
-            if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/[^/?]+)?(\?.*)?", self.path):
+            if found := re.fullmatch(
+                r"/api/models/([^/]+/[^/]+)(/revision/[^/?]+)?(\?.*)?", self.path
+            ):
                 folder = folders.get(found[1])
-                return self.refuse() if folder is None else self.answer(json.dumps(described(found[1], folder)))
+                return (
+                    self.refuse()
+                    if folder is None
+                    else self.answer(json.dumps(described(found[1], folder)))
+                )
             if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/?]+(\?.*)?", self.path):
                 folder = folders.get(found[1])
                 return self.refuse() if folder is None else self.answer(json.dumps(tree(folder)))
@@ -40,7 +49,9 @@ def local_hub(folders: Mapping[str, Path], gated: Mapping[str, int] = {}) -> Ite
         do_HEAD = do_GET  # noqa: N815 # the name that http.server calls
 
         def answer(self, text):
-            self.begin(200, {"Content-Type": "application/json", "Content-Length": len(text.encode())})
+            self.begin(
+                200, {"Content-Type": "application/json", "Content-Length": len(text.encode())}
+            )
             self.write(text.encode())
 
         def refuse(self, status=404, code="RepoNotFound"):
@@ -82,13 +93,17 @@ def local_hub(folders: Mapping[str, Path], gated: Mapping[str, int] = {}) -> Ite
 
 
 def ask(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has this process and its children ask a hub. huggingface_hub reads the variables only when it is imported."""
+    """Has this process and its children ask a hub. huggingface_hub reads the variables only when it
+    is imported.
+    """
     import huggingface_hub.constants as constants
 
     for name, value in (("HF_ENDPOINT", url), ("HF_HUB_CACHE", str(cache))):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
 
 
@@ -98,7 +113,14 @@ def names(folder):
 
 def described(hub_id, folder):
     siblings = [{"rfilename": name} for name in names(folder)]
-    return {"id": hub_id, "modelId": hub_id, "sha": COMMIT, "private": False, "tags": [], "siblings": siblings}
+    return {
+        "id": hub_id,
+        "modelId": hub_id,
+        "sha": COMMIT,
+        "private": False,
+        "tags": [],
+        "siblings": siblings,
+    }
 
 
 def tree(folder):

@@ -1,4 +1,5 @@
-"""Tests that send signals or depend on threads, again and again: `pytest -p tests.loops --loops 200 tests/engine`.
+"""Tests that send signals or depend on threads, again and again: `pytest -p tests.loops --loops 200
+tests/engine`.
 
 A test is one of them if it, its fixtures or what it calls in its file use a module of `SOURCES`.
 """
@@ -21,7 +22,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _again(item):
-    """The same test as another item: pytest ends a test's fixtures only where the next item is another one."""
+    """The same test as another item: pytest ends a test's fixtures only where the next item is
+    another one.
+    """
     again = copy.copy(item)
     again.user_properties = []
     again._initrequest()  # noqa: SLF001 # as pytest-rerunfailures does
@@ -40,7 +43,9 @@ def _modules(item):
         yield module
         if module == item.module.__name__:
             left += [
-                name for each in (value, *vars(value).values()) for name in _names(getattr(each, "__code__", None))
+                name
+                for each in (value, *vars(value).values())
+                for name in _names(getattr(each, "__code__", None))
             ]
 
 

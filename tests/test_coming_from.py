@@ -10,7 +10,11 @@ from pydantic import BaseModel
 import sglang_lite as sgl
 
 PAGE = Path(__file__).parent.parent / "docs" / "coming_from.md"
-ROWS = [re.split(r"(?<!\\)\|", line)[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+ROWS = [
+    re.split(r"(?<!\\)\|", line)[1:-1]
+    for line in PAGE.read_text().splitlines()
+    if line.startswith("| ")
+]
 STATEMENT = re.compile(r"s \+=|with s\.|if s|\w+ = s\.\w+\(|s\[|ask =|forks =|branch =|for ")
 SHOWN = [
     code.replace(r"\|", "|")
@@ -39,7 +43,14 @@ def test_every_table_shows_statements():
 def test_a_statement_of_the_page_runs(code):
     def body(s):
         s += "Well, "
-        names = {"sgl": sgl, "s": s, "Person": Person, "Annotated": Annotated, "add": add, "question": "Why?"}
+        names = {
+            "sgl": sgl,
+            "s": s,
+            "Person": Person,
+            "Annotated": Annotated,
+            "add": add,
+            "question": "Why?",
+        }
         exec(compile(code, PAGE.name, "exec"), names)
 
     sgl.function(body).run(backend=sgl.ScriptedBackend(), seed=1).sync()

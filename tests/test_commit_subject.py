@@ -16,6 +16,8 @@ def test_a_subject_has_at_most_72_characters(tmp_path, length, status):
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     (entry,) = (hook["entry"] for hook in hooks if hook.get("stages") == ["commit-msg"])
     (message := tmp_path / "message").write_text("é" * length + "\n\n" + "a line of the body " * 8)
-    done = subprocess.run([sys.executable, *shlex.split(entry)[1:], message], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *shlex.split(entry)[1:], message], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == status
     assert (f"The subject has {length} characters" in done.stderr) == bool(status)

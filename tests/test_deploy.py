@@ -1,5 +1,6 @@
-"""Files of deploy/: what is installed is locked and is what the package needs, and each command that they run is one that
-the server takes. Tools that check their formats do so where they are installed: HELM names helm's program.
+"""Files of deploy/: what is installed is locked and is what the package needs, and each command
+that they run is one that the server takes. Tools that check their formats do so where they are
+installed: HELM names helm's program.
 """
 
 import os
@@ -28,14 +29,16 @@ SERVICES = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
 
 
 def read(*line):
-    """The settings that a command line of `serve` says: of the server, of the engine, of several servers."""
+    """The settings that a command line of `serve` says: of the server, of the engine, of several
+    servers.
+    """
     parser = CommandParser(prog="serve")
     flags.add(parser)
     parser.add_argument("--config", action=ConfigFile)
     return flags.read(parser.parse_args(line))
 
 
-# ------------------------------------------------------------------------------------------------ images
+# ------------------------------------------------------------------------------------------- images
 
 
 @pytest.mark.parametrize("lock", sorted(DOCKER.glob("*.lock")), ids=lambda lock: lock.name)
@@ -48,7 +51,9 @@ def test_the_lock_has_all_that_a_server_needs_in_versions_that_fit(lock):
     for extra in ("", "server", "grpc", "tracing", "media", "gateway"):
         for each in needed(extra):
             version = versions[canonicalize_name(each.name)].partition("+")[0]
-            assert each.specifier.contains(version), f"{each} is locked at {version}: python deploy/docker/lock.py"
+            assert each.specifier.contains(version), (
+                f"{each} is locked at {version}: python deploy/docker/lock.py"
+            )
 
 
 def needed(extra):
@@ -64,7 +69,9 @@ def needed(extra):
 
 
 def test_what_the_image_copies_is_there_for_each_lock():
-    copied = [name for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.M) for name in line.split()]
+    copied = [
+        name for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.M) for name in line.split()
+    ]
     locks = {
         "requirements.lock",
         *re.findall(r"LOCK=(\S+\.lock)", DOCKERFILE + (COMPOSE / "compose.gpu.yaml").read_text()),
@@ -74,7 +81,9 @@ def test_what_the_image_copies_is_there_for_each_lock():
 
 
 def test_images_of_others_have_a_version():
-    images = re.findall(r"^FROM (\S+)$", DOCKERFILE, re.M) + [each["image"] for each in SERVICES.values()]
+    images = re.findall(r"^FROM (\S+)$", DOCKERFILE, re.M) + [
+        each["image"] for each in SERVICES.values()
+    ]
     images = [image for image in images if not image.startswith("sglang-lite:")]
     assert len(images) == 3
     assert all(re.search(r":v?\d+\.\d+\.\d+", image) for image in images)
@@ -86,7 +95,7 @@ def test_hadolint_takes_the_dockerfile():
     assert (told.returncode, told.stdout) == (0, "")
 
 
-# ----------------------------------------------------------------------------------------------- compose
+# ------------------------------------------------------------------------------------------ compose
 
 
 def filled(text):
@@ -112,7 +121,9 @@ def test_the_services_of_compose_are_commands_that_the_server_takes():
 
 
 def test_the_files_that_compose_mounts_are_there():
-    mounted = [each.split(":") for service in SERVICES.values() for each in service.get("volumes", ())]
+    mounted = [
+        each.split(":") for service in SERVICES.values() for each in service.get("volumes", ())
+    ]
     files = {path: target for path, target, *_ in mounted if path.startswith(".")}
     assert len(files) == 4
     assert all((COMPOSE / path).exists() for path in files)
@@ -120,7 +131,7 @@ def test_the_files_that_compose_mounts_are_there():
     assert files["../grafana"] == provider["options"]["path"]
 
 
-# ----------------------------------------------------------------------------------------------- systemd
+# ------------------------------------------------------------------------------------------ systemd
 
 
 def test_the_unit_runs_a_command_that_the_server_takes(tmp_path):
@@ -130,7 +141,11 @@ def test_the_unit_runs_a_command_that_the_server_takes(tmp_path):
     for name in re.findall(r"^LoadCredential=(\w+):", UNIT.read_text(), re.M):
         (tmp_path / name).write_text(f"of-{name}\n")
     server, engine, _ = read(*line.replace("${CREDENTIALS_DIRECTORY}", str(tmp_path)).split())
-    assert (server.api_key, server.admin_api_key, server.log_format) == (("of-keys",), "of-admin", "json")
+    assert (server.api_key, server.admin_api_key, server.log_format) == (
+        ("of-keys",),
+        "of-admin",
+        "json",
+    )
     assert engine["restart"]
 
 
@@ -142,7 +157,7 @@ def test_systemd_takes_the_unit(tmp_path):
     assert (told.returncode, told.stderr) == (0, "")
 
 
-# -------------------------------------------------------------------------------------------- Kubernetes
+# --------------------------------------------------------------------------------------- Kubernetes
 
 
 def paths(value, at=()):
@@ -170,7 +185,12 @@ def test_the_settings_of_the_chart_are_settings(tmp_path):
 
 @pytest.mark.skipif(HELM is None, reason="helm is not installed")
 @pytest.mark.parametrize(
-    "values", ["", "secret=keys,modelsClaim=models,nodeSelector.a=b,settings.drain_s=5", "gateway.enabled=false"]
+    "values",
+    [
+        "",
+        "secret=keys,modelsClaim=models,nodeSelector.a=b,settings.drain_s=5",
+        "gateway.enabled=false",
+    ],
 )
 def test_helm_takes_the_chart_and_its_parts_find_each_other(values):
     assert HELM is not None
@@ -183,7 +203,11 @@ def test_helm_takes_the_chart_and_its_parts_find_each_other(values):
     labels = [pod["metadata"]["labels"] for pod in pods]
     for each in parts:
         if each["kind"] == "Service":
-            (pod,) = [pod for pod, own in zip(pods, labels) if each["spec"]["selector"].items() <= own.items()]
+            (pod,) = [
+                pod
+                for pod, own in zip(pods, labels)
+                if each["spec"]["selector"].items() <= own.items()
+            ]
             (container,) = pod["spec"]["containers"]
             assert container["ports"] == [{"name": "http", "containerPort": 30000}]
     names = {each["metadata"]["name"]: each["spec"] for each in parts if each["kind"] == "Service"}
@@ -193,5 +217,8 @@ def test_helm_takes_the_chart_and_its_parts_find_each_other(values):
         if container["name"] == "gateway":
             server, _, several = read(*container["args"])
             (source,) = several.workers
-            assert names[source.removeprefix("dns+http://").removesuffix(":30000")]["clusterIP"] == "None"
+            assert (
+                names[source.removeprefix("dns+http://").removesuffix(":30000")]["clusterIP"]
+                == "None"
+            )
             assert pod["spec"]["terminationGracePeriodSeconds"] > server.drain_s

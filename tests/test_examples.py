@@ -1,4 +1,6 @@
-"""Every example runs with one command and says what it should. Recipes of the cookbook have a page; `make docs` runs them."""
+"""Every example runs with one command and says what it should. Recipes of the cookbook have a page;
+`make docs` runs them.
+"""
 
 import ast
 import re
@@ -14,7 +16,13 @@ import sglang_lite as sgl
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 EXPECTED = {
-    "quickstart.py": ["Japan: Tokyo", "positive", "Person(name='Maria Lopez', age=34", "Venice:", "prompt tokens"],
+    "quickstart.py": [
+        "Japan: Tokyo",
+        "positive",
+        "Person(name='Maria Lopez', age=34",
+        "Venice:",
+        "prompt tokens",
+    ],
     "streaming.py": ["lighthouse", "for coroutines"],
     "batch.py": ["dog", "animal", "came from the cache"],
 }
@@ -22,20 +30,27 @@ EXPECTED = {
 PROGRAMS = {"quickstart.py": 6, "streaming.py": 2, "batch.py": 8}
 
 COOKBOOK = ROOT / "docs" / "cookbook"
-RECIPES = {page.stem: page for page in sorted(COOKBOOK.glob("*.md")) if page.stem not in ("README", "walks")}
+RECIPES = {
+    page.stem: page
+    for page in sorted(COOKBOOK.glob("*.md"))
+    if page.stem not in ("README", "walks")
+}
 COMMAND = re.compile(r"^```(?:sh)?\npython (examples/(\w+)\.py)(?: < (\S+))?\n```$", re.MULTILINE)
 PRINTED = re.compile(r"(?<=^prints\n\n```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
 def test_every_example_is_tested():
-    tested_elsewhere = {"grpo.py", "grpo_json.py", "rl_loop.py"}  # tests/test_grpo.py, tests/test_rl_loop.py
+    # tests/test_grpo.py, tests/test_rl_loop.py
+    tested_elsewhere = {"grpo.py", "grpo_json.py", "rl_loop.py"}
     recipes = {f"{name}.py" for name in RECIPES}
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*EXPECTED, *recipes, *tested_elsewhere}
     assert set(EXPECTED) == set(PROGRAMS)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_says_what_it_should_and_an_engine_sees_one_program_for_each_of_its_runs(name, engine, capsys):
+def test_an_example_says_what_it_should_and_an_engine_sees_one_program_for_each_of_its_runs(
+    name, engine, capsys
+):
     before = engine.stats()["programs_opened"]
     sgl.set_default_backend(engine)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
@@ -46,7 +61,9 @@ def test_an_example_says_what_it_should_and_an_engine_sees_one_program_for_each_
 
 
 def test_an_example_needs_no_more_than_its_command(model_file):
-    done = subprocess.run([sys.executable, EXAMPLES / "batch.py"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "batch.py"], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     for text in EXPECTED["batch.py"]:
         assert text in done.stdout
@@ -55,7 +72,10 @@ def test_an_example_needs_no_more_than_its_command(model_file):
 def test_every_recipe_is_in_the_index():
     index = (COOKBOOK / "README.md").read_text()
     listed = dict(re.findall(r"^- \[([^\]]+)\]\((\w+)\.md\)$", index, re.MULTILINE))
-    assert listed == {page.read_text().partition("\n")[0].removeprefix("# "): name for name, page in RECIPES.items()}
+    assert listed == {
+        page.read_text().partition("\n")[0].removeprefix("# "): name
+        for name, page in RECIPES.items()
+    }
     assert len(listed) == 25
 
 

@@ -1,4 +1,6 @@
-"""Files at addresses are fetched from public hosts alone, up to a size and a time; all else is one named error."""
+"""Files at addresses are fetched from public hosts alone, up to a size and a time; all else is one
+named error.
+"""
 
 from __future__ import annotations
 
@@ -63,14 +65,19 @@ def _fetch(*paths: str, **bounds: Any) -> dict[str, bytes]:
 
 def test_files_are_read_once_each_also_behind_redirects() -> None:
     with web(PUBLIC, PAGES) as asked:
-        found = _fetch("/file?x=1", "/file?x=1", "/moved", "/other", "http://b.example:8080/again#part")
+        found = _fetch(
+            "/file?x=1", "/file?x=1", "/moved", "/other", "http://b.example:8080/again#part"
+        )
     assert set(found.values()) == {b"content"}
     assert asked == ["/file?x=1", "/moved", "/file?x=1", "/other", "/file?x=1", "/again"]
 
 
 @pytest.mark.parametrize("host", PRIVATE)
 def test_hosts_that_are_not_public_are_not_asked(host: str) -> None:
-    with web(PRIVATE, PAGES) as asked, pytest.raises(ParameterError, match="not at a public address"):
+    with (
+        web(PRIVATE, PAGES) as asked,
+        pytest.raises(ParameterError, match="not at a public address"),
+    ):
         _fetch(f"http://{host}/again")
     assert asked == []
 
@@ -79,7 +86,9 @@ def test_hosts_that_are_not_public_are_not_asked(host: str) -> None:
 def test_a_name_that_leads_elsewhere_when_it_is_looked_up_again_is_asked_once(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """DNS rebinding: a name has a public address for who checks it, and one inside for who connects to it."""
+    """DNS rebinding: a name has a public address for who checks it, and one inside for who connects
+    to it.
+    """
     lookups: list[str] = []
 
     with web({**PUBLIC, "rebound.example": "192.168.1.4"}, PAGES) as asked:
@@ -99,7 +108,9 @@ def test_a_name_that_leads_elsewhere_when_it_is_looked_up_again_is_asked_once(
         monkeypatch.setattr(socket, "getaddrinfo", rebinds)
         monkeypatch.setattr(socket, "create_connection", connects)
         if path == "/again":
-            assert _fetch(f"http://rebound.example{path}") == {f"http://rebound.example{path}": b"content"}
+            assert _fetch(f"http://rebound.example{path}") == {
+                f"http://rebound.example{path}": b"content"
+            }
         else:  # the redirect is to the same host, which is looked up and checked again
             with pytest.raises(ParameterError, match="not at a public address"):
                 _fetch(f"http://rebound.example{path}")
@@ -131,13 +142,19 @@ def test_what_cannot_be_fetched_is_a_named_error(path: str, why: str) -> None:
 
 
 def test_all_files_have_the_size_together() -> None:
-    with web(PUBLIC, PAGES), pytest.raises(ParameterError, match="for all files of a request together"):
+    with (
+        web(PUBLIC, PAGES),
+        pytest.raises(ParameterError, match="for all files of a request together"),
+    ):
         _fetch("/file?x=1", "/again", most_bytes=13)
 
 
 def test_a_slow_answer_is_cut_at_the_end_of_the_time() -> None:
     before = threading.active_count()
-    with web(PUBLIC, PAGES), pytest.raises(ParameterError, match=r"has not been read within 0\.2 seconds"):
+    with (
+        web(PUBLIC, PAGES),
+        pytest.raises(ParameterError, match=r"has not been read within 0\.2 seconds"),
+    ):
         _fetch("/drips", seconds=0.2)
     assert threading.active_count() <= before + 1  # the page's own
 
@@ -155,12 +172,16 @@ def test_nothing_is_asked_after_the_end() -> None:
 def test_only_hosts_that_are_allowed_are_asked_also_behind_redirects() -> None:
     with web(PUBLIC, PAGES) as asked:
         assert _fetch("/again", domains=("a.example",))
-        with pytest.raises(CapabilityError, match=r"'http://b\.example/file' is not of an allowed domain"):
+        with pytest.raises(
+            CapabilityError, match=r"'http://b\.example/file' is not of an allowed domain"
+        ):
             _fetch("/other", domains=("a.example",))
     assert asked == ["/again", "/other"]
 
 
-def test_a_certificate_is_checked_for_the_name_and_not_for_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_is_checked_for_the_name_and_not_for_the_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     files = Path(__file__).parent / "server" / "data"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files / "localhost.pem", files / "localhost.key")
@@ -171,7 +192,9 @@ def test_a_certificate_is_checked_for_the_name_and_not_for_the_address(monkeypat
             _fetch("https://a.example/again")
 
 
-@pytest.mark.parametrize("path", ["/gone?key=secret", "/gone#secret", "http://me:secret@a.example/again"])
+@pytest.mark.parametrize(
+    "path", ["/gone?key=secret", "/gone#secret", "http://me:secret@a.example/again"]
+)
 def test_an_error_hides_what_may_be_secret_in_an_address(path: str) -> None:
     with web(PUBLIC, PAGES), pytest.raises(ParameterError) as failed:
         _fetch(path)

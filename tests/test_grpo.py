@@ -1,4 +1,6 @@
-"""The examples of training: what its rollouts give TRL, and that the engine takes the weights of each step."""
+"""The examples of training: what its rollouts give TRL, and that the engine takes the weights of
+each step.
+"""
 
 import json
 import random
@@ -21,8 +23,12 @@ ORDERS = runpy.run_path(str(EXAMPLES / "grpo_json.py"))
 
 def test_rollouts_are_what_trl_asks_for_and_follow_the_weights(folders, tmp_path):
     prompts = ["ab", "ab", "cd"]
-    written = SimpleNamespace(save_pretrained=lambda folder: shutil.copytree(folders[1], folder, dirs_exist_ok=True))
-    trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=0), model=written, processing_class=written)
+    written = SimpleNamespace(
+        save_pretrained=lambda folder: shutil.copytree(folders[1], folder, dirs_exist_ok=True)
+    )
+    trainer: Any = SimpleNamespace(
+        state=SimpleNamespace(global_step=0), model=written, processing_class=written
+    )
     with sgl.Engine(folders[0], dtype="float32", in_process=True, seed=1) as engine:
         rollouts = GRPO["Rollouts"](engine, tmp_path)
         before = rollouts(prompts, trainer)
@@ -74,7 +80,10 @@ def test_rollouts_of_orders_follow_the_tensors_of_the_trainer(tied):
         prompt, answer = after["prompt_ids"][0], after["completion_ids"][0]
         asked = {"max_new_tokens": 1, "temperature": 0}
         read = other.generate(
-            input_ids=[*prompt, *answer], sampling_params=asked, return_logprob=True, logprob_start_len=len(prompt)
+            input_ids=[*prompt, *answer],
+            sampling_params=asked,
+            return_logprob=True,
+            logprob_start_len=len(prompt),
         )
         expected = [value for value, *_ in read["meta_info"]["input_token_logprobs"]]
     assert after["logprobs"][0] == pytest.approx(expected, abs=1e-4)

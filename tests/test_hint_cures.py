@@ -1,4 +1,6 @@
-"""Hints that advise code: each mistake of hint_cures.toml raises an error with its hint, and the advised code works then."""
+"""Hints that advise code: each mistake of hint_cures.toml raises an error with its hint, and the
+advised code works then.
+"""
 
 import contextlib
 import json
@@ -24,7 +26,9 @@ ROOT = Path(__file__).parent
 TABLE = tomllib.loads((ROOT / "hint_cures.toml").read_text(encoding="utf-8"))
 CURES, UNEXECUTED = TABLE["cure"], TABLE["unexecuted"]
 # A call, an argument, a flag, a command, or what stands between backticks.
-CODE = re.compile(r"\w\((?!s\))|[a-z_]\w*=(?!=)|--[a-z]|pip install|sglang-lite [a-z]|`[^`]*[ (.=][^`]*`|\w \+= ")
+CODE = re.compile(
+    r"\w\((?!s\))|[a-z_]\w*=(?!=)|--[a-z]|pip install|sglang-lite [a-z]|`[^`]*[ (.=][^`]*`|\w \+= "
+)
 
 
 PROGRAM = """import sglang_lite as sgl
@@ -102,15 +106,24 @@ def names(stack):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.filterwarnings("ignore:coroutine", "ignore::pytest.PytestUnraisableExceptionWarning")  # left by mistakes
-@pytest.mark.parametrize("case", [pytest.param(each, id=f"{i}: {each['hint'][:50]}") for i, each in enumerate(CURES)])
-def test_what_a_hint_advises_works_after_the_mistake(case, tmp_path, tmp_path_factory, monkeypatch, small_file):
+# left by mistakes
+@pytest.mark.filterwarnings("ignore:coroutine", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "case", [pytest.param(each, id=f"{i}: {each['hint'][:50]}") for i, each in enumerate(CURES)]
+)
+def test_what_a_hint_advises_works_after_the_mistake(
+    case, tmp_path, tmp_path_factory, monkeypatch, small_file
+):
     monkeypatch.chdir(tmp_path)
     for name in [each for each in os.environ if each.endswith(("_API_KEY", "_PROJECT_ID"))]:
         monkeypatch.delenv(name)
     sgl.set_default_backend(sgl.ScriptedBackend(default="fine"))
     with contextlib.ExitStack() as stack:
-        own = {**names(stack), **places(stack, tmp_path_factory.mktemp("places")), "small_file": small_file}
+        own = {
+            **names(stack),
+            **places(stack, tmp_path_factory.mktemp("places")),
+            "small_file": small_file,
+        }
         if case.get("warns"):
             with pytest.warns(UserWarning, match=re.escape(case["hint"])):
                 exec(case["mistake"], own)  # a program of this repository
@@ -118,9 +131,13 @@ def test_what_a_hint_advises_works_after_the_mistake(case, tmp_path, tmp_path_fa
             with pytest.raises(sgl.SglError) as caught:
                 exec(case["mistake"], own)
             if case.get("inside"):  # of an error that came over HTTP
-                assert re.search(".*".join(map(re.escape, case["hint"].split("{}"))), str(caught.value))
+                assert re.search(
+                    ".*".join(map(re.escape, case["hint"].split("{}"))), str(caught.value)
+                )
             hint = (
-                case["hint"] if case.get("inside") else (caught.value.hint or "").removeprefix(case.get("starts", ""))
+                case["hint"]
+                if case.get("inside")
+                else (caught.value.hint or "").removeprefix(case.get("starts", ""))
             )
             assert matches(case["hint"], hint), f"{caught.value!r}: {hint}"
         exec(case["cure"], own)

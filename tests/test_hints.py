@@ -22,7 +22,9 @@ FOREIGN = {  # not of this package
 
 
 def written(node):
-    """Text of a hint, with {} for what is filled in, and with every alternative of a choice; None if it is computed."""
+    """Text of a hint, with {} for what is filled in, and with every alternative of a choice; None
+    if it is computed.
+    """
     match node:
         case ast.Constant(value=str() as text):
             return text
@@ -75,7 +77,11 @@ def missing(hint, names, flags):
     for owner, name in re.findall(r"`(\w+)\.(\w+)", hint):
         if owner in OWNERS and not hasattr(OWNERS[owner], name):
             found.append(f"{owner}.{name}")
-    found += [f"{name}=" for name in re.findall(r"(?<![\w.\-])([a-z_]\w*)=(?!=)", hint) if name not in names]
+    found += [
+        f"{name}="
+        for name in re.findall(r"(?<![\w.\-])([a-z_]\w*)=(?!=)", hint)
+        if name not in names
+    ]
     found += [
         flag for flag in re.findall(r"--[a-z][a-z0-9-]+", hint)
         if flag not in flags and flag[2:].replace("-", "_") not in names
@@ -88,7 +94,9 @@ def test_what_hints_name_is_there():
     all_hints = hints(found)
     assert len(all_hints) >= 700
     names, flags = arguments(found)
-    assert {place: wrong for place, hint in all_hints.items() if (wrong := missing(hint, names, flags))} == {}
+    assert {
+        place: wrong for place, hint in all_hints.items() if (wrong := missing(hint, names, flags))
+    } == {}
 
 
 def test_a_hint_that_names_what_nobody_has_is_found():

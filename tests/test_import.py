@@ -9,27 +9,47 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.lang.function import SglFunction
 
-HEAVY = ("torch", "transformers", "numpy", "pydantic", "jsonschema", "openai", "anthropic", "xgrammar", "jinja2")
+HEAVY = (
+    "torch",
+    "transformers",
+    "numpy",
+    "pydantic",
+    "jsonschema",
+    "openai",
+    "anthropic",
+    "xgrammar",
+    "jinja2",
+)
 
 
 def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def test_importing_loads_no_heavy_package():
-    assert run(f"import sys, sglang_lite; print([m for m in {HEAVY} if m in sys.modules])").strip() == "[]"
+    assert (
+        run(f"import sys, sglang_lite; print([m for m in {HEAVY} if m in sys.modules])").strip()
+        == "[]"
+    )
 
 
 def test_an_engine_process_is_started_before_heavy_packages_are_imported():
     """And what that process imports first, to start what compiles kernels."""
     modules = "sglang_lite.engine.engine_process, sglang_lite.compat.sglang.engine, sglang_lite.engine.child.main"
-    assert run(f"import sys, {modules}; print([m for m in {HEAVY} if m in sys.modules])").strip() == "[]"
+    assert (
+        run(f"import sys, {modules}; print([m for m in {HEAVY} if m in sys.modules])").strip()
+        == "[]"
+    )
     light = run("import sys, sglang_lite.engine.child.main; print(*sys.modules)").split()
     assert not {"msgspec", "asyncio", "sglang_lite.wire", "sglang_lite.protocol"} & set(light)
 
 
 def test_an_engine_on_a_cpu_needs_no_triton_and_no_xgrammar():
-    """Which is a package of Linux on x86 only, and not in the extra `cpu`, as xgrammar, which requires it."""
+    """Which is a package of Linux on x86 only, and not in the extra `cpu`, as xgrammar, which
+    requires it.
+    """
     modules = (
         "core.engine_thread, loading.load_model, models.load_transformers, embedding.load, attention.torch, "
         "executor.cpu_runner, structured_output.llguidance"
@@ -50,7 +70,9 @@ def test_a_program_can_be_defined_and_run_without_torch():
 
 
 def test_importing_loads_itself_and_a_few_modules_of_the_standard_library():
-    loaded = run("import sys; before = set(sys.modules); import sglang_lite; print(*set(sys.modules) - before)").split()
+    loaded = run(
+        "import sys; before = set(sys.modules); import sglang_lite; print(*set(sys.modules) - before)"
+    ).split()
     others = [name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names]
     assert sorted(others) == ["sglang_lite", "sglang_lite.version"]
     assert len(loaded) < 60
@@ -67,7 +89,8 @@ def test_every_public_name_loads_and_is_what_type_checkers_see():
     typed = {alias.asname or alias.name: node.module for node in imports for alias in node.names}
     assert typed.keys() | {"__version__"} == set(sgl.__all__)
     assert len(sgl.__all__) == len(set(sgl.__all__))
-    del typed["BaseBackend"]  # for type checkers, all backends are; at run time it is SGLang's class
+    # for type checkers, all backends are; at run time it is SGLang's class
+    del typed["BaseBackend"]
     for name, module in typed.items():
         assert module is not None
         assert getattr(sgl, name) is (
@@ -78,7 +101,8 @@ def test_every_public_name_loads_and_is_what_type_checkers_see():
 
 
 def test_what_is_shown_is_short_and_errors_are_shown_in_their_module():
-    # 55, quote, mcp, audio, prose, describe, which most programs with a type need, and plain, for what users wrote.
+    # 55, quote, mcp, audio, prose, describe, which most programs with a type need, and plain, for
+    # what users wrote.
     assert len(dir(sgl)) <= 61
     assert set(dir(sgl)) <= set(sgl.__all__)
     errors = {name for name in sgl.__all__ if name.endswith("Error")}
@@ -89,7 +113,13 @@ def test_what_is_shown_is_short_and_errors_are_shown_in_their_module():
 
 
 def test_types_of_public_functions_can_be_resolved():
-    for function in (sgl.gen, sgl.select, sgl.set_default_backend, SglFunction.run, SglFunction.run_batch):
+    for function in (
+        sgl.gen,
+        sgl.select,
+        sgl.set_default_backend,
+        SglFunction.run,
+        SglFunction.run_batch,
+    ):
         assert typing.get_type_hints(function)
 
 

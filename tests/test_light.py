@@ -20,11 +20,19 @@ BROUGHT = ("tokenizers", "huggingface_hub")  # by transformers
 def names(requirements):
     """Modules of requirements, other extras of this package left out."""
     found = (re.match(r"[\w-]+", each) for each in requirements)
-    return [each[0].replace("-", "_") for each in found if each is not None and each[0] != "sglang-lite"]
+    return [
+        each[0].replace("-", "_") for each in found if each is not None and each[0] != "sglang-lite"
+    ]
 
 
 EXTRAS = PROJECT["optional-dependencies"]
-LOCAL = (*names(EXTRAS["grammar"]), *names(EXTRAS["cpu"]), *names(EXTRAS["local"]), *BROUGHT, "requests")
+LOCAL = (
+    *names(EXTRAS["grammar"]),
+    *names(EXTRAS["cpu"]),
+    *names(EXTRAS["local"]),
+    *BROUGHT,
+    "requests",
+)
 WITHOUT = f"""
 import sys
 
@@ -115,11 +123,14 @@ def test_the_extra_for_models_is_in_those_that_start_one():
     assert "local" in EXTRAS["all"][0]
     assert EXTRAS["local"][0] == "sglang-lite[cpu]"
     assert EXTRAS["cpu"][0] == "sglang-lite[grammar]"
-    assert not {"triton", "xgrammar"} & set(names(EXTRAS["cpu"]))  # xgrammar requires triton, which has 1.0 GB
+    # xgrammar requires triton, which has 1.0 GB
+    assert not {"triton", "xgrammar"} & set(names(EXTRAS["cpu"]))
 
 
 @pytest.mark.parametrize("name", ["xgrammar", "outlines"])
 def test_an_optional_grammar_engine_that_is_not_installed_is_said(name, monkeypatch):
     monkeypatch.setattr(registry, "is_installed", lambda package: False)
-    with pytest.raises(sgl.ParameterError, match=rf"constraint_backend: '{name}' needs .* 'sglang-lite\[local\]'"):
+    with pytest.raises(
+        sgl.ParameterError, match=rf"constraint_backend: '{name}' needs .* 'sglang-lite\[local\]'"
+    ):
         registry.make_engine(name, Vocabulary((b"a",), ()))

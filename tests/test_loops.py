@@ -24,7 +24,19 @@ def test_of_something_else():
 
 def test_a_single_test_is_set_up_each_time(tmp_path):
     (tmp_path / "test_one.py").write_text(ONE)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.loops", "--loops", "3", "--noconftest", "test_one.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.loops",
+        "--loops",
+        "3",
+        "--noconftest",
+        "test_one.py",
+    ]
     root = str(Path(__file__).parents[1])
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True
+    )
     assert "3 passed, 1 deselected" in done.stdout

@@ -1,4 +1,6 @@
-"""Videos and sounds in files: what is read, within which bounds, and one named error for each bad one."""
+"""Videos and sounds in files: what is read, within which bounds, and one named error for each bad
+one.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,22 @@ import numpy as np
 import pytest
 
 from sglang_lite import media_files
-from sglang_lite.media_files import VideoHeader, frames, media_type, sample_count, samples, video_header, wav_of
+from sglang_lite.media_files import (
+    VideoHeader,
+    frames,
+    media_type,
+    sample_count,
+    samples,
+    video_header,
+    wav_of,
+)
 from sglang_lite.protocol import Media, ParameterError
 from tests.media_files import RATE, frames_in, mp4, wav
 
 
 @pytest.mark.parametrize(
-    ("kind", "found"), [("mp4", "video/mp4"), ("matroska", "video/webm"), ("avi", "video/x-msvideo")]
+    ("kind", "found"),
+    [("mp4", "video/mp4"), ("matroska", "video/webm"), ("avi", "video/x-msvideo")],
 )
 def test_a_video_has_its_size_and_its_frames(kind: str, found: str) -> None:
     video = mp4(10, 48, 32, fps=5, kind=kind)
@@ -26,12 +37,15 @@ def test_a_video_has_its_size_and_its_frames(kind: str, found: str) -> None:
     assert media_type(video.data, "video") == found
     shown = frames_in(video)
     taken = [*frames(video, header, (0, 3, 3, 9))]
-    assert [np.asarray(each).tolist() for each in taken] == [np.asarray(shown[i]).tolist() for i in (0, 3, 3, 9)]
+    assert [np.asarray(each).tolist() for each in taken] == [
+        np.asarray(shown[i]).tolist() for i in (0, 3, 3, 9)
+    ]
 
 
 def test_a_video_that_players_turn_is_read_upright() -> None:
     stored = mp4(2, 48, 32)
-    at = stored.data.index(b"tkhd") + 4 + 4 + 20 + 16  # the matrix of the track's header (ISO/IEC 14496-12, 8.3.2)
+    # the matrix of the track's header (ISO/IEC 14496-12, 8.3.2)
+    at = stored.data.index(b"tkhd") + 4 + 4 + 20 + 16
     clockwise = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30)
     turned = Media(stored.data[:at] + clockwise + stored.data[at + 36 :], "video/mp4")
     header = video_header(turned)
@@ -44,12 +58,16 @@ def test_a_video_that_players_turn_is_read_upright() -> None:
     ("rate", "channels", "width"),
     [(RATE, 1, 2), (RATE, 2, 2), (8000, 1, 1), (44_100, 2, 2), (48_000, 1, 2), (11_025, 1, 2)],
 )
-def test_a_sound_of_any_form_is_its_samples_in_one_channel(rate: int, channels: int, width: int) -> None:
+def test_a_sound_of_any_form_is_its_samples_in_one_channel(
+    rate: int, channels: int, width: int
+) -> None:
     sound = wav(0.5, rate=rate, channels=channels, width=width)
     found = samples(sound, RATE, 30)
     assert abs(len(found) - RATE // 2) <= 32
     assert sample_count(sound, RATE, 30) == len(found)
-    tone = np.sin(np.arange(len(found)) / RATE * 2 * np.pi * 440) * (30_000 / 32_768 if width == 2 else 120 / 128)
+    tone = np.sin(np.arange(len(found)) / RATE * 2 * np.pi * 440) * (
+        30_000 / 32_768 if width == 2 else 120 / 128
+    )
     assert np.abs(found - tone)[500:-500].max() < 0.03
 
 
@@ -57,8 +75,12 @@ def test_a_sound_of_any_form_is_its_samples_in_one_channel(rate: int, channels: 
 def test_compressed_sounds_are_read(kind: str) -> None:
     file = io.BytesIO()
     with av.open(io.BytesIO(wav(0.5).data)) as source, av.open(file, "w", format=kind) as container:
-        stream: Any = container.add_stream({"flac": "flac", "mp3": "libmp3lame", "ogg": "libopus"}[kind], rate=48_000)
-        resampler = av.AudioResampler(stream.format, stream.layout, 48_000, stream.frame_size or None)
+        stream: Any = container.add_stream(
+            {"flac": "flac", "mp3": "libmp3lame", "ogg": "libopus"}[kind], rate=48_000
+        )
+        resampler = av.AudioResampler(
+            stream.format, stream.layout, 48_000, stream.frame_size or None
+        )
         for frame in (*source.decode(audio=0), None):
             for part in resampler.resample(frame):
                 container.mux(stream.encode(part))
@@ -94,7 +116,9 @@ def test_a_bad_video_is_one_error(video: Media, why: str) -> None:
 
 def test_a_video_that_ends_early_is_damaged() -> None:
     whole = mp4(20, 48, 32, kind="matroska")
-    with pytest.raises(ParameterError, match="is damaged or truncated: 20 of 40 frames can be read"):
+    with pytest.raises(
+        ParameterError, match="is damaged or truncated: 20 of 40 frames can be read"
+    ):
         list(frames(whole, VideoHeader(40, 4.0, 48, 32), (0, 39)))
 
 
@@ -104,10 +128,16 @@ def test_a_video_that_ends_early_is_damaged() -> None:
         ("MAX_BYTES", 100, "bytes, the limit is 100"),
         ("MAX_SECONDS", 1, "2 seconds long, the limit is 1. Cut it."),
         ("MAX_FRAME_PIXELS", 1000, "48 x 32 pixels, the limit is 1,000"),
-        ("MAX_PIXELS", 10_000, "has 10 frames or more of 48 x 32 pixels; the limit is 10,000 in all"),
+        (
+            "MAX_PIXELS",
+            10_000,
+            "has 10 frames or more of 48 x 32 pixels; the limit is 10,000 in all",
+        ),
     ],
 )
-def test_a_video_beyond_a_bound_is_one_error(monkeypatch: pytest.MonkeyPatch, bound: str, value: int, why: str) -> None:
+def test_a_video_beyond_a_bound_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, bound: str, value: int, why: str
+) -> None:
     video = mp4(10, 48, 32, fps=5)
     monkeypatch.setattr(media_files, bound, value)
     with pytest.raises(ParameterError, match=why):
@@ -116,7 +146,8 @@ def test_a_video_beyond_a_bound_is_one_error(monkeypatch: pytest.MonkeyPatch, bo
 
 def test_a_long_sound_is_read_no_further_than_its_bound() -> None:
     with pytest.raises(
-        ParameterError, match=r"audio: is longer than 2 seconds, which the model hears at once\. Cut it\."
+        ParameterError,
+        match=r"audio: is longer than 2 seconds, which the model hears at once\. Cut it\.",
     ):
         samples(wav(60, rate=8000), 8000, 2)
 
@@ -124,13 +155,17 @@ def test_a_long_sound_is_read_no_further_than_its_bound() -> None:
 def _riff_wave(rate: int, channels: int, values: np.ndarray, info: bytes = b"") -> Media:
     """Sound of 8 bits or of floats, with any number of channels."""
     kind, each = (3, 4) if values.dtype == np.float32 else (1, 1)
-    form = struct.pack("<HHIIHH", kind, channels, rate, rate * channels * each, channels * each, each * 8)
+    form = struct.pack(
+        "<HHIIHH", kind, channels, rate, rate * channels * each, channels * each, each * 8
+    )
     parts = ((b"fmt ", form), *([(b"LIST", info)] if info else ()), (b"data", values.tobytes()))
     body = b"WAVE" + b"".join(name + struct.pack("<I", len(data)) + data for name, data in parts)
     return Media(b"RIFF" + struct.pack("<I", len(body)) + body, "audio/wav")
 
 
-@pytest.mark.parametrize(("rate", "channels", "count"), [(RATE, 9, 25), (44_100, 40, 500), (1, 8, 25)])
+@pytest.mark.parametrize(
+    ("rate", "channels", "count"), [(RATE, 9, 25), (44_100, 40, 500), (1, 8, 25)]
+)
 def test_a_sound_of_many_channels_is_their_mean(rate: int, channels: int, count: int) -> None:
     values = np.tile(np.arange(channels, dtype=np.float32), count)
     found = samples(_riff_wave(rate, channels, values), RATE, 30)

@@ -1,4 +1,6 @@
-"""Mistakes on purpose: the message of each names the thing, the place and the cure, and the cure works."""
+"""Mistakes on purpose: the message of each names the thing, the place and the cure, and the cure
+works.
+"""
 
 import contextlib
 import gc
@@ -22,7 +24,9 @@ from sglang_lite.cli import main
 from tests.children import send
 from tests.server.conftest import serving
 
-MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8"))["mistake"]
+MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8"))[
+    "mistake"
+]
 CASES = [pytest.param(each, id=each["title"]) for each in MISTAKES]
 IMPORTS = "import sglang_lite as sgl\n\n\n"
 
@@ -32,7 +36,9 @@ def test_there_are_80_mistakes():
 
 
 @pytest.mark.parametrize("mistake", CASES)
-def test_a_message_names_the_thing_the_place_and_a_cure_that_works(mistake, place, monkeypatch, capsys):
+def test_a_message_names_the_thing_the_place_and_a_cure_that_works(
+    mistake, place, monkeypatch, capsys
+):
     message = of_program(mistake["code"]) if "code" in mistake else of_command(mistake, capsys)
     for part in (*mistake["says"], mistake["cure"]):
         assert part in message
@@ -46,7 +52,9 @@ def test_a_message_names_the_thing_the_place_and_a_cure_that_works(mistake, plac
 def test_what_is_corrected_has_what_the_cure_advises(mistake):
     text = str(corrected(mistake) if "code" in mistake else mistake["corrected"])
     if not mistake["cure"].startswith("Leave"):
-        advised = re.findall(r"(?<![\w.])([a-z_]\w*)=(?!=)|(--[a-z]+)|sgl\.([a-z]\w*)\(", mistake["cure"])
+        advised = re.findall(
+            r"(?<![\w.])([a-z_]\w*)=(?!=)|(--[a-z]+)|sgl\.([a-z]\w*)\(", mistake["cure"]
+        )
         assert [name for names in advised for name in names if name and name not in text] == []
 
 
@@ -62,7 +70,11 @@ def of_program(code):
             runpy.run_path("prog.py")
         except Exception as error:
             where = getattr(error, "where", None)
-            frames = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == "prog.py"]
+            frames = [
+                each.lineno
+                for each in traceback.extract_tb(error.__traceback__)
+                if each.filename == "prog.py"
+            ]
             assert here in ([*frames, where.line] if where else frames)
             return "\n".join([str(error), *getattr(error, "__notes__", ())])
     (found,) = (each for each in warned if each.filename.endswith("prog.py"))
@@ -85,12 +97,14 @@ def of_command(mistake, capsys):
     return said
 
 
-# ------------------------------------------------------------------------------------------------------------- cures
+# -------------------------------------------------------------------------------------------- cures
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, small_file):
-    """Folder in which Python is started, with a small model. The environment names a server of APIs."""
+    """Folder in which Python is started, with a small model. The environment names a server of
+    APIs.
+    """
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "small.gguf").symlink_to(small_file)
     monkeypatch.chdir(tmp_path)
@@ -128,7 +142,9 @@ class Place:
 
 
 def corrected(mistake):
-    """Program that follows the advice: the line that the message points at is replaced, unless it is given whole."""
+    """Program that follows the advice: the line that the message points at is replaced, unless it
+    is given whole.
+    """
     if "corrected" in mistake:
         return mistake["corrected"]
     lines = mistake["code"].splitlines()

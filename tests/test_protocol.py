@@ -14,7 +14,9 @@ LINE_7 = protocol.Location("prog.py", 7, "<module>")
 
 
 def test_every_error_of_the_package_is_of_one_family():
-    errors = [v for v in vars(protocol).values() if isinstance(v, type) and issubclass(v, Exception)]
+    errors = [
+        v for v in vars(protocol).values() if isinstance(v, type) and issubclass(v, Exception)
+    ]
     assert len(errors) > 10
     assert all(issubclass(e, sgl.SglError) for e in errors)
 
@@ -38,7 +40,10 @@ def test_standard_classes_still_catch():
 
 
 def test_a_constraint_error_names_the_pointer():
-    assert str(sgl.ConstraintError("no such type", pointer="/properties/a")) == "no such type (at /properties/a)"
+    assert (
+        str(sgl.ConstraintError("no such type", pointer="/properties/a"))
+        == "no such type (at /properties/a)"
+    )
 
 
 def test_unset_shows_itself():
@@ -67,7 +72,11 @@ def test_errors_can_be_copied_and_pickled(error):
 RECORDS = [
     protocol.SamplingParams(stop=("a",), seed=3),
     protocol.JsonSchema("{}", separators=[",", ":"]),  # type: ignore[arg-type]  # wrong on purpose
-    protocol.Tag("<a>", protocol.OneOf([protocol.Number("float"), protocol.Repeated(protocol.Choices(["x"]))]), "</a>"),  # type: ignore[arg-type]  # wrong on purpose
+    protocol.Tag(
+        "<a>",
+        protocol.OneOf([protocol.Number("float"), protocol.Repeated(protocol.Choices(["x"]))]),  # type: ignore[arg-type]  # wrong on purpose
+        "</a>",
+    ),
     protocol.Prompt((protocol.Span("a", (1, 2)),), images=(protocol.Media(b"\x00"),)),
     protocol.Generation("x", spans=(protocol.Span("x"),), matched=3, meta={"a": [1]}),
     protocol.ProgramResult("x"),
@@ -78,7 +87,8 @@ RECORDS = [
 def test_records_can_be_copied_pickled_and_compared_and_not_changed(record):
     for clone in (copy.copy(record), copy.deepcopy(record), pickle.loads(pickle.dumps(record))):
         assert clone == record
-        assert isinstance(record, protocol.Generation) or hash(clone) == hash(record)  # `meta` is a dictionary
+        # `meta` is a dictionary
+        assert isinstance(record, protocol.Generation) or hash(clone) == hash(record)
     with pytest.raises(AttributeError):
         setattr(record, record.__struct_fields__[0], None)
     assert pickle.loads(pickle.dumps(protocol.UNSET)) is protocol.UNSET

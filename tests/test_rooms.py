@@ -10,16 +10,21 @@ from tests.rooms import ROOMS, ROOT, to_run
 @pytest.mark.parametrize(
     ("changed", "test"),
     [
-        ("sglang_lite/runtime/kernels/packed_products.py", "tests/runtime/kernels/test_reference.py"),
+        (
+            "sglang_lite/runtime/kernels/packed_products.py",
+            "tests/runtime/kernels/test_reference.py",
+        ),
         ("sglang_lite/runtime/models/weights/awq.py", "tests/runtime/loading/test_description.py"),
-        ("sglang_lite/runtime/models/weights/awq.py", "tests/runtime/models/test_packings.py"),  # names what names it
+        # names what names it
+        ("sglang_lite/runtime/models/weights/awq.py", "tests/runtime/models/test_packings.py"),
         ("sglang_lite/lint/sharing.py", "tests/lint/test_lint.py"),
         ("examples/agent.py", "tests/lint/test_files.py"),
         ("docs/engine.md", "tests/test_docs.py"),
         ("sglang_lite/runtime/core/engine_core.py", "tests/runtime/core/test_loop_thread.py"),
         ("sglang_lite/server/metrics.py", "tests/server/test_metrics.py"),
         ("sglang_lite/text/stop.py", "tests/text/test_stop.py"),
-        ("sglang_lite/runtime/requests/random_uniforms.py", "tests/docs/test_recipes.py"),  # pages show what is drawn
+        # pages show what is drawn
+        ("sglang_lite/runtime/requests/random_uniforms.py", "tests/docs/test_recipes.py"),
         ("tests/waiting.py", "tests/engine/test_death.py"),
         ("tests/runtime/models/conftest.py", "tests/runtime/models/test_gguf.py"),
         ("tests/wire.py", "tests/test_structure.py"),
@@ -37,7 +42,9 @@ def test_nothing_names_the_tests_of_real_models():
 
 
 def test_every_module_has_tests_beyond_those_of_all():
-    modules = subprocess.run(["git", "ls-files", "sglang_lite/*.py"], cwd=ROOT, capture_output=True, text=True)
+    modules = subprocess.run(
+        ["git", "ls-files", "sglang_lite/*.py"], cwd=ROOT, capture_output=True, text=True
+    )
     of_all = set(ROOMS["sglang_lite/"])
     alone = [path for path in modules.stdout.split() if to_run([path]) <= of_all]
     assert [path for path in alone if not path.endswith("__.py")] == []

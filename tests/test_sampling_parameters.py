@@ -1,4 +1,5 @@
-"""The table of sampling parameters, and all that is written out beside it for readers and type checkers.
+"""The table of sampling parameters, and all that is written out beside it for readers and type
+checkers.
 
 `python -m tests.test_sampling_parameters` writes the table of docs/sampling.md anew.
 """
@@ -60,7 +61,10 @@ SAID = {
 }
 WRONG = {
     "int": ("is not a whole number", ["3", 1.5, True, [1]]),
-    "float": ("is not a (finite )?number", ["hot", True, 1j, float("nan"), float("inf"), 10**400, [1]]),
+    "float": (
+        "is not a (finite )?number",
+        ["hot", True, 1j, float("nan"), float("inf"), 10**400, [1]],
+    ),
     "bool": ("is neither True nor False", [1, "yes"]),
     "strings": (
         "is not a (non-empty string|tuple or list of strings)|unpaired surrogates",
@@ -70,9 +74,18 @@ WRONG = {
         "is not a (whole number|tuple or list of token ids)|outside its range",
         ["12", 12, ["a"], [True], [-1]],
     ),
-    "order": ("is neither 'joint' nor 'sequential'", ["", "Joint", "vllm", 1, True, ("joint",), ["joint"]]),
-    "budget": ("is not a whole number|is neither seconds|outside its range", [1.5, True, -1, "long", "-3s", "120%"]),
-    "biases": ("is not a|outside its range", [{"a": 1}, {1: "x"}, {1: float("inf")}, [1], "x", {-1: 0}]),
+    "order": (
+        "is neither 'joint' nor 'sequential'",
+        ["", "Joint", "vllm", 1, True, ("joint",), ["joint"]],
+    ),
+    "budget": (
+        "is not a whole number|is neither seconds|outside its range",
+        [1.5, True, -1, "long", "-3s", "120%"],
+    ),
+    "biases": (
+        "is not a|outside its range",
+        [{"a": 1}, {1: "x"}, {1: float("inf")}, [1], "x", {-1: 0}],
+    ),
 }
 
 
@@ -84,7 +97,7 @@ def parameters_of(function):
     return list(inspect.signature(function).parameters.values())
 
 
-# ------------------------------------------------------------------------------------------------- what is written out
+# ------------------------------------------------------------------------------ what is written out
 
 
 def test_gen_has_the_parameters_of_the_table_in_its_order():
@@ -97,7 +110,10 @@ def test_gen_has_the_parameters_of_the_table_in_its_order():
 @pytest.mark.parametrize("short", [sgl.gen_int, sgl.gen_string])
 def test_short_forms_of_gen_have_those_of_run(short):
     takes = parameters_of(short)
-    assert [p.name for p in takes] == ["name", *(each.name for each in PARAMETERS if "run" in each.places)]
+    assert [p.name for p in takes] == [
+        "name",
+        *(each.name for each in PARAMETERS if "run" in each.places),
+    ]
     assert {p.default for p in takes} == {None}
 
 
@@ -146,34 +162,44 @@ def test_keywords_have_the_types_of_the_table():
     del shared["max_tokens"], of_gen["max_tokens"]
     for options, parameters in ((SamplingOptions, shared), (GenSamplingOptions, of_gen)):
         found = {name: each.__forward_arg__ for name, each in options.__annotations__.items()}
-        assert found == {name: f"{OPTION_TYPES[each.kind]} | None" for name, each in parameters.items()}
+        assert found == {
+            name: f"{OPTION_TYPES[each.kind]} | None" for name, each in parameters.items()
+        }
     for parameter in parameters_of(sgl.gen):
         if parameter.name in of_gen:
             assert parameter.annotation == f"{OPTION_TYPES[of_gen[parameter.name].kind]} | None"
 
 
 def test_docstrings_say_what_the_table_says():
-    entries = re.findall(r"^    (\w+): ((?:.|\n {8})+)", inspect.getdoc(sgl.gen) or "", re.MULTILINE)
+    entries = re.findall(
+        r"^    (\w+): ((?:.|\n {8})+)", inspect.getdoc(sgl.gen) or "", re.MULTILINE
+    )
     told = {name: re.sub(r"\s+", " ", text) for name, text in entries}
     for name, parameter in named("gen").items():
         assert told[name].startswith(parameter.docstring_entry), name
     for parameter in PARAMETERS:
-        assert f"    {parameter.name}: {parameter.docstring_entry}\n" in (SamplingParams.__doc__ or "")
+        assert f"    {parameter.name}: {parameter.docstring_entry}\n" in (
+            SamplingParams.__doc__ or ""
+        )
 
 
-# ------------------------------------------------------------------------------------------------ where values get to
+# ------------------------------------------------------------------------------ where values get to
 
 
 @pytest.mark.parametrize("parameter", named("gen").values(), ids=named("gen"))
 def test_gen_puts_a_value_under_its_name(parameter):
     written, read = said(parameter)
-    assert given_values(sgl.gen("a", **{parameter.name: written}).node.params) == {parameter.name: read}
+    assert given_values(sgl.gen("a", **{parameter.name: written}).node.params) == {
+        parameter.name: read
+    }
     assert given_values(sgl.gen("a", **{parameter.name: None}).node.params) == {}
 
 
 @pytest.mark.parametrize("make", [sgl.gen, sgl.gen_int])
 def test_values_can_be_given_in_sglangs_order(make):
-    names = [p.name for p in parameters_of(make) if p.name in IDS and p.kind is p.POSITIONAL_OR_KEYWORD]
+    names = [
+        p.name for p in parameters_of(make) if p.name in IDS and p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
     written = [said(named("gen")[name]) for name in names]
     params = make("a", *(value for value, _ in written)).node.params
     assert given_values(params) == dict(zip(names, (read for _, read in written)))
@@ -202,12 +228,19 @@ def test_a_run_gives_a_value_to_its_generations(parameter):
     assert [given_values(call.params) for call in script.calls] == [{parameter.name: read}] * 2
 
 
-@pytest.mark.parametrize("parameter", named("sampling_params").values(), ids=named("sampling_params"))
+@pytest.mark.parametrize(
+    "parameter", named("sampling_params").values(), ids=named("sampling_params")
+)
 def test_sglangs_dictionary_has_it_under_sglangs_name(parameter):
     written, read = said(parameter)
-    assert read_sampling({parameter.sglang: written}) == (SamplingParams(**{parameter.name: read}), None)
+    assert read_sampling({parameter.sglang: written}) == (
+        SamplingParams(**{parameter.name: read}),
+        None,
+    )
     assert read_sampling({parameter.sglang: None}) == (SamplingParams(), None)
-    with pytest.raises(sgl.ParameterError, match=rf"has no such field. Did you mean {parameter.sglang}\?"):
+    with pytest.raises(
+        sgl.ParameterError, match=rf"has no such field. Did you mean {parameter.sglang}\?"
+    ):
         read_sampling({f"{parameter.sglang}s": written})
 
 
@@ -216,7 +249,9 @@ def test_generate_has_it_as_a_field(parameter):
     written, read = said(parameter)
     (call,) = read_request("a", **{"return_logprob": True, parameter.sglang: written}).calls
     assert getattr(call.params, parameter.name) == read
-    with pytest.raises(sgl.ParameterError, match=f"^{parameter.sglang}: sampling_params has no such field"):
+    with pytest.raises(
+        sgl.ParameterError, match=f"^{parameter.sglang}: sampling_params has no such field"
+    ):
         read_sampling({parameter.sglang: written})
 
 
@@ -246,7 +281,7 @@ def test_values_are_checked_also_among_choices():
         sgl.gen("a", choices=["x"], top_p=2)
 
 
-# ------------------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------- checks
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=IDS)
@@ -256,8 +291,14 @@ def test_what_no_backend_could_honour_is_refused_by_the_name_that_was_written(pa
     program = sgl.function(lambda s: s.__iadd__(sgl.gen("a")))
     ways = {
         "gen": (parameter.name, lambda value: sgl.gen("a", **{parameter.name: value})),
-        "run": (parameter.sglang, lambda value: program.run(backend=script, **{parameter.sglang: value})),
-        "sampling_params": (parameter.sglang, lambda value: read_sampling({parameter.sglang: value})),
+        "run": (
+            parameter.sglang,
+            lambda value: program.run(backend=script, **{parameter.sglang: value}),
+        ),
+        "sampling_params": (
+            parameter.sglang,
+            lambda value: read_sampling({parameter.sglang: value}),
+        ),
         "request": (
             parameter.sglang,
             lambda value: read_request("a", **{"return_logprob": True, parameter.sglang: value}),
@@ -266,7 +307,11 @@ def test_what_no_backend_could_honour_is_refused_by_the_name_that_was_written(pa
     for place in set(parameter.places) & ways.keys():
         name, call = ways[place]
         for value in values:
-            if place == "request" and parameter.kind != "token ids" and parameter.name != "confidence":
+            if (
+                place == "request"
+                and parameter.kind != "token ids"
+                and parameter.name != "confidence"
+            ):
                 value = [value]  # else a list is one for each prompt
             with pytest.raises(sgl.ParameterError, match=f"^{name}: .*({message})") as caught:
                 call(value)
@@ -274,7 +319,9 @@ def test_what_no_backend_could_honour_is_refused_by_the_name_that_was_written(pa
             assert len(caught.value.message) < 120
 
 
-@pytest.mark.parametrize("parameter", [p for p in PARAMETERS if p.kind in ("int", "float")], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "parameter", [p for p in PARAMETERS if p.kind in ("int", "float")], ids=lambda p: p.name
+)
 def test_ranges_are_those_of_the_table(parameter):
     def made(value):
         return SamplingParams(**{parameter.name: value})
@@ -297,14 +344,19 @@ def test_ranges_are_those_of_the_table(parameter):
                 check(bounds.high)
 
 
-@pytest.mark.parametrize("parameter", [p for p in PARAMETERS if p.max_entries is not None], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "parameter", [p for p in PARAMETERS if p.max_entries is not None], ids=lambda p: p.name
+)
 def test_lists_are_as_long_as_the_table_says(parameter):
     entry = {"strings": "a", "token ids": 1, "biases": (1, 1.0)}[parameter.kind]
     resolve_params(SamplingParams(**{parameter.name: (entry,) * parameter.max_entries}), 10)
     with pytest.raises(
-        sgl.ParameterError, match=f"^{parameter.name}: .* entries, the limit is {parameter.max_entries:,}"
+        sgl.ParameterError,
+        match=f"^{parameter.name}: .* entries, the limit is {parameter.max_entries:,}",
     ):
-        resolve_params(SamplingParams(**{parameter.name: (entry,) * (parameter.max_entries + 1)}), 10)
+        resolve_params(
+            SamplingParams(**{parameter.name: (entry,) * (parameter.max_entries + 1)}), 10
+        )
 
 
 @pytest.mark.parametrize(
@@ -320,11 +372,13 @@ def test_what_another_backend_may_take_is_an_engines_to_refuse(wide):
 
 def test_an_argument_that_is_not_known_yet_is_taken_in_a_trace_and_refused_by_an_engine():
     asked = sgl.gen("a", temperature=SglArgument("t"))  # type: ignore[call-overload]  # a symbol, in a trace
-    with pytest.raises(sgl.ParameterError, match=r"^temperature: Argument.* is only known when the program runs"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"^temperature: Argument.* is only known when the program runs"
+    ):
         resolve_params(asked.node.params, 10)
 
 
-# ---------------------------------------------------------------------------------------------------------- the docs
+# ----------------------------------------------------------------------------------------- the docs
 
 
 def table():
@@ -351,7 +405,9 @@ def table():
                 ("openai", "OpenAI's routes"), ("completions", "OpenAI's completions"),
             ) if place in p.places
         ]  # fmt: skip
-        remote = [name for name, takes in (("OpenAI", openai), ("Claude", claude)) if p.name in takes]
+        remote = [
+            name for name, takes in (("OpenAI", openai), ("Claude", claude)) if p.name in takes
+        ]
         default = "" if p.default in (None, ()) else f"`{p.default}`"
         cells = (
             f"`{p.name}`", shown[p.kind], default, anywhere, ", ".join(engine), p.text,

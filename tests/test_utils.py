@@ -110,7 +110,9 @@ def test_a_bad_line_is_an_error_when_it_is_reached(tmp_path):
 
 def test_dump_state_text_writes_states_texts_and_anything_else(tmp_path):
     path = tmp_path / "out.txt"
-    state = sgl.function(lambda s: s.__iadd__("Zürich" + sgl.gen("a"))).run(backend=sgl.ScriptedBackend(default="!"))
+    state = sgl.function(lambda s: s.__iadd__("Zürich" + sgl.gen("a"))).run(
+        backend=sgl.ScriptedBackend(default="!")
+    )
     utils.dump_state_text(path, [state, "plain"])
     utils.dump_state_text(str(path), [ValueError("failed")], mode="a")
     line = "=" * 40
@@ -170,7 +172,9 @@ class Handler(BaseHTTPRequestHandler):
             body, headers = gzip.compress(CONTENT), {"Content-Encoding": "gzip"}
         if self.path.startswith("/always-gzip"):
             body, headers = gzip.compress(CONTENT), {"Content-Encoding": "gzip"}
-        missing = self.path.startswith("/missing") or (self.path == "/v1/models" and len(self.server.requests) < 3)
+        missing = self.path.startswith("/missing") or (
+            self.path == "/v1/models" and len(self.server.requests) < 3
+        )
         self.send_response(404 if missing else 200)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -198,7 +202,9 @@ def server(monkeypatch):
     server.server_close()
 
 
-@pytest.mark.parametrize("name", ["plain.jsonl", "gzip.jsonl", "always-gzip.jsonl", "unsized.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["plain.jsonl", "gzip.jsonl", "always-gzip.jsonl", "unsized.jsonl"]
+)
 def test_a_file_is_fetched_whole_and_once(server, tmp_path, name):
     target = tmp_path / "data.jsonl"
     for _ in range(2):
@@ -215,14 +221,22 @@ def test_a_file_is_kept_in_the_folder_for_temporary_files(server, tmp_path, monk
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     paths = [utils.download_and_cache_file(server.url + path) for path in ADDRESSES]
     assert sorted(paths) == sorted(map(str, tmp_path.iterdir()))
-    assert [path.rpartition("-")[2] for path in paths] == ["data.jsonl", "data.jsonl", "data.jsonl", ""]
+    assert [path.rpartition("-")[2] for path in paths] == [
+        "data.jsonl",
+        "data.jsonl",
+        "data.jsonl",
+        "",
+    ]
     assert paths == [utils.download_and_cache_file(server.url + path) for path in ADDRESSES]
     assert server.requests == ADDRESSES
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("missing", "404"), ("short", "Retry|Incomplete|broken|of 40,000 bytes came|complete message body")],
+    [
+        ("missing", "404"),
+        ("short", "Retry|Incomplete|broken|of 40,000 bytes came|complete message body"),
+    ],
 )
 def test_a_file_that_does_not_come_whole_is_not_kept(server, tmp_path, name, message):
     with pytest.raises(sgl.DownloadError, match=message):
@@ -263,7 +277,9 @@ def test_a_server_command_is_started_on_a_free_port_and_ended():
 
 
 def test_a_server_command_takes_host_and_port():
-    process, port = utils.launch_server_cmd(f"{sys.executable} -c pass", host="127.0.0.1", port=12345)
+    process, port = utils.launch_server_cmd(
+        f"{sys.executable} -c pass", host="127.0.0.1", port=12345
+    )
     process.wait()
     assert port == 12345
     assert process.args[-4:] == ["--host", "127.0.0.1", "--port", "12345"]
@@ -287,15 +303,22 @@ def test_a_process_that_does_not_end_is_killed():
     assert process.killed
 
 
-# ------------------------------------------------------------------------------------------ regexes of objects
+# ------------------------------------------------------------------------------- regexes of objects
 
 
-@pytest.mark.parametrize("source", [Person, Person.model_json_schema(), json.dumps(Person.model_json_schema())])
+@pytest.mark.parametrize(
+    "source", [Person, Person.model_json_schema(), json.dumps(Person.model_json_schema())]
+)
 def test_a_regex_of_an_object_matches_its_json(source):
     regex = build_regex_from_object(source)
     assert re.fullmatch(regex, '{"name": "ann", "age": 42}')
     assert re.fullmatch(regex, '{"name":"ann","age":42}')
-    for other in ('{"name": "Ann", "age": 42}', '{"age": 42, "name": "ann"}', '{"name": "ann"}', "{}"):
+    for other in (
+        '{"name": "Ann", "age": 42}',
+        '{"age": 42, "name": "ann"}',
+        '{"name": "ann"}',
+        "{}",
+    ):
         assert not re.fullmatch(regex, other)
 
 
@@ -305,7 +328,9 @@ def test_the_blanks_of_a_regex_can_be_chosen():
 
 
 def test_gen_takes_such_a_regex():
-    program = sgl.function(lambda s: s.__iadd__(sgl.gen("p", regex=build_regex_from_object(Person))))
+    program = sgl.function(
+        lambda s: s.__iadd__(sgl.gen("p", regex=build_regex_from_object(Person)))
+    )
     for seed in range(5):
         state = program.run(backend=sgl.ScriptedBackend(seed=seed))
         assert Person.model_validate_json(state["p"]).name.isalpha()
@@ -317,7 +342,7 @@ def test_an_object_that_makes_no_regex_is_refused(source):
         build_regex_from_object(source)
 
 
-# ------------------------------------------------------------------------------------------------------- texts
+# -------------------------------------------------------------------------------------------- texts
 
 
 @pytest.mark.parametrize(
@@ -338,7 +363,14 @@ def test_the_printable_part_of_a_text_is_its_whole_words(text, printable):
 
 @pytest.mark.parametrize(
     ("text", "chunk", "new"),
-    [("", "ab", "ab"), ("ab", "abc", "c"), ("ab", "bc", "c"), ("ab", "cd", "cd"), ("aa", "aaa", "a"), ("ab", "", "")],
+    [
+        ("", "ab", "ab"),
+        ("ab", "abc", "c"),
+        ("ab", "bc", "c"),
+        ("ab", "cd", "cd"),
+        ("aa", "aaa", "a"),
+        ("ab", "", ""),
+    ],
 )
 def test_an_overlap_is_trimmed(text, chunk, new):
     assert utils.trim_overlap(text, chunk) == new
@@ -382,7 +414,9 @@ def test_an_image_is_encoded(tmp_path):
     encoded = utils.encode_image_base64(str(tmp_path / "red.png"))
     assert base64.b64decode(encoded) == data
     assert utils.encode_image_base64(data) == encoded
-    picture = Image.open(io.BytesIO(base64.b64decode(utils.encode_image_base64(Image.open(io.BytesIO(data))))))
+    picture = Image.open(
+        io.BytesIO(base64.b64decode(utils.encode_image_base64(Image.open(io.BytesIO(data)))))
+    )
     assert picture.getpixel((1, 0)) == (255, 0, 0)
     with pytest.raises(sgl.ParameterError, match="an address has no bytes"):
         utils.encode_image_base64("https://example.com/a.png")

@@ -1,4 +1,6 @@
-"""Records and errors travel as data and come back the same; data that is wrong is refused, and nothing else happens."""
+"""Records and errors travel as data and come back the same; data that is wrong is refused, and
+nothing else happens.
+"""
 
 import contextlib
 import functools
@@ -28,7 +30,7 @@ from sglang_lite.wire.scan import scan_json
 RECORDS = int(os.environ.get("SGLANG_LITE_WIRE_RECORDS", "8"))  # of each kind
 FUZZED = int(os.environ.get("SGLANG_LITE_WIRE_FUZZ", "500"))
 
-# ------------------------------------------------------------------------------------------------ any record
+# --------------------------------------------------------------------------------------- any record
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 names = texts.filter(lambda text: text != "$float")
@@ -73,8 +75,12 @@ def records(kind):
     members = {name: values(annotation) for name, annotation in typing.get_type_hints(kind).items()}
     if kind is protocol.JsonSchema:
         separators = st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", ":")])
-        said = {"separators": separators, "whitespace": st.just("json")}, {"separators": st.just((", ", ": "))}
-        return st.one_of([st.builds(kind, **{**members, **each}) for each in said])  # in one of the two ways
+        said = (
+            {"separators": separators, "whitespace": st.just("json")},
+            {"separators": st.just((", ", ": "))},
+        )
+        # in one of the two ways
+        return st.one_of([st.builds(kind, **{**members, **each}) for each in said])
     if kind is protocol.SamplingParams:
         members = {each.name: st.just(protocol.UNSET) | within(each) for each in PARAMETERS}
     if kind is nodes.Select:
@@ -93,13 +99,18 @@ def plain_nodes():
     """Nodes of a graph that refer to no others."""
     members = {name: values(kind) for name, kind in typing.get_type_hints(graph.GraphNode).items()}
     use = st.builds(graph.Use, texts, source=st.none())
-    return st.builds(graph.GraphNode, **{**members, "path": st.just(()), "joins": st.just(()), "uses": tuples(use)})
+    return st.builds(
+        graph.GraphNode,
+        **{**members, "path": st.just(()), "joins": st.just(()), "uses": tuples(use)},
+    )
 
 
 def within(parameter):
     """Values that a parameter takes."""
     low, high, above = parameter.range.low, parameter.range.high, parameter.range.above
-    whole = st.integers(-(2**63) if low is None else int(low), 2**64 - 1 if high is None else int(high))
+    whole = st.integers(
+        -(2**63) if low is None else int(low), 2**64 - 1 if high is None else int(high)
+    )
     real = st.floats(low, high, exclude_min=above, allow_nan=False, allow_infinity=False)
     return {
         "int": whole, "float": real, "bool": st.booleans(), "strings": tuples(texts.filter(bool)),
@@ -118,13 +129,23 @@ def problems():
     common = {"hint": texts, "where": st.none() | places}
     own = {
         sgl.ParameterError: st.builds(sgl.ParameterError, texts, texts, **common),
-        sgl.ConstraintError: st.builds(sgl.ConstraintError, texts, pointer=st.none() | texts, **common),
+        sgl.ConstraintError: st.builds(
+            sgl.ConstraintError, texts, pointer=st.none() | texts, **common
+        ),
         protocol.WireError: st.builds(protocol.WireError, texts, pointer=texts, hint=texts),
-        sgl.ValueValidationError: st.builds(sgl.ValueValidationError, texts, text=texts, value=plain, **common),
-        sgl.RequestAbortedError: st.builds(aborted, texts, st.none() | records(protocol.Generation)),
-        sgl.BatchError: st.builds(sgl.BatchError, texts, st.lists(st.none() | st.builds(sgl.SglError, texts))),
+        sgl.ValueValidationError: st.builds(
+            sgl.ValueValidationError, texts, text=texts, value=plain, **common
+        ),
+        sgl.RequestAbortedError: st.builds(
+            aborted, texts, st.none() | records(protocol.Generation)
+        ),
+        sgl.BatchError: st.builds(
+            sgl.BatchError, texts, st.lists(st.none() | st.builds(sgl.SglError, texts))
+        ),
     }
-    return st.one_of([own.get(kind, st.builds(kind, texts, **common)) for kind in failure.ERRORS.values()])
+    return st.one_of(
+        [own.get(kind, st.builds(kind, texts, **common)) for kind in failure.ERRORS.values()]
+    )
 
 
 def aborted(message, partial):
@@ -136,7 +157,11 @@ def aborted(message, partial):
 def content(message):
     """Fields of a message that are compared."""
     if isinstance(message, sgl.SglError):
-        return type(message), str(message), {name: content(value) for name, value in vars(message).items()}
+        return (
+            type(message),
+            str(message),
+            {name: content(value) for name, value in vars(message).items()},
+        )
     if isinstance(message, protocol.Played):
         return message.path, message.name, content(message.event)
     return [content(each) for each in message] if isinstance(message, list) else message
@@ -175,7 +200,9 @@ def test_the_table_has_every_record_and_every_error():
         failure.Failure,
     }
     assert set(wire.TYPES.values()) == ours
-    assert set(failure.ERRORS.values()) == {kind for kind in below(sgl.SglError) if kind.__module__ == errors.__name__}
+    assert set(failure.ERRORS.values()) == {
+        kind for kind in below(sgl.SglError) if kind.__module__ == errors.__name__
+    }
     assert messages.PlayedData.__struct_fields__ == protocol.Played.__struct_fields__
 
 
@@ -189,7 +216,7 @@ def test_only_meta_and_value_hold_what_no_type_says():
     assert free == {"meta", "value"}
 
 
-# ------------------------------------------------------------------------------------------ forms of their own
+# ------------------------------------------------------------------------------- forms of their own
 
 
 def test_a_message_says_its_version_and_type():
@@ -200,7 +227,9 @@ def test_a_message_says_its_version_and_type():
 
 
 def test_log_probabilities_of_minus_infinity_survive():
-    scores = protocol.Selection((protocol.ChoiceScore("a", (1,), (-math.inf,), (None,)),), meta={"x": [math.inf]})
+    scores = protocol.Selection(
+        (protocol.ChoiceScore("a", (1,), (-math.inf,), (None,)),), meta={"x": [math.inf]}
+    )
     assert wire.decode(wire.encode(scores)) == scores
     token = wire.decode(wire.encode(protocol.TokenLogprob(math.nan, 1)))
     assert math.isnan(token.logprob)
@@ -238,7 +267,7 @@ def test_every_error_travels_whatever_is_in_it():
     ]  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------ refused when sent
+# -------------------------------------------------------------------------------- refused when sent
 
 G = protocol.Generation
 UNSENDABLE = {
@@ -301,7 +330,7 @@ def test_what_is_no_message_is_refused():
         wire.decode("{}")  # type: ignore[arg-type]  # wrong on purpose
 
 
-# ------------------------------------------------------------------------------------------ refused when read
+# -------------------------------------------------------------------------------- refused when read
 
 
 def message(**members):
@@ -394,7 +423,9 @@ def test_what_is_too_large_is_not_read():
 
 def test_numbers_and_texts_of_json_are_not_taken_for_others():
     data = b' {"version" : 1, "type":"TokenLogprob","data": {"token_id": 5, "logprob":-0.12345678901234567890123,\n"text":"\\"[{,:1234567890123456789012"}} '
-    assert wire.decode(data) == protocol.TokenLogprob(-0.12345678901234567890123, 5, '"[{,:1234567890123456789012')
+    assert wire.decode(data) == protocol.TokenLogprob(
+        -0.12345678901234567890123, 5, '"[{,:1234567890123456789012'
+    )
     same = b'{"version":1,"type":"Delta","data":{"kind":"Delta","text":"a","token_ids":[18446744073709551615 , -9223372036854775808]}}'
     assert wire.decode(same).token_ids == (2**64 - 1, -(2**63))
 
@@ -411,7 +442,7 @@ def test_a_caller_that_is_deep_in_a_recursion_gets_no_other_error():
     deeper()
 
 
-# ---------------------------------------------------------------------------------------------------- fuzzing
+# ------------------------------------------------------------------------------------------ fuzzing
 
 SENT = [
     protocol.SamplingParams(stop=("a", "ü"), seed=2**64 - 1, temperature=0.5, logit_bias=((1, -1.5),)),
@@ -448,10 +479,25 @@ def altered(data, draw):
                 data[at:at] = data[end : end + draw.randint(1, 40)]
             case 4:
                 data[at:at] = draw.choice(
-                    [b"[", b"{", b'"', b",", b":", b"\\", b"1e999", b"null", b"\x91", b"\x81", b"\xc0", b"\xcb"]
+                    [
+                        b"[",
+                        b"{",
+                        b'"',
+                        b",",
+                        b":",
+                        b"\\",
+                        b"1e999",
+                        b"null",
+                        b"\x91",
+                        b"\x81",
+                        b"\xc0",
+                        b"\xcb",
+                    ]
                 )
             case 5:
-                data[at : at + 1] = bytes([(data[at] if at < len(data) else 0) ^ 1 << draw.randrange(8)])
+                data[at : at + 1] = bytes(
+                    [(data[at] if at < len(data) else 0) ^ 1 << draw.randrange(8)]
+                )
     return bytes(data)
 
 
@@ -507,12 +553,18 @@ def outcome(data):
 
 
 def test_json_that_was_written_here_is_read_as_any_other(monkeypatch):
-    """Data that is taken without a scan is what a scan lets through: a blank before it brings the scan."""
+    """Data that is taken without a scan is what a scan lets through: a blank before it brings the
+    scan.
+    """
     draw, taken = random.Random(11), 0
     scanned = []
     monkeypatch.setattr(messages, "scan_json", lambda *args: scanned.append(1) or scan_json(*args))
     meant = [wire.encode(sent) for sent in SENT]
-    for data in [*meant, *(altered(draw.choice(meant), draw) for _ in range(4 * FUZZED)), *WRONG_BYTES]:
+    for data in [
+        *meant,
+        *(altered(draw.choice(meant), draw) for _ in range(4 * FUZZED)),
+        *WRONG_BYTES,
+    ]:
         scanned.clear()
         found = outcome(data)
         taken += not scanned

@@ -29,9 +29,12 @@ def sends(content: bytes, status: int = 200, **headers: str) -> Page:
 
 
 @contextmanager
-def web(hosts: Mapping[str, str], pages: Mapping[str, Page], tls: ssl.SSLContext | None = None) -> Iterator[list[str]]:
-    """Lets names be looked up as addresses, all of which lead to a server with these pages, over TLS if it has a
-    context. Yields the paths that were asked for."""
+def web(
+    hosts: Mapping[str, str], pages: Mapping[str, Page], tls: ssl.SSLContext | None = None
+) -> Iterator[list[str]]:
+    """Lets names be looked up as addresses, all of which lead to a server with these pages, over
+    TLS if it has a context. Yields the paths that were asked for.
+    """
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -59,7 +62,11 @@ def web(hosts: Mapping[str, str], pages: Mapping[str, Page], tls: ssl.SSLContext
         return [(kind, socket.SOCK_STREAM, 6, "", (hosts[host], port))]
 
     def connected(address: tuple[str, int], *args: Any, **more: Any) -> socket.socket:
-        return connect(("127.0.0.1", server.server_port) if address[0] in hosts.values() else address, *args, **more)
+        return connect(
+            ("127.0.0.1", server.server_port) if address[0] in hosts.values() else address,
+            *args,
+            **more,
+        )
 
     try:
         with pytest.MonkeyPatch.context() as patch:

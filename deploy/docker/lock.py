@@ -25,9 +25,23 @@ def main() -> None:
 
 
 def _locked(options: list[str], lines: str) -> str:
-    command = [sys.executable, "-m", "pip", *options, "install", "--dry-run", "--ignore-installed", "--quiet"]
-    wanted = [f"{ROOT}[server,grpc,tracing,media,gateway]", "hatchling"]  # which builds this package
-    told = subprocess.run([*command, "--report", "-", *wanted], capture_output=True, text=True, check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        *options,
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--quiet",
+    ]
+    wanted = [
+        f"{ROOT}[server,grpc,tracing,media,gateway]",
+        "hatchling",
+    ]  # which builds this package
+    told = subprocess.run(
+        [*command, "--report", "-", *wanted], capture_output=True, text=True, check=True
+    )
     report = json.loads(told.stdout)
     packages = [
         f"{each['metadata']['name']}=={each['metadata']['version']}"

@@ -25,7 +25,9 @@ ELSEWHERE = {"README.md": "index.md"} | {
 SOURCES = {site: source for source, site in ELSEWHERE.items()}
 TRACES = ROOT / "build" / "traces"  # of the programs of pages, by tests/docs/test_pages.py
 # A block of a program, with what it prints, behind the comment that asks for its trace.
-TRACED = re.compile(r"^<!-- trace: [^\n]* -->\n(```.*?^```\n(?:\n```text\n.*?^```\n)?)", re.DOTALL | re.MULTILINE)
+TRACED = re.compile(
+    r"^<!-- trace: [^\n]* -->\n(```.*?^```\n(?:\n```text\n.*?^```\n)?)", re.DOTALL | re.MULTILINE
+)
 LINK = re.compile(r"(\]\(\s*)([^)\s#:]+)(#[^)\s]*)?(\))")
 
 
@@ -41,7 +43,10 @@ def _opened(nav: Any) -> Any:
         entries = [_opened(entry) for entry in nav]
         return [entry for entry in entries if entry != {"Cookbook": []}]
     if nav.endswith("/"):
-        pages = sorted((ROOT / "docs" / nav).glob("*.md"), key=lambda path: (path.name != "README.md", path.name))
+        pages = sorted(
+            (ROOT / "docs" / nav).glob("*.md"),
+            key=lambda path: (path.name != "README.md", path.name),
+        )
         return [f"{nav}{path.name}" for path in pages]
     return nav
 

@@ -67,7 +67,9 @@ def agents(count: int = 64, *, scale: float = 1.0) -> list[tuple[AgentTurn, ...]
         return middle * min(draw.lognormvariate(0, 0.5), 3.0)
 
     def turn(reads: int) -> AgentTurn:
-        return AgentTurn(max(round(scale * about(reads)), 1), max(round(scale * about(56)), 1), about(TOOL_S))
+        return AgentTurn(
+            max(round(scale * about(reads)), 1), max(round(scale * about(56)), 1), about(TOOL_S)
+        )
 
     made = []
     for i in range(count):
@@ -88,10 +90,14 @@ def flattened(turns: tuple[AgentTurn, ...]) -> Iterator[tuple[AgentTurn, ...]]:
 
 def working_set(all_turns: Sequence[tuple[AgentTurn, ...]]) -> int:
     """Returns the total number of tokens of all agents and subagents when they end."""
-    return sum(turn.reads + turn.writes for each in all_turns for own in flattened(each) for turn in own)
+    return sum(
+        turn.reads + turn.writes for each in all_turns for own in flattened(each) for turn in own
+    )
 
 
-def run_agents(engine: Engine, all_turns: Sequence[tuple[AgentTurn, ...]], *, as_program: bool) -> AgentsMeasured:
+def run_agents(
+    engine: Engine, all_turns: Sequence[tuple[AgentTurn, ...]], *, as_program: bool
+) -> AgentsMeasured:
     """Executes agents that start at the same time, in an engine of this process with an initially
     empty cache.
 
@@ -149,7 +155,9 @@ def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) 
     yield f"{'of memory':>10}{'as':>10}{'s':>9}{'programs/min':>14}{'computed/needed':>17}"
     for times in TIMES_MEMORY:
         host = {"enable_hierarchical_cache": True, "hicache_ratio": times}
-        engines: list[tuple[dict[str, Any], dict[str, bool]]] = [({}, {"programs": True, "requests": False})]
+        engines: list[tuple[dict[str, Any], dict[str, bool]]] = [
+            ({}, {"programs": True, "requests": False})
+        ]
         if times > 1:
             engines.append((host, {"tiers": True}))
         for tiers, kinds in engines:
@@ -166,7 +174,9 @@ class _Agent(ABC):
     previous one has ended.
     """
 
-    def __init__(self, engine: Engine, turns: tuple[AgentTurn, ...], number: int, ended: Callable[..., None]) -> None:
+    def __init__(
+        self, engine: Engine, turns: tuple[AgentTurn, ...], number: int, ended: Callable[..., None]
+    ) -> None:
         self.engine = engine
         self.turns = turns
         self.number = number
@@ -222,7 +232,9 @@ class _ProgramAgent(_Agent):
         super().begin()
 
     def play(self, turn: AgentTurn) -> None:
-        self._program.extend((), (Text("", tuple(self.reads(turn))), Gen("step", self.params(turn))))
+        self._program.extend(
+            (), (Text("", tuple(self.reads(turn))), Gen("step", self.params(turn)))
+        )
 
     def close(self) -> None:
         self._program.close()

@@ -81,7 +81,8 @@ def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
 
     def weights(rows: int) -> float:
         read = sum(
-            layer.attention.weight_elements(hidden) + _feed_forward_weights(layer.feed_forward, hidden, rows)
+            layer.attention.weight_elements(hidden)
+            + _feed_forward_weights(layer.feed_forward, hidden, rows)
             for layer in layers
         )
         return size * read + 2 * head
@@ -98,7 +99,10 @@ def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
     )  # pairs of tokens, halved because attention is causal
     attention = pair * float(seen.sum())
     tokens = int(shared + own.sum())
-    prompts = max(2 * active * tokens / matmul + attention / rates.flops_per_s, weights(tokens) / rates.bytes_per_s)
+    prompts = max(
+        2 * active * tokens / matmul + attention / rates.flops_per_s,
+        weights(tokens) / rates.bytes_per_s,
+    )
     steps = tokens * sums
     for step in range(1, int(new.max())):
         alive = new > step

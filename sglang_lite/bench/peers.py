@@ -22,7 +22,8 @@ from typing import Any
 
 from sglang_lite.bench.workloads import WORKLOADS, Workload, prepare
 
-# Takes prompts, the number of tokens to generate for each, and a temperature; returns the number generated for each.
+# Takes prompts, the number of tokens to generate for each, and a temperature; returns the number
+# generated for each.
 _Generate = Callable[[list[list[int]], tuple[int, ...], float], list[int]]
 
 _RESULTS_FILE = "results.jsonl"
@@ -61,7 +62,8 @@ def measure_peer(
         fp8: whether weights, keys and values have 8 bits.
         limit: seconds after which the peer is killed.
     """
-    from sglang_lite.bench.shapes import hf_config  # imports torch, which the peer's process should do by itself
+    # imports torch, which the peer's process should do by itself
+    from sglang_lite.bench.shapes import hf_config
 
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
@@ -70,8 +72,10 @@ def measure_peer(
         numbers = "fp8" if fp8 else "bfloat16"
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, name, folder, str(repeat), numbers, *workloads],
-            stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            start_new_session=True,
+        )
         try:
             status = process.wait(limit)
             failure = f"ended with status {status}" if status else ""
@@ -82,7 +86,9 @@ def measure_peer(
                 os.killpg(process.pid, signal.SIGKILL)  # including the processes that it started
             process.wait()
         figures = dict(json.loads(line) for line in results.read_text().splitlines())
-        return PeerResults(figures.pop("version", ""), failure=figures.pop("failure", failure), seconds=figures)
+        return PeerResults(
+            figures.pop("version", ""), failure=figures.pop("failure", failure), seconds=figures
+        )
 
 
 def _vllm(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
@@ -92,10 +98,14 @@ def _vllm(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
 
     def generate(prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> list[int]:
         params = [
-            SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False)
+            SamplingParams(
+                temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False
+            )
             for count in new
         ]
-        outputs = llm.generate([TokensPrompt(prompt_token_ids=ids) for ids in prompts], params, use_tqdm=False)
+        outputs = llm.generate(
+            [TokensPrompt(prompt_token_ids=ids) for ids in prompts], params, use_tqdm=False
+        )
         return [len(output.outputs[0].token_ids) for output in outputs]
 
     return generate, llm.reset_prefix_cache
@@ -107,8 +117,14 @@ def _sglang(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
     engine = Engine(model_path=folder, **_settings(fp8))
 
     def generate(prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> list[int]:
-        params = [{"temperature": temperature, "max_new_tokens": count, "ignore_eos": True} for count in new]
-        return [len(output["output_ids"]) for output in engine.generate(input_ids=prompts, sampling_params=params)]
+        params = [
+            {"temperature": temperature, "max_new_tokens": count, "ignore_eos": True}
+            for count in new
+        ]
+        return [
+            len(output["output_ids"])
+            for output in engine.generate(input_ids=prompts, sampling_params=params)
+        ]
 
     return generate, lambda: engine.flush_cache().success
 

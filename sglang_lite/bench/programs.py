@@ -1,5 +1,4 @@
-"""Workloads written as programs, to measure the cost of the language compared with plain requests.
-"""
+"""Workloads written as programs, to measure the cost of the language compared with plain requests."""
 
 from __future__ import annotations
 
@@ -20,7 +19,9 @@ from sglang_lite.lang.state import ProgramState
 def _forked(s: Any, shared: str, own: Sequence[str], new: Sequence[int]) -> None:
     s += shared
     branches = s.fork(len(own))
-    branches += [text + gen("answer", max_tokens=count, ignore_eos=True) for text, count in zip(own, new)]
+    branches += [
+        text + gen("answer", max_tokens=count, ignore_eos=True) for text, count in zip(own, new)
+    ]
     branches.join()
 
 
@@ -29,14 +30,23 @@ def _shot(s: Any, shared: str, own: str, new: int) -> None:
     s += shared + own + gen("answer", max_tokens=new, ignore_eos=True)
 
 
-def _fork(backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]) -> list[ProgramState]:
+def _fork(
+    backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]
+) -> list[ProgramState]:
     """Runs one program that forks into all prompts."""
-    return [_forked.run(shared, own, work.output_lengths, backend=backend, temperature=work.temperature)]
+    return [
+        _forked.run(shared, own, work.output_lengths, backend=backend, temperature=work.temperature)
+    ]
 
 
-def _batch(backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]) -> list[ProgramState]:
+def _batch(
+    backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]
+) -> list[ProgramState]:
     """Runs one program per prompt, all at the same time."""
-    items = [{"shared": shared, "own": text, "new": count} for text, count in zip(own, work.output_lengths)]
+    items = [
+        {"shared": shared, "own": text, "new": count}
+        for text, count in zip(own, work.output_lengths)
+    ]
     states: list[ProgramState] = _shot.run_batch(
         items, backend=backend, temperature=work.temperature, num_threads=len(items)
     )
@@ -50,8 +60,8 @@ PROGRAMS: dict[str, Callable[[LocalBackend, Workload, str, Sequence[str]], list[
 
 
 def run_as_program(engine: Engine, name: str, work: Workload) -> Measured:
-    """Runs a workload of PROGRAMS. The cache is empty at the start, except for the shared tokens if the workload is
-    `cached`.
+    """Runs a workload of PROGRAMS. The cache is empty at the start, except for the shared tokens if
+    the workload is `cached`.
 
     Raises:
         RuntimeError: the number of generated tokens is not the expected one.

@@ -94,7 +94,8 @@ class BenchReport:
     peers: dict[str, PeerResults]
 
     def save(self, path: Path) -> None:
-        """Writes the records as JSON, with the median, the spread and the number of each workload's runs.
+        """Writes the records as JSON, with the median, the spread and the number of each workload's
+        runs.
 
         Raises:
             ParameterError: the file can't be written.
@@ -104,7 +105,11 @@ class BenchReport:
             for form in ("requests", "program"):
                 runs = getattr(row, form)
                 if runs is not None:
-                    written[form] |= {"median": runs.median, "spread": runs.spread, "count": len(runs.seconds)}
+                    written[form] |= {
+                        "median": runs.median,
+                        "spread": runs.spread,
+                        "count": len(runs.seconds),
+                    }
         try:
             path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError as error:

@@ -31,9 +31,15 @@ from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 
 
 def report(
-    shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False, model_impl: str = "native",
-    parallel: Parallel = ALONE, file: Path | None = None,
-) -> None:  # fmt: skip
+    shape: str,
+    names: Sequence[str],
+    repeat: int,
+    *,
+    fp8: bool = False,
+    model_impl: str = "native",
+    parallel: Parallel = ALONE,
+    file: Path | None = None,
+) -> None:
     """Measures workloads and prints a table, and a second one if a peer is installed.
 
     Args:
@@ -54,14 +60,19 @@ def report(
     gpu = torch.cuda.is_available()
     _check_shape(shape, gpu=gpu)
     if gpu and 1 < parallel.ranks > torch.cuda.device_count():
-        raise ParameterError("--tp", f"{parallel.ranks} GPUs are needed, and torch sees {torch.cuda.device_count()}.")
+        raise ParameterError(
+            "--tp", f"{parallel.ranks} GPUs are needed, and torch sees {torch.cuda.device_count()}."
+        )
     rank_spec(SHAPES[shape], parallel, even=gpu)
     machine, rows = _ours(shape, names, repeat, fp8, model_impl, parallel)
     peers: dict[str, PeerResults] = {}
     if gpu and model_impl == "native" and parallel.ranks == 1:
         gc.collect()  # because a peer takes the whole GPU
         torch.cuda.empty_cache()
-        ours = {row.workload: (row.requests.median, math.nan if row.ideal is None else row.ideal) for row in rows}
+        ours = {
+            row.workload: (row.requests.median, math.nan if row.ideal is None else row.ideal)
+            for row in rows
+        }
         peers = compare(shape, ours, repeat, fp8=fp8)
     if file is not None:
         BenchReport(machine, tuple(rows), peers).save(file)
@@ -79,14 +90,18 @@ def report_agents(shape: str, *, fp8: bool = False) -> None:
     """
     gpu = torch.cuda.is_available()
     _check_shape(shape, gpu=gpu)
-    for line in measure_agents(load_shape(shape, fp8=fp8), scale=1.0 if gpu else 1 / ON_CPUS[shape]):
+    for line in measure_agents(
+        load_shape(shape, fp8=fp8), scale=1.0 if gpu else 1 / ON_CPUS[shape]
+    ):
         print(line, flush=True)
 
 
 def _check_shape(shape: str, *, gpu: bool) -> None:
     if not gpu and shape not in ON_CPUS:
         raise ParameterError(
-            "--shape", f"{shape} is measured on a GPU, and torch sees none.", hint=f"On a CPU: {', '.join(ON_CPUS)}."
+            "--shape",
+            f"{shape} is measured on a GPU, and torch sees none.",
+            hint=f"On a CPU: {', '.join(ON_CPUS)}.",
         )
 
 
@@ -94,7 +109,11 @@ def _ours(
     shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: str, parallel: Parallel
 ) -> tuple[Machine, list[Row]]:
     gpu = torch.cuda.is_available()
-    settings: dict[str, Any] = {"model_impl": model_impl, "tp_size": parallel.tp, "ep_size": parallel.ep}
+    settings: dict[str, Any] = {
+        "model_impl": model_impl,
+        "tp_size": parallel.tp,
+        "ep_size": parallel.ep,
+    }
     if fp8:
         settings |= {"quantization": "fp8"} | ({} if SHAPES[shape].latent else {"kv_dtype": "fp8"})
     start = first_token(shape, settings)  # first, because this process takes the GPU
@@ -119,7 +138,11 @@ def _ours(
         rows = []
         for name in names:
             work = WORKLOADS[name]() if gpu else WORKLOADS[name]().scaled_down(ON_CPUS[shape])
-            best = None if rates is None else lower_bound(SHAPES[shape], work, rates, bits=8 if fp8 else 16)
+            best = (
+                None
+                if rates is None
+                else lower_bound(SHAPES[shape], work, rates, bits=8 if fp8 else 16)
+            )
             rows.append(_row(engine, name, work, best, repeat))
             _print_row(rows[-1])
     return machine, rows
@@ -141,7 +164,11 @@ def _numbers(shape: str, *, fp8: bool, gpu: bool) -> str:
     """Describes the number formats in which a shape is measured."""
     if not fp8:
         return "bfloat16" if gpu else "as the CPU computes"
-    return "8-bit weights, bfloat16 latents" if SHAPES[shape].latent else "8-bit weights, keys and values"
+    return (
+        "8-bit weights, bfloat16 latents"
+        if SHAPES[shape].latent
+        else "8-bit weights, keys and values"
+    )
 
 
 def _row(engine: Engine, name: str, work: Workload, best: float | None, repeat: int) -> Row:
@@ -173,14 +200,20 @@ def _print_machine(machine: Machine) -> None:
         f"a process of its own: {machine.first_token:.1f} s from its start to the first token, "
         f"{machine.compiled} kernels compiled"
     )
-    print(f"{'':10}{'first s':>9}{'median s':>10}{'spread':>8}{'runs':>6}{'ideal':>8}{'share':>7}{'output tok/s':>14}"
-          f"{'ms a step':>11}{'as program':>12}{'times':>7}{'steps':>7}{'as program':>12}")  # fmt: skip
+    print(
+        f"{'':10}{'first s':>9}{'median s':>10}{'spread':>8}{'runs':>6}{'ideal':>8}{'share':>7}{'output tok/s':>14}"
+        f"{'ms a step':>11}{'as program':>12}{'times':>7}{'steps':>7}{'as program':>12}"
+    )
 
 
 def _print_row(row: Row) -> None:
     runs = row.requests
     seconds = f"{runs.first:9.3f}{runs.median:10.3f}{runs.spread:8.1%}{len(runs.seconds):6}"
-    limit = f"{'–':>8}{'–':>7}" if row.ideal is None else f"{row.ideal:8.3f}{row.ideal / runs.median:7.0%}"
+    limit = (
+        f"{'–':>8}{'–':>7}"
+        if row.ideal is None
+        else f"{row.ideal:8.3f}{row.ideal / runs.median:7.0%}"
+    )
     speed = f"{row.tokens / runs.median:14,.0f}{runs.median / runs.steps * 1e3:11.3f}"
     beside = ""
     if (program := row.program) is not None:
@@ -189,7 +222,12 @@ def _print_row(row: Row) -> None:
 
 
 def compare(
-    shape: str, ours: Mapping[str, tuple[float, float]], repeat: int, *, fp8: bool = False, patience: float = 1200.0
+    shape: str,
+    ours: Mapping[str, tuple[float, float]],
+    repeat: int,
+    *,
+    fp8: bool = False,
+    patience: float = 1200.0,
 ) -> dict[str, PeerResults]:
     """Measures the installed peers, prints a table of their times next to ours, and returns their
     measurements. Prints nothing if no peer is installed.
@@ -201,13 +239,19 @@ def compare(
             for the workloads.
     """
     limit = patience + 10 * (repeat + 1) * sum(seconds for seconds, _ in ours.values())
-    peers = {name: measure_peer(name, shape, list(ours), repeat, fp8=fp8, limit=limit) for name in installed()}
+    peers = {
+        name: measure_peer(name, shape, list(ours), repeat, fp8=fp8, limit=limit)
+        for name in installed()
+    }
     if not peers:
         return {}
     print(f"{'seconds':10}{'ours':>9}{'ideal':>9}" + "".join(f"{name:>9}" for name in peers))
     for name, figures in ours.items():
         cells = [*figures, *(peer.seconds.get(name) for peer in peers.values())]
-        print(f"{name:10}" + "".join(f"{'–':>9}" if cell is None else f"{cell:9.3f}" for cell in cells))
+        print(
+            f"{name:10}"
+            + "".join(f"{'–':>9}" if cell is None else f"{cell:9.3f}" for cell in cells)
+        )
     for name, peer in peers.items():
         print(f"{name} {peer.version}".rstrip() + (f": {peer.failure}" if peer.failure else ""))
     return peers

@@ -31,21 +31,39 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
 def _spec(
-    hidden: int, layers: int, heads: int, inner: int | ExpertsSpec, vocab: int, *, qk_norm: bool = False,
-    tied: bool = False, kv_heads: int = 8, head_dim: int = 128,
-) -> ModelSpec:  # fmt: skip
+    hidden: int,
+    layers: int,
+    heads: int,
+    inner: int | ExpertsSpec,
+    vocab: int,
+    *,
+    qk_norm: bool = False,
+    tied: bool = False,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+) -> ModelSpec:
     layer = LayerSpec(
         AttentionSpec(
-            heads, kv_heads, head_dim, head_dim, head_dim**-0.5, RopeSpec(theta=5e5), qk_norm="head" if qk_norm else "",
+            heads,
+            kv_heads,
+            head_dim,
+            head_dim,
+            head_dim**-0.5,
+            RopeSpec(theta=5e5),
+            qk_norm="head" if qk_norm else "",
         ),
         DenseSpec(inner) if isinstance(inner, int) else inner,
-    )  # fmt: skip
+    )
     dense = "qwen3" if qk_norm else "llama"
     return ModelSpec(
         architecture=dense if isinstance(inner, int) else f"{dense}_moe",
-        vocab_size=vocab, hidden_size=hidden, max_positions=16384, rms_eps=1e-5, layers=(layer,) * layers,
+        vocab_size=vocab,
+        hidden_size=hidden,
+        max_positions=16384,
+        rms_eps=1e-5,
+        layers=(layer,) * layers,
         tied_embeddings=tied,
-    )  # fmt: skip
+    )
 
 
 def _deepseek_v2_lite() -> ModelSpec:
@@ -53,9 +71,13 @@ def _deepseek_v2_lite() -> ModelSpec:
     attention = LatentSpec(16, 512, None, 128, 64, 128, 192**-0.5, rope)
     experts = LayerSpec(attention, ExpertsSpec(64, 6, 1408, shared_size=2 * 1408))
     return ModelSpec(
-        architecture="deepseek_v2", vocab_size=102_400, hidden_size=2048, max_positions=16384, rms_eps=1e-6,
+        architecture="deepseek_v2",
+        vocab_size=102_400,
+        hidden_size=2048,
+        max_positions=16384,
+        rms_eps=1e-6,
         layers=(LayerSpec(attention, DenseSpec(10944)), *(experts,) * 26),
-    )  # fmt: skip
+    )
 
 
 SHAPES = {
@@ -63,11 +85,14 @@ SHAPES = {
     "llama-3.1-70b": _spec(8192, 80, 64, 28672, 128_256),
     "qwen3-0.6b": _spec(1024, 28, 16, 3072, 151_936, qk_norm=True, tied=True),
     "qwen3-14b": _spec(5120, 40, 40, 17408, 151_936, qk_norm=True),
-    "qwen3-30b-a3b": _spec(2048, 48, 32, ExpertsSpec(128, 8, 768, normalise=True), 151_936, qk_norm=True, kv_heads=4),
+    "qwen3-30b-a3b": _spec(
+        2048, 48, 32, ExpertsSpec(128, 8, 768, normalise=True), 151_936, qk_norm=True, kv_heads=4
+    ),
     "deepseek-v2-lite": _deepseek_v2_lite(),
     "small": _spec(256, 2, 4, 512, 10_240, kv_heads=2, head_dim=64),
 }
-# Shapes for CPUs, and the factor by which texts are shortened there, because whole ones take too long.
+# Shapes for CPUs, and the factor by which texts are shortened there, because whole ones take too
+# long.
 ON_CPUS = {"small": 16}
 _SPLIT = pre_tokenizers.Split(Regex(" [a-z]+"), "isolated")
 
@@ -78,25 +103,36 @@ def hf_config(name: str) -> dict[str, object]:
     family = spec.architecture
     attention = spec.layers[0].attention
     feed_forward = spec.layers[0].feed_forward
-    others: dict[str, object] = {"num_key_value_heads": attention.kv_heads, "head_dim": attention.key_size}
+    others: dict[str, object] = {
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.key_size,
+    }
     if isinstance(attention, LatentSpec):
         others = {
-            "num_key_value_heads": attention.heads, "kv_lora_rank": attention.rank,
-            "q_lora_rank": attention.query_rank, "qk_nope_head_dim": attention.nope_size,
-            "qk_rope_head_dim": attention.rope_size, "v_head_dim": attention.value_size,
-        }  # fmt: skip
-    sparse = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+            "num_key_value_heads": attention.heads,
+            "kv_lora_rank": attention.rank,
+            "q_lora_rank": attention.query_rank,
+            "qk_nope_head_dim": attention.nope_size,
+            "qk_rope_head_dim": attention.rope_size,
+            "v_head_dim": attention.value_size,
+        }
+    sparse = [
+        layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)
+    ]
     if sparse:
         experts = sparse[0]
         others |= {
-            "num_experts": experts.count, "num_experts_per_tok": experts.top_k, "moe_intermediate_size": experts.size,
+            "num_experts": experts.count,
+            "num_experts_per_tok": experts.top_k,
+            "moe_intermediate_size": experts.size,
             "norm_topk_prob": experts.normalise,
-        }  # fmt: skip
+        }
     if len(sparse) < len(spec.layers) and sparse:
         others |= {
-            "n_routed_experts": sparse[0].count, "n_shared_experts": sparse[0].shared_size // sparse[0].size,
+            "n_routed_experts": sparse[0].count,
+            "n_shared_experts": sparse[0].shared_size // sparse[0].size,
             "first_k_dense_replace": len(spec.layers) - len(sparse),
-        }  # fmt: skip
+        }
     return {
         "architectures": [f"{family.title().replace('_', '')}ForCausalLM"], "model_type": family, **others,
         "vocab_size": spec.vocab_size, "hidden_size": spec.hidden_size, "intermediate_size": feed_forward.size,
@@ -120,9 +156,14 @@ def write_model(folder: Path, name: str) -> None:
 
 
 def load_shape(
-    name: str, *, fp8: bool = False, model_impl: str = "native", quantization: str | None = None,
-    deterministic: bool = False, config: EngineConfig | None = None,
-) -> LoadedModel:  # fmt: skip
+    name: str,
+    *,
+    fp8: bool = False,
+    model_impl: str = "native",
+    quantization: str | None = None,
+    deterministic: bool = False,
+    config: EngineConfig | None = None,
+) -> LoadedModel:
     """Creates a model of a shape on the first GPU, or on the CPU if no GPU is available, with a
     tokenizer whose tokens are meaningless words.
 
@@ -147,33 +188,51 @@ def load_shape(
         device = torch.device("cuda:0")
         kind = GpuDecoder
     quantization = "fp8" if fp8 else quantization
-    formats = precision("auto", device, quantization=quantization, kv_fp8=kv_fp8, batch_invariant=deterministic)
+    formats = precision(
+        "auto", device, quantization=quantization, kv_fp8=kv_fp8, batch_invariant=deterministic
+    )
     matrices = Q4_K if quantization == "gguf" else PLAIN
     if device.type == "cuda":
         from sglang_lite.runtime.executor.compile_ahead import start_compiling
 
         compiles = start_compiling(
-            config or EngineConfig(), spec, formats, spec.max_positions, device, stored=matrices.format
+            config or EngineConfig(),
+            spec,
+            formats,
+            spec.max_positions,
+            device,
+            stored=matrices.format,
         )
     with torch.inference_mode():
         model = kind(spec, DummySource(device, matrices), formats, device, spec.max_positions)
     if kv_fp8:
         model.kv_scales = kv_scales(model, {}, bos=None)
     return LoadedModel(
-        name, model, tokenizer(spec.vocab_size), spec.vocab_size, frozenset(), spec.max_positions, compiles
+        name,
+        model,
+        tokenizer(spec.vocab_size),
+        spec.vocab_size,
+        frozenset(),
+        spec.max_positions,
+        compiles,
     )
 
 
 def _by_transformers(name: str) -> LoadedModel:
     """Creates a model of a shape that runs the code of transformers."""
-    from sglang_lite.runtime.models.load_transformers import load_transformers  # imports all of transformers' models
+    # imports all of transformers' models
+    from sglang_lite.runtime.models.load_transformers import load_transformers
 
     spec = SHAPES[name]
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(name)))
-        model = load_transformers(Path(folder), precision("auto", device).compute, device, dummy=True)
-    return LoadedModel(name, model, tokenizer(spec.vocab_size), spec.vocab_size, frozenset(), spec.max_positions)
+        model = load_transformers(
+            Path(folder), precision("auto", device).compute, device, dummy=True
+        )
+    return LoadedModel(
+        name, model, tokenizer(spec.vocab_size), spec.vocab_size, frozenset(), spec.max_positions
+    )
 
 
 def tokenizer(size: int) -> Tokenizer:

@@ -31,7 +31,8 @@ class Started:
     compiled: int
 
 
-def first_token(shape: str, settings: Mapping[str, Any]) -> Started:  # values of settings have many types
+# values of settings have many types
+def first_token(shape: str, settings: Mapping[str, Any]) -> Started:
     """Measures how long a process takes to start an engine of a shape with random weights and
     generate one token.
 
@@ -42,7 +43,8 @@ def first_token(shape: str, settings: Mapping[str, Any]) -> Started:  # values o
     Raises:
         BackendError: the process generated no token.
     """
-    from sglang_lite.bench.shapes import hf_config  # imports torch, which the process should do by itself
+    # imports torch, which the process should do by itself
+    from sglang_lite.bench.shapes import hf_config
 
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
@@ -54,7 +56,9 @@ def first_token(shape: str, settings: Mapping[str, Any]) -> Started:  # values o
             line = process.stdout.readline()
             seconds = time.perf_counter() - started
     if line != b"token\n":
-        raise BackendError(f"{shape}: a process that starts an engine ended with status {process.returncode}.")
+        raise BackendError(
+            f"{shape}: a process that starts an engine ended with status {process.returncode}."
+        )
     return Started(seconds, _cached() - before)
 
 
@@ -70,8 +74,12 @@ def _cached() -> int:
 def _main(folder: str, settings: str) -> None:
     from sglang_lite import Engine
 
-    with Engine(folder, load_format="dummy", skip_tokenizer_init=True, **json.loads(settings)) as engine:
-        engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 1, "ignore_eos": True})
+    with Engine(
+        folder, load_format="dummy", skip_tokenizer_init=True, **json.loads(settings)
+    ) as engine:
+        engine.generate(
+            input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 1, "ignore_eos": True}
+        )
         print("token", flush=True)
 
 

@@ -34,20 +34,23 @@ class Workload:
     temperature: float = 0.0
 
     def scaled_down(self, factor: int) -> Workload:
-        """Returns a workload with the same number of prompts, and token counts divided by `factor`.
-        """
+        """Returns a workload with the same number of prompts, and token counts divided by `factor`."""
 
         def less(counts: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(max(count // factor, 1) for count in counts)
 
         return replace(
-            self, prefix_length=self.prefix_length // factor, suffix_lengths=less(self.suffix_lengths),
+            self,
+            prefix_length=self.prefix_length // factor,
+            suffix_lengths=less(self.suffix_lengths),
             output_lengths=less(self.output_lengths),
-        )  # fmt: skip
+        )
 
     def prompts(self, draw: random.Random) -> list[list[int]]:
         prefix = [draw.randint(0, 10000) for _ in range(self.prefix_length)]
-        return [prefix + [draw.randint(0, 10000) for _ in range(count)] for count in self.suffix_lengths]
+        return [
+            prefix + [draw.randint(0, 10000) for _ in range(count)] for count in self.suffix_lengths
+        ]
 
 
 def _w1() -> Workload:
@@ -55,9 +58,12 @@ def _w1() -> Workload:
     own: list[int] = []
     for _ in range(256):
         own.append(draw.randint(100, 1024))
-        for _ in range(own[-1]):  # draws the token ids, which are not used, to advance the generator
+        # draws the token ids, which are not used, to advance the generator
+        for _ in range(own[-1]):
             draw.randint(0, 10000)
-    return Workload(0, tuple(own), tuple(draw.randint(100, 1024) for _ in range(256)), temperature=0.6)
+    return Workload(
+        0, tuple(own), tuple(draw.randint(100, 1024) for _ in range(256)), temperature=0.6
+    )
 
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {
@@ -99,14 +105,18 @@ def prepare(
 
 
 def run(engine: Engine, work: Workload) -> Measured:
-    """Runs a workload. The cache is empty at the start, except for the shared tokens if the workload is `cached`."""
+    """Runs a workload. The cache is empty at the start, except for the shared tokens if the
+    workload is `cached`.
+    """
     prompts = prepare(work, partial(generate, engine), engine.flush_cache)
     before = engine.stats()["steps"]
     seconds = generate(engine, prompts, work.output_lengths, work.temperature)
     return Measured(seconds, engine.stats()["steps"] - before)
 
 
-def generate(engine: Engine, prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> float:
+def generate(
+    engine: Engine, prompts: list[list[int]], new: tuple[int, ...], temperature: float
+) -> float:
     """Submits one request for each prompt. Returns the seconds until the last one has ended."""
     done = threading.Event()
     remaining = len(prompts)

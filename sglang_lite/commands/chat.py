@@ -92,7 +92,13 @@ def chat(
     Returns:
         The conversation at the end.
     """
-    answer = partial(_answer.run, backend=backend, stream=True, max_new_tokens=max_tokens, temperature=temperature)
+    answer = partial(
+        _answer.run,
+        backend=backend,
+        stream=True,
+        max_new_tokens=max_tokens,
+        temperature=temperature,
+    )
     for line in lines:
         text = line.strip()
         if text == "/quit":
@@ -117,7 +123,11 @@ def _commanded(conversation: Dialogue, text: str, out: TextIO) -> Dialogue:
         print("A new conversation.", file=out)
         return replace(conversation, system=rest, turns=())
     if command == "/json":
-        found = json_schema(rest if rest.startswith(("{", "true", "false")) else _read(Path(rest))) if rest else None
+        found = (
+            json_schema(rest if rest.startswith(("{", "true", "false")) else _read(Path(rest)))
+            if rest
+            else None
+        )
         print("Answers are text." if found is None else "Answers are JSON of the schema.", file=out)
         return replace(conversation, schema=found)
     if command == "/save" and rest:
@@ -132,7 +142,9 @@ def _commanded(conversation: Dialogue, text: str, out: TextIO) -> Dialogue:
     return conversation
 
 
-def _answered(conversation: Dialogue, text: str, out: TextIO, answer: Callable[[Dialogue], ProgramState]) -> Dialogue:
+def _answered(
+    conversation: Dialogue, text: str, out: TextIO, answer: Callable[[Dialogue], ProgramState]
+) -> Dialogue:
     """Answers a question and returns the conversation with both. An interrupted answer is kept as
     far as it arrived.
     """
@@ -142,7 +154,8 @@ def _answered(conversation: Dialogue, text: str, out: TextIO, answer: Callable[[
     try:
         for piece in state.text_iter("answer"):
             pieces.append(piece)
-            print(printable(piece), end="", file=out, flush=True)  # no escape sequences from the model
+            # no escape sequences from the model
+            print(printable(piece), end="", file=out, flush=True)
     except KeyboardInterrupt:
         state.cancel()
         print(" (stopped)", end="", file=out)
@@ -154,7 +167,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError("/json", f"{path}: {_reason(error)}", hint="Give a schema, or a file with one.") from error
+        raise ParameterError(
+            "/json", f"{path}: {_reason(error)}", hint="Give a schema, or a file with one."
+        ) from error
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:

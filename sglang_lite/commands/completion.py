@@ -47,7 +47,10 @@ def _fish(words: Words) -> str:
     lines = [f"complete -c sglang-lite -n __fish_use_subcommand -f -a '{' '.join(words)}'"]
     for name, own in words.items():
         there = f"complete -c sglang-lite -n '__fish_seen_subcommand_from {name}'"
-        lines += [f"{there} -l {each[2:]}" if each.startswith("--") else f"{there} -a {each}" for each in own]
+        lines += [
+            f"{there} -l {each[2:]}" if each.startswith("--") else f"{there} -a {each}"
+            for each in own
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -44,7 +44,9 @@ class ConfigFile(argparse.Action):
                 if each is None or each == parser.get_default(dest):  # not set by a flag
                     continue
                 if dest in told:
-                    parser.error(f"--config: {name} and {told[dest]} are one setting. Give one of them")
+                    parser.error(
+                        f"--config: {name} and {told[dest]} are one setting. Give one of them"
+                    )
                 if isinstance(value, list) and not isinstance(each, list):
                     parser.error(f"--config: {name} takes one value")
                 told[dest] = name
@@ -59,7 +61,11 @@ def _parsed(parser: CommandParser, name: str, value: Json) -> argparse.Namespace
     try:
         found, unknown = parser.parse_known_args([*_flags(name, value)])
         # A switch without an opposite is already off.
-        unknown = [flag for flag in unknown if not (flag.startswith("--no-") and _knows(parser, f"--{flag[5:]}"))]
+        unknown = [
+            flag
+            for flag in unknown
+            if not (flag.startswith("--no-") and _knows(parser, f"--{flag[5:]}"))
+        ]
         if unknown:
             parser.refuse(unknown)
     finally:

@@ -43,7 +43,9 @@ class Diagnosis:
 
     def as_text(self) -> str:
         """Returns one line, and a second one with the advice, if any."""
-        return f"{self.about:12} {self.found}" + (f"\n{'':12} -> {self.advice}" if self.advice else "")
+        return f"{self.about:12} {self.found}" + (
+            f"\n{'':12} -> {self.advice}" if self.advice else ""
+        )
 
 
 def diagnoses() -> Iterator[Diagnosis]:
@@ -52,14 +54,18 @@ def diagnoses() -> Iterator[Diagnosis]:
     """
     advice = _PLATFORMS.get(sys.platform, "")
     yield Diagnosis(
-        "package", f"sglang-lite {__version__}, Python {platform.python_version()}, {platform.platform()}", advice
+        "package",
+        f"sglang-lite {__version__}, Python {platform.python_version()}, {platform.platform()}",
+        advice,
     )
     yield from _packages()
     yield _terminal()
     yield _keys()
     yield _cache()
     if missing := [name for name in NEEDED if not is_installed(name)]:
-        yield Diagnosis("engine", f"none without {', '.join(missing)}", "Programs can run on APIs and servers.")
+        yield Diagnosis(
+            "engine", f"none without {', '.join(missing)}", "Programs can run on APIs and servers."
+        )
         return
     yield from _machine()
     yield _model()
@@ -70,7 +76,9 @@ def _packages() -> Iterator[Diagnosis]:
     for extra, (use, names) in _EXTRAS.items():
         missing = [name for name in names if not is_installed(name)]
         advice = f"For {use}: pip install 'sglang-lite[{extra}]'" if missing else ""
-        yield Diagnosis(f"[{extra}]", f"missing: {', '.join(missing)}" if missing else "installed", advice)
+        yield Diagnosis(
+            f"[{extra}]", f"missing: {', '.join(missing)}" if missing else "installed", advice
+        )
 
 
 def _terminal() -> Diagnosis:
@@ -85,16 +93,21 @@ def _terminal() -> Diagnosis:
 
 def _keys() -> Diagnosis:
     there = [name for name in _KEYS if os.environ.get(name)]
-    return Diagnosis("keys", f"set: {', '.join(there)}" if there else f"none of {', '.join(_KEYS)} is set")
+    return Diagnosis(
+        "keys", f"set: {', '.join(there)}" if there else f"none of {', '.join(_KEYS)} is set"
+    )
 
 
 def _cache() -> Diagnosis:
     folder = cache_folder()
     around = next((each for each in (folder, *folder.parents) if each.exists()), folder)
     try:
-        tempfile.TemporaryFile(dir=around).close()  # permissions say too little in containers and on read-only disks
+        # permissions say too little in containers and on read-only disks
+        tempfile.TemporaryFile(dir=around).close()
     except OSError:
-        return Diagnosis("cache", f"{folder} can't be written", "Set SGLANG_LITE_CACHE to a folder that can.")
+        return Diagnosis(
+            "cache", f"{folder} can't be written", "Set SGLANG_LITE_CACHE to a folder that can."
+        )
     free = shutil.disk_usage(around).free
     advice = "Models need more: set SGLANG_LITE_CACHE to another disk." if free < 1e9 else ""
     return Diagnosis("cache", f"{folder}, {free / 1e9:,.1f} GB free", advice)
@@ -111,8 +124,14 @@ def _machine() -> Iterator[Diagnosis]:
     free = free_bytes(torch.device("cpu")) or 0
     advice = "The default model needs about 1 GB." if free < 1e9 else ""
     yield Diagnosis("processor", f"{cores} cores, {free / 1e9:,.1f} GB of memory free", advice)
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))), None)
-    advice = "" if compiler else "Install g++ or clang++: steps of few tokens on a CPU are slower without."
+    compiler = next(
+        filter(None, map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))), None
+    )
+    advice = (
+        ""
+        if compiler
+        else "Install g++ or clang++: steps of few tokens on a CPU are slower without."
+    )
     yield Diagnosis("compiler", compiler or "none", advice)
     reason = why_no_gpu("cuda")
     if reason is None:
@@ -120,7 +139,11 @@ def _machine() -> Iterator[Diagnosis]:
         memory = free_bytes(torch.device("cuda:0")) or 0
         yield Diagnosis("GPU", f"{name}, {memory / 1e9:,.1f} GB free")
     else:
-        yield Diagnosis("GPU", f"none: {reason}", "Engines run on the CPU, well for models of up to 1B parameters.")
+        yield Diagnosis(
+            "GPU",
+            f"none: {reason}",
+            "Engines run on the CPU, well for models of up to 1B parameters.",
+        )
 
 
 def _model() -> Diagnosis:
@@ -130,8 +153,14 @@ def _model() -> Diagnosis:
     choice = choose_model(measure_machine())
     advice = "sglang-lite models --fits lists what fits."
     if choice.proposed is None:
-        return Diagnosis("model", f"none that was run here fits {gigabytes(choice.machine.free)}", advice)
-    return Diagnosis("model", f"{choice.proposed.name} fits: it needs {gigabytes(choice.proposed.needed)}", advice)
+        return Diagnosis(
+            "model", f"none that was run here fits {gigabytes(choice.machine.free)}", advice
+        )
+    return Diagnosis(
+        "model",
+        f"{choice.proposed.name} fits: it needs {gigabytes(choice.proposed.needed)}",
+        advice,
+    )
 
 
 def _speed() -> Diagnosis:
@@ -140,13 +169,20 @@ def _speed() -> Diagnosis:
 
     name = next(iter(ALIASES))
     if not fetched(name):
-        return Diagnosis("speed", f"not measured: {name} is not fetched", f"sglang-lite models pull {name}")
+        return Diagnosis(
+            "speed", f"not measured: {name} is not fetched", f"sglang-lite models pull {name}"
+        )
     started = time.perf_counter()
     try:
         with Engine(name, log_level="error") as engine:
             ready = time.perf_counter()
-            usage = engine.complete("A story:", SamplingParams(max_tokens=_TOKENS, ignore_eos=True)).usage
+            usage = engine.complete(
+                "A story:", SamplingParams(max_tokens=_TOKENS, ignore_eos=True)
+            ).usage
     except SglError as error:
         return Diagnosis("speed", f"not measured: {error}")
     rate = (usage.completion_tokens - 1) / max(usage.total_s - usage.first_token_s, 1e-9)
-    return Diagnosis("speed", f"{name}: ready after {ready - started:.1f} s, {rate:,.0f} tokens/s in one generation")
+    return Diagnosis(
+        "speed",
+        f"{name}: ready after {ready - started:.1f} s, {rate:,.0f} tokens/s in one generation",
+    )

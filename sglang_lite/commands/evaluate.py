@@ -11,7 +11,10 @@ from sglang_lite.commands.parser import add_file, add_model
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     parser.add_argument(
-        "data", type=Path, metavar="DATA.jsonl", help="a JSON object a line: arguments of the program, and labels"
+        "data",
+        type=Path,
+        metavar="DATA.jsonl",
+        help="a JSON object a line: arguments of the program, and labels",
     )
     parser.add_argument(
         "--metric",
@@ -21,14 +24,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="exact, accuracy or calibration of a variable by a column; or judge:FILE[:FUNCTION] (no default)",
     )
     add_model(parser)
-    parser.add_argument("--seed", type=int, help="seed of the draws (default: another one each time)")
+    parser.add_argument(
+        "--seed", type=int, help="seed of the draws (default: another one each time)"
+    )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
         help="file of results, from which a stopped run goes on (default: none)",
     )
-    parser.add_argument("--page", type=Path, metavar="FILE.html", help="also write a page (default: none)")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE.html", help="also write a page (default: none)"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -37,6 +44,11 @@ def _run(options: argparse.Namespace) -> int:
     from sglang_lite.commands.metrics import parse
 
     return evaluate(
-        options.file, options.data, [parse(text) for text in options.metric], model=options.model, seed=options.seed,
-        out=options.out, page=options.page,
-    )  # fmt: skip
+        options.file,
+        options.data,
+        [parse(text) for text in options.metric],
+        model=options.model,
+        seed=options.seed,
+        out=options.out,
+        page=options.page,
+    )

@@ -55,9 +55,15 @@ class _Row:
 
 
 def evaluate(
-    file: str, data: Path, asked: Sequence[Metric], *, model: str | None, seed: int | None, out: Path | None,
+    file: str,
+    data: Path,
+    asked: Sequence[Metric],
+    *,
+    model: str | None,
+    seed: int | None,
+    out: Path | None,
     page: Path | None,
-) -> int:  # fmt: skip
+) -> int:
     """Prints a table of scores and the rows that failed. Returns exit status 1 if a row is broken
     or its run has failed.
 
@@ -78,21 +84,37 @@ def evaluate(
 
     with redirect_stdout(sys.stderr):  # output of the files, whose code runs
         program = program_in(*file_and_function(file))
-        judges = {each.value: program_in(*file_and_function(each.value)) for each in asked if each.kind == "judge"}
+        judges = {
+            each.value: program_in(*file_and_function(each.value))
+            for each in asked
+            if each.kind == "judge"
+        }
     rows, broken = _rows(data, program, [each.label for each in asked if each.label])
     if page is not None and not page.parent.is_dir():
         raise ParameterError("--page", f"there is no folder {page.parent}.")
     with contextlib.ExitStack() as stack:
-        kept = None if out is None else stack.enter_context(_kept(out, _identity(file, model, seed), rows))
+        kept = (
+            None
+            if out is None
+            else stack.enter_context(_kept(out, _identity(file, model, seed), rows))
+        )
         engine = None if model is None else stack.enter_context(Engine(model))
         _play(program, [row for row in rows if row.result is None], asked, engine, seed, kept)
         for name, judge in judges.items():
-            _judge(judge, name, [row for row in rows if not row.failed and name not in row.judged], engine, kept)
+            _judge(
+                judge,
+                name,
+                [row for row in rows if not row.failed and name not in row.judged],
+                engine,
+                kept,
+            )
     scores = [_score(metric, rows) for metric in asked]
     print(metrics.written(scores), end="")
     failures = broken | {row.number: str((row.result or {})["error"]) for row in rows if row.failed}
     if failures:
-        print(f"{len(failures)} of {len(rows) + len(broken)} rows failed; those that ran count as wrong:")
+        print(
+            f"{len(failures)} of {len(rows) + len(broken)} rows failed; those that ran count as wrong:"
+        )
     for number, why in sorted(failures.items()):
         print(f"  {data}:{number}: {' '.join(why.split())}")
     if page is not None:
@@ -100,7 +122,9 @@ def evaluate(
     return 1 if failures else 0
 
 
-def _rows(file: Path, program: SglFunction, labels: Sequence[str]) -> tuple[list[_Row], dict[int, str]]:
+def _rows(
+    file: Path, program: SglFunction, labels: Sequence[str]
+) -> tuple[list[_Row], dict[int, str]]:
     """Reads the rows of a file. Also returns what is wrong with the others, by line number.
 
     Raises:
@@ -119,7 +143,11 @@ def _rows(file: Path, program: SglFunction, labels: Sequence[str]) -> tuple[list
             columns = json.loads(line.decode())
             if not isinstance(columns, dict):
                 raise ValueError("it is not a JSON object.")  # like the decoder's own errors
-            arguments = {name: value for name, value in columns.items() if name in program.signature.parameters}
+            arguments = {
+                name: value
+                for name, value in columns.items()
+                if name in program.signature.parameters
+            }
             program.signature.bind(**program.bound((), arguments, ""))
             for label in labels:
                 if label not in columns:
@@ -131,17 +159,27 @@ def _rows(file: Path, program: SglFunction, labels: Sequence[str]) -> tuple[list
             rows.append(_Row(number, columns, arguments))
     if not rows:
         first = next(iter(broken.items()), None)
-        why = "has no rows." if first is None else f"has no row that can run. Line {first[0]}: {first[1]}"
-        raise ParameterError("DATA", f"{file} {why}", hint="Give a JSON object a line: arguments and labels by name.")
+        why = (
+            "has no rows."
+            if first is None
+            else f"has no row that can run. Line {first[0]}: {first[1]}"
+        )
+        raise ParameterError(
+            "DATA", f"{file} {why}", hint="Give a JSON object a line: arguments and labels by name."
+        )
     return rows, broken
 
 
 def _identity(program: str, model: str | None, seed: int | None) -> dict[str, Json]:
-    """Returns the settings and code on which results depend, in addition to their row's arguments.
-    """
+    """Returns the settings and code on which results depend, in addition to their row's arguments."""
     file, function = file_and_function(program)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    return {"program": f"{file.name}:{function or ''}", "sha256": digest, "model": model, "seed": seed}
+    return {
+        "program": f"{file.name}:{function or ''}",
+        "sha256": digest,
+        "model": model,
+        "seed": seed,
+    }
 
 
 def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> FileIO:
@@ -168,17 +206,23 @@ def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> Fil
                     row.result = line["result"]
                     row.sure = line["sure"]
                     row.judged |= {
-                        name: score for name, (key, score) in line["judged"].items() if key == _key(name, row)
+                        name: score
+                        for name, (key, score) in line["judged"].items()
+                        if key == _key(name, row)
                     }
         except (ValueError, LookupError, TypeError) as error:
-            raise ParameterError("--out", f"{file} has no results of an evaluation: {error!r}.") from error
+            raise ParameterError(
+                "--out", f"{file} has no results of an evaluation: {error!r}."
+            ) from error
         except BlockingIOError as error:
             raise ParameterError("--out", f"{file} is open in another evaluation.") from error
         except OSError as error:
             raise ParameterError("--out", f"{file}: {error.strerror}.") from error
         if first != identity:
             raise ParameterError(
-                "--out", f"{file} has results of another program, model or seed.", hint="Give another file."
+                "--out",
+                f"{file} has results of another program, model or seed.",
+                hint="Give another file.",
             )
         out.seek(-len(cut), 2)  # drops a line that was incomplete when the run was stopped
         out.truncate()
@@ -195,14 +239,21 @@ def _append(out: FileIO, line: Mapping[str, Json]) -> None:
 def _keep(out: FileIO | None, row: _Row) -> None:
     """Writes the result of a row so far. A failed row is left out, so that it is tried again."""
     if out is not None and not row.failed:
-        known = {"line": row.number, "arguments": row.arguments, "result": row.result, "sure": row.sure}
+        known = {
+            "line": row.number,
+            "arguments": row.arguments,
+            "result": row.result,
+            "sure": row.sure,
+        }
         judged = {name: (_key(name, row), score) for name, score in row.judged.items()}
         _append(out, known | {"judged": judged})
 
 
 def _key(judge: str, row: _Row) -> str:
     """Returns a digest of what a judge's score depends on, in addition to the row's result."""
-    return hashlib.sha256(file_and_function(judge)[0].read_bytes() + _json(row.columns).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        file_and_function(judge)[0].read_bytes() + _json(row.columns).encode()
+    ).hexdigest()[:16]
 
 
 def _json(value: Json) -> str:
@@ -210,9 +261,13 @@ def _json(value: Json) -> str:
 
 
 def _play(
-    program: SglFunction, rows: Sequence[_Row], asked: Sequence[Metric], backend: BackendLike | None, seed: int | None,
+    program: SglFunction,
+    rows: Sequence[_Row],
+    asked: Sequence[Metric],
+    backend: BackendLike | None,
+    seed: int | None,
     out: FileIO | None,
-) -> None:  # fmt: skip
+) -> None:
     """Runs a program on rows and stores their results."""
     sure = [each.value for each in asked if each.kind == "calibration"]
     with equal_items_are_meant():
@@ -228,7 +283,9 @@ def _play(
         row = rows[index]
         row.result = plain_result(outcome)
         if not row.failed and not isinstance(outcome, Exception):
-            row.sure = {path: share for path in sure if (share := _confidence(outcome, path)) is not None}
+            row.sure = {
+                path: share for path in sure if (share := _confidence(outcome, path)) is not None
+            }
         _keep(out, row)
 
 
@@ -252,7 +309,11 @@ def _confidence(state: ProgramState, path: str) -> float | None:
 
 
 def _judge(
-    judge: SglFunction, name: str, rows: Sequence[_Row], backend: BackendLike | None, out: FileIO | None
+    judge: SglFunction,
+    name: str,
+    rows: Sequence[_Row],
+    backend: BackendLike | None,
+    out: FileIO | None,
 ) -> None:
     """Lets a program score the results of rows. Its arguments are columns of a row and variables of
     its run, by name. The score is the return value of its body, or its variable `score`.
@@ -266,20 +327,25 @@ def _judge(
         known = {**row.columns, **(row.result or {})}
         items.append({each: known[each] for each in judge.signature.parameters if each in known})
     with equal_items_are_meant():
-        outcomes = judge.run_batch(items, backend=backend, seed=0, on_error="return", generator_style=True)
+        outcomes = judge.run_batch(
+            items, backend=backend, seed=0, on_error="return", generator_style=True
+        )
     for row, outcome in zip(rows, outcomes):
         result = plain_result(outcome)
         if isinstance(outcome, Exception):
-            raise ParameterError("--metric", f"judge {name} failed for line {row.number}: {result['error']}")
+            raise ParameterError(
+                "--metric", f"judge {name} failed for line {row.number}: {result['error']}"
+            )
         score = result.get("return", result.get("score"))
         if isinstance(score, str):
             with contextlib.suppress(ValueError):
                 score = json.loads(score)
         if not isinstance(score, bool | int | float) or not 0 <= score <= 1:
             raise ParameterError(
-                "--metric", f"judge {name} gave {score!r:.80} for line {row.number}.",
+                "--metric",
+                f"judge {name} gave {score!r:.80} for line {row.number}.",
                 hint="Let it return a boolean or a number from 0 to 1, or set a variable score.",
-            )  # fmt: skip
+            )
         row.judged[name] = float(score)
         _keep(out, row)
 
@@ -292,13 +358,18 @@ def _score(metric: Metric, rows: Sequence[_Row]) -> Score:
         ran = [row for row in ran if metric.value in row.sure]
         if not ran:
             raise ParameterError(
-                "--metric", f"no result has a confidence in {metric.value!r}.",
+                "--metric",
+                f"no result has a confidence in {metric.value!r}.",
                 hint="Evaluate a select, or a gen(confidence=True); results of an --out without it give another file.",
-            )  # fmt: skip
-        return metrics.calibration(metric.name, [(row.sure[metric.value], _right(metric, row)) for row in ran])
+            )
+        return metrics.calibration(
+            metric.name, [(row.sure[metric.value], _right(metric, row)) for row in ran]
+        )
     if ran and all(_lacks(metric, row) for row in ran):
         names = ", ".join(dict.fromkeys(name for row in ran for name in row.result or {})) or "none"
-        raise ParameterError("--metric", f"no result has {metric.value!r}; variables of the results: {names}.")
+        raise ParameterError(
+            "--metric", f"no result has {metric.value!r}; variables of the results: {names}."
+        )
     return metrics.mean(metric.name, [float(_right(metric, row)) for row in rows])
 
 
@@ -318,14 +389,22 @@ def _right(metric: Metric, row: _Row) -> bool:
 
 
 def _page(
-    title: str, scores: Sequence[Score], asked: Sequence[Metric], rows: Sequence[_Row], broken: Mapping[int, str]
+    title: str,
+    scores: Sequence[Score],
+    asked: Sequence[Metric],
+    rows: Sequence[_Row],
+    broken: Mapping[int, str],
 ) -> str:
     """Renders the HTML page of an evaluation."""
     checked = [each for each in asked if each.kind in ("exact", "accuracy")]
     wrong = {row.number: [each.name for each in checked if not _right(each, row)] for row in rows}
     ordered = sorted(rows, key=lambda row: -len(wrong[row.number]))
     lines = (
-        (row.number, ", ".join(wrong[row.number]), *map(_json, (row.columns, row.result, {**row.judged, **row.sure})))
+        (
+            row.number,
+            ", ".join(wrong[row.number]),
+            *map(_json, (row.columns, row.result, {**row.judged, **row.sure})),
+        )
         for row in ordered
     )
     body = fragment(
@@ -333,7 +412,11 @@ def _page(
         table(("metric", "score", "95 % interval", "rows"), map(metrics.cells, scores)),
         element("h2", "Rows"),
         table(("line", "wrong", "columns", "result", "scores and confidence"), lines),
-        *([element("h2", "Broken lines"), table(("line", "why"), sorted(broken.items()))] if broken else []),
+        *(
+            [element("h2", "Broken lines"), table(("line", "why"), sorted(broken.items()))]
+            if broken
+            else []
+        ),
     )
     head = Markup('<meta charset="utf-8">'), element("title", title)
     return f"<!doctype html>{element('html', element('head', *head), element('body', body))}"

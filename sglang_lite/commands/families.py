@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 # Fields that transformers' default configs leave without a usable value.
 _SIZES = {
-    "deepseek_v2": {"num_experts_per_tok": 6, "n_routed_experts": 64, "n_group": 1, "topk_group": 1},
+    "deepseek_v2": {
+        "num_experts_per_tok": 6,
+        "n_routed_experts": 64,
+        "n_group": 1,
+        "topk_group": 1,
+    },
     "glm4_moe": {"head_dim": 128},
 }
 
@@ -52,10 +57,11 @@ def _make_example(name: str) -> ModelSpec:
     model_types = {
         architecture: model_type
         for names in (
-            modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         )
         for model_type, architecture in names.items()
-    }  # fmt: skip
+    }
     architecture = next(each for each in FAMILIES[name].architectures if each in model_types)
     config = AutoConfig.for_model(model_types[architecture]).to_dict()
     config = {**config, **(config.get("text_config") or {}), **_SIZES.get(name, {})}

@@ -45,14 +45,16 @@ def _run(options: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def _prints_elsewhere(_: MCPServer) -> AsyncIterator[None]:
-    """Redirects the output of bodies to standard error, because the protocol uses standard output.
-    """
+    """Redirects the output of bodies to standard error, because the protocol uses standard output."""
     with redirect_stdout(sys.stderr):
         yield
 
 
 def server_of(
-    name: str, programs: dict[str, SglFunction], backend: BackendLike | None, lifespan: Lifespan | None = None
+    name: str,
+    programs: dict[str, SglFunction],
+    backend: BackendLike | None,
+    lifespan: Lifespan | None = None,
 ) -> MCPServer:
     """Builds an MCP server whose tools are programs. A tool's arguments are those of the program
     that are not given by `bind`, with their annotations. Its result is the variables of a run as
@@ -72,10 +74,14 @@ def server_of(
     try:
         from mcp.server import MCPServer
     except ModuleNotFoundError as error:
-        raise ParameterError("mcp", "a server needs the mcp package.", hint="pip install 'sglang-lite[mcp]'") from error
+        raise ParameterError(
+            "mcp", "a server needs the mcp package.", hint="pip install 'sglang-lite[mcp]'"
+        ) from error
     server = MCPServer(name, lifespan=lifespan)
     for each, program in programs.items():
-        server.add_tool(_tool(program, backend), name=each, description=inspect.getdoc(program.func) or "")
+        server.add_tool(
+            _tool(program, backend), name=each, description=inspect.getdoc(program.func) or ""
+        )
     return server
 
 
@@ -88,7 +94,11 @@ def _tool(program: SglFunction, backend: BackendLike | None) -> Any:
         try:
             state = await asyncio.to_thread(lambda: program.bind(**arguments).run(backend=backend))
         except (Exception, SystemExit) as error:  # a body may raise anything
-            told = plain_result(error)["error"] if isinstance(error, Exception) else f"the program exited: {error}"
+            told = (
+                plain_result(error)["error"]
+                if isinstance(error, Exception)
+                else f"the program exited: {error}"
+            )
             raise ToolError(str(told)) from error  # whose text the client reads
         return json.dumps(plain_result(state), ensure_ascii=False)
 
@@ -97,7 +107,8 @@ def _tool(program: SglFunction, backend: BackendLike | None) -> Any:
     parameters = [
         each if each.annotation is not each.empty else each.replace(annotation=Any)
         for each in own
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and each.name not in program.bind_arguments
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and each.name not in program.bind_arguments
     ]
     run.__signature__ = written.replace(parameters=parameters, return_annotation=str)  # type: ignore[attr-defined] # a function's
     return run

@@ -70,14 +70,17 @@ def parse(text: str) -> Metric:
     kind, colon, rest = text.partition(":")
     if kind not in KINDS or not colon or not rest:
         raise ParameterError(
-            "--metric", f"{text!r:.80} is no metric.", hint="Give exact:VARIABLE=COLUMN, accuracy:…, calibration:… or "
-            "judge:FILE[:FUNCTION]."
-        )  # fmt: skip
+            "--metric",
+            f"{text!r:.80} is no metric.",
+            hint="Give exact:VARIABLE=COLUMN, accuracy:…, calibration:… or judge:FILE[:FUNCTION].",
+        )
     if kind == "judge":
         return Metric(kind, rest, "")
     value, equals, label = rest.partition("=")
     if not value or (equals and not label):
-        raise ParameterError("--metric", f"{text!r:.80} names no {'column' if value else 'variable'}.")
+        raise ParameterError(
+            "--metric", f"{text!r:.80} names no {'column' if value else 'variable'}."
+        )
     return Metric(kind, value, label or value)
 
 
@@ -154,7 +157,10 @@ def written(scores: Sequence[Score]) -> str:
     lines = [("metric", "score", "95 % interval", "rows"), *map(cells, scores)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "".join(
-        "  ".join([name.ljust(widths[0]), *(text.rjust(width) for text, width in zip(rest, widths[1:]))]) + "\n"
+        "  ".join(
+            [name.ljust(widths[0]), *(text.rjust(width) for text, width in zip(rest, widths[1:]))]
+        )
+        + "\n"
         for name, *rest in lines
     )
 
@@ -163,4 +169,9 @@ def cells(score: Score) -> tuple[str, str, str, str]:
     """Returns the cells of a score's line."""
     if score.low is None or score.high is None:
         return score.metric, f"{score.value:.3f}", "", str(score.rows)
-    return score.metric, f"{score.value:.1%}", f"{score.low:.1%} to {score.high:.1%}", str(score.rows)
+    return (
+        score.metric,
+        f"{score.value:.1%}",
+        f"{score.low:.1%} to {score.high:.1%}",
+        str(score.rows),
+    )

@@ -54,9 +54,15 @@ def _list_all() -> int:
 
     for name, model in ALIASES.items():
         size = f"{model.file_bytes / 1e9:.1f} GB{' *' if fetched(name) else ''}"
-        cache = f"+ {2 * _LISTED_TOKENS * model.token_numbers / 1e9:.1f} GB" if model.token_numbers else ""
+        cache = (
+            f"+ {2 * _LISTED_TOKENS * model.token_numbers / 1e9:.1f} GB"
+            if model.token_numbers
+            else ""
+        )
         print(f"{name:20} {size:9} {cache:9} {model.use} ({model.description})")
-    print(f"Memory of the weights (bfloat16, or as in the file) + {_LISTED_TOKENS:,} tokens. Fetched already: *")
+    print(
+        f"Memory of the weights (bfloat16, or as in the file) + {_LISTED_TOKENS:,} tokens. Fetched already: *"
+    )
     print("Those that fit this machine: sglang-lite models --fits")
     return 0
 

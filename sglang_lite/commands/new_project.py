@@ -16,10 +16,14 @@ def write_project(folder: Path) -> list[Path]:
     Raises:
         ParameterError: one of the files exists, or the folder can't be written.
     """
-    sources = sorted(files("sglang_lite.commands").joinpath("project").iterdir(), key=lambda each: each.name)
+    sources = sorted(
+        files("sglang_lite.commands").joinpath("project").iterdir(), key=lambda each: each.name
+    )
     targets = [folder / source.name.removesuffix(".txt") for source in sources]
     if there := [str(target) for target in targets if target.exists()]:
-        raise ParameterError("DIR", f"{', '.join(there)}: there already.", hint="Name another folder.")
+        raise ParameterError(
+            "DIR", f"{', '.join(there)}: there already.", hint="Name another folder."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for source, target in zip(sources, targets, strict=True):
@@ -35,7 +39,8 @@ def proposed_model() -> str | None:
     """
     if not all(map(is_installed, NEEDED)):
         return None
-    from sglang_lite.runtime.loading.model_choice import choose_model, measure_machine  # imports torch
+    # imports torch
+    from sglang_lite.runtime.loading.model_choice import choose_model, measure_machine
 
     proposed = choose_model(measure_machine()).proposed
     return None if proposed is None or proposed.name == DEFAULT_MODEL else proposed.name

@@ -18,12 +18,17 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}{'' if message[-1] in '.?' else '.'} See {self.prog} --help.\n")
+        self.exit(
+            2,
+            f"{self.prog}: {message}{'' if message[-1] in '.?' else '.'} See {self.prog} --help.\n",
+        )
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Exits with status 2 and a message that suggests the flag that was probably meant."""
         flags = re.findall(r"--[\w-]+", self.format_help())
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{near(unknown[0].partition('=')[0], flags)}")
+        self.error(
+            f"unrecognized arguments: {' '.join(unknown)}{near(unknown[0].partition('=')[0], flags)}"
+        )
 
 
 def near(word: str, known: Iterable[str]) -> str:

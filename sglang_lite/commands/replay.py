@@ -1,5 +1,4 @@
-"""`sglang-lite replay`: recomputes an engine's steps, and writes the output of each layer to files.
-"""
+"""`sglang-lite replay`: recomputes an engine's steps, and writes the output of each layer to files."""
 
 from __future__ import annotations
 
@@ -8,17 +7,25 @@ from pathlib import Path
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("steps", type=Path, help="file of an engine with --debug-tensor-dump-output-folder")
-    parser.add_argument("--model", default="smollm2-135m", help="as for Engine (default: smollm2-135m)")
+    parser.add_argument(
+        "steps", type=Path, help="file of an engine with --debug-tensor-dump-output-folder"
+    )
+    parser.add_argument(
+        "--model", default="smollm2-135m", help="as for Engine (default: smollm2-135m)"
+    )
     parser.add_argument(
         "--out",
         default="replayed",
         help="folder of a folder for each process, with a file for each step (default: replayed)",
     )
-    parser.add_argument("--layers", type=int, nargs="+", help="numbers of the layers to write (default: all)")
+    parser.add_argument(
+        "--layers", type=int, nargs="+", help="numbers of the layers to write (default: all)"
+    )
     parser.add_argument("--device", default="auto", help="as for Engine (default: auto)")
     parser.add_argument("--dtype", default="auto", help="as for Engine (default: auto)")
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks that share each layer (default: 1)")
+    parser.add_argument(
+        "--tp", type=int, default=1, metavar="N", help="ranks that share each layer (default: 1)"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -37,12 +44,18 @@ def _run(options: argparse.Namespace) -> int:
     capacity, records = read_steps(options.steps)
     for record in records:
         if record.features or record.lora:
-            problem = f"step {record.step} has rows of images or of adapters, which are not in the file."
+            problem = (
+                f"step {record.step} has rows of images or of adapters, which are not in the file."
+            )
             raise ParameterError("steps", problem, hint="Write steps of text alone.")
     config = EngineConfig.make(
-        model=options.model, device=options.device, dtype=options.dtype, tp_size=options.tp,
-        debug_tensor_dump_output_folder=options.out, debug_tensor_dump_layers=options.layers,
-    )  # fmt: skip
+        model=options.model,
+        device=options.device,
+        dtype=options.dtype,
+        tp_size=options.tp,
+        debug_tensor_dump_output_folder=options.out,
+        debug_tensor_dump_layers=options.layers,
+    )
     path = resolve(options.model)
     links = None if options.tp == 1 else RankProcesses(config, path, print)
     loaded = load(config, path, ranks=links)

@@ -27,13 +27,16 @@ def program_in(file: Path, function: str | None) -> SglFunction:
         function: name of the program, if the file has several.
 
     Raises:
-        ParameterError: the file can't be imported, or has no such program, or several and no name is given.
+        ParameterError: the file can't be imported, or has no such program, or several and no name
+            is given.
     """
     found = programs_in(load(file), function)
     if len(found) > 1:
         names = ", ".join(found)
         raise ParameterError(
-            "FILE", f"{file} has several programs: {names}.", hint=f"Name one: {file}:{next(iter(found))}."
+            "FILE",
+            f"{file} has several programs: {names}.",
+            hint=f"Name one: {file}:{next(iter(found))}.",
         )
     return next(iter(found.values()))
 
@@ -49,10 +52,16 @@ def arguments_of(program: SglFunction, given: Sequence[str]) -> dict[str, Json]:
     for each in given:
         name, equals, text = each.partition("=")
         if not equals or name in found:
-            problem, hint = ("is given twice", "Give it once.") if equals else ("has no =", "Write --arg name=value.")
+            problem, hint = (
+                ("is given twice", "Give it once.")
+                if equals
+                else ("has no =", "Write --arg name=value.")
+            )
             raise ParameterError("--arg", f"{each!r:.80} {problem}.", hint=hint)
         parameter = program.signature.parameters.get(name)
-        found[name] = text if parameter is not None and parameter.annotation in (str, "str") else _value(text)
+        found[name] = (
+            text if parameter is not None and parameter.annotation in (str, "str") else _value(text)
+        )
     return found
 
 
@@ -80,9 +89,13 @@ def results(
         ParameterError: arguments don't fit the program, or the file can't be read.
     """
     given = [{}] if rows is None else rows_in(rows, "--rows")
-    items = fitting(program, [{**arguments, **row} for row in given], rows, "--rows" if rows else "--arg")
+    items = fitting(
+        program, [{**arguments, **row} for row in given], rows, "--rows" if rows else "--arg"
+    )
     with equal_items_are_meant():
-        outcomes = program.run_batch(items, backend=backend, seed=seed, on_error="return", generator_style=True)
+        outcomes = program.run_batch(
+            items, backend=backend, seed=seed, on_error="return", generator_style=True
+        )
     for outcome in outcomes:
         yield plain_result(outcome)
 

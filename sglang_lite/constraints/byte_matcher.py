@@ -23,19 +23,19 @@ from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 
-# Limits of llguidance's work. The lexer's exceed the library's defaults, because large schemas need that. Lexemes are
-# not precomputed, because that silently spends the fuel of the first steps (version 1.9.1 then refuses a text of
-# {1,5000} & [^ ]+).
+# Limits of llguidance's work. The lexer's exceed the library's defaults, because large schemas need
+# that. Lexemes are not precomputed, because that silently spends the fuel of the first steps
+# (version 1.9.1 then refuses a text of {1,5000} & [^ ]+).
 _LEXER_FUEL = 20_000_000
 STEP_FUEL = 10_000_000
 _STEP_ITEMS = 500_000
-# A lexer keeps every state that any request's text has reached. A quoted document has about 1.6 states
-# per character.
+# A lexer keeps every state that any request's text has reached. A quoted document has about 1.6
+# states per character.
 _LEXER_STATES = 250_000
-# Limits of the Earley items in a row. Each new item is looked up in its row, so a character's work grows at least
-# with the square of the row. A grammar needs as many items as it has alternatives. The rest are parses of the
-# text so far, and an ambiguous grammar adds more with each character. (Of 686 real schemas, one has more than 500
-# items in a row, none more than 1,000.)
+# Limits of the Earley items in a row. Each new item is looked up in its row, so a character's work
+# grows at least with the square of the row. A grammar needs as many items as it has alternatives.
+# The rest are parses of the text so far, and an ambiguous grammar adds more with each character.
+# (Of 686 real schemas, one has more than 500 items in a row, none more than 1,000.)
 _WAYS = 1_000
 _ROW_ITEMS = 50_000
 PARSER_BYTES = 50  # memory of a parser per character of its grammar
@@ -43,7 +43,8 @@ _BETWEEN_MASKS = 100  # bytes of text consumed per mask; each mask renews the wo
 # bytes of look-ahead
 _MAX_FORCED = 10_000
 _MAX_SLOWLY_FORCED = 200
-_LONG = 10_000  # characters of forced text above which spelling it out would block the loop for milliseconds
+# characters of forced text above which spelling it out would block the loop for milliseconds
+_LONG = 10_000
 _SHORT = 100  # forced text of up to this many characters is not measured
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _MAX_SHOWN = 12  # characters listed in a message as possible continuations
@@ -67,8 +68,7 @@ def grammar_text(language: Language, longest_forced: int) -> str:
 
 
 def _grammar(language: Language, longest_forced: int) -> tuple[str, bool]:
-    """Returns the text of a language's grammar, and whether its forced text is expensive to find.
-    """
+    """Returns the text of a language's grammar, and whether its forced text is expensive to find."""
     text = to_lark(split_into_lexemes(language))
     return text, longest_forced > _SHORT and _forces_slowly(text)
 
@@ -102,7 +102,9 @@ def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
     Raises:
         ConstraintError: llguidance refuses the grammar.
     """
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(text), log_level=0, limits=_limits(text))
+    matcher = LLMatcher(
+        tokenizer, LLMatcher.grammar_from_lark(text), log_level=0, limits=_limits(text)
+    )
     if matcher.is_error():
         raise matcher_error(matcher)
     return matcher
@@ -110,7 +112,8 @@ def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 def _limits(text: str) -> LLParserLimits:
     """Limits llguidance's work for a grammar, according to its number of alternatives."""
-    rules = (line for line in text.split("\n") if not line.startswith("T"))  # a terminal is always one item
+    # a terminal is always one item
+    rules = (line for line in text.split("\n") if not line.startswith("T"))
     alternatives = sum(1 + line.count(" | ") + line.count("(") for line in rules)
     return LLParserLimits(
         max_lexer_states=max(_LEXER_STATES, 2 * substring_characters(text)),
@@ -134,8 +137,7 @@ def matcher_error(matcher: LLMatcher) -> ConstraintError:
 
 
 def lexer_has_failed(matcher: LLMatcher) -> bool:
-    """Returns True if a matcher failed in its lexer. Its copies share the lexer, so they all fail.
-    """
+    """Returns True if a matcher failed in its lexer. Its copies share the lexer, so they all fail."""
     return matcher.is_error() and "lexer error" in matcher.get_error()
 
 
@@ -261,7 +263,8 @@ class ByteMatcher:
         """Appends a text.
 
         Raises:
-            ConstraintError: no text of the constraint continues like this. The matcher is unchanged.
+            ConstraintError: no text of the constraint continues like this. The matcher is
+                unchanged.
         """
         at, accepted = self._try_push(text)
         if accepted is not None:
@@ -291,7 +294,8 @@ class ByteMatcher:
 
         Raises:
             ConstraintError: the text is not complete.
-            ValueValidationError: the text violates a part of a JSON schema that the grammar does not enforce.
+            ValueValidationError: the text violates a part of a JSON schema that the grammar does
+                not enforce.
         """
         if not self.matcher.is_accepting():
             raise ConstraintError(
@@ -317,13 +321,15 @@ class ByteMatcher:
         mask = 0 if at.is_stopped() else _mask(at)
         follows = "" if inside else "".join(chr(byte) for byte in range(128) if mask >> byte & 1)
         beyond = inside or any(mask >> byte & 1 for byte in range(128, 256))
-        return Completion(text, follows, beyond, not inside and at.is_accepting(), self.matcher.is_accepting())
+        return Completion(
+            text, follows, beyond, not inside and at.is_accepting(), self.matcher.is_accepting()
+        )
 
     def _try_push(self, text: str) -> tuple[Any, str | None]:
         """Tries a text on a copy of the matcher.
 
-        Returns (matcher after the text, None), or (matcher after the longest accepted prefix, that prefix) if the text
-        is refused.
+        Returns (matcher after the text, None), or (matcher after the longest accepted prefix, that
+        prefix) if the text is refused.
         """
         data = text.encode("utf-8", "surrogatepass")
         at = self.matcher.deep_copy()

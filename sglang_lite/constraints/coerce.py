@@ -13,9 +13,13 @@ from sglang_lite.constraints.syntax.lark import parse as parse_lark
 from sglang_lite.constraints.syntax.regex import parse as parse_regex
 from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, Lark, Regex
 
-ConstraintLike: TypeAlias = Constraint | Mapping[str, Any] | Any  # a constraint record, a schema, or a Python type
+# a constraint record, a schema, or a Python type
+ConstraintLike: TypeAlias = Constraint | Mapping[str, Any] | Any
 
-_NAMED: Mapping[str, Constraint] = {"json": json_schema(True), "json_object": json_schema({"type": "object"})}
+_NAMED: Mapping[str, Constraint] = {
+    "json": json_schema(True),
+    "json_object": json_schema({"type": "object"}),
+}
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -29,8 +33,8 @@ def Grammar(text: str) -> Ebnf | Lark:  # noqa: N802 # named like the record cla
 
 
 def as_constraint(source: ConstraintLike) -> Constraint:
-    """Converts a constraint record, a schema, a Python type, or one of the names "json" and "json_object" to a
-    constraint.
+    """Converts a constraint record, a schema, a Python type, or one of the names "json" and
+    "json_object" to a constraint.
 
     Raises:
         ConstraintError: `source` is none of these.
@@ -41,7 +45,8 @@ def as_constraint(source: ConstraintLike) -> Constraint:
         return _NAMED[source]
     if isinstance(source, str):
         raise ConstraintError(
-            f"{source!r:.60} is text, not a constraint.", hint="Say what it is: sgl.Regex(…) or sgl.Grammar(…)."
+            f"{source!r:.60} is text, not a constraint.",
+            hint="Say what it is: sgl.Regex(…) or sgl.Grammar(…).",
         )
     if isinstance(source, Mapping | bool):
         return json_schema(source)
@@ -55,7 +60,11 @@ def type_of(source: ConstraintLike) -> ValueType | None:
     Raises:
         ConstraintError: `source` is not a type that can be generated.
     """
-    return None if isinstance(source, (*get_args(Constraint), str, Mapping, bool)) else value_type(source)
+    return (
+        None
+        if isinstance(source, (*get_args(Constraint), str, Mapping, bool))
+        else value_type(source)
+    )
 
 
 def check_syntax(constraint: Constraint) -> Constraint:

@@ -15,7 +15,16 @@ from typing import Any, Final, TypeAlias
 from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.notes import SHAPE, decimal_notes, dumped, notes_of, string_word
-from sglang_lite.protocol import Choices, Constraint, ConstraintError, Ebnf, JsonSchema, Lark, Number, Regex
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    ConstraintError,
+    Ebnf,
+    JsonSchema,
+    Lark,
+    Number,
+    Regex,
+)
 
 _TYPES: Mapping[Any, str] = {
     str: "text",
@@ -26,7 +35,8 @@ _TYPES: Mapping[Any, str] = {
 
 _NO_SCHEMAS: Final = frozenset(("$defs", "definitions", "enum", "const", "default", "examples"))
 _ALTERNATIVES: Final = frozenset(("anyOf", "oneOf", "allOf", "$ref", "const", "enum"))
-_OFTEN: Final = 2  # up to this many uses, an object is described in each place; small models understand that better
+# up to this many uses, an object is described in each place; small models understand that better
+_OFTEN: Final = 2
 
 
 def description(constraint: Constraint, annotation: object = None) -> str:
@@ -112,7 +122,11 @@ class _Describer:
         self._names = _names(schema)
 
     def text(self) -> str:
-        whole = [(self._names["#"], "")] if "#" in self._names else self._described(self._schema).with_notes()
+        whole = (
+            [(self._names["#"], "")]
+            if "#" in self._names
+            else self._described(self._schema).with_notes()
+        )
         parts = ["JSON: " + _written(whole)]
         if least := self._least():
             parts.append(f"If nothing more is known: {least}")
@@ -132,9 +146,13 @@ class _Describer:
         if "#" in self._names or not isinstance(schema, dict) or schema.keys() & _ALTERNATIVES:
             return ""
         required = schema.get("required", ())
-        nullable = {name: self._may_be_null(each) for name, each in schema.get("properties", {}).items()}
+        nullable = {
+            name: self._may_be_null(each) for name, each in schema.get("properties", {}).items()
+        }
         said = [
-            f"{dumped(name)}: {'null' if may else '…'}" for name, may in nullable.items() if may or name in required
+            f"{dumped(name)}: {'null' if may else '…'}"
+            for name, may in nullable.items()
+            if may or name in required
         ]
         return f"{{{', '.join(said)}}}" if any(nullable.values()) else ""
 
@@ -142,13 +160,19 @@ class _Describer:
         if not isinstance(schema, dict):
             return False
         if "$ref" in schema:
-            return schema["$ref"] not in self._names and self._may_be_null(_pointed(self._schema, schema["$ref"]))
+            return schema["$ref"] not in self._names and self._may_be_null(
+                _pointed(self._schema, schema["$ref"])
+            )
         kinds = schema.get("type")
         return (
             kinds == "null"
             or None in schema.get("enum", ())
             or (isinstance(kinds, list) and "null" in kinds)
-            or any(self._may_be_null(each) for word in ("anyOf", "oneOf") for each in schema.get(word, ()))
+            or any(
+                self._may_be_null(each)
+                for word in ("anyOf", "oneOf")
+                for each in schema.get(word, ())
+            )
         )
 
     def _described(self, schema: Any) -> _Shape:
@@ -159,7 +183,9 @@ class _Describer:
         if "const" in schema or "enum" in schema:
             values = [schema["const"]] if "const" in schema else schema["enum"]
             shapes.append(_Shape([(" | ".join(map(dumped, values)), "")], is_union=len(values) > 1))
-        shapes += [self._union(schema[keyword]) for keyword in ("anyOf", "oneOf") if keyword in schema]
+        shapes += [
+            self._union(schema[keyword]) for keyword in ("anyOf", "oneOf") if keyword in schema
+        ]
         for each in schema.get("allOf", ()):
             shape = self._described(each)
             if isinstance(each, dict) and not each.keys() & SHAPE:  # it has only limits, no form
@@ -173,17 +199,24 @@ class _Describer:
             lines = shapes[0].lines
         else:
             lines = _joined([_in_parentheses(shape) for shape in shapes], " & ")
-        return _Shape(lines, list(dict.fromkeys(notes)), is_union=len(shapes) == 1 and shapes[0].is_union)
+        return _Shape(
+            lines, list(dict.fromkeys(notes)), is_union=len(shapes) == 1 and shapes[0].is_union
+        )
 
     def _union(self, schemas: Sequence[Any]) -> _Shape:
-        schemas = sorted(schemas, key=lambda each: not _is_null(each))  # models choose the first alternative more often
+        # models choose the first alternative more often
+        schemas = sorted(schemas, key=lambda each: not _is_null(each))
         decimals = decimal_notes(schemas)
         if decimals is not None:
             return _Shape([("number", "")], decimals)
         shapes = [self._described(each) for each in schemas]
         known = [shape for shape in shapes if shape.lines != [("null", "")]]
         if len(known) == 1:  # then all notes are about it
-            return _Shape(_joined([shape.lines for shape in shapes], " | "), known[0].notes, is_union=len(shapes) > 1)
+            return _Shape(
+                _joined([shape.lines for shape in shapes], " | "),
+                known[0].notes,
+                is_union=len(shapes) > 1,
+            )
         parts: list[list[_Line]] = []
         for shape in shapes:
             lines = shape.with_notes()
@@ -198,7 +231,9 @@ class _Describer:
         elif kinds is None and ("items" in schema or "prefixItems" in schema):
             kinds = "array"
         parts = []
-        for kind in sorted(kinds, key=lambda each: each != "null") if isinstance(kinds, list) else [kinds]:
+        for kind in (
+            sorted(kinds, key=lambda each: each != "null") if isinstance(kinds, list) else [kinds]
+        ):
             if kind == "object":
                 parts.append(self._object(schema))
             elif kind == "array":
@@ -231,7 +266,11 @@ class _Describer:
         for lines in found[:-1]:
             code, comment = lines[-1]
             lines[-1] = f"{code},", comment
-        return [("{", ""), *((f"  {code}", comment) for lines in found for code, comment in lines), ("}", "")]
+        return [
+            ("{", ""),
+            *((f"  {code}", comment) for lines in found for code, comment in lines),
+            ("}", ""),
+        ]
 
     def _member(self, name: str, schema: Any) -> list[_Line]:
         shape = self._described(schema)
@@ -296,7 +335,9 @@ def _names(schema: Any) -> dict[str, str]:
         if count > 1 and (reference in composed or (is_object and count > _OFTEN)):
             wanted = "Root" if reference == "#" else re.sub(r"\W", "_", _steps(reference)[-1])
             numbered = (f"{wanted}{number}" for number in itertools.count(2))
-            names[reference] = next(n for n in itertools.chain([wanted], numbered) if n not in names.values())
+            names[reference] = next(
+                n for n in itertools.chain([wanted], numbered) if n not in names.values()
+            )
     return names
 
 
@@ -327,7 +368,11 @@ def _pointed(schema: Any, reference: str) -> Any:
     found: Any = schema
     for step in _steps(reference):
         try:
-            found = found[int(step)] if isinstance(found, Sequence) and not isinstance(found, str) else found[step]
+            found = (
+                found[int(step)]
+                if isinstance(found, Sequence) and not isinstance(found, str)
+                else found[step]
+            )
         except (KeyError, IndexError, ValueError, TypeError):
             raise ConstraintError(f"the schema has no {reference!r}.", pointer="/$ref") from None
     return found
@@ -335,4 +380,7 @@ def _pointed(schema: Any, reference: str) -> Any:
 
 def _steps(reference: str) -> list[str]:
     """Returns the unescaped steps of a JSON Pointer reference."""
-    return [step.replace("~1", "/").replace("~0", "~") for step in reference.removeprefix("#/").split("/")]
+    return [
+        step.replace("~1", "/").replace("~0", "~")
+        for step in reference.removeprefix("#/").split("/")
+    ]

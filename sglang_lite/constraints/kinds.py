@@ -45,7 +45,18 @@ from sglang_lite.protocol import (
     TaggedObject,
 )
 
-_Other: TypeAlias = Ebnf | Lark | Regex | Number | Choices | Continuation | StructuralTag | InOrder | OneOf | Repeated
+_Other: TypeAlias = (
+    Ebnf
+    | Lark
+    | Regex
+    | Number
+    | Choices
+    | Continuation
+    | StructuralTag
+    | InOrder
+    | OneOf
+    | Repeated
+)
 _START = "start"
 
 
@@ -72,7 +83,9 @@ def _language_of(constraint: _Other) -> Language:
             return pruned(gbnf.parse(text))
         case Lark(text):
             outer, schemas = lark.parse(text)
-            return pruned(_joined(outer, {name: _inner(schema) for name, schema in schemas.items()}))
+            return pruned(
+                _joined(outer, {name: _inner(schema) for name, schema in schemas.items()})
+            )
         case Regex(pattern):
             return pruned(Language(_START, {_START: parse(pattern)}))
         case Number(kind):
@@ -102,7 +115,9 @@ def _parts(constraint: StructuralTag | InOrder | OneOf | Repeated) -> Iterable[C
             return [tag.content for tag in tags]
 
 
-def _body(constraint: StructuralTag | InOrder | OneOf | Repeated, refs: list[Ref]) -> dict[str, Node]:
+def _body(
+    constraint: StructuralTag | InOrder | OneOf | Repeated, refs: list[Ref]
+) -> dict[str, Node]:
     match constraint:
         case InOrder():
             return {_START: concat(*refs)}
@@ -122,7 +137,9 @@ def _structural(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Nod
     """
     triggers = list(dict.fromkeys(constraint.triggers))
     if not triggers or "" in triggers:
-        raise ConstraintError("structural_tag: `triggers` needs at least one string, and none may be empty.")
+        raise ConstraintError(
+            "structural_tag: `triggers` needs at least one string, and none may be empty."
+        )
     for tag in constraint.tags:
         if not tag.begin.startswith(tuple(triggers)):
             raise ConstraintError(f"structural_tag: no trigger begins {tag.begin!r}.")
@@ -130,7 +147,9 @@ def _structural(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Nod
     excluded = concat(ANY_TEXT, alternation(map(literal, constraint.excludes)), ANY_TEXT)
     options = []
     for trigger in triggers:
-        until = intersection(concat(ANY_TEXT, literal(trigger)), complement(concat(found, ANY_CHAR, ANY_TEXT)))
+        until = intersection(
+            concat(ANY_TEXT, literal(trigger)), complement(concat(found, ANY_CHAR, ANY_TEXT))
+        )
         until = intersection(until, complement(excluded))
         tags = [
             concat(literal(tag.begin.removeprefix(trigger)), content, literal(tag.end))
@@ -155,7 +174,9 @@ def _inner(constraint: Constraint) -> Language:
     if form.checked and constraint.enforce != "unchecked":
         pointer, problem = form.checked[0]
         raise ConstraintError(
-            f"json_schema: {problem}", pointer=pointer, hint="Inside another constraint nothing is left to be checked."
+            f"json_schema: {problem}",
+            pointer=pointer,
+            hint="Inside another constraint nothing is left to be checked.",
         )
     return form.language
 

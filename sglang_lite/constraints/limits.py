@@ -18,7 +18,8 @@ def within_limits(kind: str) -> Iterator[None]:
         kind: name of what is compiled in the block, for error messages.
 
     Raises:
-        ConstraintError: the input is nested too deeply, or contains a number outside Python's range.
+        ConstraintError: the input is nested too deeply, or contains a number outside Python's
+            range.
     """
     try:
         yield
@@ -27,4 +28,6 @@ def within_limits(kind: str) -> Iterator[None]:
     except RecursionError as error:
         raise ConstraintError(f"{kind}: nested too deeply.") from error
     except (OverflowError, ValueError, ZeroDivisionError) as error:
-        raise ConstraintError(f"{kind}: a number in it is too large or too small: {error}.") from error
+        raise ConstraintError(
+            f"{kind}: a number in it is too large or too small: {error}."
+        ) from error

@@ -36,7 +36,8 @@ def validate(constraint: Constraint, text: str) -> UserValue:
 
     Raises:
         ValueValidationError: the constraint does not allow the text.
-        ConstraintError: the constraint is not valid or, unless it is a JSON schema, can't be enforced.
+        ConstraintError: the constraint is not valid or, unless it is a JSON schema, can't be
+            enforced.
     """
     if isinstance(constraint, JsonSchema):
         return parse_json(constraint, text)

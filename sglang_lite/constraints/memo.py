@@ -15,7 +15,8 @@ from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
 MAX_BYTES = 48 << 20
-LARGE = 1 << 20  # bytes of a result that took much more memory to compute, which the allocator would keep
+# bytes of a result that took much more memory to compute, which the allocator would keep
+LARGE = 1 << 20
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -45,7 +46,8 @@ class BoundedCache:
             if found is None:
                 return None
             value, size = found
-            if (now := getattr(value, "size", size)) != size and isinstance(now, int):  # it has grown in the meantime
+            # it has grown in the meantime
+            if (now := getattr(value, "size", size)) != size and isinstance(now, int):
                 self.bytes += now - size
                 self._entries[key] = value, now
             self._entries.move_to_end(key)
@@ -132,7 +134,9 @@ def _reader(kind: Hashable) -> tuple[int, Callable[[object], Any]] | None:
     if a class has no fields or reports its own `size`.
     """
     names: Any = (
-        [field.name for field in fields(kind)] if is_dataclass(kind) else getattr(kind, "__struct_fields__", ())
+        [field.name for field in fields(kind)]
+        if is_dataclass(kind)
+        else getattr(kind, "__struct_fields__", ())
     )
     return None if not names or hasattr(kind, "size") else (len(names), attrgetter(*names))
 
@@ -150,7 +154,18 @@ def trim() -> None:
 
 
 class _Mallinfo2(ctypes.Structure):
-    _names = "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+    _names = (
+        "arena",
+        "ordblks",
+        "smblks",
+        "hblks",
+        "hblkhd",
+        "usmblks",
+        "fsmblks",
+        "uordblks",
+        "fordblks",
+        "keepcost",
+    )
     _fields_ = [(name, ctypes.c_size_t) for name in _names]
 
 

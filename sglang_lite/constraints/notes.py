@@ -27,9 +27,16 @@ _IN_WORDS: Final = frozenset((  # keywords that notes put into words
 _DAY = "YYYY-MM-DD"
 _TIME = "HH:MM:SS"
 _FORMATS: Final[Mapping[str, str]] = {
-    "date": _DAY, "time": _TIME, "date-time": f"{_DAY}T{_TIME}", "duration": "ISO 8601 duration", "uuid": "UUID",
-    "email": "email address", "uri": "URL", "ipv4": "IPv4 address", "ipv6": "IPv6 address",
-}  # fmt: skip
+    "date": _DAY,
+    "time": _TIME,
+    "date-time": f"{_DAY}T{_TIME}",
+    "duration": "ISO 8601 duration",
+    "uuid": "UUID",
+    "email": "email address",
+    "uri": "URL",
+    "ipv4": "IPv4 address",
+    "ipv6": "IPv6 address",
+}
 _ZONE_ONLY: Final = "^.{17}[0-5]"  # occurs with the format of moments with a time zone
 _PATTERNS: Final[Mapping[str, str]] = {
     **{
@@ -37,11 +44,15 @@ _PATTERNS: Final[Mapping[str, str]] = {
         for day in (True, False)
         for naive, aware in ((True, True), (True, False), (False, True))
     },
-    **{f"^{pattern}$": "UUID" if name.startswith("uuid") else name for name, pattern in patterns.FORMATS.items()},
+    **{
+        f"^{pattern}$": "UUID" if name.startswith("uuid") else name
+        for name, pattern in patterns.FORMATS.items()
+    },
     f"^{patterns.FORMATS['email']}$": "email address",
     f"^{patterns.DURATION}$": "ISO 8601 duration",
 }
-_LONGEST_PATTERN: Final = 100  # characters; a longer one teaches a model nothing, and masks enforce it anyway
+# characters; a longer one teaches a model nothing, and masks enforce it anyway
+_LONGEST_PATTERN: Final = 100
 _LARGE: Final = 10**5  # limits of numbers that only express how many digits fit
 
 
@@ -119,11 +130,18 @@ def _limits(schema: Mapping[str, Any], word: str) -> Iterator[str]:
     if word != "URL":
         yield from _count(schema.get("minLength", 0), schema.get("maxLength"), "character")
     pattern = schema.get("pattern")
-    if pattern is not None and pattern not in _PATTERNS and pattern != _ZONE_ONLY and len(pattern) <= _LONGEST_PATTERN:
+    if (
+        pattern is not None
+        and pattern not in _PATTERNS
+        and pattern != _ZONE_ONLY
+        and len(pattern) <= _LONGEST_PATTERN
+    ):
         yield f"matches /{_printable(pattern)}/"
     if "format" in schema and schema["format"] not in _FORMATS:
         yield f"format: {one_line(schema['format'])}"
-    first = schema.get("prefixItems", schema["items"] if isinstance(schema.get("items"), list) else ())
+    first = schema.get(
+        "prefixItems", schema["items"] if isinstance(schema.get("items"), list) else ()
+    )
     low = schema.get("minItems", 0)
     high = schema.get("maxItems")
     yield from _count(0 if low <= len(first) else low, None if high == len(first) else high, "item")

@@ -29,7 +29,9 @@ _FIRST = {kind: re.compile(rf"{pattern}(?![0-9])") for kind, pattern in PATTERNS
 # Prefixes of numbers, by kind.
 _PREFIXES = {
     "integer": re.compile(rf"[-+]?{_WHOLE_PREFIX}"),
-    "float": re.compile(rf"[-+]?(?:{_WHOLE_PREFIX}|{_WHOLE}(?:\.[0-9]*|{_POINT}(?:[eE]|{_EXPONENT}[0-9]*)))"),
+    "float": re.compile(
+        rf"[-+]?(?:{_WHOLE_PREFIX}|{_WHOLE}(?:\.[0-9]*|{_POINT}(?:[eE]|{_EXPONENT}[0-9]*)))"
+    ),
 }
 # End of a prefix that belongs to the number only if more digits follow.
 _OPEN = re.compile(r"(?:,[0-9]{0,3}|\.|[eE]?[-+]|[eE])\Z")

@@ -54,7 +54,8 @@ def sample(constraint: Constraint, random: Random) -> str:
             break
         if not isinstance(constraint, JsonSchema) or _passes_checks(constraint, text):
             return text
-    if isinstance(constraint, JsonSchema) and constraint.order == "any":  # with free order, required members may be missing
+    # with free order, required members may be missing
+    if isinstance(constraint, JsonSchema) and constraint.order == "any":
         return sample(msgspec.structs.replace(constraint, order="schema"), random)
     raise ConstraintError(f"no text of at most {MAX_CHARS:,} characters was found.")
 
@@ -96,7 +97,13 @@ class _Sampler:
                 case Alternation(options):
                     stack.append((self._option(options, brief=depth >= deepest), depth))
                 case Repeat(inner, least, most):
-                    more = 0 if depth >= deepest else _MORE if most is None else min(_MORE, most - least)
+                    more = (
+                        0
+                        if depth >= deepest
+                        else _MORE
+                        if most is None
+                        else min(_MORE, most - least)
+                    )
                     stack += [(inner, depth + 1)] * self._random.randint(least, least + more)
                 case Ref(name):
                     stack.append((self._language.rules[name], depth + 1))
@@ -110,7 +117,8 @@ class _Sampler:
     def _option(self, options: tuple[Node, ...], *, brief: bool) -> Node:
         if brief:
             return min(options, key=lambda option: _height(option, self._heights))
-        wide = [option for option in options if _is_wide(option)]  # prefers ordinary characters to single escapes
+        # prefers ordinary characters to single escapes
+        wide = [option for option in options if _is_wide(option)]
         return self._random.choice(wide or options)
 
     def _piece(self, node: Node) -> str:
@@ -165,7 +173,9 @@ def _through(machine: Automaton, random: Random) -> str:
         printable = [step for step in live if _printable(machine.class_characters(step[0]))]
         symbol, state = random.choice(printable or live)
         text += _character(machine.class_characters(symbol), random)
-    return text + "".join(_character(machine.class_characters(c), random) for c in shortest_accepted(machine, state))
+    return text + "".join(
+        _character(machine.class_characters(c), random) for c in shortest_accepted(machine, state)
+    )
 
 
 def _is_wide(node: Node) -> bool:

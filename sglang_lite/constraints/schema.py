@@ -1,5 +1,4 @@
-"""JSON schemas: creating the constraint, checking the schema itself, and validating finished text.
-"""
+"""JSON schemas: creating the constraint, checking the schema itself, and validating finished text."""
 
 from __future__ import annotations
 
@@ -66,7 +65,9 @@ def json_schema(
 
 
 def client_schema(
-    source: str | Mapping[str, Json] | bool, *, enforce: Literal["strict", "best_effort", "unchecked"] = "strict"
+    source: str | Mapping[str, Json] | bool,
+    *,
+    enforce: Literal["strict", "best_effort", "unchecked"] = "strict",
 ) -> JsonSchema:
     """Returns the constraint for a schema sent by a client of a server.
 
@@ -85,7 +86,8 @@ def client_schema(
     constraint = json_schema(source, enforce=enforce)
     try:
         text = json.dumps(closed_objects.closed(json.loads(constraint.schema), simple_only=True))
-    except (ConstraintError, RecursionError):  # the grammar's compiler reports it with its place, or ignores it
+    # the grammar's compiler reports it with its place, or ignores it
+    except (ConstraintError, RecursionError):
         return constraint
     return msgspec.structs.replace(constraint, schema=text)
 
@@ -112,9 +114,13 @@ def _with_resources(text: str, resources: Mapping[str, Any]) -> str:
         try:
             wellformed.check_text(json.dumps(resource, allow_nan=False))
         except ConstraintError as error:
-            raise ConstraintError(f"{error.message} (in the resource {uri!r})", pointer=error.pointer) from error
+            raise ConstraintError(
+                f"{error.message} (in the resource {uri!r})", pointer=error.pointer
+            ) from error
         except (TypeError, ValueError, RecursionError) as error:
-            raise ConstraintError(f"json_schema: the resource {uri!r} is not a JSON document: {error}") from error
+            raise ConstraintError(
+                f"json_schema: the resource {uri!r} is not a JSON document: {error}"
+            ) from error
     try:
         return json.dumps(embedded(json.loads(text), resources))
     except RecursionError as error:
@@ -141,11 +147,16 @@ def parse_json(constraint: JsonSchema, text: str) -> Json:
         raise ValueValidationError(f"the text is not JSON: {error}", text=text) from error
     try:
         for violation in violations(constraint, value):
-            raise ValueValidationError(f"{violation.json_path}: {violation.message}", text=text, value=value)
+            raise ValueValidationError(
+                f"{violation.json_path}: {violation.message}", text=text, value=value
+            )
     except SglError:
         raise
-    except (RecursionError, OverflowError, ValueError) as error:  # the last two are for numbers too large to write
-        problem = "nested too deeply" if isinstance(error, RecursionError) else f"too large: {error}"
+    # the last two are for numbers too large to write
+    except (RecursionError, OverflowError, ValueError) as error:
+        problem = (
+            "nested too deeply" if isinstance(error, RecursionError) else f"too large: {error}"
+        )
         raise ValueValidationError(f"the value is {problem}.", text=text, value=value) from error
     return value
 

@@ -46,8 +46,14 @@ def parse(text: str) -> Constraint:
         raise ConstraintError(f"structural_tag: not JSON: {error}") from error
     if isinstance(found, dict) and "structures" in found:
         fields = _Fields(found, "", "type", "structures", "triggers")
-        tags = [_Fields(each, f"/structures/{i}", "begin", "schema", "end") for i, each in fields.list("structures")]
-        parsed_tags = (Tag(tag.text("begin"), json_schema(tag.get("schema", True)), tag.text("end")) for tag in tags)
+        tags = [
+            _Fields(each, f"/structures/{i}", "begin", "schema", "end")
+            for i, each in fields.list("structures")
+        ]
+        parsed_tags = (
+            Tag(tag.text("begin"), json_schema(tag.get("schema", True)), tag.text("end"))
+            for tag in tags
+        )
         return StructuralTag(tuple(parsed_tags), fields.texts("triggers"))
     fields = _Fields(found, "", "type", "format")
     return _format(fields.get("format"), "/format", 0)
@@ -66,7 +72,8 @@ class _Fields:
         if not isinstance(found, dict):
             raise _refused(f"an object must be here, not {_shown(found)}", pointer)
         for name, value in found.items():
-            if name not in names and value not in (None, False, []):  # null, false and empty lists request nothing
+            # null, false and empty lists request nothing
+            if name not in names and value not in (None, False, []):
                 raise _refused(f"{name!r} is not supported", f"{pointer}/{name}")
         self._found = found
         self.pointer = pointer
@@ -123,7 +130,10 @@ def _format(found: Any, pointer: str, depth: int) -> Constraint:
 
 
 def _several(fields: _Fields, depth: int) -> tuple[Constraint, ...]:
-    return tuple(_format(each, f"{fields.pointer}/elements/{i}", depth) for i, each in fields.list("elements"))
+    return tuple(
+        _format(each, f"{fields.pointer}/elements/{i}", depth)
+        for i, each in fields.list("elements")
+    )
 
 
 def _inner(fields: _Fields, depth: int) -> Constraint:
@@ -146,7 +156,8 @@ def _json_schema(fields: _Fields, depth: int) -> Constraint:
 def _tag(fields: _Fields, depth: int) -> Tag:
     end = fields.text("end")
     content = fields.get("content")
-    if end and isinstance(content, dict) and content.get("type") == "any_text":  # up to the first `end`
+    # up to the first `end`
+    if end and isinstance(content, dict) and content.get("type") == "any_text":
         found = _Fields(content, f"{fields.pointer}/content", "type", "excludes")
         return Tag(fields.text("begin"), _text_without(end, *found.texts("excludes", ())), end)
     return Tag(fields.text("begin"), _inner(fields, depth), end)
@@ -159,7 +170,10 @@ def _tag_alone(fields: _Fields, depth: int) -> Constraint:
 
 def _tags(fields: _Fields) -> list[_Fields]:
     found = fields.list("tags")
-    return [_Fields(each, f"{fields.pointer}/tags/{i}", "type", "begin", "content", "end") for i, each in found]
+    return [
+        _Fields(each, f"{fields.pointer}/tags/{i}", "type", "begin", "content", "end")
+        for i, each in found
+    ]
 
 
 def _triggered_tags(fields: _Fields, depth: int) -> Constraint:
@@ -191,6 +205,12 @@ _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Fields, int], Constraint]]
     "star": (("content",), lambda fields, depth: Repeated(_inner(fields, depth))),
     "plus": (("content",), lambda fields, depth: Repeated(_inner(fields, depth), 1)),
     "tag": (("begin", "content", "end"), _tag_alone),
-    "tags_with_separator": (("tags", "separator", "at_least_one", "stop_after_first"), _tags_with_separator),
-    "triggered_tags": (("triggers", "tags", "at_least_one", "stop_after_first", "excludes"), _triggered_tags),
+    "tags_with_separator": (
+        ("tags", "separator", "at_least_one", "stop_after_first"),
+        _tags_with_separator,
+    ),
+    "triggered_tags": (
+        ("triggers", "tags", "at_least_one", "stop_after_first", "excludes"),
+        _triggered_tags,
+    ),
 }

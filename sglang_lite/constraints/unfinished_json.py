@@ -30,7 +30,9 @@ _MARK = re.compile(
 _STRING_MARK = re.compile(r'["\\]')
 # An escape, with the second half of a surrogate pair if it begins one.
 _HEX = r"[0-9a-fA-F]{4}"
-_ESCAPE = re.compile(rf"\\(?:[^u]|u(?![dD][89abAB]){_HEX}|u{_HEX}(?:\\u{_HEX}|(?=[^\\]|\\[^u])))", re.DOTALL)
+_ESCAPE = re.compile(
+    rf"\\(?:[^u]|u(?![dD][89abAB]){_HEX}|u{_HEX}(?:\\u{_HEX}|(?=[^\\]|\\[^u])))", re.DOTALL
+)
 _WORDS = frozenset({"true", "false", "null"})  # their last letter ends them
 _MAX_TRIED = 64  # places tried per text
 
@@ -230,8 +232,7 @@ class UnfinishedJson:
                 yield container.ends[count], self._brackets(depth), pointer
 
     def _pointer(self, container: _Container, count: int) -> str:
-        """Returns the JSON Pointer of the value that has `count` values before it in its container.
-        """
+        """Returns the JSON Pointer of the value that has `count` values before it in its container."""
         if not container.is_object:
             return f"{container.pointer}/{count}"
         after = self._text[container.ends[count] : container.ends[count + 1]]
@@ -243,7 +244,9 @@ class UnfinishedJson:
 
     def _is_prose(self) -> bool:
         """Returns True if the string being written may end anywhere."""
-        path = [_name(each.name or "") if each.is_object else len(each.ends) - 1 for each in self._open]
+        path = [
+            _name(each.name or "") if each.is_object else len(each.ends) - 1 for each in self._open
+        ]
         return is_prose(self._schema, path)
 
 
@@ -258,7 +261,9 @@ def unfinished_json(constraint: Constraint) -> UnfinishedJson | None:
             return UnfinishedJson(whole, before=text)
         case Continuation(_, _, JsonSchema() as part):
             return UnfinishedJson(part)
-        case InOrder((before, JsonSchema() as answer)) if (mark := _end_of_reasoning(before)) is not None:
+        case InOrder((before, JsonSchema() as answer)) if (
+            mark := _end_of_reasoning(before)
+        ) is not None:
             return UnfinishedJson(answer, mark=mark)
     return None
 
@@ -271,7 +276,9 @@ def _end_of_reasoning(constraint: Constraint) -> str | None:
         case Repeated(item):
             return _end_of_reasoning(item)
         case InOrder(parts):
-            return next((mark for part in parts if (mark := _end_of_reasoning(part)) is not None), None)
+            return next(
+                (mark for part in parts if (mark := _end_of_reasoning(part)) is not None), None
+            )
     return None
 
 

@@ -18,7 +18,8 @@ from sglang_lite.engine.frames import HEADER, MAX_BYTES, frame
 
 _READ = 1 << 20  # bytes per read
 _BEAT = frame([])
-_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS lacks the flag; Python ignores SIGPIPE in any case
+# macOS lacks the flag; Python ignores SIGPIPE in any case
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _NOT_WAITING = int(socket.MSG_DONTWAIT | _NO_SIGNAL)
 _send = ctypes.PyDLL(None, use_errno=True).send
 _send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
@@ -62,7 +63,9 @@ class Connection:
             if rest:
                 self._unsent.append(rest)
                 if self._writer is None:
-                    self._writer = threading.Thread(target=self._write, name="sglang_lite-send", daemon=True)
+                    self._writer = threading.Thread(
+                        target=self._write, name="sglang_lite-send", daemon=True
+                    )
                     self._writer.start()
                 self._more.notify()
 
@@ -119,7 +122,9 @@ class Connection:
         if sent:
             self.send_now(_BEAT[sent:])
 
-    def frames(self, look: Callable[[], object] = lambda: None, look_s: float = 0.0) -> Iterator[memoryview]:
+    def frames(
+        self, look: Callable[[], object] = lambda: None, look_s: float = 0.0
+    ) -> Iterator[memoryview]:
         """Yields the content of each received frame until either end is closed. Each view is only
         valid until the next one is requested.
 

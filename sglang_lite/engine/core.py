@@ -67,12 +67,16 @@ class Core(Protocol):
     def responds(self) -> bool: ...  # False while its process is stopped, swapped out or ending
 
     def submit(
-        self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None
+        self,
+        request: Submission,
+        sink: Callable[[Any], None],
+        flush: Callable[[], object] | None = None,
     ) -> Ticket: ...  # each kind of submission has its own events
     def open_program(
         self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
     ) -> OpenProgram: ...
     def ask(self, call: EngineCall[R]) -> Future[R]: ...
 
-    def call_soon(self, call: Callable[[], object], /) -> None: ...  # on the thread of the sinks; takes no lock
+    # on the thread of the sinks; takes no lock
+    def call_soon(self, call: Callable[[], object], /) -> None: ...
     def close(self) -> None: ...

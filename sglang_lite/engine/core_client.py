@@ -73,7 +73,11 @@ from sglang_lite.runtime.core.submission import (
     check_rank,
     check_verdict,
 )
-from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error, not_an_encoder_error
+from sglang_lite.runtime.embedding.request import (
+    EncodeRequest,
+    not_a_generator_error,
+    not_an_encoder_error,
+)
 from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec, is_encoder
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.loading.model_files import open_model_files
@@ -120,9 +124,13 @@ class CoreClient:
     """
 
     def __init__(
-        self, config: EngineConfig, path: Path, process: EngineProcess, parts: ReadingParts | None = None,
+        self,
+        config: EngineConfig,
+        path: Path,
+        process: EngineProcess,
+        parts: ReadingParts | None = None,
         watch: Watch = ignored,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config = config
         self.gate = Gate()
         self._compiler: Compiler | None = None
@@ -148,16 +156,25 @@ class CoreClient:
         self.generates = self.encoder is None and not config.encoder_only
         self.capacity = capacity = ready.capacity
         self.builder = RequestBuilder(
-            ready.model_name, self.tokenizer, ready.vocab_size, self._eos_ids, capacity.longest, config.seed,
-            all_special=config.special_tokens_in_roles, media=self._media if ready.takes_media else None,
+            ready.model_name,
+            self.tokenizer,
+            ready.vocab_size,
+            self._eos_ids,
+            capacity.longest,
+            config.seed,
+            all_special=config.special_tokens_in_roles,
+            media=self._media if ready.takes_media else None,
             recorded=config.recorded,
-        )  # fmt: skip
+        )
         self.open_requests = OpenRequests(config.max_queued + capacity.sizes.max_running)
 
-    # ----------------------------------------------------------------------------------------- submissions
+    # ---------------------------------------------------------------------------------- submissions
 
     def submit(
-        self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None
+        self,
+        request: Submission,
+        sink: Callable[[Any], None],
+        flush: Callable[[], object] | None = None,
     ) -> Ticket:  # each kind of submission has its own events
         """Starts a generation, a selection or a whole program: see `Engine.submit`, `submit_select`
         and `run_program`.
@@ -166,7 +183,9 @@ class CoreClient:
         request.check()
         return self._submit_by_kind[type(request)](self, request, sink, flush)
 
-    def _generate(self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None) -> Ticket:
+    def _generate(
+        self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None
+    ) -> Ticket:
         check_rank(request.routed_dp_rank, 1)
         ids, media = self.builder.prompt_with_images(request)
         params = self.builder.resolved(request.params)
@@ -175,21 +194,45 @@ class CoreClient:
         processor, args = _processor(request.logit_processor)
         number = self._link.new_number()
         entry = OpenSubmission(params.n, flush)
-        ticket = Ticket(partial(self._link.abort, number), lambda: entry.cached, partial(self._wind_down, number))
+        ticket = Ticket(
+            partial(self._link.abort, number),
+            lambda: entry.cached,
+            partial(self._wind_down, number),
+        )
         message = Submit(
-            tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace, request.priority,
-            processor, output.tobytes(), request.timeout, request.session, media, args,
-        )  # fmt: skip
-        self._link.begin(number, message, entry, lambda: self.open_requests.track(sink, params.n, request.rid, ticket))
+            tokens.tobytes(),
+            request.params,
+            request.constraint,
+            request.stream,
+            request.namespace,
+            request.priority,
+            processor,
+            output.tobytes(),
+            request.timeout,
+            request.session,
+            media,
+            args,
+        )
+        self._link.begin(
+            number,
+            message,
+            entry,
+            lambda: self.open_requests.track(sink, params.n, request.rid, ticket),
+        )
         return ticket
 
     def _select(
-        self, request: SelectRequest, sink: Callable[[Selection | SglError], None], flush: Callable[[], object] | None
+        self,
+        request: SelectRequest,
+        sink: Callable[[Selection | SglError], None],
+        flush: Callable[[], object] | None,
     ) -> Ticket:
         self.builder.check_images(request.prompt)
         return self._submit_whole(request, sink, flush)
 
-    def _play(self, request: ProgramRequest, sink: ProgramSink, flush: Callable[[], object] | None) -> Ticket:
+    def _play(
+        self, request: ProgramRequest, sink: ProgramSink, flush: Callable[[], object] | None
+    ) -> Ticket:
         check_priority(request.priority, self.config.policy)
         self.builder.check_images(request.prompt)
         for error in self.builder.refused(request.program.nodes).values():
@@ -197,10 +240,15 @@ class CoreClient:
         return self._submit_whole(request, sink, flush)
 
     def _submit_whole(
-        self, request: SelectRequest | ProgramRequest, sink: Callable[[Any], None], flush: Callable[[], object] | None
+        self,
+        request: SelectRequest | ProgramRequest,
+        sink: Callable[[Any], None],
+        flush: Callable[[], object] | None,
     ) -> Ticket:
         number = self._link.new_number()
-        self._link.begin(number, request, OpenSubmission(flush=flush), lambda: self.open_requests.track(sink))
+        self._link.begin(
+            number, request, OpenSubmission(flush=flush), lambda: self.open_requests.track(sink)
+        )
         return Ticket(partial(self._link.abort, number), wind_down=partial(self._wind_down, number))
 
     def _wind_down(self, number: int) -> None:
@@ -222,7 +270,7 @@ class CoreClient:
         self._link.open(number, request, OpenSubmission(flush=flush), sink)
         return _OpenProgram(self, self._link, number)
 
-    # ---------------------------------------------------------------------------------- calls with one answer
+    # ------------------------------------------------------------------------ calls with one answer
 
     def ask(self, call: EngineCall[R]) -> Future[R]:
         """Returns the future of the answer to a call: see `EngineCore.ask`."""
@@ -241,27 +289,36 @@ class CoreClient:
         encoder = self.encoder
         if encoder is None:
             raise not_an_encoder_error(self.model_name)
-        ids, types, lengths = (each.tobytes() for each in (request.ids, request.types, request.lengths))
+        ids, types, lengths = (
+            each.tobytes() for each in (request.ids, request.types, request.lengths)
+        )
         answer = self._link.ask(Encode(ids, types, lengths, request.adapters))
         return then(answer, lambda data: np.frombuffer(data, np.float32).reshape(-1, encoder.width))
 
     def _compile(self, call: CompileGrammar) -> Future[CompiledGrammar]:
-        """Compiles in both processes. The engine's process starts when the caller's has succeeded.
-        """
+        """Compiles in both processes. The engine's process starts when the caller's has succeeded."""
         self._check_generates()
         self.gate.check_wait("compile_grammar")
-        from sglang_lite.runtime.structured_output.compiler import Compiler  # imports a grammar engine
+        # imports a grammar engine
+        from sglang_lite.runtime.structured_output.compiler import Compiler
 
         with self._creating:
             if self._compiler is None:
                 self._compiler = Compiler(
-                    self.tokenizer, self.vocab_size, self._eos_ids, 1, backend=self.config.constraint_backend,
-                    timeout_s=self.config.compile_timeout_s, memory_mb=self.config.compile_memory_mb,
-                )  # fmt: skip
+                    self.tokenizer,
+                    self.vocab_size,
+                    self._eos_ids,
+                    1,
+                    backend=self.config.constraint_backend,
+                    timeout_s=self.config.compile_timeout_s,
+                    memory_mb=self.config.compile_memory_mb,
+                )
         compiled = self._compiler.request(call.constraint).result()
         return then(self._link.ask(call), lambda _: compiled)
 
-    def _update_tensors(self, call: UpdateTensors | OpenTensors | ReceiveWeights | NameWeights) -> Future[str]:
+    def _update_tensors(
+        self, call: UpdateTensors | OpenTensors | ReceiveWeights | NameWeights
+    ) -> Future[str]:
         def named(version: str) -> str:
             self.config = replace(self.config, weight_version=version)
             self._link.note_weights(self.config)
@@ -273,7 +330,8 @@ class CoreClient:
         path = call.path
         version = self.config.weight_version if call.version is None else call.version
         config = replace(self.config, model=path, revision=None, weight_version=version)
-        absolute = os.path.abspath(path) if os.path.exists(path) else path  # the process may be in another folder
+        # the process may be in another folder
+        absolute = os.path.abspath(path) if os.path.exists(path) else path
         folder = resolve(absolute, None)
 
         def updated(name: str) -> str:
@@ -293,10 +351,12 @@ class CoreClient:
         ReceiveWeights: _update_tensors,
         WriteTensors: lambda self, call: in_shared_memory(call, self._update_tensors),
         NameWeights: _update_tensors,
-        Stats: lambda self, call: then(self._link.ask(call), lambda counts: counts | {"restarts": self._link.restarts}),
+        Stats: lambda self, call: then(
+            self._link.ask(call), lambda counts: counts | {"restarts": self._link.restarts}
+        ),
     }
 
-    # --------------------------------------------------------------------------------- state of the engine
+    # -------------------------------------------------------------------------- state of the engine
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Schedules a call on the reader's thread after the next frame. Takes no lock."""
@@ -335,7 +395,9 @@ class CoreClient:
             self._link.end(reason)
 
     def _check_generates(self) -> None:
-        """Raises EngineClosedError if the engine is closed, and CapabilityError if its model generates nothing."""
+        """Raises EngineClosedError if the engine is closed, and CapabilityError if its model
+        generates nothing.
+        """
         self.gate.check_open()
         if not self.generates:
             raise not_a_generator_error(self.model_name, encoder_only=self.config.encoder_only)
@@ -355,14 +417,16 @@ class _OpenProgram:
         refused = dict[int, Failure]()
         for i, error in self.core.builder.refused(nodes).items():
             node = nodes[i]
-            if isinstance(node, Gen):  # its parameters may have any type, and may not be serialisable
+            # its parameters may have any type, and may not be serialisable
+            if isinstance(node, Gen):
                 sent[i] = Gen(node.name, where=node.where)
                 refused[i] = as_failure(error)
         self.link.send(self.number, Extend(path, tuple(sent), refused))
 
     def judge(self, path: BranchPath, place: int, verdict: Verdict) -> None:
         check_verdict(path, place, verdict)
-        if verdict.again is not None:  # invalid parameters may have any type, and may not be serialisable
+        # invalid parameters may have any type, and may not be serialisable
+        if verdict.again is not None:
             for error in self.core.builder.refused((verdict.again,)).values():
                 raise error
         self.link.send(self.number, Judge(path, place, verdict))
@@ -383,7 +447,9 @@ class _OpenProgram:
         self.link.abort(self.number)
 
 
-def in_shared_memory(call: WriteTensors, update: Callable[[UpdateTensors], Future[str]]) -> Future[str]:
+def in_shared_memory(
+    call: WriteTensors, update: Callable[[UpdateTensors], Future[str]]
+) -> Future[str]:
     """Writes the tensors of a call to a file in shared memory, and returns the answer of an update
     from that file.
     """
@@ -402,7 +468,9 @@ def reading_parts(config: EngineConfig, path: Path) -> ReadingParts:
     if is_encoder(path):
         spec = encoder_spec(path)
         return spec, encoder_tokenizer(path, spec), None
-    files = open_model_files(path, config.model_impl, config.image_options, tokenizer=not config.skip_tokenizer_init)
+    files = open_model_files(
+        path, config.model_impl, config.image_options, tokenizer=not config.skip_tokenizer_init
+    )
     return None, files.tokenizer, files.media
 
 
@@ -429,9 +497,10 @@ def _import_name(processor: Callable[..., Any]) -> str:
         value = getattr(value, part, None)
     if module == "__main__" or value is not processor:
         raise ParameterError(
-            "logit_processor", f"{shown(processor)} can't be found by name in the engine's process.",
+            "logit_processor",
+            f"{shown(processor)} can't be found by name in the engine's process.",
             hint="Define it at the top of a module of its own and import it from there, or use in_process=True.",
-        )  # fmt: skip
+        )
     return f"{module}:{name}"
 
 

@@ -34,12 +34,15 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 _TEXTS = 4096  # maximum number of texts in one message to the engine's process
-Numbers: TypeAlias = "tuple[NDArray[np.float32], list[int]]"  # of texts [N, width], and the tokens of each text
-Texts: TypeAlias = str | Sequence[int] | Sequence[str | Sequence[int]]  # one or several, each a text or token ids
+# of texts [N, width], and the tokens of each text
+Numbers: TypeAlias = "tuple[NDArray[np.float32], list[int]]"
+# one or several, each a text or token ids
+Texts: TypeAlias = str | Sequence[int] | Sequence[str | Sequence[int]]
 AdapterNames: TypeAlias = str | Sequence[str | None] | None  # of all texts, or of each
 
 
-def sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:  # a dictionary, or a list: by the prompt
+# a dictionary, or a list: by the prompt
+def sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:
     """Returns the vectors of texts in SGLang's form, that of `sgl.Engine.encode`. For a reward
     model, its outputs replace the vectors.
 
@@ -54,12 +57,14 @@ def sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:  # a d
         {
             "embedding": vector,
             "meta_info": {
-                "id": random_id(), "finish_reason": {"type": "stop"}, "prompt_tokens": count,
+                "id": random_id(),
+                "finish_reason": {"type": "stop"},
+                "prompt_tokens": count,
                 "e2e_latency": seconds,
             },
         }
         for vector, count in zip(vectors.tolist(), tokens)
-    ]  # fmt: skip
+    ]
     return found[0] if single else found
 
 
@@ -88,9 +93,13 @@ def embeddings(
 
     spec = spec_of(engine)
     if spec.classifier is not None:
-        raise CapabilityError(f"{engine.model_name} gives scores or classes.", hint="Use score_pairs or classify.")
+        raise CapabilityError(
+            f"{engine.model_name} gives scores or classes.", hint="Use score_pairs or classify."
+        )
     if dimensions is not None and not 1 <= dimensions <= spec.width:
-        raise ParameterError("dimensions", f"{dimensions} is not between 1 and {spec.width}, which the model has.")
+        raise ParameterError(
+            "dimensions", f"{dimensions} is not between 1 and {spec.width}, which the model has."
+        )
     prompt = prompt_named(spec, prompt_name)
     vectors, tokens = _read(engine, texts, lora_path, prompt=prompt, truncate=truncate, field=field)
     if dimensions is not None:
@@ -106,43 +115,67 @@ def prompt_named(spec: EncoderSpec, name: str | None) -> str:
     """
     if name is not None and name not in spec.prompts.named:
         names = ", ".join(map(repr, spec.prompts.named)) or "none"
-        raise ParameterError("prompt_name", f"{name!r:.60} is none of the model's prompts ({names}).")
+        raise ParameterError(
+            "prompt_name", f"{name!r:.60} is none of the model's prompts ({names})."
+        )
     return spec.prompts.default if name is None else spec.prompts.named[name]
 
 
 def pair_scores(
-    engine: Engine, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, lora_path: AdapterNames = None,
+    engine: Engine,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    truncate: bool = False,
+    lora_path: AdapterNames = None,
     field: str = "pairs",
-) -> Numbers:  # fmt: skip
+) -> Numbers:
     """Computes scores of pairs, float32 [N]. Also returns the number of tokens of each pair. Raises
     the errors of `score_pairs`.
     """
     classifier = _classifier(engine)
     _check_several(pairs, field)
     if len(classifier.labels) > 1:
-        raise CapabilityError(f"{engine.model_name} has {len(classifier.labels)} labels.", hint="Use classify.")
+        raise CapabilityError(
+            f"{engine.model_name} has {len(classifier.labels)} labels.", hint="Use classify."
+        )
     for index, pair in enumerate(pairs):
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise ParameterError(f"{field}[{index}]", f"{pair!r:.60} is not a pair of texts. Give (query, document).")
+            raise ParameterError(
+                f"{field}[{index}]", f"{pair!r:.60} is not a pair of texts. Give (query, document)."
+            )
     texts = [(first, second) for first, second in pairs]
     logits, tokens = _read(engine, texts, lora_path, truncate=truncate, field=field)
     return (logits[:, 0] if classifier.raw_score else _sigmoid(logits[:, 0])), tokens
 
 
 def classes(
-    engine: Engine, texts: Sequence[EncoderInput], *, truncate: bool = False, lora_path: AdapterNames = None,
+    engine: Engine,
+    texts: Sequence[EncoderInput],
+    *,
+    truncate: bool = False,
+    lora_path: AdapterNames = None,
     field: str = "prompt",
-) -> tuple[list[dict[str, Json]], list[int]]:  # fmt: skip
+) -> tuple[list[dict[str, Json]], list[int]]:
     """Returns labels of texts in the form of `classify`, and the number of tokens of each text."""
-    shares, tokens = label_numbers(engine, texts, plain=False, truncate=truncate, lora_path=lora_path, field=field)
+    shares, tokens = label_numbers(
+        engine, texts, plain=False, truncate=truncate, lora_path=lora_path, field=field
+    )
     labels = _classifier(engine).labels
-    return [{"label": labels[int(row.argmax())], "probs": dict(zip(labels, row.tolist()))} for row in shares], tokens
+    return [
+        {"label": labels[int(row.argmax())], "probs": dict(zip(labels, row.tolist()))}
+        for row in shares
+    ], tokens
 
 
 def label_numbers(
-    engine: Engine, texts: Sequence[EncoderInput], *, plain: bool, truncate: bool = False,
-    lora_path: AdapterNames = None, field: str = "prompt",
-) -> Numbers:  # fmt: skip
+    engine: Engine,
+    texts: Sequence[EncoderInput],
+    *,
+    plain: bool,
+    truncate: bool = False,
+    lora_path: AdapterNames = None,
+    field: str = "prompt",
+) -> Numbers:
     """Computes a classifier's outputs for texts, float32 [N, labels]. Also returns the number of
     tokens of each text.
 
@@ -200,9 +233,14 @@ def _classifier(engine: Engine) -> Classifier:
 
 
 def _read(
-    engine: Engine, texts: Sequence[EncoderInput] | Sequence[EncodeRequest], lora_path: AdapterNames, *,
-    truncate: bool, field: str, prompt: str = "",
-) -> Numbers:  # fmt: skip
+    engine: Engine,
+    texts: Sequence[EncoderInput] | Sequence[EncodeRequest],
+    lora_path: AdapterNames,
+    *,
+    truncate: bool,
+    field: str,
+    prompt: str = "",
+) -> Numbers:
     """Computes the model's outputs for texts or pairs, float32 [N, width]. Also returns the number
     of tokens of each.
     """
@@ -212,7 +250,9 @@ def _read(
     requests = [each for each in texts if isinstance(each, EncodeRequest)]
     if not requests:
         given: Any = texts
-        requests = tokenised(engine.tokenizer, spec_of(engine), given, truncate=truncate, field=field, prompt=prompt)
+        requests = tokenised(
+            engine.tokenizer, spec_of(engine), given, truncate=truncate, field=field, prompt=prompt
+        )
     if lora_path is not None:
         requests = _adapted(requests, lora_path)
     futures = [engine.core.ask(request) for request in requests]
@@ -222,34 +262,57 @@ def _read(
         for future in futures:
             future.cancel()
         raise
-    return np.concatenate(found), [length for request in requests for length in request.lengths.tolist()]
+    return np.concatenate(found), [
+        length for request in requests for length in request.lengths.tolist()
+    ]
 
 
-def _adapted(requests: Sequence[EncodeRequest], lora_path: str | Sequence[str | None]) -> list[EncodeRequest]:
+def _adapted(
+    requests: Sequence[EncodeRequest], lora_path: str | Sequence[str | None]
+) -> list[EncodeRequest]:
     """Adds the names of adapters to requests. Raises ParameterError if there are not as many names
     as texts.
     """
     count = sum(len(each.lengths) for each in requests)
     names = [lora_path] * count if isinstance(lora_path, str) else [*lora_path]
     if wrong := [name for name in names if not isinstance(name, str | None)]:
-        raise ParameterError("lora_path", f"{shown(wrong[0])} is no name of an adapter.", hint="Give its name.")
+        raise ParameterError(
+            "lora_path", f"{shown(wrong[0])} is no name of an adapter.", hint="Give its name."
+        )
     if len(names) != count:
         raise ParameterError(
-            "lora_path", f"has {len(names)} names for {count} texts.", hint="Give one for each, or one for all."
+            "lora_path",
+            f"has {len(names)} names for {count} texts.",
+            hint="Give one for each, or one for all.",
         )
     rest = iter(names)
-    return [msgspec.structs.replace(each, adapters=tuple(islice(rest, len(each.lengths)))) for each in requests]
+    return [
+        msgspec.structs.replace(each, adapters=tuple(islice(rest, len(each.lengths))))
+        for each in requests
+    ]
 
 
 def tokenised(
-    tokenizer: Tokenizer, spec: EncoderSpec, texts: Sequence[EncoderInput], *, truncate: bool, field: str, prompt: str
+    tokenizer: Tokenizer,
+    spec: EncoderSpec,
+    texts: Sequence[EncoderInput],
+    *,
+    truncate: bool,
+    field: str,
+    prompt: str,
 ) -> list[EncodeRequest]:
     """Tokenizes texts or pairs into requests, each as large as one message to the engine's process
     may be: see `encode_request`.
     """
     return [
         encode_request(
-            texts[start : start + _TEXTS], tokenizer, spec, prompt=prompt, truncate=truncate, field=field, first=start
+            texts[start : start + _TEXTS],
+            tokenizer,
+            spec,
+            prompt=prompt,
+            truncate=truncate,
+            field=field,
+            first=start,
         )
         for start in range(0, max(len(texts), 1), _TEXTS)
     ]

@@ -94,12 +94,15 @@ class Engine:
         path = resolve_served(settings.model, settings.revision)
         if is_embedding is not None and bool(is_embedding) != is_encoder(path):
             raise ParameterError(
-                "is_embedding", f"{settings.model} is {'no' if is_embedding else 'an'} embedding model."
+                "is_embedding",
+                f"{settings.model} is {'no' if is_embedding else 'an'} embedding model.",
             )
         started = time.perf_counter()
         self.core, advice = _started(self, settings, path)
         seconds = time.perf_counter() - started
-        startup_messages.announce(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
+        startup_messages.announce(
+            f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level
+        )
         if not is_named:
             startup_messages.suggest(advice, settings.log_level)
 
@@ -126,7 +129,11 @@ class Engine:
         engine = cls.__new__(cls)
         builder = SimpleNamespace(media=None)
         core: Any = SimpleNamespace(  # a part of a Core
-            config=config, model_name=config.model, tokenizer=tokenizer, builder=builder, encoder=None
+            config=config,
+            model_name=config.model,
+            tokenizer=tokenizer,
+            builder=builder,
+            encoder=None,
         )
         engine.core = core
         return engine
@@ -178,7 +185,7 @@ class Engine:
         """Longest sequence that the model and the engine's settings allow, in tokens."""
         return self.core.capacity.context_length
 
-    # --------------------------------------------------------------------------------------- one request
+    # ---------------------------------------------------------------------------------- one request
 
     def submit(
         self,
@@ -232,9 +239,17 @@ class Engine:
         """
         check_priority(priority, self.config.policy)
         request = GenerateRequest(
-            prompt, params, constraint, stream, namespace, priority, logit_processor, rid, output_ids,
+            prompt,
+            params,
+            constraint,
+            stream,
+            namespace,
+            priority,
+            logit_processor,
+            rid,
+            output_ids,
             timeout,
-        )  # fmt: skip
+        )
         return self.core.submit(request, sink, flush)
 
     def complete(
@@ -246,7 +261,9 @@ class Engine:
         """Generates one sample like `submit`, and waits for the result."""
         self.core.gate.check_wait("complete")
         if isinstance(params.n, int) and params.n > 1:
-            raise ParameterError("n", "complete gives one generation.", hint="Use generate or submit.")
+            raise ParameterError(
+                "n", "complete gives one generation.", hint="Use generate or submit."
+            )
         found: Generation = _last_event(partial(self.submit, prompt, params, constraint))
         return found
 
@@ -272,13 +289,19 @@ class Engine:
             raise copy(error) from error
         return compiled
 
-    # ----------------------------------------------------------------------------------------- selection
+    # ------------------------------------------------------------------------------------ selection
 
     def submit_select(
-        self, prompt: Prompt | str, choices: Sequence[str], *, sink: Callable[[Selection | SglError], None],
-        flush: Callable[[], object] | None = None, unconditional: bool = False, namespace: str = "",
+        self,
+        prompt: Prompt | str,
+        choices: Sequence[str],
+        *,
+        sink: Callable[[Selection | SglError], None],
+        flush: Callable[[], object] | None = None,
+        unconditional: bool = False,
+        namespace: str = "",
         lora_path: str | None = None,
-    ) -> Ticket:  # fmt: skip
+    ) -> Ticket:
         """Scores every choice as a continuation of the prompt, all in one batched forward over the
         shared prefix.
 
@@ -293,18 +316,27 @@ class Engine:
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
-        return self.core.submit(SelectRequest(prompt, choices, unconditional, namespace, lora_path), sink, flush)
+        return self.core.submit(
+            SelectRequest(prompt, choices, unconditional, namespace, lora_path), sink, flush
+        )
 
     def select(
-        self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False, lora_path: str | None = None
+        self,
+        prompt: Prompt | str,
+        choices: Sequence[str],
+        *,
+        unconditional: bool = False,
+        lora_path: str | None = None,
     ) -> Selection:
         """Selects like `submit_select`, and waits for the result."""
         self.core.gate.check_wait("select")
-        submit = partial(self.submit_select, prompt, choices, unconditional=unconditional, lora_path=lora_path)
+        submit = partial(
+            self.submit_select, prompt, choices, unconditional=unconditional, lora_path=lora_path
+        )
         found: Selection = _last_event(submit)
         return found
 
-    # ------------------------------------------------------------------------------------------ programs
+    # ------------------------------------------------------------------------------------- programs
 
     def open_program(
         self,
@@ -354,14 +386,17 @@ class Engine:
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
-        return self.core.submit(ProgramRequest(prompt, program, stream, namespace, priority), sink, flush)
+        return self.core.submit(
+            ProgramRequest(prompt, program, stream, namespace, priority), sink, flush
+        )
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
-        """Plays a program like `run_program`, and waits for its result and the events of its nodes.
-        """
+        """Plays a program like `run_program`, and waits for its result and the events of its nodes."""
         self.core.gate.check_wait("play")
         played: list[Played] = []
-        found: ProgramResult = _last_event(partial(self.run_program, prompt, program), played.append)
+        found: ProgramResult = _last_event(
+            partial(self.run_program, prompt, program), played.append
+        )
         return found, played
 
     def abort(self, rid: str) -> None:
@@ -375,7 +410,7 @@ class Engine:
         self.core.gate.check_process()  # before a lock is taken
         self.core.open_requests.ticket(rid).abort()
 
-    # ----------------------------------------------------------------------------------- the engine itself
+    # ---------------------------------------------------------------------------- the engine itself
 
     def get_model_info(self) -> dict[str, object]:
         """Returns a description of the loaded model, with SGLang's keys."""
@@ -391,8 +426,7 @@ class Engine:
         }
 
     def get_server_info(self) -> dict[str, object]:
-        """Returns the settings of the engine, limits of the model, and `stats`, with SGLang's keys.
-        """
+        """Returns the settings of the engine, limits of the model, and `stats`, with SGLang's keys."""
         stats = self.stats()
         return {
             **asdict(self.config),
@@ -421,14 +455,20 @@ class Engine:
         elif "{" not in source:
             path = Path(source)
             if not path.is_file():
-                raise ParameterError("chat_template", f"{source!r} is neither a Jinja template nor a file.")
+                raise ParameterError(
+                    "chat_template", f"{source!r} is neither a Jinja template nor a file."
+                )
             source = path.read_text()
         from sglang_lite.text.chat_template import JinjaTemplate
 
         return None if source is None else JinjaTemplate(source, self.tokenizer.special_tokens)
 
     def start_profile(
-        self, output_dir: str | os.PathLike[str], *, with_stack: bool = False, record_shapes: bool = False
+        self,
+        output_dir: str | os.PathLike[str],
+        *,
+        with_stack: bool = False,
+        record_shapes: bool = False,
     ) -> None:
         """Starts a profile of the engine's steps (torch's profiler), with spans for each step and
         its prefill, decode and masks; on a GPU also as NVTX ranges. Steps are slower during a
@@ -453,7 +493,9 @@ class Engine:
         """
         return self.answer(calls.StopProfile())
 
-    def load_lora_adapter(self, lora_name: str, lora_path: str | os.PathLike[str], *, pinned: bool = False) -> None:
+    def load_lora_adapter(
+        self, lora_name: str, lora_path: str | os.PathLike[str], *, pinned: bool = False
+    ) -> None:
         """Checks the config of an adapter (LoRA) in a folder of peft's, and the shapes of its
         matrices. Requests can then name it as `lora_path`. The first one reads the matrices, and
         fails if they can't be read or contain NaN.
@@ -472,7 +514,9 @@ class Engine:
         """
         check_kind("lora_name", lora_name, str)
         check_kind("pinned", pinned, bool)
-        self.answer(calls.LoadLoraAdapter(lora_name, os.path.abspath(os.path.expanduser(lora_path)), pinned))
+        self.answer(
+            calls.LoadLoraAdapter(lora_name, os.path.abspath(os.path.expanduser(lora_path)), pinned)
+        )
 
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Forgets an adapter. Requests that already name it finish normally; the call waits for
@@ -498,9 +542,13 @@ class Engine:
         return self.answer(calls.FlushCache())
 
     def export_prefix(
-        self, prompt: Prompt | str | Sequence[int], path: str | os.PathLike[str], *, namespace: str = "",
+        self,
+        prompt: Prompt | str | Sequence[int],
+        path: str | os.PathLike[str],
+        *,
+        namespace: str = "",
         secret: str | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Writes the cached keys and values of a prompt's beginning to a file, for `import_prefix`
         of a later engine. Needs `enable_hierarchical_cache=True`.
 
@@ -526,7 +574,12 @@ class Engine:
         return self.answer(calls.ExportPrefix(text, ids, os.path.abspath(path), namespace, secret))
 
     def import_prefix(
-        self, path: str | os.PathLike[str], *, trust_cache: bool = False, namespace: str = "", secret: str | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        trust_cache: bool = False,
+        namespace: str = "",
+        secret: str | None = None,
     ) -> int:
         """Reads a file of `export_prefix` into the host's part of the cache, where requests that
         begin with its prompt find it, and to the device as far as pages are free there.
@@ -602,7 +655,9 @@ class Engine:
         if prompts := stats.get("prompt_tokens"):
             named["prompts cached"] = meter(stats["prompt_tokens_cached"] / prompts)
         numbers = {name: n for name, n in stats.items() if n and isinstance(n, int | float)}
-        counts = {name: f"{n:.3g}" if isinstance(n, float) else f"{n:,}" for name, n in numbers.items()}
+        counts = {
+            name: f"{n:.3g}" if isinstance(n, float) else f"{n:,}" for name, n in numbers.items()
+        }
         return facts("Engine", named | counts)
 
     def __enter__(self) -> Self:
@@ -642,7 +697,9 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core, st
     return core, advice
 
 
-def _last_event(submit: Callable[..., Ticket], also: Callable[[Played], object] = lambda _: None) -> Any:
+def _last_event(
+    submit: Callable[..., Ticket], also: Callable[[Played], object] = lambda _: None
+) -> Any:
     """Returns the last event of a submission, and passes earlier events to `also`. Aborts the
     submission if the waiting thread is interrupted.
     """

@@ -59,7 +59,12 @@ class EngineLink:
     """
 
     def __init__(
-        self, config: EngineConfig, path: Path, process: EngineProcess, gate: Gate, watch: Watch = ignored
+        self,
+        config: EngineConfig,
+        path: Path,
+        process: EngineProcess,
+        gate: Gate,
+        watch: Watch = ignored,
     ) -> None:
         self._config = config
         self._path = path.absolute()
@@ -134,7 +139,7 @@ class EngineLink:
             self._gate.reason = reason
             self._process.child.kill()
 
-    # ---------------------------------------------------------------------------------------------- sending
+    # -------------------------------------------------------------------------------------- sending
 
     def new_number(self) -> int:
         """Returns the number for a new submission."""
@@ -145,7 +150,8 @@ class EngineLink:
         number: int,
         request: frames.Submitted,
         entry: OpenSubmission,
-        counted: Callable[[], Callable[[Any], None]],  # sinks of each kind of submission have their own events
+        # sinks of each kind of submission have their own events
+        counted: Callable[[], Callable[[Any], None]],
     ) -> None:
         """Registers and sends a submission, whose events follow until its last one.
 
@@ -161,7 +167,9 @@ class EngineLink:
             self.submissions.open[number] = entry
             _send_to(self._process, data)
 
-    def open(self, number: int, request: OpenRequest, entry: OpenSubmission, sink: ProgramSink) -> None:
+    def open(
+        self, number: int, request: OpenRequest, entry: OpenSubmission, sink: ProgramSink
+    ) -> None:
         """Registers a program that will be extended. It is sent with its first message, because
         until then there is nothing to play.
         """
@@ -205,7 +213,7 @@ class EngineLink:
             _send_to(self._process, data)
         return future
 
-    # ------------------------------------------------------------------------------------ the reader's thread
+    # -------------------------------------------------------------------------- the reader's thread
 
     def _read(self, process: EngineProcess) -> None:
         """Reads the frames of a process until it ends, and then fails everything that is open in
@@ -214,7 +222,9 @@ class EngineLink:
         problem = ""
         self._gate.claim()
         try:
-            for content in process.child.connection.frames(process.signs.look, process.signs.every_s):
+            for content in process.child.connection.frames(
+                process.signs.look, process.signs.every_s
+            ):
                 process.signs.seen()
                 for message in reports(content):
                     self._handle(message, process)
@@ -237,7 +247,8 @@ class EngineLink:
             self._on_death(process, f"{process.name} {problem}{ended.text}")
         self._watch(None)
         self._gate.release()
-        if threading.current_thread() is self.submissions.reader:  # and not that of a restarted process
+        # and not that of a restarted process
+        if threading.current_thread() is self.submissions.reader:
             switch_interval.restore()
 
     def _handle(self, message: frames.Report, process: EngineProcess) -> None:
@@ -302,7 +313,8 @@ class EngineLink:
 
 
 def _send_to(process: EngineProcess, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # the process has ended, and its reader fails all submissions
+    # the process has ended, and its reader fails all submissions
+    with contextlib.suppress(OSError):
         process.child.connection.send(data)
 
 

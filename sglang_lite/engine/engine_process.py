@@ -60,14 +60,18 @@ class EngineProcess:
 
             config = place_ranks(config)
         self.child = child or SpawnedProcess(
-            "sglang_lite.engine.child.main", name,
-            config.model, config.device, config.compile_processes,
-        )  # fmt: skip
+            "sglang_lite.engine.child.main",
+            name,
+            config.model,
+            config.device,
+            config.compile_processes,
+        )
         self.ready: Future[Ready] = Future()
         self.failure: SglError | None = None
         self.bar: Any = None
         self.signs = SignsOfLife(self.child.pid, None if meeting is None else self.child.kill)
         if child is None:
-            with contextlib.suppress(OSError):  # the process has ended already, and its reader notices that
+            # the process has ended already, and its reader notices that
+            with contextlib.suppress(OSError):
                 start = Start(asdict(config), os.fspath(path), os.getpid(), meeting)
                 self.child.connection.send(frame([(0, start)]))

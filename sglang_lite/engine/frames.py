@@ -37,7 +37,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
     """Record of a message, encoded as a list that begins with the tag of its type."""
 
 
-# --------------------------------------------------------------------------------- messages to the engine
+# --------------------------------------------------------------------------- messages to the engine
 
 
 class Meeting(_Message, frozen=True):
@@ -86,7 +86,9 @@ class Encode(_Message, frozen=True, tag="encode"):
 
 
 class Extend(_Message, frozen=True, tag="extend"):
-    """More nodes for a branch of an open program. `refused`: failures of nodes by index, see `EngineProgram.extend`."""
+    """More nodes for a branch of an open program. `refused`: failures of nodes by index, see
+    `EngineProgram.extend`.
+    """
 
     path: Path
     nodes: tuple[Node, ...]
@@ -129,16 +131,21 @@ class Abort(_Message, frozen=True, tag="abort"):
 # Messages about a submission that is open.
 Later: TypeAlias = Extend | Judge | DropBranch | ExpectPause | WindDown | Close | Abort
 Submitted: TypeAlias = Submit | SelectRequest | ProgramRequest
-# Calls with an answer. Those of runtime/calls.py are sent as they are, except one whose tensors stay in their process.
+# Calls with an answer. Those of runtime/calls.py are sent as they are, except one whose tensors
+# stay in their process.
 ASKED: Final = (
     Encode,
-    *(each for each in EngineCall.__subclasses__() if each.__module__ == calls.__name__ and each is not WriteTensors),
+    *(
+        each
+        for each in EngineCall.__subclasses__()
+        if each.__module__ == calls.__name__ and each is not WriteTensors
+    ),
 )
 Request: TypeAlias = Start | Submitted | OpenRequest | Later | Encode | EngineCall[Any]
 Command: TypeAlias = tuple[int, Request]
 
 
-# ------------------------------------------------------------------------------- messages from the engine
+# ------------------------------------------------------------------------- messages from the engine
 
 
 class Progress(_Message, frozen=True, tag="progress"):
@@ -157,7 +164,9 @@ class Loaded(_Message, frozen=True, tag="loaded"):
 
 
 class Ready(_Message, frozen=True, tag="ready"):
-    """Notice that the engine runs, with the properties that the handle needs. `suggestion` is a line of advice."""
+    """Notice that the engine runs, with the properties that the handle needs. `suggestion` is a
+    line of advice.
+    """
 
     model_name: str
     vocab_size: int
@@ -207,8 +216,7 @@ class AskReply(_Message, frozen=True, tag="answer"):
 
 
 class Prefixes(_Message, frozen=True, tag="prefixes"):
-    """Changes of the radix tree of one of several engines: a TreeChange, as little-endian uint64.
-    """
+    """Changes of the radix tree of one of several engines: a TreeChange, as little-endian uint64."""
 
     gained: bytes
     lost: bytes
@@ -223,10 +231,12 @@ class Log(_Message, frozen=True, tag="log"):
     line: str
 
 
-Report: TypeAlias = Progress | Loaded | Ready | StartFailed | RequestEvent | AskReply | Prefixes | Log
+Report: TypeAlias = (
+    Progress | Loaded | Ready | StartFailed | RequestEvent | AskReply | Prefixes | Log
+)
 
 
-# -------------------------------------------------------------------------------------------------- frames
+# ------------------------------------------------------------------------------------------- frames
 
 
 def _refused(value: object) -> NoReturn:
@@ -237,7 +247,8 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_refused)
 _KINDS = (Start, *get_args(Submitted), OpenRequest, *get_args(Later), *ASKED)
 _FIELDS = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in _KINDS}
 _Kind: Any = reduce(or_, _KINDS)
-_PLACE = re.compile(r"\[1\]\[(\d+)\](.*)`")  # path of a value in a message: index of its field, and the rest
+# path of a value in a message: index of its field, and the rest
+_PLACE = re.compile(r"\[1\]\[(\d+)\](.*)`")
 _commands = msgspec.msgpack.Decoder(list[tuple[int, _Kind]])
 _reports = msgspec.msgpack.Decoder(list[Report])
 
@@ -253,9 +264,13 @@ def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
         _encoder.encode_into(messages, data, HEADER)
     except UnicodeEncodeError:
         sent = messages[0]
-        as_text = isinstance(sent, tuple) and isinstance(sent[1], SelectRequest | ProgramRequest | Extend)
+        as_text = isinstance(sent, tuple) and isinstance(
+            sent[1], SelectRequest | ProgramRequest | Extend
+        )
         parameter = "prompt" if as_text else "request"
-        raise ParameterError(parameter, "is no valid Unicode: it has unpaired surrogates.") from None
+        raise ParameterError(
+            parameter, "is no valid Unicode: it has unpaired surrogates."
+        ) from None
     except (TypeError, OverflowError, RecursionError) as error:
         raise ParameterError(
             "request", f"{error}.", hint="Use plain data, or run the engine with in_process=True."
@@ -263,9 +278,10 @@ def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
     size = len(data) - HEADER
     if size > MAX_BYTES:
         raise ParameterError(
-            "request", f"has {size:,} bytes; at most {MAX_BYTES:,} fit into one message of the engine's process.",
+            "request",
+            f"has {size:,} bytes; at most {MAX_BYTES:,} fit into one message of the engine's process.",
             hint="Send fewer texts or nodes at once, or run the engine with in_process=True.",
-        )  # fmt: skip
+        )
     data[:HEADER] = size.to_bytes(HEADER, "big")
     return bytes(data)
 
@@ -315,4 +331,6 @@ def failure_of(error: BaseException) -> Failure:
     """Converts an error to its serializable form. An error that isn't an SglError becomes a
     BackendError.
     """
-    return as_failure(error if isinstance(error, SglError) else BackendError(f"{type(error).__name__}: {error}"))
+    return as_failure(
+        error if isinstance(error, SglError) else BackendError(f"{type(error).__name__}: {error}")
+    )

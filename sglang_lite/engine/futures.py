@@ -14,8 +14,7 @@ R = TypeVar("R")
 
 
 def then(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:  # of anything
-    """Returns the future of a converted result. The conversion runs before anybody sees the result.
-    """
+    """Returns the future of a converted result. The conversion runs before anybody sees the result."""
     converted: Future[R] = Future()
 
     def settle(_: object) -> None:

@@ -38,7 +38,10 @@ def meetings(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
             return f"/proc/{os.getpid()}/fd/{descriptor}"
 
         file = path(os.memfd_create("sglang_lite-replicas"))
-        ends = [(path(reader), path(writer)) for reader, writer in (os.pipe() for _ in range(config.dp_size))]
+        ends = [
+            (path(reader), path(writer))
+            for reader, writer in (os.pipe() for _ in range(config.dp_size))
+        ]
         pipes = tuple(reader for reader, _ in ends)
         yield [Meeting(replica, file, pipes) for replica in range(config.dp_size)]
 
@@ -57,4 +60,6 @@ def join(meeting: Meeting, config: EngineConfig) -> SharedSteps:
     inbox = open(meeting.pipes[own], "rb")  # noqa: SIM115  # until the process ends
     others = [open(meeting.pipes[each], "wb", 0) for each in every if each != own]  # noqa: SIM115  # the same
     patience = config.dist_timeout or DIST_TIMEOUT_S
-    return SharedSteps(GlooCollectives(config.sharing.of(own), meeting.file, patience), inbox, others, patience)
+    return SharedSteps(
+        GlooCollectives(config.sharing.of(own), meeting.file, patience), inbox, others, patience
+    )

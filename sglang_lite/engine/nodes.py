@@ -38,7 +38,8 @@ logger = logging.getLogger("sglang_lite")
 _HANDSHAKE_S = 10.0  # time that either end has for its part of the handshake
 _HANDSHAKE_BYTES = 1 << 16  # maximum size of a handshake message
 _AT_ONCE = 64  # maximum number of simultaneous greetings, since some callers may be silent
-_NO_HANDSHAKE = (OSError, BrokenFrameError, msgspec.MsgspecError, RecursionError)  # raised while reading one
+# raised while reading one
+_NO_HANDSHAKE = (OSError, BrokenFrameError, msgspec.MsgspecError, RecursionError)
 _AGAIN_S = 0.5  # between two attempts to reach node 0
 _LOOK_S = 1.0  # between two checks whether the engine has ended, or whether a silent rank computes
 _OF_ALL_NODES = (  # settings that affect how ranks load and compute; for others, rank 0's count
@@ -84,7 +85,11 @@ class Hello(msgspec.Struct, frozen=True):
         for name, value in own.settings.items():
             if self.settings.get(name) != value:
                 return f"{name}={self.settings.get(name)}, and node 0 has {value}"
-        return None if self.model == own.model else "another model than node 0: its config or its weights differ"
+        return (
+            None
+            if self.model == own.model
+            else "another model than node 0: its config or its weights differ"
+        )
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -109,7 +114,9 @@ class RemoteProcess:
         self._node = node
 
     def end(self) -> ProcessEnd:
-        return ProcessEnd(f"on node {self._node} is gone: the connection to it ended.", by_itself=False)
+        return ProcessEnd(
+            f"on node {self._node} is gone: the connection to it ended.", by_itself=False
+        )
 
     def kill(self) -> None:
         self.connection.close()
@@ -128,7 +135,9 @@ class NodeListener:
         BackendError: nothing can listen at `dist_init_addr`.
     """
 
-    def __init__(self, config: EngineConfig, path: Path, joined: Callable[[int, RemoteProcess], object]) -> None:
+    def __init__(
+        self, config: EngineConfig, path: Path, joined: Callable[[int, RemoteProcess], object]
+    ) -> None:
         self._config = config
         self._joined = joined
         self._own = Hello.of(config, path, 0)
@@ -203,7 +212,9 @@ class NodeListener:
             if not refusal and rank not in self._missing:
                 refusal = f"{rank} is none of those that are missing"
             if refusal:
-                logger.warning("a rank of another node, from %s, was refused: %.500r", host, refusal)
+                logger.warning(
+                    "a rank of another node, from %s, was refused: %.500r", host, refusal
+                )
             try:
                 line.sendall(_framed(msgspec.msgpack.encode(Welcome(refusal or None))))
                 connection = Connection(line)
@@ -259,7 +270,9 @@ def of_replica(config: EngineConfig, rank: int) -> EngineConfig:
     """Returns the settings of a replica: its GPU, among those of its node, and its seeds."""
     place = rank % per_node(config) * config.parallel.ranks
     gpu = 0 if config.device == "cpu" else config.base_gpu_id + place * config.gpu_id_step
-    return replace(config, base_gpu_id=gpu, seed=None if config.seed is None else config.seed + rank)
+    return replace(
+        config, base_gpu_id=gpu, seed=None if config.seed is None else config.seed + rank
+    )
 
 
 class _Relay:
@@ -286,7 +299,9 @@ class _Relay:
             there = meeting(config.dist_init_addr, GLOO)
             self.child = SpawnedProcess("sglang_lite.engine.child.rank", name, rank, there)
         self._name = name
-        self.child.connection.send(frame([(0, Start(asdict(started), os.fspath(path), os.getpid()))]))
+        self.child.connection.send(
+            frame([(0, Start(asdict(started), os.fspath(path), os.getpid()))])
+        )
         threading.Thread(target=self._down, name=f"sglang_lite-to-{rank}", daemon=True).start()
 
     def wait(self) -> bool:
@@ -312,7 +327,9 @@ class _Relay:
             if end.by_itself:
                 time.sleep(CAUSE_FIRST_S)
             with contextlib.suppress(OSError):
-                self._line.send(frame([StartFailed(failure_of(BackendError(f"{self._name} {end.text}")))]))
+                self._line.send(
+                    frame([StartFailed(failure_of(BackendError(f"{self._name} {end.text}")))])
+                )
         self._line.close()
         return left
 
@@ -391,7 +408,11 @@ def _framed(content: bytes | memoryview) -> bytes:
 
 def _model_digest(path: Path) -> str:
     """Computes the digest by which nodes compare their models. Reads little of them."""
-    files = [each for each in sorted(path.iterdir()) if each.suffix in _WEIGHTS] if path.is_dir() else [path]
+    files = (
+        [each for each in sorted(path.iterdir()) if each.suffix in _WEIGHTS]
+        if path.is_dir()
+        else [path]
+    )
     config = path / "config.json"
     digest = hashlib.sha256(config.read_bytes() if config.is_file() else b"")
     for each in files:

@@ -65,7 +65,7 @@ class OpenSubmissions:
         self._flushes = Flushes(lambda: True)  # events are delivered only on the reader's thread
         self._late: deque[Callable[[], object]] = deque()
 
-    # -------------------------------------------------------------------------------- called on any thread
+    # ------------------------------------------------------------------------- called on any thread
 
     def register_call(self, number: int, process: EngineProcess) -> Future[Json]:
         """Registers a call that the process will answer, and returns the answer's future. The
@@ -79,7 +79,7 @@ class OpenSubmissions:
         """Schedules a call on the reader's thread after the next frame. Takes no lock."""
         self._late.append(call)
 
-    # -------------------------------------------------------------------------- called on the reader's thread
+    # ---------------------------------------------------------------- called on the reader's thread
 
     def answer(self, message: AskReply) -> None:
         """Completes the future of a call."""
@@ -94,7 +94,8 @@ class OpenSubmissions:
         entry = self.open.get(message.id)
         if entry is None:  # the submission was aborted, or its sink has failed
             _, future = self._calls.pop(message.id, (None, None))
-            if future is not None and isinstance(message.event, Failure):  # the call could not be decoded
+            # the call could not be decoded
+            if future is not None and isinstance(message.event, Failure):
                 future.set_exception(as_error(message.event))
             return
         entry.cached = max(entry.cached, message.cached)
@@ -148,8 +149,16 @@ class OpenSubmissions:
         if not process.ready.done():
             process.ready.set_exception(copy(error))
         with self.lock:  # nothing is being sent to the process from here on
-            calls = [self._calls.pop(number) for number, (of, _) in list(self._calls.items()) if of is process]
-            ended = [self.open.pop(number) for number, entry in list(self.open.items()) if entry.process is process]
+            calls = [
+                self._calls.pop(number)
+                for number, (of, _) in list(self._calls.items())
+                if of is process
+            ]
+            ended = [
+                self.open.pop(number)
+                for number, entry in list(self.open.items())
+                if entry.process is process
+            ]
         for _, future in calls:
             future.set_exception(copy(error))
         for entry in ended:

@@ -35,7 +35,9 @@ def place_ranks(config: EngineConfig) -> EngineConfig:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise CapabilityError("use_ray needs Ray.", hint="pip install 'sglang-lite[ray]'") from error
+        raise CapabilityError(
+            "use_ray needs Ray.", hint="pip install 'sglang-lite[ray]'"
+        ) from error
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     ranks = config.parallel.ranks
@@ -51,8 +53,12 @@ def place_ranks(config: EngineConfig) -> EngineConfig:
         own = ray.get(actors[0].gpu.remote(), timeout=patience) if on_gpus else 0
         address = f"{f'[{host}]' if ':' in host else host}:{_free_port(host)}"
         placed = replace(config, use_ray=False, nnodes=ranks, dist_init_addr=address)
-        runs = [actors[rank].run.remote(asdict(replace(placed, node_rank=rank))) for rank in range(1, ranks)]
-    except BaseException as error:  # of any kind, so that the group's room is not blocked for others
+        runs = [
+            actors[rank].run.remote(asdict(replace(placed, node_rank=rank)))
+            for rank in range(1, ranks)
+        ]
+    # of any kind, so that the group's room is not blocked for others
+    except BaseException as error:
         ray.util.remove_placement_group(group)
         if not isinstance(error, ray.exceptions.GetTimeoutError):
             raise
@@ -101,11 +107,14 @@ def _free_port(host: str) -> int:
     """Finds a port of this machine that is free together with the following ones that ranks use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(100):
-        port = 20_000 + int.from_bytes(os.urandom(2), "big") % 10_000  # none that the system gives to connections
+        # none that the system gives to connections
+        port = 20_000 + int.from_bytes(os.urandom(2), "big") % 10_000
         try:
             for each in range(port, port + NCCL + 1):
                 socket.create_server((host, each), family=family).close()
         except OSError:
             continue
         return port
-    raise BackendError(f"use_ray: no three ports in a row are free at {host}.", hint="End other engines.")
+    raise BackendError(
+        f"use_ray: no three ports in a row are free at {host}.", hint="End other engines."
+    )

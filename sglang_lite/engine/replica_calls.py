@@ -45,7 +45,8 @@ class ReplicaCalls:
         self._groups: set[str] = set()  # groups in which weights are sent to their members
         self._repeated: list[EngineCall[Any]] = []  # calls to repeat to a replacement process
         self._lock = threading.Lock()  # held while these change
-        self._updates = ThreadPoolExecutor(1, "sglang_lite-updates")  # all-or-none calls, which wait for answers
+        # all-or-none calls, which wait for answers
+        self._updates = ThreadPoolExecutor(1, "sglang_lite-updates")
 
     def ask(self, call: EngineCall[Any]) -> Future[Any]:  # as the call's own
         """Returns the future of the answer to a call."""
@@ -66,7 +67,7 @@ class ReplicaCalls:
         """Returns the replicas that accept calls, or all of them if none does."""
         return [client for client in self._clients if not client.gate.reason] or self._clients
 
-    # ------------------------------------------------------------------------------------------------- all
+    # ------------------------------------------------------------------------------------------ all
 
     def _of_all(self, call: EngineCall[Any]) -> Future[Any]:
         combine = COMBINED[type(call)]
@@ -86,12 +87,16 @@ class ReplicaCalls:
                 case calls.LoadLoraAdapter() | calls.PauseGeneration() | calls.ReleaseMemory():
                     self._repeated = [*self._repeated, call]
                 case calls.UnloadLoraAdapter(name):
-                    self._forget(lambda each: isinstance(each, calls.LoadLoraAdapter) and each.name == name)
+                    self._forget(
+                        lambda each: isinstance(each, calls.LoadLoraAdapter) and each.name == name
+                    )
                 case calls.ContinueGeneration():
                     self._forget(lambda each: isinstance(each, calls.PauseGeneration))
                 case calls.ResumeMemory(tags):
                     resumed = set(tags or calls.MEMORY_TAGS)
-                    released = [each for each in self._repeated if isinstance(each, calls.ReleaseMemory)]
+                    released = [
+                        each for each in self._repeated if isinstance(each, calls.ReleaseMemory)
+                    ]
                     self._forget(lambda each: isinstance(each, calls.ReleaseMemory))
                     for each in released:
                         if left := tuple(sorted(set(each.tags or _WITHOUT_GRAPHS) - resumed)):
@@ -104,31 +109,41 @@ class ReplicaCalls:
         """Returns the counts of all replicas together and of each one that answers now. A stopped
         replica is left out.
         """
-        ranks = [rank for rank, client in enumerate(self._clients) if client.is_up and client.responds]
-        answers = {rank: _asked(self._clients[rank], call) for rank in ranks or range(len(self._clients))}
+        ranks = [
+            rank for rank, client in enumerate(self._clients) if client.is_up and client.responds
+        ]
+        answers = {
+            rank: _asked(self._clients[rank], call) for rank in ranks or range(len(self._clients))
+        }
 
         def combined(_: None) -> dict[str, Any]:
             ended = {rank: stats for rank, stats in answers.items() if stats.done()}
-            each = {rank: stats.result() for rank, stats in ended.items() if stats.exception() is None}
+            each = {
+                rank: stats.result() for rank, stats in ended.items() if stats.exception() is None
+            }
             if not each:
                 next(iter(ended.values())).result()  # raises
             return {
-                **_added([*each.values()]), "replicas": [{"dp_rank": rank, **stats} for rank, stats in each.items()]
-            }  # fmt: skip
+                **_added([*each.values()]),
+                "replicas": [{"dp_rank": rank, **stats} for rank, stats in each.items()],
+            }
 
         return then(ended_within([*answers.values()], STATS_S), combined)
 
     def _compile(self, call: calls.CompileGrammar) -> Future[Any]:
         first, *others = self.there()
         compiled = first.ask(call)  # in this process, too
-        return then(gathered([compiled, *(client.ask_process(call) for client in others)]), lambda answers: answers[0])
+        return then(
+            gathered([compiled, *(client.ask_process(call) for client in others)]),
+            lambda answers: answers[0],
+        )
 
-    # ------------------------------------------------------------------------------------------------- one
+    # ------------------------------------------------------------------------------------------ one
 
     def _of_one(self, call: EngineCall[Any]) -> Future[Any]:
         return self.there()[0].ask(call)
 
-    # ----------------------------------------------------------------------------------------- all or none
+    # ---------------------------------------------------------------------------------- all or none
 
     def _load_lora(self, call: calls.LoadLoraAdapter) -> Future[None]:
         def undo(client: CoreClient) -> None:
@@ -146,7 +161,9 @@ class ReplicaCalls:
 
         return self._updates.submit(update)
 
-    def _update_tensors(self, call: calls.UpdateTensors | calls.OpenTensors | calls.ReceiveWeights) -> Future[str]:
+    def _update_tensors(
+        self, call: calls.UpdateTensors | calls.OpenTensors | calls.ReceiveWeights
+    ) -> Future[str]:
         def update() -> str:
             together = isinstance(call, calls.ReceiveWeights)
             version: str = self._all_or_none(call, self._go_back, together=together)
@@ -158,7 +175,9 @@ class ReplicaCalls:
     def _name_weights(self, call: calls.NameWeights) -> Future[str]:
         def name() -> str:
             before = self.there()[0].config.weight_version
-            version: str = self._all_or_none(call, lambda client: client.ask(calls.NameWeights(before)).result())
+            version: str = self._all_or_none(
+                call, lambda client: client.ask(calls.NameWeights(before)).result()
+            )
             self._version = version
             return version
 
@@ -168,7 +187,10 @@ class ReplicaCalls:
         """Joins the group with all replicas, which get consecutive ranks."""
         for client in self._clients:
             client.gate.check_open()
-        joins = [client.ask(replace(call, rank=call.rank + rank)) for rank, client in enumerate(self._clients)]
+        joins = [
+            client.ask(replace(call, rank=call.rank + rank))
+            for rank, client in enumerate(self._clients)
+        ]
         return then(gathered(joins), lambda _: self._groups.add(call.name))
 
     def _leave(self, call: calls.LeaveGroup) -> Future[None]:
@@ -205,7 +227,9 @@ class ReplicaCalls:
         """
         try:
             if self._written:
-                raise ModelError("has weights that another replica could not take, and can't go back.")
+                raise ModelError(
+                    "has weights that another replica could not take, and can't go back."
+                )
             client.ask(calls.UpdateWeights(self._path, self._version)).result()
         except SglError as error:
             client.disconnect()
@@ -225,7 +249,8 @@ class ReplicaCalls:
         calls.NameWeights: _name_weights,
         calls.JoinGroup: _join,
         calls.LeaveGroup: _leave,
-        calls.WriteTensors: lambda self, call: in_shared_memory(call, self._update_tensors),  # once for all
+        # once for all
+        calls.WriteTensors: lambda self, call: in_shared_memory(call, self._update_tensors),
     }
 
 
@@ -265,7 +290,10 @@ def _agreed(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the checksums of all replicas. Raises ModelError if they differ."""
     for rank, each in enumerate(checks):
         if each.get("checksums") != checks[0].get("checksums"):
-            raise ModelError(f"replica {rank} has other weights than replica 0.", hint="Update the weights again.")
+            raise ModelError(
+                f"replica {rank} has other weights than replica 0.",
+                hint="Update the weights again.",
+            )
     changed = sorted({name for each in checks for name in each.get("changed", ())})
     return {**checks[0], **({"changed": changed} if "changed" in checks[0] else {})}
 
@@ -296,6 +324,8 @@ COMBINED: Mapping[type[EngineCall[Any]], Callable[[list[Any]], Any]] = {
     calls.EndSession: _nothing,
     calls.ImportPrefix: min,
     calls.StartProfile: _nothing,
-    calls.RecordExperts: lambda each: [[sum(rows) for rows in zip(*layers)] for layers in zip(*each)],
+    calls.RecordExperts: lambda each: [
+        [sum(rows) for rows in zip(*layers)] for layers in zip(*each)
+    ],
     calls.StopProfile: lambda paths: os.path.dirname(paths[0]),
 }

@@ -17,11 +17,11 @@ from typing import Final
 from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.config import LoadBalance
 
-# A prompt follows its prefix if that is at least this share of it. A smaller one, like the start of a chat template,
-# would only gather unrelated prompts at one replica.
+# A prompt follows its prefix if that is at least this share of it. A smaller one, like the start of
+# a chat template, would only gather unrelated prompts at one replica.
 FOLLOWED: Final = 0.3
-# A replica also counts as full while it has this many rows more than the emptiest one, and this many times its rows:
-# defaults of SGLang's gateway, whose rule is the same.
+# A replica also counts as full while it has this many rows more than the emptiest one, and this
+# many times its rows: defaults of SGLang's gateway, whose rule is the same.
 AHEAD_ROWS: Final = 64
 AHEAD_TIMES: Final = 1.5
 
@@ -66,21 +66,33 @@ class ReplicaChooser:
     """
 
     def __init__(
-        self, count: int, rule: LoadBalance, capacity: Capacity, every: int, readiness: Callable[[int], int]
+        self,
+        count: int,
+        rule: LoadBalance,
+        capacity: Capacity,
+        every: int,
+        readiness: Callable[[int], int],
     ) -> None:
         self._rule = rule
         self._capacity = capacity
         self._every = every
         self._readiness = readiness
         self._replicas = [_Replica() for _ in range(count)]
-        # For each digest, the replicas (as bits) whose trees have it, or that were sent a prompt with it.
+        # For each digest, the replicas (as bits) whose trees have it, or that were sent a prompt
+        # with it.
         self._trees: dict[int, int] = {}
         self._coming: dict[int, int] = {}
         self._turn = 0
         self._lock = threading.Lock()
 
     def place(
-        self, digests: Sequence[int], length: int, expected: int, *, rows: int = 1, rank: int | None = None
+        self,
+        digests: Sequence[int],
+        length: int,
+        expected: int,
+        *,
+        rows: int = 1,
+        rank: int | None = None,
     ) -> Placement:
         """Chooses a replica and counts the request or program there until it has ended
         (`forget_placement`).
@@ -131,7 +143,9 @@ class ReplicaChooser:
             known = self._known(digests)
         return known.index(max(known))
 
-    def changed(self, rank: int, gained: Iterable[int], lost: Iterable[int], *, forgotten: bool = False) -> None:
+    def changed(
+        self, rank: int, gained: Iterable[int], lost: Iterable[int], *, forgotten: bool = False
+    ) -> None:
         """Records what a replica's tree has gained and lost.
 
         Args:
@@ -166,7 +180,10 @@ class ReplicaChooser:
         for number, digest in enumerate(digests):
             here = there & (self._trees.get(digest, 0) | self._coming.get(digest, 0))
             if here != there:
-                known = [number if (there & ~here) >> rank & 1 else each for rank, each in enumerate(known)]
+                known = [
+                    number if (there & ~here) >> rank & 1 else each
+                    for rank, each in enumerate(known)
+                ]
                 there = here
             if not there:
                 break
@@ -185,7 +202,8 @@ class ReplicaChooser:
         if self._rule == "total_tokens":
             return min(ranks, key=self._load)
         fewest = min(self._replicas[rank].rows for rank in ranks)
-        ranks = [rank for rank in ranks if not self._is_ahead(rank, fewest)]  # the emptiest never is
+        # the emptiest never is
+        ranks = [rank for rank in ranks if not self._is_ahead(rank, fewest)]
         ranks = [rank for rank in ranks if self._has_room(rank, rows)] or ranks
         longest = max(known[rank] for rank in ranks)
         if longest * self._every < FOLLOWED * length:
@@ -209,7 +227,9 @@ class ReplicaChooser:
         """Returns True if additional rows need not wait at a replica for others to end."""
         replica = self._replicas[rank]
         capacity = self._capacity
-        return replica.rows + rows <= capacity.sizes.max_running and replica.tokens <= capacity.tokens
+        return (
+            replica.rows + rows <= capacity.sizes.max_running and replica.tokens <= capacity.tokens
+        )
 
 
 def _leave(sets: dict[int, int], digest: int, bit: int) -> None:

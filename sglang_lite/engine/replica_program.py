@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, TypeAlias
 from sglang_lite.engine.replica_chooser import Placement, ReplicaChooser
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Node, Pause, Select, Text, Verdict
 from sglang_lite.program.nodes import Path as BranchPath
-from sglang_lite.protocol import Delta, EngineClosedError, ParameterError, Played, ProgramEvent, ProgramSink, Span
+from sglang_lite.protocol import (
+    Delta,
+    EngineClosedError,
+    ParameterError,
+    Played,
+    ProgramEvent,
+    ProgramSink,
+    Span,
+)
 from sglang_lite.runtime.core.gate import Gate
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.submission import check_nodes
@@ -37,7 +45,8 @@ class Coming:
     tokens: int = 0
 
 
-Early: TypeAlias = Sequence[tuple[BranchPath, Sequence[Node]]]  # nodes of branches, before the program is placed
+# nodes of branches, before the program is placed
+Early: TypeAlias = Sequence[tuple[BranchPath, Sequence[Node]]]
 
 
 def branches_to_come(early: Early, builder: RequestBuilder) -> Coming:
@@ -46,7 +55,9 @@ def branches_to_come(early: Early, builder: RequestBuilder) -> Coming:
     before its branches ask.
     """
     nodes = [node for _, nodes in early for node in nodes]
-    forked = sum(len(node.branches) for node in nodes if isinstance(node, Fork) and not any(node.branches))
+    forked = sum(
+        len(node.branches) for node in nodes if isinstance(node, Fork) and not any(node.branches)
+    )
     first = next(_questions(nodes), None)
     return Coming(forked, 0 if first is None else _expected(first, builder))
 
@@ -63,7 +74,11 @@ class ProgramLoad:
     """
 
     def __init__(
-        self, chooser: ReplicaChooser, placement: Placement, builder: RequestBuilder, coming: Coming | None = None
+        self,
+        chooser: ReplicaChooser,
+        placement: Placement,
+        builder: RequestBuilder,
+        coming: Coming | None = None,
     ) -> None:
         self._chooser = chooser
         self._placement = placement
@@ -80,7 +95,8 @@ class ProgramLoad:
         asked = Counter[BranchPath]({path: sum(isinstance(node, Gen | Select) for node in nodes)})
         for place, node in enumerate(nodes):
             for index, branch in enumerate(node.branches if isinstance(node, Fork) else ()):
-                asked[(*path, -1 - place, index)] += sum(1 for _ in _questions(branch))  # no place of a node
+                # no place of a node
+                asked[(*path, -1 - place, index)] += sum(1 for _ in _questions(branch))
         with self._lock:
             before = self._rows
             if path and +asked and path not in self._asked and self._coming.branches:
@@ -131,7 +147,10 @@ class ProgramAtReplica:
     """
 
     def __init__(
-        self, gate: Gate, sink: ProgramSink, begin: Callable[[Sequence[Span], Early], tuple[OpenProgram, ProgramLoad]]
+        self,
+        gate: Gate,
+        sink: ProgramSink,
+        begin: Callable[[Sequence[Span], Early], tuple[OpenProgram, ProgramLoad]],
     ) -> None:
         self._gate = gate
         self._sink = sink
@@ -147,7 +166,9 @@ class ProgramAtReplica:
             with self._lock:
                 if self._placed is None:
                     self._early.append((path, tuple(nodes)))
-                    if any(isinstance(node, Pause | GrammarBegin) for node in nodes) or any(_questions(nodes)):
+                    if any(isinstance(node, Pause | GrammarBegin) for node in nodes) or any(
+                        _questions(nodes)
+                    ):
                         self._place()
                     return
         program, load = self._placed

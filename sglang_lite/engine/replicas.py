@@ -18,8 +18,23 @@ from sglang_lite.engine.meetings import meetings
 from sglang_lite.engine.nodes import NodeListener, RemoteProcess, of_replica, per_node
 from sglang_lite.engine.replica_calls import ReplicaCalls
 from sglang_lite.engine.replica_chooser import Placement, ReplicaChooser
-from sglang_lite.engine.replica_program import Early, ProgramAtReplica, ProgramLoad, branches_to_come, program_spans
-from sglang_lite.protocol import BackendError, Delta, ProgramSink, Prompt, SamplingParams, Selection, SglError, Span
+from sglang_lite.engine.replica_program import (
+    Early,
+    ProgramAtReplica,
+    ProgramLoad,
+    branches_to_come,
+    program_spans,
+)
+from sglang_lite.protocol import (
+    BackendError,
+    Delta,
+    ProgramSink,
+    Prompt,
+    SamplingParams,
+    Selection,
+    SglError,
+    Span,
+)
 from sglang_lite.runtime.calls import EncodeMedia, EngineCall, ExportPrefix, R
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
 from sglang_lite.runtime.core.gate import CLOSED, Gate
@@ -85,7 +100,9 @@ class Replicas:
         self.generates = least.generates
         self.description = f"{least.description}; {len(clients)} replicas"
         self.gate = _ReplicasGate([client.gate for client in clients])
-        self.open_requests = OpenRequests(config.max_queued + len(clients) * self.capacity.sizes.max_running)
+        self.open_requests = OpenRequests(
+            config.max_queued + len(clients) * self.capacity.sizes.max_running
+        )
         for client in clients:
             client.open_requests = self.open_requests
         self._every = digested_every(self.capacity.sizes.page_size)
@@ -93,15 +110,18 @@ class Replicas:
         self._calls = ReplicaCalls(clients, str(path), config.weight_version)
         self._chooser = ReplicaChooser(
             len(clients), config.load_balance_method, self.capacity, self._every, self._readiness
-        )  # fmt: skip
+        )
 
     @property
     def config(self) -> EngineConfig:
         now = self._calls.there()[0].config
         if (now.model, now.weight_version) != (self._config.model, self._config.weight_version):
             self._config = replace(
-                self._config, model=now.model, revision=now.revision, weight_version=now.weight_version
-            )  # fmt: skip
+                self._config,
+                model=now.model,
+                revision=now.revision,
+                weight_version=now.weight_version,
+            )
         return self._config
 
     @property
@@ -112,41 +132,60 @@ class Replicas:
     def responds(self) -> bool:
         return any(client.responds for client in self._calls.there())
 
-    # ----------------------------------------------------------------------------------------- submissions
+    # ---------------------------------------------------------------------------------- submissions
 
     def submit(
-        self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None
+        self,
+        request: Submission,
+        sink: Callable[[Any], None],
+        flush: Callable[[], object] | None = None,
     ) -> Ticket:  # each kind of submission has its own events
-        """Submits a request to one replica: see `Engine.submit`, `submit_select` and `run_program`.
-        """
+        """Submits a request to one replica: see `Engine.submit`, `submit_select` and `run_program`."""
         self.gate.check_open()
         request.check()
         if not self.generates:
             raise not_a_generator_error(self.model_name, encoder_only=self._config.encoder_only)
         return self._submit_by_kind[type(request)](self, request, sink, flush)
 
-    def _generate(self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None) -> Ticket:
+    def _generate(
+        self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None
+    ) -> Ticket:
         ids, media = self.builder.prompt_with_images(request)
         params = self.builder.resolved(request.params)
         tokens = self.builder.tokens(ids, params, media)
         placement = self._place(
-            tokens, request.namespace, params.max_tokens * params.n, rows=params.n, rank=request.routed_dp_rank
-        )  # fmt: skip
+            tokens,
+            request.namespace,
+            params.max_tokens * params.n,
+            rows=params.n,
+            rank=request.routed_dp_rank,
+        )
         request = replace(request, prompt=ids, media=media, routed_dp_rank=None)
         return self._sent(placement, request, self._counted(placement, sink), flush)
 
     def _select(
-        self, request: SelectRequest, sink: Callable[[Selection | SglError], None], flush: Callable[[], object] | None
+        self,
+        request: SelectRequest,
+        sink: Callable[[Selection | SglError], None],
+        flush: Callable[[], object] | None,
     ) -> Ticket:
         prompt = self.builder.log(request.prompt).ids()
         choices = sum(map(len, request.choices)) // _BYTES_A_TOKEN
         placement = self._place(prompt, request.namespace, choices)
         return self._sent(placement, request, self._counted(placement, sink), flush)
 
-    def _play(self, request: ProgramRequest, sink: ProgramSink, flush: Callable[[], object] | None) -> Ticket:
+    def _play(
+        self, request: ProgramRequest, sink: ProgramSink, flush: Callable[[], object] | None
+    ) -> Ticket:
         check_priority(request.priority, self.config.policy)
-        prompt = request.prompt if isinstance(request.prompt, Prompt) else Prompt((Span(request.prompt),))
-        placement = self._place(self._ids(program_spans(prompt.spans, request.program.nodes)), request.namespace, 0)
+        prompt = (
+            request.prompt
+            if isinstance(request.prompt, Prompt)
+            else Prompt((Span(request.prompt),))
+        )
+        placement = self._place(
+            self._ids(program_spans(prompt.spans, request.program.nodes)), request.namespace, 0
+        )
         load = ProgramLoad(self._placed, placement, self.builder)
         load.add((), request.program.nodes)
         return self._sent(placement, request, load.passing(sink), flush)
@@ -175,7 +214,9 @@ class Replicas:
             placement = self._place(self._ids(spans), request.namespace, expected, rows=rows)
             load = ProgramLoad(self._placed, placement, self.builder, coming)
             try:
-                return self._clients[placement.rank].open_program(request, load.passing(sink), flush), load
+                return self._clients[placement.rank].open_program(
+                    request, load.passing(sink), flush
+                ), load
             except BaseException:
                 self._placed.ended(placement)
                 raise
@@ -188,10 +229,18 @@ class Replicas:
         return self._chooser
 
     def _place(
-        self, ids: Sequence[int] | Ints, namespace: str, expected: int, *, rows: int = 1, rank: int | None = None
+        self,
+        ids: Sequence[int] | Ints,
+        namespace: str,
+        expected: int,
+        *,
+        rows: int = 1,
+        rank: int | None = None,
     ) -> Placement:
         check_rank(rank, len(self._clients))
-        return self._placed.place(self._digests(ids, namespace), len(ids), expected, rows=rows, rank=rank)
+        return self._placed.place(
+            self._digests(ids, namespace), len(ids), expected, rows=rows, rank=rank
+        )
 
     def _digests(self, ids: Sequence[int] | Ints, namespace: str) -> list[int]:
         if not self._config.prefix_cache:
@@ -226,16 +275,19 @@ class Replicas:
         return tell
 
     def _sent(
-        self, placement: Placement, request: Submission, sink: Callable[[Any], None],
+        self,
+        placement: Placement,
+        request: Submission,
+        sink: Callable[[Any], None],
         flush: Callable[[], object] | None,
-    ) -> Ticket:  # fmt: skip
+    ) -> Ticket:
         try:
             return self._clients[placement.rank].submit(request, sink, flush)
         except BaseException:
             self._placed.ended(placement)
             raise
 
-    # ---------------------------------------------------------------------------------- calls with one answer
+    # ------------------------------------------------------------------------ calls with one answer
 
     def ask(self, call: EngineCall[R]) -> Future[R]:
         """Returns the future of the answer to a call to one replica or all of them: see
@@ -245,7 +297,9 @@ class Replicas:
         answer: Future[Any]
         match call:
             case EncodeRequest() | EncodeMedia():
-                placement = self._placed.place((), len(call.ids if isinstance(call, EncodeRequest) else call.media), 0)
+                placement = self._placed.place(
+                    (), len(call.ids if isinstance(call, EncodeRequest) else call.media), 0
+                )
                 answer = self._clients[placement.rank].ask(call)
                 answer.add_done_callback(lambda _: self._placed.ended(placement))
             case ExportPrefix():
@@ -257,7 +311,7 @@ class Replicas:
                 answer = self._calls.ask(call)
         return answer
 
-    # --------------------------------------------------------------------------------- state of the replicas
+    # ------------------------------------------------------------------------ state of the replicas
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Schedules a call on the thread of a replica's sinks. Takes no lock."""
@@ -289,7 +343,10 @@ class Replicas:
             return
         match message:
             case Prefixes():
-                gained, lost = (np.frombuffer(data, np.uint64).tolist() for data in (message.gained, message.lost))
+                gained, lost = (
+                    np.frombuffer(data, np.uint64).tolist()
+                    for data in (message.gained, message.lost)
+                )
                 self._chooser.changed(rank, gained, lost, forgotten=message.forgotten)
             case Ready():
                 self._come_back(rank)
@@ -340,7 +397,9 @@ def _started(
         with ThreadPoolExecutor(config.dp_size, "sglang_lite-start") as threads:
             try:
                 for rank, (own, process) in enumerate(zip(settings, processes)):
-                    starting.append(threads.submit(CoreClient, own, path, process, parts, partial(told, rank)))
+                    starting.append(
+                        threads.submit(CoreClient, own, path, process, parts, partial(told, rank))
+                    )
                 for each in as_completed(starting):
                     each.result()
             except BaseException:

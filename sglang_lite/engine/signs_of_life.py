@@ -45,7 +45,9 @@ class SignsOfLife:
         self._used = processor_time(pid)
         self._looks = 0
         self._end = end
-        self.every_s, self._most = (LOOK_S, LOOKS) if end is None else (_LOOK_OF_MANY_S, _LOOKS_OF_MANY)
+        self.every_s, self._most = (
+            (LOOK_S, LOOKS) if end is None else (_LOOK_OF_MANY_S, _LOOKS_OF_MANY)
+        )
         self.missing = False
 
     @property
@@ -74,8 +76,10 @@ class SignsOfLife:
             with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                 logger.error(
                     "the engine's process %d has given no sign of life for %g s: it is stopped or swapped out. %s",
-                    self._pid, self._most * self.every_s, cure if self._end is None else "It is ended.",
-                )  # fmt: skip
+                    self._pid,
+                    self._most * self.every_s,
+                    cure if self._end is None else "It is ended.",
+                )
             if self._end is not None:
                 self._end()
 

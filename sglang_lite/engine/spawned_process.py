@@ -13,13 +13,18 @@ from dataclasses import dataclass
 
 from sglang_lite.engine.connection import Connection
 from sglang_lite.protocol import BackendError
-from sglang_lite.runtime.host.child_process import KEPT_LINES, last_output, printed_lines, start_child
+from sglang_lite.runtime.host.child_process import (
+    KEPT_LINES,
+    last_output,
+    printed_lines,
+    start_child,
+)
 
 logger = logging.getLogger("sglang_lite.engine")
 
 PATIENCE_S = 5.0  # time for a process to exit after its connection was closed
-# Ranks end by themselves when one of them was killed. So a rank that ended by itself is reported this much later: the
-# killed one is the cause, and must be reported first.
+# Ranks end by themselves when one of them was killed. So a rank that ended by itself is reported
+# this much later: the killed one is the cause, and must be reported first.
 CAUSE_FIRST_S = 0.5
 
 
@@ -57,15 +62,21 @@ class SpawnedProcess:
     def __init__(self, module: str, name: str, *arguments: int | str | None) -> None:
         if not sys.executable:
             raise BackendError(
-                f"{name} can't be started: Python does not say where its executable is.", hint="Use in_process=True."
+                f"{name} can't be started: Python does not say where its executable is.",
+                hint="Use in_process=True.",
             )
         try:
             self._process, ours = start_child(
-                module, *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+                module,
+                *arguments,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         except OSError as error:
             raise BackendError(
-                f"{name} can't be started: {error}.", hint="Free what is short, or use in_process=True."
+                f"{name} can't be started: {error}.",
+                hint="Free what is short, or use in_process=True.",
             ) from error
         self.connection = Connection(ours)
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)

@@ -69,7 +69,9 @@ def update_from_tensors(
             dropped. The engine continues with the weights that it has.
     """
     if load_format not in (None, "flattened_bucket"):
-        raise ParameterError("load_format", f"{load_format!r} is not for tensors.", hint='Use "flattened_bucket".')
+        raise ParameterError(
+            "load_format", f"{load_format!r} is not for tensors.", hint='Use "flattened_bucket".'
+        )
     check_kind("flush_cache", flush_cache, bool)
     if weight_version is not None:
         check_kind("weight_version", weight_version, str)
@@ -141,11 +143,17 @@ def init_update_group(
         ModelError: the others have not joined in time.
     """
     for name, value, kind in (
-        ("master_address", master_address, str), ("master_port", master_port, int), ("rank_offset", rank_offset, int),
-        ("world_size", world_size, int), ("group_name", group_name, str), ("backend", backend, str),
-    ):  # fmt: skip
+        ("master_address", master_address, str),
+        ("master_port", master_port, int),
+        ("rank_offset", rank_offset, int),
+        ("world_size", world_size, int),
+        ("group_name", group_name, str),
+        ("backend", backend, str),
+    ):
         check_kind(name, value, kind)
-    engine.answer(calls.JoinGroup(master_address, master_port, rank_offset, world_size, group_name, backend))
+    engine.answer(
+        calls.JoinGroup(master_address, master_port, rank_offset, world_size, group_name, backend)
+    )
 
 
 def update_from_group(
@@ -179,7 +187,9 @@ def update_from_group(
             `update_from_tensors`.
     """
     if load_format not in (None, "flattened_bucket"):
-        raise ParameterError("load_format", f"{load_format!r} is not for tensors.", hint='Use "flattened_bucket".')
+        raise ParameterError(
+            "load_format", f"{load_format!r} is not for tensors.", hint='Use "flattened_bucket".'
+        )
     check_kind("flush_cache", flush_cache, bool)
     for name, value in (("group_name", group_name), ("weight_version", weight_version)):
         check_kind(name, value, str, *(() if name == "group_name" else (type(None),)))
@@ -190,7 +200,11 @@ def update_from_group(
         if not all(isinstance(size, int) and abs(size) < 1 << 63 for size in shape):
             raise ParameterError("shapes", f"{shown(list(shape))} is no shape.")
     lists = tuple(names), tuple(map(str, dtypes)), tuple(map(tuple, shapes))
-    engine.answer(calls.ReceiveWeights(group_name, *lists, load_format is not None, flush_cache, weight_version))
+    engine.answer(
+        calls.ReceiveWeights(
+            group_name, *lists, load_format is not None, flush_cache, weight_version
+        )
+    )
 
 
 def destroy_update_group(engine: Engine, group_name: str = "weight_update_group") -> None:
@@ -213,9 +227,11 @@ def offer_weights(
         ModelError: a tensor can't be sent because the engine has it in fewer bits or is asleep.
     """
     for name, value, kind in (
-        ("master_address", master_address, str), ("ports", port, int), ("group_name", group_name, str),
+        ("master_address", master_address, str),
+        ("ports", port, int),
+        ("group_name", group_name, str),
         ("backend", backend, str),
-    ):  # fmt: skip
+    ):
         check_kind(name, value, kind)
     return engine.answer(calls.OfferWeights(master_address, port, group_name, backend))
 
@@ -299,7 +315,8 @@ def _tags(tags: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(tags or ())
 
 
-def read_weights(engine: Engine, name: str, truncate_size: int = 100) -> list[Any]:  # numbers, or lists of them
+# numbers, or lists of them
+def read_weights(engine: Engine, name: str, truncate_size: int = 100) -> list[Any]:
     """Returns the first rows of a tensor in the engine, as nested lists of numbers.
 
     Args:
@@ -322,7 +339,8 @@ def check_weights(engine: Engine, action: str = "checksum") -> dict[str, Any]:  
     are in fewer bits.
 
     Args:
-        action: "checksum"; "snapshot" to keep them; "compare" to add the names of tensors that have `changed` since.
+        action: "checksum"; "snapshot" to keep them; "compare" to add the names of tensors that have
+            `changed` since.
 
     Raises:
         ParameterError: the action is unknown, or no snapshot was made.

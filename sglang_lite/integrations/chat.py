@@ -17,7 +17,14 @@ from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.checks import check_limits
 from sglang_lite.lang.concurrency.loop import executor, running_mailbox
 from sglang_lite.lang.tools import closed
-from sglang_lite.protocol import Delta, Generation, ParameterError, RequestTimeoutError, SglError, Usage
+from sglang_lite.protocol import (
+    Delta,
+    Generation,
+    ParameterError,
+    RequestTimeoutError,
+    SglError,
+    Usage,
+)
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.conversation.sample_reader import (
@@ -62,7 +69,12 @@ class ChatAnswer:
         """Returns the answer as an OpenAI chat completion."""
         message = message_of(self.text, self.reasoning, self.calls)
         logprobs = None if self.logprobs is None else {"content": self.logprobs}
-        choice = {"index": 0, "message": message, "finish_reason": self.finish, "logprobs": logprobs}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": self.finish,
+            "logprobs": logprobs,
+        }
         usage = usage_of([self.usage], self.reasoning_tokens)
         return {"object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
 
@@ -118,16 +130,22 @@ class EngineChat:
         finally:
             _on_executor(events.aclose())
 
-    async def stream_async(self, parts: bool = True, /, **fields: Json) -> AsyncGenerator[ChatEvent, None]:
+    async def stream_async(
+        self, parts: bool = True, /, **fields: Json
+    ) -> AsyncGenerator[ChatEvent, None]:
         """Yields an answer's parts as they arrive, or in a single part at its end, and then the
         answer.
         """
         timeout = fields.get("timeout")
         check_limits(timeout, None)
         if "stream" in fields:
-            raise ParameterError("stream", "is not a field here.", hint="Call the method that streams.")
+            raise ParameterError(
+                "stream", "is not a field here.", hint="Call the method that streams."
+            )
         if (model := fields.get("model", self.engine.model_name)) != self.engine.model_name:
-            raise ParameterError("model", f"{model!r:.60} is not the engine's, {self.engine.model_name!r}.")
+            raise ParameterError(
+                "model", f"{model!r:.60} is not the engine's, {self.engine.model_name!r}."
+            )
         asked = {name: value for name, value in fields.items() if name != "timeout"}
         chat = self._rendered({**asked, "stream": parts})
         request = replace(chat.request(self.engine.context_length), timeout=timeout)
@@ -142,12 +160,20 @@ class EngineChat:
                 if isinstance(event, Generation):
                     yield self._answer(chat, sample, text, event)
 
-    def _answer(self, chat: RenderedChat, sample: SampleReader, text: str, generation: Generation) -> ChatAnswer:
+    def _answer(
+        self, chat: RenderedChat, sample: SampleReader, text: str, generation: Generation
+    ) -> ChatAnswer:
         tokenizer = self.engine.tokenizer
-        logprobs = entries_of(tokenizer.token_bytes, logprobs_of(generation)) if chat.body.logprobs else None
+        logprobs = (
+            entries_of(tokenizer.token_bytes, logprobs_of(generation))
+            if chat.body.logprobs
+            else None
+        )
         reasoning = len(tokenizer.encode(sample.reasoning, first=False))
         finish = sample.finish(generation)
-        return ChatAnswer(text, sample.reasoning, sample.calls, finish, generation.usage, reasoning, logprobs)
+        return ChatAnswer(
+            text, sample.reasoning, sample.calls, finish, generation.usage, reasoning, logprobs
+        )
 
     def _rendered(self, fields: dict[str, Json]) -> RenderedChat:
         unused: list[str] = []
@@ -157,9 +183,13 @@ class EngineChat:
                 tool.function.parameters = closed(tool.function.parameters)
         chat = render_chat(self._reader, body, unused)
         if chat.body.n not in (None, 1):
-            raise ParameterError("n", f"{chat.body.n} is not 1.", hint="Ask several times: equal prompts are shared.")
+            raise ParameterError(
+                "n", f"{chat.body.n} is not 1.", hint="Ask several times: equal prompts are shared."
+            )
         if unused:
-            warnings.warn(f"the model's chat template doesn't show {', '.join(unused)}.", stacklevel=4)
+            warnings.warn(
+                f"the model's chat template doesn't show {', '.join(unused)}.", stacklevel=4
+            )
         return chat
 
 
@@ -187,14 +217,18 @@ async def _events(
 
     async def in_time(awaited: Awaitable[T]) -> T:
         try:
-            return await asyncio.wait_for(awaited, None if deadline is None else deadline - time.monotonic())
+            return await asyncio.wait_for(
+                awaited, None if deadline is None else deadline - time.monotonic()
+            )
         except TimeoutError:
             raise RequestTimeoutError(f"the answer took more than {timeout:g} seconds.") from None
 
     mailbox = running_mailbox()
     events = asyncio.Queue[Delta | Generation | SglError]()
     sink = partial(mailbox.enqueue, events.put_nowait)
-    ticket = await in_time(engine.submit_when_room(partial(engine.core.submit, request, sink, mailbox.wake), 1))
+    ticket = await in_time(
+        engine.submit_when_room(partial(engine.core.submit, request, sink, mailbox.wake), 1)
+    )
     try:
         while True:
             event = await in_time(events.get())

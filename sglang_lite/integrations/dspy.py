@@ -56,7 +56,9 @@ class _Dialect:
 
     def __init__(self, chat: EngineChat) -> None:
         self.chat = chat
-        self._dialect = lm15.OpenAIChatLM(api_key="none is sent", compat="sglang", adaptations="refuse")
+        self._dialect = lm15.OpenAIChatLM(
+            api_key="none is sent", compat="sglang", adaptations="refuse"
+        )
 
     def fields(self, request: lm15.Request) -> dict[str, Json]:
         """Returns a request as fields of a chat completion."""
@@ -73,7 +75,9 @@ class _Dialect:
         try:
             yield
         except protocol.SglError as error:
-            kind = next((_ERRORS[ours] for ours in type(error).__mro__ if ours in _ERRORS), lm15.ServerError)
+            kind = next(
+                (_ERRORS[ours] for ours in type(error).__mro__ if ours in _ERRORS), lm15.ServerError
+            )
             raise kind(str(error)) from error
 
 
@@ -86,7 +90,8 @@ class DspyEngine(_Dialect):
         with self.errors():
             return self.response(self.chat.answer(**self.fields(request)), request)
 
-    def stream(self, request: lm15.Request) -> Iterator[Any]:  # lm15.StreamEvent is a union, not a class
+    # lm15.StreamEvent is a union, not a class
+    def stream(self, request: lm15.Request) -> Iterator[Any]:
         with self.errors():
             yield lm15.StreamStartEvent(model=request.model)
             for event in self.chat.stream(**self.fields(request)):
@@ -103,7 +108,9 @@ class AsyncDspyEngine(_Dialect):
     async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:  # as above
         with self.errors():
             yield lm15.StreamStartEvent(model=request.model)
-            async with contextlib.aclosing(self.chat.stream_async(**self.fields(request))) as events:
+            async with contextlib.aclosing(
+                self.chat.stream_async(**self.fields(request))
+            ) as events:
                 async for event in events:
                     for each in _stream_events(event):
                         yield each

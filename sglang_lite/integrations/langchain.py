@@ -9,7 +9,12 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.chat_models import agenerate_from_stream, generate_from_stream
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    convert_to_openai_messages,
+)
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
@@ -38,7 +43,9 @@ class ChatSglangLite(BaseChatModel):
             docs/server.md lists them. A call's own keywords take precedence.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", ignored_types=(cached_property,))
+    model_config = ConfigDict(
+        arbitrary_types_allowed=True, extra="forbid", ignored_types=(cached_property,)
+    )
     engine: Engine = Field(exclude=True, repr=False)
     temperature: float | None = None
     max_tokens: int | None = None
@@ -63,14 +70,29 @@ class ChatSglangLite(BaseChatModel):
     def _identifying_params(self) -> dict[str, Json]:
         return {"model": self.model, **self._asked([], None, {})}
 
-    def _asked(self, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Json]) -> dict[str, Json]:
+    def _asked(
+        self, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Json]
+    ) -> dict[str, Json]:
         """Returns the fields of a call. Leaves out what only LangChain's callbacks and tracer read
         (`run_manager`, `ls_…`).
         """
-        own = {"temperature": self.temperature, "max_tokens": self.max_tokens, "stop": stop or self.stop or None}
-        asked = {"timeout": self.timeout, **self.fields, **{k: v for k, v in own.items() if v is not None}, **given}
+        own = {
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "stop": stop or self.stop or None,
+        }
+        asked = {
+            "timeout": self.timeout,
+            **self.fields,
+            **{k: v for k, v in own.items() if v is not None},
+            **given,
+        }
         asked["messages"] = convert_to_openai_messages(messages)
-        return {name: value for name, value in asked.items() if name != "run_manager" and not name.startswith("ls_")}
+        return {
+            name: value
+            for name, value in asked.items()
+            if name != "run_manager" and not name.startswith("ls_")
+        }
 
     def _stream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
@@ -83,7 +105,9 @@ class ChatSglangLite(BaseChatModel):
         async for event in self.chat.stream_async(**self._asked(messages, stop, kwargs)):
             yield self._chunk(event)
 
-    def _generate(self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json) -> ChatResult:
+    def _generate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
+    ) -> ChatResult:
         events = self.chat.stream(False, **self._asked(messages, stop, kwargs))
         return generate_from_stream(map(self._chunk, events))
 
@@ -114,15 +138,23 @@ class ChatSglangLite(BaseChatModel):
         prompt = answer.usage.prompt_tokens
         completion = answer.usage.completion_tokens
         tokens = UsageMetadata(
-            input_tokens=prompt, output_tokens=completion, total_tokens=prompt + completion,
+            input_tokens=prompt,
+            output_tokens=completion,
+            total_tokens=prompt + completion,
             input_token_details={"cache_read": answer.usage.cached_tokens},
-        )  # fmt: skip
-        return AIMessageChunk("", chunk_position="last", response_metadata=metadata, usage_metadata=tokens)
+        )
+        return AIMessageChunk(
+            "", chunk_position="last", response_metadata=metadata, usage_metadata=tokens
+        )
 
     def bind_tools(
-        self, tools: Sequence[dict[str, Json] | type | Callable[..., UserValue] | BaseTool], *,
-        tool_choice: str | dict[str, Json] | bool | None = None, strict: bool | None = None, **kwargs: Json,
-    ) -> Runnable[LanguageModelInput, AIMessage]:  # fmt: skip
+        self,
+        tools: Sequence[dict[str, Json] | type | Callable[..., UserValue] | BaseTool],
+        *,
+        tool_choice: str | dict[str, Json] | bool | None = None,
+        strict: bool | None = None,
+        **kwargs: Json,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
         shown = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
         if tool_choice in [tool["function"]["name"] for tool in shown]:
             tool_choice = {"type": "function", "function": {"name": tool_choice}}
@@ -131,9 +163,14 @@ class ChatSglangLite(BaseChatModel):
         return self.bind(tools=shown, tool_choice=tool_choice or None, **kwargs)
 
     def with_structured_output(
-        self, schema: dict[str, Json] | type, *, include_raw: bool = False, method: str = "function_calling",
-        strict: bool | None = None, **kwargs: Json,
-    ) -> Runnable[LanguageModelInput, Any]:  # fmt: skip
+        self,
+        schema: dict[str, Json] | type,
+        *,
+        include_raw: bool = False,
+        method: str = "function_calling",
+        strict: bool | None = None,
+        **kwargs: Json,
+    ) -> Runnable[LanguageModelInput, Any]:
         """Returns a runnable whose output is a value of a schema. `method` is "function_calling"
         for a tool call, "json_schema" for an answer that fits the schema, or "json_mode" for JSON
         whose form the prompt describes. Calls and answers fit the schema even without `strict`.
@@ -142,20 +179,31 @@ class ChatSglangLite(BaseChatModel):
             ParameterError: `method` is none of these.
         """
         if method == "function_calling":
-            return super().with_structured_output(schema, include_raw=include_raw, strict=strict, **kwargs)
+            return super().with_structured_output(
+                schema, include_raw=include_raw, strict=strict, **kwargs
+            )
         if method not in ("json_schema", "json_mode"):
-            raise ParameterError("method", f"{method!r:.60} is not function_calling, json_schema or json_mode.")
+            raise ParameterError(
+                "method", f"{method!r:.60} is not function_calling, json_schema or json_mode."
+            )
         form: dict[str, Json] = {"type": "json_object"}
         if method == "json_schema":
-            form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": convert_to_json_schema(schema)}}
+            form = {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": convert_to_json_schema(schema)},
+            }
         typed = isinstance(schema, type) and is_basemodel_subclass(schema)
         parser: Any = PydanticOutputParser(pydantic_object=schema) if typed else JsonOutputParser()
         model = self.bind(response_format=form, **kwargs)
         if not include_raw:
             return model | parser
-        parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+        parsed = RunnablePassthrough.assign(
+            parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+        )
         failed = RunnablePassthrough.assign(parsed=lambda _: None)
-        return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+        return RunnableMap(raw=model) | parsed.with_fallbacks(
+            [failed], exception_key="parsing_error"
+        )
 
     def get_token_ids(self, text: str) -> list[int]:
         return self.engine.tokenizer.encode(text, first=False)
@@ -174,4 +222,6 @@ def runnable(program: SglFunction) -> Runnable[dict[str, Json], UserValue]:
     async def arun(given: dict[str, Json]) -> Any:
         return output(await program.arun(**given))
 
-    return RunnableLambda(lambda given: output(program.run(**given)), arun, name=program.func.__name__)
+    return RunnableLambda(
+        lambda given: output(program.run(**given)), arun, name=program.func.__name__
+    )

@@ -48,7 +48,9 @@ class SglangLite(FunctionCallingLLM):
             them. A call's own keywords take precedence.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", ignored_types=(cached_property,))
+    model_config = ConfigDict(
+        arbitrary_types_allowed=True, extra="forbid", ignored_types=(cached_property,)
+    )
     engine: Engine = Field(exclude=True, repr=False)
     max_tokens: int | None = None
     fields: dict[str, Json] = Field(default_factory=dict)
@@ -65,9 +67,12 @@ class SglangLite(FunctionCallingLLM):
     @property
     def metadata(self) -> LLMMetadata:
         return LLMMetadata(
-            context_window=self.engine.context_length, num_output=self.max_tokens or -1, is_chat_model=True,
-            is_function_calling_model=True, model_name=self.engine.model_name,
-        )  # fmt: skip
+            context_window=self.engine.context_length,
+            num_output=self.max_tokens or -1,
+            is_chat_model=True,
+            is_function_calling_model=True,
+            model_name=self.engine.model_name,
+        )
 
     def _fields(self, messages: Sequence[ChatMessage], given: dict[str, Json]) -> dict[str, Json]:
         written = [_message(message) for message in messages]
@@ -89,7 +94,9 @@ class SglangLite(FunctionCallingLLM):
             yield _partial(event, text)
 
     @llm_chat_callback()
-    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponseAsyncGen:
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Json
+    ) -> ChatResponseAsyncGen:
         async def responses() -> ChatResponseAsyncGen:
             text = ""
             async for event in self.asked.stream_async(**self._fields(messages, kwargs)):
@@ -99,32 +106,47 @@ class SglangLite(FunctionCallingLLM):
         return responses()
 
     @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> Any:  # the decorator's
+    # the decorator's
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> Any:
         return chat_to_completion_decorator(self.chat)(prompt, **kwargs)
 
     @llm_completion_callback()
-    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> Any:  # as below
+    # as below
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> Any:
         return await achat_to_completion_decorator(self.achat)(prompt, **kwargs)
 
     @llm_completion_callback()
-    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> Any:  # as below
+    # as below
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> Any:
         return stream_chat_to_completion_decorator(self.stream_chat)(prompt, **kwargs)
 
     @llm_completion_callback()
-    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> Any:  # as below
+    # as below
+    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> Any:
         return await astream_chat_to_completion_decorator(self.astream_chat)(prompt, **kwargs)
 
     def _prepare_chat_with_tools(
-        self, tools: Sequence[BaseTool], user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None, verbose: bool = False, allow_parallel_tool_calls: bool = False,
-        tool_required: bool = False, tool_choice: str | dict[str, Json] | None = None, **kwargs: Json,
-    ) -> dict[str, Json]:  # fmt: skip
-        asked = [] if user_msg is None else [ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg]
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        tool_choice: str | dict[str, Json] | None = None,
+        **kwargs: Json,
+    ) -> dict[str, Json]:
+        asked = (
+            []
+            if user_msg is None
+            else [ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg]
+        )
         if tool_choice in [tool.metadata.get_name() for tool in tools]:
             tool_choice = {"type": "function", "function": {"name": tool_choice}}
         return {
             "messages": [*(chat_history or ()), *asked],
-            "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools] or None,
+            "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
+            or None,
             "tool_choice": tool_choice or ("required" if tool_required else None),
             "parallel_tool_calls": allow_parallel_tool_calls,
             **kwargs,
@@ -137,7 +159,10 @@ class SglangLite(FunctionCallingLLM):
         if not calls and error_on_no_tool_call:
             raise ValueError(f"the model called no tool: {response.message.content!r:.200}")
         return [
-            ToolSelection(tool_id=c.tool_call_id or "", tool_name=c.tool_name, tool_kwargs=c.tool_kwargs) for c in calls
+            ToolSelection(
+                tool_id=c.tool_call_id or "", tool_name=c.tool_name, tool_kwargs=c.tool_kwargs
+            )
+            for c in calls
         ]
 
 
@@ -154,7 +179,9 @@ def _message(message: ChatMessage) -> dict[str, Json]:
             function = {"name": block.tool_name, "arguments": block.tool_kwargs}
             calls.append({"id": block.tool_call_id, "type": "function", "function": function})
         elif not isinstance(block, ThinkingBlock):  # earlier reasoning is not shown again
-            raise CapabilityError(f"a message's {block.block_type} can't be read.", hint="Send texts and images.")
+            raise CapabilityError(
+                f"a message's {block.block_type} can't be read.", hint="Send texts and images."
+            )
     written: dict[str, Json] = {"role": message.role.value, "content": parts}
     if all(part["type"] == "text" for part in parts):
         written["content"] = "\n".join(part["text"] for part in parts)
@@ -166,13 +193,19 @@ def _message(message: ChatMessage) -> dict[str, Json]:
 
 
 def _response(answer: ChatAnswer) -> ChatResponse:
-    blocks: list[ContentBlock] = [ThinkingBlock(content=answer.reasoning)] if answer.reasoning else []
+    blocks: list[ContentBlock] = (
+        [ThinkingBlock(content=answer.reasoning)] if answer.reasoning else []
+    )
     blocks.append(TextBlock(text=answer.text))
     for call in answer.calls:
         given = json.loads(call.arguments) if answer.finish == "tool_calls" else call.arguments
         blocks.append(ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=given))
     raw = answer.as_completion("")
-    return ChatResponse(message=ChatMessage(role="assistant", blocks=blocks), raw=raw, additional_kwargs=raw["usage"])
+    return ChatResponse(
+        message=ChatMessage(role="assistant", blocks=blocks),
+        raw=raw,
+        additional_kwargs=raw["usage"],
+    )
 
 
 def _partial(event: ChatEvent, text: str) -> ChatResponse:
@@ -182,4 +215,8 @@ def _partial(event: ChatEvent, text: str) -> ChatResponse:
     if isinstance(event, ChatAnswer):
         return _response(event).model_copy(update={"delta": ""})
     new = {"thinking_delta": event.reasoning} if event.reasoning else {}
-    return ChatResponse(message=ChatMessage(role="assistant", content=text), delta=event.content, additional_kwargs=new)
+    return ChatResponse(
+        message=ChatMessage(role="assistant", content=text),
+        delta=event.content,
+        additional_kwargs=new,
+    )

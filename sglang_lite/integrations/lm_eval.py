@@ -23,7 +23,8 @@ from sglang_lite.compat.sglang.answers import Answer
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.text.chat_format import ChatFormat, Conversation
 
-_Pair: TypeAlias = tuple[tuple[str, str] | None, list[int], list[int]]  # texts; tokens of context and continuation
+# texts; tokens of context and continuation
+_Pair: TypeAlias = tuple[tuple[str, str] | None, list[int], list[int]]
 _CHUNK = 1024  # requests between two steps of the progress bar
 _NAMES = {"until": "stop", "max_gen_toks": "max_new_tokens"}
 
@@ -59,17 +60,22 @@ class SglangLiteLM(TemplateLM):
         super().__init__()
         if batch_size not in (1, "1", "auto") or max_batch_size is not None:
             raise ParameterError(
-                "batch_size", f"{batch_size!r} has no effect: the engine makes its batches itself.",
+                "batch_size",
+                f"{batch_size!r} has no effect: the engine makes its batches itself.",
                 hint="Leave it out; max_running_requests in --model_args limits how many run at once.",
-            )  # fmt: skip
+            )
         if device not in (None, "cuda:0") or (device and isinstance(pretrained, Engine)):
             config["device"] = device
         if isinstance(pretrained, Engine) and config:
-            raise ParameterError(next(iter(config)), "is a setting of an engine that has been made already.")
-        self.engine = pretrained if isinstance(pretrained, Engine) else Engine(pretrained or None, **config)
+            raise ParameterError(
+                next(iter(config)), "is a setting of an engine that has been made already."
+            )
+        self.engine = (
+            pretrained if isinstance(pretrained, Engine) else Engine(pretrained or None, **config)
+        )
         self.max_gen_toks = max_gen_toks
 
-    # ------------------------------------------------------------------------------------------------- texts
+    # ---------------------------------------------------------------------------------------- texts
 
     @property
     def max_length(self) -> int:
@@ -90,10 +96,14 @@ class SglangLiteLM(TemplateLM):
         text = self.engine.tokenizer.special_tokens.get(name)
         return other if text is None else self.engine.tokenizer.encode(text, first=False)[0]
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: object
+    ) -> list[int]:
         ids = self.engine.tokenizer.encode(string)
         start = self.engine.tokenizer.bos_id
-        named = start is not None and string.startswith(self.engine.tokenizer.token_bytes[start].decode())
+        named = start is not None and string.startswith(
+            self.engine.tokenizer.token_bytes[start].decode()
+        )
         return ids[1:] if add_special_tokens is False and start is not None and not named else ids
 
     @property
@@ -102,20 +112,29 @@ class SglangLiteLM(TemplateLM):
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         if isinstance(chat_template, str):
-            raise CapabilityError(f"the model has no chat template named {chat_template!r}.", hint="Give no name.")
+            raise CapabilityError(
+                f"the model has no chat template named {chat_template!r}.", hint="Give no name."
+            )
         found = self.engine.chat_template() if chat_template else None
         return None if found is None else found.source
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        form = ChatFormat(self.engine.chat_template(), self.engine.tokenizer.control_texts, None, None)
-        return form.prompt(Conversation(chat_history, continue_final=not add_generation_prompt)).text
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        form = ChatFormat(
+            self.engine.chat_template(), self.engine.tokenizer.control_texts, None, None
+        )
+        return form.prompt(
+            Conversation(chat_history, continue_final=not add_generation_prompt)
+        ).text
 
-    # ------------------------------------------------------------------------------------------------ scores
+    # --------------------------------------------------------------------------------------- scores
 
     def _loglikelihood_tokens(
         self, requests: Sequence[_Pair], disable_tqdm: bool = False, **_: object
     ) -> list[tuple[float, bool]]:
-        groups: dict[tuple[int, ...], list[int]] = {}  # indices of requests by all their tokens but the last one
+        # indices of requests by all their tokens but the last one
+        groups: dict[tuple[int, ...], list[int]] = {}
         found: dict[int, tuple[float, bool]] = {}
         for index, (_texts, context, continuation) in enumerate(requests):
             if len(continuation) > self.max_length:
@@ -133,8 +152,12 @@ class SglangLiteLM(TemplateLM):
             for start in range(0, len(prompts), _CHUNK):
                 chunk = prompts[start : start + _CHUNK]
                 members = [groups[prompt] for prompt in chunk]
-                for prompt, group, scored in zip(chunk, members, self._scored(requests, chunk, members)):
-                    found.update((index, _score(scored, prompt, requests[index][2])) for index in group)
+                for prompt, group, scored in zip(
+                    chunk, members, self._scored(requests, chunk, members)
+                ):
+                    found.update(
+                        (index, _score(scored, prompt, requests[index][2])) for index in group
+                    )
                     shown.update(len(group))
         for index, (texts, _context, _continuation) in enumerate(requests):
             if texts is not None:  # for a whole text, `loglikelihood_rolling` stores the sum
@@ -142,7 +165,10 @@ class SglangLiteLM(TemplateLM):
         return [found[index] for index in range(len(requests))]
 
     def _scored(
-        self, requests: Sequence[_Pair], prompts: Sequence[tuple[int, ...]], members: Sequence[Sequence[int]]
+        self,
+        requests: Sequence[_Pair],
+        prompts: Sequence[tuple[int, ...]],
+        members: Sequence[Sequence[int]],
     ) -> list[Answer]:
         """Returns the engine's answers to prompts, with the log-probabilities of all tokens of
         their continuations.
@@ -152,18 +178,25 @@ class SglangLiteLM(TemplateLM):
             input_ids=[list(prompt) for prompt in prompts],
             sampling_params={"max_new_tokens": 0, "temperature": 0},
             return_logprob=True,
-            logprob_start_len=[len(prompt) - length if length else -1 for prompt, length in zip(prompts, lengths)],
+            logprob_start_len=[
+                len(prompt) - length if length else -1 for prompt, length in zip(prompts, lengths)
+            ],
             top_logprobs_num=1,
             token_ids_logprob=[[requests[index][2][-1] for index in group] for group in members],
         )
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
         windows: list[_Pair] = []
         counts = []
         for request in requests:
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
             found = get_rolling_token_windows(
-                token_list=tokens, prefix_token=self.prefix_token_id, max_seq_len=self.max_length, context_len=1
+                token_list=tokens,
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
             )
             own = [make_disjoint_window(window) for window in found]
             windows += [(None, *window) for window in own]
@@ -174,7 +207,7 @@ class SglangLiteLM(TemplateLM):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return totals
 
-    # ----------------------------------------------------------------------------------------------- answers
+    # -------------------------------------------------------------------------------------- answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         texts: list[str] = []
@@ -195,16 +228,21 @@ class SglangLiteLM(TemplateLM):
         given: dict[str, Any] = dict(normalize_gen_kwargs(options, self.max_gen_toks))
         if (wanted := given["max_gen_toks"]) >= self.max_length:
             raise ParameterError(
-                "max_gen_toks", f"{wanted} leaves no room for a prompt: the context is {self.max_length}.",
+                "max_gen_toks",
+                f"{wanted} leaves no room for a prompt: the context is {self.max_length}.",
                 hint="Give less, or a longer context_length.",
-            )  # fmt: skip
+            )
         tokens, most = maybe_truncate(self.tok_encode(context), wanted, self.max_length)
         drawn = {"temperature": 1.0 if given["do_sample"] else 0.0}
-        params = {_NAMES.get(name, name): value for name, value in given.items() if name != "do_sample"}
+        params = {
+            _NAMES.get(name, name): value for name, value in given.items() if name != "do_sample"
+        }
         return tokens, {**drawn, **params, "max_new_tokens": most}
 
 
-def _score(answer: Answer, prompt: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
+def _score(
+    answer: Answer, prompt: Sequence[int], continuation: Sequence[int]
+) -> tuple[float, bool]:
     """Returns the log-probability of a continuation, and whether each of its tokens is the
     likeliest one.
 

@@ -50,7 +50,9 @@ class EngineTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
             if request.url.path != "/v1/chat/completions":
-                raise NotFoundError(f"{request.url.path} is not a route of an engine.", hint="Serve the model.")
+                raise NotFoundError(
+                    f"{request.url.path} is not a route of an engine.", hint="Serve the model."
+                )
             fields = json.loads(await request.aread())
             model = fields.pop("model", "")
             timeout = request.extensions.get("timeout", {}).get("read")
@@ -64,7 +66,9 @@ class EngineTransport(httpx2.AsyncBaseTransport):
             first = await anext(events)  # or the error of an invalid request
             usage = (fields.get("stream_options") or {}).get("include_usage")
             stream = _Chunks(first, events, model, usage=bool(usage))
-            return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=stream)
+            return httpx2.Response(
+                200, headers={"content-type": "text/event-stream"}, stream=stream
+            )
         except SglError as error:
             return httpx2.Response(status_of(error).status, json=content_of(error, "openai"))
 
@@ -72,12 +76,18 @@ class EngineTransport(httpx2.AsyncBaseTransport):
 class _Chunks(httpx2.AsyncByteStream):
     """Stream of a chat completion, as server-sent events."""
 
-    def __init__(self, first: ChatEvent, events: AsyncGenerator[ChatEvent, None], model: str, *, usage: bool) -> None:
+    def __init__(
+        self, first: ChatEvent, events: AsyncGenerator[ChatEvent, None], model: str, *, usage: bool
+    ) -> None:
         self._first = first
         self._events = events
         self._usage = usage
-        self._head = {"id": f"chatcmpl-{random_id()}", "object": "chat.completion.chunk",
-                      "created": int(time.time()), "model": model}  # fmt: skip
+        self._head = {
+            "id": f"chatcmpl-{random_id()}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+        }
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
@@ -104,10 +114,16 @@ class _Chunks(httpx2.AsyncByteStream):
         return chunks
 
     def _chunk(
-        self, delta: dict[str, Json], finish: str | None = None, logprobs: Sequence[Json] | None = None
+        self,
+        delta: dict[str, Json],
+        finish: str | None = None,
+        logprobs: Sequence[Json] | None = None,
     ) -> dict[str, Any]:
         told = None if logprobs is None else {"content": logprobs}
-        return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": told}]}
+        return {
+            **self._head,
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": told}],
+        }
 
 
 def _event(data: dict[str, Json]) -> bytes:

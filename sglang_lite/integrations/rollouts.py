@@ -14,7 +14,12 @@ from sglang_lite.protocol import Generation, TokenSequence
 from sglang_lite.protocol.anything import UserValue
 
 # Parameters that change no token of a run. An answer's stop string is among its tokens in any case.
-_WITHOUT_EFFECT = ("logprobs", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim")
+_WITHOUT_EFFECT = (
+    "logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "no_stop_trim",
+)
 
 
 class Rollouts:
@@ -44,8 +49,14 @@ class Rollouts:
                 invalid.
         """
         server = self._servers.get(url) or self._servers.setdefault(url, RuntimeEndpoint(url))
-        arguments = {name: columns[name] for name in self._program.signature.parameters if name in columns}
-        given = {name: value for name, value in sampling.items() if value is not None and name not in _WITHOUT_EFFECT}
+        arguments = {
+            name: columns[name] for name in self._program.signature.parameters if name in columns
+        }
+        given = {
+            name: value
+            for name, value in sampling.items()
+            if value is not None and name not in _WITHOUT_EFFECT
+        }
         if given.get("repetition_penalty") == 1:
             del given["repetition_penalty"]
         if "sampling_seed" in given:
@@ -54,12 +65,15 @@ class Rollouts:
             **arguments, **given, backend=server, return_prompt_token_ids=True, return_logprob=True
         )
         sequences = state.trajectory().sequences
-        return state, [each for each in sequences if not any(span.failed or span.rejected for span in each.spans)]
+        return state, [
+            each
+            for each in sequences
+            if not any(span.failed or span.rejected for span in each.spans)
+        ]
 
 
 def reward_of(state: ProgramState) -> float | None:
-    """Returns the number that the program of a run returned, or None if it returned something else.
-    """
+    """Returns the number that the program of a run returned, or None if it returned something else."""
     value = state.ret_value
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -81,10 +95,13 @@ def response_of(trace: Trace, sequence: TokenSequence) -> str:
     last = sequence.spans[-1]
     if first.sample:
         answers = (
-            node.results[first.sample] for node in trace.nodes if (node.path, node.place) == (first.path, first.place)
+            node.results[first.sample]
+            for node in trace.nodes
+            if (node.path, node.place) == (first.path, first.place)
         )
         return "".join(each.text for each in answers if isinstance(each, Generation))
     return "".join(
-        node.text for node in trace.nodes
+        node.text
+        for node in trace.nodes
         if node.path == first.path and first.place <= node.place <= last.place and not node.rejected
-    )  # fmt: skip
+    )

@@ -37,7 +37,9 @@ def generate_function(program: SglFunction) -> _Generate:
     """
     rollouts = Rollouts(program)
 
-    async def generate(args: Foreign, sample: Foreign, sampling_params: Mapping[str, UserValue]) -> Foreign:
+    async def generate(
+        args: Foreign, sample: Foreign, sampling_params: Mapping[str, UserValue]
+    ) -> Foreign:
         if sampling_params.get("custom_params"):
             raise CapabilityError(
                 "custom_params are not for programs: no ids of the tokens that top_p keeps are recorded.",

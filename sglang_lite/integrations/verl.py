@@ -38,12 +38,16 @@ class ProgramAgentLoop(AgentLoopBase):
         module, _, name = program.rpartition(".")
         found = getattr(importlib.import_module(module), name, None) if module else None
         if not isinstance(found, SglFunction):
-            raise ParameterError("program", f"{program!r} is not the path of a program.", hint="Write module.name.")
+            raise ParameterError(
+                "program", f"{program!r} is not the path of a program.", hint="Write module.name."
+            )
         self._rollouts = _rollouts(found)
         self._url = url
         self._longest = self.rollout_config.response_length
 
-    async def run(self, sampling_params: dict[str, UserValue], **columns: UserValue) -> AgentLoopOutput:
+    async def run(
+        self, sampling_params: dict[str, UserValue], **columns: UserValue
+    ) -> AgentLoopOutput:
         """Runs the program for a row.
 
         Raises:
@@ -60,10 +64,14 @@ class ProgramAgentLoop(AgentLoopBase):
         (sequence,) = sequences
         ids, mask, logprobs = (each[: self._longest] for each in behind_prompt(sequence))
         return AgentLoopOutput(
-            prompt_ids=list(sequence.ids[: sequence.prompt_len]), response_ids=ids, response_mask=mask,
-            response_logprobs=logprobs, reward_score=reward_of(state), num_turns=2 * len(sequence.spans),
+            prompt_ids=list(sequence.ids[: sequence.prompt_len]),
+            response_ids=ids,
+            response_mask=mask,
+            response_logprobs=logprobs,
+            reward_score=reward_of(state),
+            num_turns=2 * len(sequence.spans),
             metrics=AgentLoopMetrics(generate_sequences=time.monotonic() - started),
-        )  # fmt: skip
+        )
 
 
 @lru_cache

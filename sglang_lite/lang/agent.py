@@ -1,4 +1,6 @@
-"""Tools in a program: their description for a prompt, and a loop in which the model calls them until it answers."""
+"""Tools in a program: their description for a prompt, and a loop in which the model calls them
+until it answers.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,19 @@ from sglang_lite.text.tool_use import result_text
 
 
 def describe(
-    tools: Sequence[Callable[..., UserValue]], s: ProgramState | None = None, *, parallel_tool_calls: bool = False
+    tools: Sequence[Callable[..., UserValue]],
+    s: ProgramState | None = None,
+    *,
+    parallel_tool_calls: bool = False,
 ) -> str:
-    """Description of tools for a prompt: the name, signature and first docstring line of each, and the format of a
-    call.
+    """Description of tools for a prompt: the name, signature and first docstring line of each, and
+    the format of a call.
 
     Args:
-        s: state whose prompt the text is for: the format depends on its model. None for the JSON format.
-        parallel_tool_calls: whether several tools may be called at once, as in `gen`; for the JSON format.
+        s: state whose prompt the text is for: the format depends on its model. None for the JSON
+            format.
+        parallel_tool_calls: whether several tools may be called at once, as in `gen`; for the JSON
+            format.
     """
     lines = [
         f"- {t.__name__}{t.parameters if isinstance(t, SchemaTool) else inspect.signature(t)}: "
@@ -56,16 +63,19 @@ def use_tools(
     max_steps: int = 8,
     **options: UserValue,
 ) -> str:
-    """Lets the model use tools until it answers: adds assistant turns with calls, and user turns with their results.
+    """Lets the model use tools until it answers: adds assistant turns with calls, and user turns
+    with their results.
 
     Args:
-        s: state to add to; its last turn should be the question. `describe(tools)` gives a text for the prompt that
-            lists the tools.
+        s: state to add to; its last turn should be the question. `describe(tools)` gives a text for
+            the prompt that lists the tools.
         tools: functions with annotated parameters; their docstrings describe them to the model.
-        name: variable that holds the answer; the calls are in the variables `<name>_call_0`, `<name>_call_1` …
+        name: variable that holds the answer; the calls are in the variables `<name>_call_0`,
+            `<name>_call_1` …
         max_steps: maximum number of assistant turns with calls; at least 0.
-        **options: parameters of each `gen`, such as max_tokens and temperature. With parallel_tool_calls=True a turn
-            may have several calls: all are run in their order, and the next turn contains all results.
+        **options: parameters of each `gen`, such as max_tokens and temperature. With
+            parallel_tool_calls=True a turn may have several calls: all are run in their order, and
+            the next turn contains all results.
 
     Returns:
         The answer.
@@ -86,9 +96,11 @@ def use_tools(
     for tool in tools:
         if inspect.iscoroutinefunction(tool):
             raise ParameterError(
-                "tools", f"{tool.__name__} is async, and use_tools can't await it.",
-                hint="Write the loop yourself: gen(tools=…), then await call.run().", where=where,
-            )  # fmt: skip
+                "tools",
+                f"{tool.__name__} is async, and use_tools can't await it.",
+                hint="Write the loop yourself: gen(tools=…), then await call.run().",
+                where=where,
+            )
     for step in range(max_steps + 1):
         variable = f"{name}_call_{step}"
         with s.assistant():
@@ -115,7 +127,9 @@ def _calls(value: object) -> list[ToolCall]:
 def _results(value: object, where: Location | None) -> str:
     """Text with the results of all calls, for the model to read."""
     try:
-        return "\n".join([result_text(call.name, _result_as_text(call.run())) for call in _calls(value)])
+        return "\n".join(
+            [result_text(call.name, _result_as_text(call.run())) for call in _calls(value)]
+        )
     except ToolError as error:
         error.where = where
         raise

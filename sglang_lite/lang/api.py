@@ -1,12 +1,24 @@
-"""Functions that programs are written with: `gen`, `select`, roles … return expressions to add to a state
-(expressions.py)."""
+"""Functions that programs are written with: `gen`, `select`, roles … return expressions to add to a
+state (expressions.py).
+"""
 
 from __future__ import annotations
 
 import builtins
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from typing_extensions import TypeForm
 
@@ -21,7 +33,16 @@ from sglang_lite.lang.backend.default import flush_cache as flush_cache
 from sglang_lite.lang.backend.default import get_server_info as get_server_info
 from sglang_lite.lang.backend.default import set_default_backend as set_default_backend
 from sglang_lite.lang.checks import check_flags, check_function, check_limits, check_policy
-from sglang_lite.lang.expressions import DTYPES, NO_OPTIONS, GenOptions, SglAudio, SglGen, SglImage, SglSelect, SglVideo
+from sglang_lite.lang.expressions import (
+    DTYPES,
+    NO_OPTIONS,
+    GenOptions,
+    SglAudio,
+    SglGen,
+    SglImage,
+    SglSelect,
+    SglVideo,
+)
 from sglang_lite.lang.expressions import SglSeparateReasoning as SglSeparateReasoning
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.sampling_keywords import gen_params, written_out
@@ -67,11 +88,17 @@ class _MakesPrograms(Protocol):
 
 @overload
 def function(
-    func: _AsyncBody[_First, _P, _T], num_api_spec_tokens: int | None = None, *, untrusted_arguments: bool = False
+    func: _AsyncBody[_First, _P, _T],
+    num_api_spec_tokens: int | None = None,
+    *,
+    untrusted_arguments: bool = False,
 ) -> AsyncFunction[_P, _T]: ...
 @overload
 def function(
-    func: _Body[_First, _P, _T], num_api_spec_tokens: int | None = None, *, untrusted_arguments: bool = False
+    func: _Body[_First, _P, _T],
+    num_api_spec_tokens: int | None = None,
+    *,
+    untrusted_arguments: bool = False,
 ) -> SglFunction[_P, _T]: ...
 @overload
 def function(
@@ -84,8 +111,10 @@ def function(
     *,
     untrusted_arguments: bool = False,
 ) -> SglFunction | _MakesPrograms:
-    """Decorator that makes a program of a function whose first parameter is the state. Can be used with or without
-    parentheses; `num_api_spec_tokens` and `untrusted_arguments` are described at SglFunction."""
+    """Decorator that makes a program of a function whose first parameter is the state. Can be used
+    with or without parentheses; `num_api_spec_tokens` and `untrusted_arguments` are described at
+    SglFunction.
+    """
 
     def made(func: Callable[..., UserValue]) -> UserValue:
         return SglFunction(func, num_api_spec_tokens, untrusted_arguments=untrusted_arguments)
@@ -96,7 +125,8 @@ def function(
 _KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "constraint")
 
 
-_IN_ORDER = ("name", *named("hooks"), "dtype", "choices", "choices_method", "regex", "json_schema")  # SGLang's order
+# SGLang's order
+_IN_ORDER = ("name", *named("hooks"), "dtype", "choices", "choices_method", "regex", "json_schema")
 
 
 class _GenOptions(OneSampleGenOptions, total=False):
@@ -211,90 +241,107 @@ def gen(
     parallel_tool_calls: bool | None = None,
     **sampling: Unpack[GenSamplingOptions],
 ) -> SglGen | SglSelect:
-    """Generation by the model. A parameter that is None takes its value from the run (`program.run(temperature=…)`). If
-    the run does not set it either, a remote model uses its provider's default, and an engine of this process the
-    default in parentheses, which is followed by the range that an engine accepts. docs/sampling.md has the whole table.
+    """Generation by the model. A parameter that is None takes its value from the run
+    (`program.run(temperature=…)`). If the run does not set it either, a remote model uses its
+    provider's default, and an engine of this process the default in parentheses, which is followed
+    by the range that an engine accepts. docs/sampling.md has the whole table.
 
     Args:
         name: variable that holds the result.
         max_tokens: maximum number of tokens to generate (128; at least 0).
         min_tokens: no end of sequence and no stop before this many tokens (0; at least 0).
-        n: number of independent samples (1; 1 to 256). With more the variable is a list; the first sample continues the
-            text and is what streams show.
+        n: number of independent samples (1; 1 to 256). With more the variable is a list; the first
+            sample continues the text and is what streams show.
         stop: text, or a list of texts, that ends the generation and is not part of the result.
         stop_token_ids: token ids that end the generation.
-        stop_regex: patterns of Python's `re` that end the generation as soon as its text has a match.
+        stop_regex: patterns of Python's `re` that end the generation as soon as its text has a
+            match.
         temperature: randomness of the draws; 0 always takes the likeliest token (1.0; 0 to 100).
-        top_p: draw from the likeliest tokens whose probabilities add up to this (1.0; above 0, at most 1).
+        top_p: draw from the likeliest tokens whose probabilities add up to this (1.0; above 0, at
+            most 1).
         top_k: draw from this many of the likeliest tokens; -1 or 0 for all (-1; at least -1).
-        min_p: leave out tokens less likely than this share of the likeliest one's probability (0.0; 0 to 1).
-        frequency_penalty: subtracted from a token's logit for each time that the output has it (0.0; -2 to 2).
+        min_p: leave out tokens less likely than this share of the likeliest one's probability (0.0;
+            0 to 1).
+        frequency_penalty: subtracted from a token's logit for each time that the output has it
+            (0.0; -2 to 2).
         presence_penalty: subtracted once from the logit of each token in the output (0.0; -2 to 2).
         ignore_eos: continue after an end-of-sequence token (False).
-        return_logprob: report tokens' log-probabilities in the metadata, `s.get_meta_info(name)` (False).
-        logprob_start_len: with log-probabilities, also of the prompt's from this one on; -1 for none (-1; at least -1).
-        top_logprobs_num: also log-probabilities of this many likeliest tokens at each position; with `max_tokens=0`, at
-            the next one (0; 0 to 256).
+        return_logprob: report tokens' log-probabilities in the metadata, `s.get_meta_info(name)`
+            (False).
+        logprob_start_len: with log-probabilities, also of the prompt's from this one on; -1 for
+            none (-1; at least -1).
+        top_logprobs_num: also log-probabilities of this many likeliest tokens at each position;
+            with `max_tokens=0`, at the next one (0; 0 to 256).
         return_text_in_logprobs: with log-probabilities, also each token's text (False).
         return_prompt_token_ids: keep the ids of the prompt's tokens, for `s.trajectory()` (False).
-        return_routed_experts: keep each token's experts; needs `enable_return_routed_experts` (False).
-        return_hidden_states: keep each token's hidden state; needs `enable_return_hidden_states` (False).
+        return_routed_experts: keep each token's experts; needs `enable_return_routed_experts`
+            (False).
+        return_hidden_states: keep each token's hidden state; needs `enable_return_hidden_states`
+            (False).
         lora_path: name of the adapter (LoRA) that an engine generates with.
-        confidence: record how likely the model found each token, with and without the constraint, for
-            `s.confidence(name)` (False).
+        confidence: record how likely the model found each token, with and without the constraint,
+            for `s.confidence(name)` (False).
         seed: draws depend only on it and the token's position; without it each call draws anew.
         include_stop: keep the stop that ended the generation in its text (False).
-        repetition_penalty: factor for tokens in the prompt or the output; above 1 makes them less likely (1.0; above 0,
-            at most 2).
-        sampling_order: where `top_p` counts beside `top_k`: "joint" in all tokens, "sequential" in those that `top_k`
-            has left; without it joint, but with `min_p` sequential.
-        repeats: maximum number of equal items in a row in a list of JSON, but for numbers, booleans, null and enums (at
-            least 3).
-        thinking: tokens that the model may think, after which its thought ends with the sentence; `"30s"`: seconds
-            instead; `"50%"`: share of `max_tokens` (at least 0).
+        repetition_penalty: factor for tokens in the prompt or the output; above 1 makes them less
+            likely (1.0; above 0, at most 2).
+        sampling_order: where `top_p` counts beside `top_k`: "joint" in all tokens, "sequential" in
+            those that `top_k` has left; without it joint, but with `min_p` sequential.
+        repeats: maximum number of equal items in a row in a list of JSON, but for numbers,
+            booleans, null and enums (at least 3).
+        thinking: tokens that the model may think, after which its thought ends with the sentence;
+            `"30s"`: seconds instead; `"50%"`: share of `max_tokens` (at least 0).
         speculation: let an engine with `speculation` draft tokens; none changes by it (True).
         logit_bias: added to the logits of these token ids (-10,000 to 10,000).
-        dtype: int, float, bool or str: text that spells such a value; the result stays text. A number ends where the
-            model continues with anything else, which is dropped, or at `max_tokens`; the commas of grouped thousands
-            are left out of the result.
-        choices, choices_method: as in `select`. Texts are scored instead of generated, so parameters of the generation
-            are ignored or refused.
+        dtype: int, float, bool or str: text that spells such a value; the result stays text. A
+            number ends where the model continues with anything else, which is dropped, or at
+            `max_tokens`; the commas of grouped thousands are left out of the result.
+        choices, choices_method: as in `select`. Texts are scored instead of generated, so
+            parameters of the generation are ignored or refused.
         regex: a pattern that the whole text matches; docs/constraints.md has the dialect.
-        json_schema: a schema that the text, as JSON, is valid under: schema text, a dict, a pydantic model (whose
-            objects have only its fields), or the result of sgl.grammar.json_schema, which takes options.
+        json_schema: a schema that the text, as JSON, is valid under: schema text, a dict, a
+            pydantic model (whose objects have only its fields), or the result of
+            sgl.grammar.json_schema, which takes options.
         type: a Python type of the variable's value; the text is constrained to spell such a value.
         tools: functions that the model may call; the variable is a ToolCall or the answer's text.
-        tool_choice: "auto" (the default); "required", to call any of the tools; or a tool, or its name, to call it.
-        parallel_tool_calls: whether several tools may be called at once (False). If True, the variable is a list of
-            ToolCalls, in the model's order, or the answer's text.
-        constraint: any constraint, as in sgl.grammar.check: an sgl.Regex or sgl.Choices, a grammar in GBNF or in Lark's
-            syntax (sgl.Grammar), a schema …
-        timeout: seconds after which an attempt, its check included, fails with RequestTimeoutError. An engine completes
-            a constrained answer before.
-        retries: number of attempts after the first if the backend fails, the value is invalid or `check` refuses it
-            (default: the run's number, which is 0 by default). Each starts from the text before the node, with a
-            different seed. At temperature 0 the model would repeat a refused answer: the refusal is raised at once,
-            unless `repair` is True.
-        check: a function of the value that returns True if it is valid, else False, or raises. With several samples,
-            each must be valid.
+        tool_choice: "auto" (the default); "required", to call any of the tools; or a tool, or its
+            name, to call it.
+        parallel_tool_calls: whether several tools may be called at once (False). If True, the
+            variable is a list of ToolCalls, in the model's order, or the answer's text.
+        constraint: any constraint, as in sgl.grammar.check: an sgl.Regex or sgl.Choices, a grammar
+            in GBNF or in Lark's syntax (sgl.Grammar), a schema …
+        timeout: seconds after which an attempt, its check included, fails with RequestTimeoutError.
+            An engine completes a constrained answer before.
+        retries: number of attempts after the first if the backend fails, the value is invalid or
+            `check` refuses it (default: the run's number, which is 0 by default). Each starts from
+            the text before the node, with a different seed. At temperature 0 the model would repeat
+            a refused answer: the refusal is raised at once, unless `repair` is True.
+        check: a function of the value that returns True if it is valid, else False, or raises. With
+            several samples, each must be valid.
         backend: the backend of this node, instead of the run's.
-        reasoning: the type of the model ("qwen3" …), whose reasoning goes into `<name>_reasoning_content` instead of
-            the variable. If the backend can enforce a sequence of constraints, the node's constraint applies only to
-            the answer, else to the whole text.
-        repair: whether `retries` show the model its refused answer and the fault (False), in turns that are not part of
-            the text. Possible only in an assistant turn, with one sample.
-        shortened: what happens if `max_tokens`, the context or `timeout` cuts a constrained answer: "raise"
-            TruncatedError (the default with `type` and `tools`), "warn" and keep it (the default of others), or "keep"
-            it. What is kept is a shorter value if brackets alone can close it, else the text as it was cut.
+        reasoning: the type of the model ("qwen3" …), whose reasoning goes into
+            `<name>_reasoning_content` instead of the variable. If the backend can enforce a
+            sequence of constraints, the node's constraint applies only to the answer, else to the
+            whole text.
+        repair: whether `retries` show the model its refused answer and the fault (False), in turns
+            that are not part of the text. Possible only in an assistant turn, with one sample.
+        shortened: what happens if `max_tokens`, the context or `timeout` cuts a constrained answer:
+            "raise" TruncatedError (the default with `type` and `tools`), "warn" and keep it (the
+            default of others), or "keep" it. What is kept is a shorter value if brackets alone can
+            close it, else the text as it was cut.
 
     Raises:
         ParameterError: a parameter can't be honoured, or two parameters exclude each other.
         ConstraintError: a regex, schema or type is invalid.
     """
     if name is not None and not isinstance(name, str):
-        raise ParameterError("name", f"{name!r:.60} is not a string.", hint='The name comes first: gen("name").')
+        raise ParameterError(
+            "name", f"{name!r:.60} is not a string.", hint='The name comes first: gen("name").'
+        )
     given = (dtype, choices, regex, json_schema, type, tools, constraint)
-    free = dtype is None and choices is None and regex is None and json_schema is None and type is None
+    free = (
+        dtype is None and choices is None and regex is None and json_schema is None and type is None
+    )
     free = free and tools is None and constraint is None
     kind = None if free else _only_kind(given)
     if tool_choice is not None or parallel_tool_calls is not None:
@@ -302,31 +349,55 @@ def gen(
     params = gen_params(max_tokens, sampling)
     if choices is not None:
         _refuse_beside_choices(
-            timeout=timeout, retries=retries, check=check, backend=backend, reasoning=reasoning, repair=repair,
+            timeout=timeout,
+            retries=retries,
+            check=check,
+            backend=backend,
+            reasoning=reasoning,
+            repair=repair,
             shortened=shortened,
-            **{key: value for key, value in sampling.items() if key not in (*_IN_ORDER, "lora_path")},
-        )  # fmt: skip
+            **{
+                key: value
+                for key, value in sampling.items()
+                if key not in (*_IN_ORDER, "lora_path")
+            },
+        )
         if max_tokens is not None:
-            warn_here("max_tokens has no effect with choices: whole texts are scored. Leave it out.")
+            warn_here(
+                "max_tokens has no effect with choices: whole texts are scored. Leave it out."
+            )
         temperature = sampling.get("temperature") or 0.0
         method = token_length_normalized if choices_method is None else choices_method
         return select(name, choices, temperature, method, lora_path=sampling.get("lora_path"))
     if choices_method is not None:
         raise ParameterError(
-            "choices_method", "it is given without choices.", hint="Pass choices=[…], or leave choices_method out."
+            "choices_method",
+            "it is given without choices.",
+            hint="Pass choices=[…], or leave choices_method out.",
         )
-    plain = timeout is None and retries is None and check is None and backend is None  # any() would take seven calls
+    # any() would take seven calls
+    plain = timeout is None and retries is None and check is None and backend is None
     plain = plain and reasoning is None and repair is None and shortened is None
-    options = NO_OPTIONS if plain else _options(timeout, retries, check, backend, reasoning, repair, shortened)
+    options = (
+        NO_OPTIONS
+        if plain
+        else _options(timeout, retries, check, backend, reasoning, repair, shortened)
+    )
     if kind is None:
         return SglGen(Gen(name, params, timeout=timeout, where=user_location()), None, options)
     if tools is not None:
-        toolbox = Toolbox.of(tools, "auto" if tool_choice is None else tool_choice, parallel=bool(parallel_tool_calls))
+        toolbox = Toolbox.of(
+            tools,
+            "auto" if tool_choice is None else tool_choice,
+            parallel=bool(parallel_tool_calls),
+        )
         call_type = toolbox.value_type(None)
         node = Gen(name, params, call_type.constraint, timeout=timeout, where=user_location())
         return SglGen(node, call_type, options, toolbox)
     constraint, read = _constraint_of(kind, given[_KINDS.index(kind)])
-    return SglGen(Gen(name, params, constraint, timeout=timeout, where=user_location()), read, options)
+    return SglGen(
+        Gen(name, params, constraint, timeout=timeout, where=user_location()), read, options
+    )
 
 
 def _only_kind(given: Sequence[Any]) -> str:
@@ -337,16 +408,22 @@ def _only_kind(given: Sequence[Any]) -> str:
     """
     kind, *others = [kind for kind, value in zip(_KINDS, given) if value is not None]
     if others:
-        raise ParameterError(others[0], f"can't be combined with {kind}.", hint="Give a generation one constraint.")
+        raise ParameterError(
+            others[0], f"can't be combined with {kind}.", hint="Give a generation one constraint."
+        )
     return kind
 
 
 def _check_tool_use(tool_choice: Any, parallel_tool_calls: Any, tools: Any) -> None:
     if tool_choice is not None and tools is None:
         raise ParameterError(
-            "tool_choice", f"{tool_choice!r:.60} is given without tools.", hint="Pass tools=[…], or leave it out."
+            "tool_choice",
+            f"{tool_choice!r:.60} is given without tools.",
+            hint="Pass tools=[…], or leave it out.",
         )
-    if parallel_tool_calls is not None and (tools is None or not isinstance(parallel_tool_calls, bool)):
+    if parallel_tool_calls is not None and (
+        tools is None or not isinstance(parallel_tool_calls, bool)
+    ):
         raise ParameterError(
             "parallel_tool_calls",
             f"{parallel_tool_calls!r:.60} is not True or False, or is given without tools.",
@@ -357,11 +434,19 @@ def _check_tool_use(tool_choice: Any, parallel_tool_calls: Any, tools: Any) -> N
 def _refuse_beside_choices(**given: Any) -> None:
     for parameter, value in given.items():
         if value is not None:
-            raise ParameterError(parameter, f"{value!r:.60} has no effect with choices=.", hint="Leave it out.")
+            raise ParameterError(
+                parameter, f"{value!r:.60} has no effect with choices=.", hint="Leave it out."
+            )
 
 
 def _options(
-    timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any, repair: Any, shortened: Any
+    timeout: Any,
+    retries: Any,
+    check: Any,
+    backend: Any,
+    reasoning: Any,
+    repair: Any,
+    shortened: Any,
 ) -> GenOptions:
     check_limits(timeout, retries)
     if check is not None:
@@ -377,13 +462,17 @@ def _options(
 
 
 def _constraint_of(kind: str, value: Any) -> tuple[Constraint | None, ValueType | None]:
-    """Constraint of a generation, and the type that reads its text into a value, or None if the value is the text."""
+    """Constraint of a generation, and the type that reads its text into a value, or None if the
+    value is the text.
+    """
     if kind == "type":
         read_type = value_type(value)
         return read_type.constraint, read_type
     if kind == "dtype":
         if not isinstance(value, str | builtins.type) or value not in DTYPES:
-            raise ParameterError("dtype", f"{value!r} is not int, float, bool or str.", hint="type= takes any type.")
+            raise ParameterError(
+                "dtype", f"{value!r} is not int, float, bool or str.", hint="type= takes any type."
+            )
         constraint = DTYPES[value]
         return constraint, number_text(constraint) if isinstance(constraint, Number) else None
     if kind == "constraint":
@@ -410,14 +499,18 @@ def _schema(value: Any) -> JsonSchema:
         refuse_example(schema)
         return schema
     if isinstance(value, bool):
-        hint = 'Leave it out for free text; for any JSON give {}, for any object {"type": "object"}.'
+        hint = (
+            'Leave it out for free text; for any JSON give {}, for any object {"type": "object"}.'
+        )
         raise ParameterError("json_schema", f"{value!r} is not a schema.", hint=hint)
     if isinstance(value, list | tuple | set | int | float | bytes):
         problem = f"{with_article(type(value).__name__)} is not a schema."
         raise ParameterError("json_schema", problem, hint="Give a dict, a JSON string or a type.")
     constraint = value_type(value).constraint
     if not isinstance(constraint, JsonSchema):
-        raise ParameterError("json_schema", f"values of {value!r} are not written as JSON.", hint="Use type=.")
+        raise ParameterError(
+            "json_schema", f"values of {value!r} are not written as JSON.", hint="Use type=."
+        )
     return constraint
 
 
@@ -452,21 +545,33 @@ _gen_text: Callable[[Callable[..., SglGen]], _GenText] = written_out("run", _SHO
 
 @_gen_text
 def gen_int(
-    name: str | None = None, max_tokens: int | None = None, *others: UserValue, **sampling: Unpack[SamplingOptions]
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *others: UserValue,
+    **sampling: Unpack[SamplingOptions],
 ) -> SglGen:
-    """Generation of the text of a whole number; the same as `gen(dtype=int)`. The result stays text."""
+    """Generation of the text of a whole number; the same as `gen(dtype=int)`. The result stays
+    text.
+    """
     return _gen_dtype(int, name, max_tokens, sampling)
 
 
 @_gen_text
 def gen_string(
-    name: str | None = None, max_tokens: int | None = None, *others: UserValue, **sampling: Unpack[SamplingOptions]
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *others: UserValue,
+    **sampling: Unpack[SamplingOptions],
 ) -> SglGen:
-    """Generation of a string in double quotes; the quotes are part of the result. The same as `gen(dtype=str)`."""
+    """Generation of a string in double quotes; the quotes are part of the result. The same as
+    `gen(dtype=str)`.
+    """
     return _gen_dtype(str, name, max_tokens, sampling)
 
 
-def _gen_dtype(dtype: type, name: str | None, max_tokens: int | None, sampling: SamplingOptions) -> SglGen:
+def _gen_dtype(
+    dtype: type, name: str | None, max_tokens: int | None, sampling: SamplingOptions
+) -> SglGen:
     constraint, read = _constraint_of("dtype", dtype)
     return SglGen(Gen(name, gen_params(max_tokens, sampling), constraint), read)
 
@@ -515,30 +620,41 @@ def select(
 
     Args:
         name: variable that holds the choice.
-        choices: at least one text. The first of duplicates counts. If a choice is empty, all are scored together with
-            the last token of the text before them, which then can't be empty.
-        temperature: 0 (the default) takes the best choice by the method; above 0, the choice is drawn from the softmax
-            of the scores.
-        choices_method: comparison of the scores, as a ChoicesSamplingMethod or its name ("greedy_token_selection" …).
-        multi: whether to select several choices; the variable is then a list. Choices are added one by one, with ", "
-            between them, until a line end scores better.
-        lora_path: name of the adapter (LoRA) that an engine scores with, [] for none; by default that of the run.
+        choices: at least one text. The first of duplicates counts. If a choice is empty, all are
+            scored together with the last token of the text before them, which then can't be empty.
+        temperature: 0 (the default) takes the best choice by the method; above 0, the choice is
+            drawn from the softmax of the scores.
+        choices_method: comparison of the scores, as a ChoicesSamplingMethod or its name
+            ("greedy_token_selection" …).
+        multi: whether to select several choices; the variable is then a list. Choices are added one
+            by one, with ", " between them, until a line end scores better.
+        lora_path: name of the adapter (LoRA) that an engine scores with, [] for none; by default
+            that of the run.
 
     Raises:
-        ParameterError: `choices` is empty or not a list of strings, or another parameter has an invalid value.
+        ParameterError: `choices` is empty or not a list of strings, or another parameter has an
+            invalid value.
     """
     if name is not None and not isinstance(name, str):
         raise ParameterError(
-            "name", f"{name!r:.60} is not a string.", hint='The name comes first: select("name", ["a", "b"]).'
+            "name",
+            f"{name!r:.60} is not a string.",
+            hint='The name comes first: select("name", ["a", "b"]).',
         )
     texts: Any = choices if isinstance(choices, Deferred) else checked_choices(choices)
     real = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     if not real or not 0 <= temperature < float("inf"):
         raise ParameterError("temperature", f"{temperature!r} is not a number of at least 0.")
     check_flags(multi=multi)
-    if multi and not isinstance(texts, Deferred) and (not all(texts) or len(set(texts)) < len(texts)):
+    if (
+        multi
+        and not isinstance(texts, Deferred)
+        and (not all(texts) or len(set(texts)) < len(texts))
+    ):
         raise ParameterError(
-            "choices", "one is empty or given twice, but multi= takes each at most once.", hint="Remove it."
+            "choices",
+            "one is empty or given twice, but multi= takes each at most once.",
+            hint="Remove it.",
         )
     if not multi and not isinstance(texts, Deferred) and len(set(texts)) < len(texts):
         twice = next(text for i, text in enumerate(texts) if text in texts[:i])
@@ -547,19 +663,23 @@ def select(
     adapter = read_params({"lora_path": lora_path}, named("gen")).lora_path
     node = Select(
         name, texts, name_of(method), float(temperature), lora_path=adapter, where=user_location()
-    )  # fmt: skip
+    )
     return SglSelect(node, method, multi)
 
 
 @explains_wrong_arguments
 def image(expr: object) -> SglImage:
-    """Image to add to a prompt, given as a path, a URL, encoded bytes, a PIL image, or a uint8 array or tensor."""
+    """Image to add to a prompt, given as a path, a URL, encoded bytes, a PIL image, or a uint8
+    array or tensor.
+    """
     return SglImage(expr).at(user_location())
 
 
 @explains_wrong_arguments
 def video(path: object, num_frames: int) -> SglVideo:
-    """Video to add to a prompt as `num_frames` evenly spread frames, given as a path, a URL or encoded bytes."""
+    """Video to add to a prompt as `num_frames` evenly spread frames, given as a path, a URL or
+    encoded bytes.
+    """
     return SglVideo(path, num_frames).at(user_location())
 
 
@@ -569,22 +689,27 @@ def audio(expr: object) -> SglAudio:
     return SglAudio(expr).at(user_location())
 
 
-def separate_reasoning(expr: Expression | None = None, model_type: str | None = None) -> Expressions:
-    """Expression whose generations put their reasoning into `<name>_reasoning_content`, and only the answer into
-    `<name>`.
+def separate_reasoning(
+    expr: Expression | None = None, model_type: str | None = None
+) -> Expressions:
+    """Expression whose generations put their reasoning into `<name>_reasoning_content`, and only
+    the answer into `<name>`.
 
     Args:
         expr: expression with the generations.
-        model_type: type of the model, which determines how reasoning is marked: a key of text.reasoning.FORMATS
-            ("deepseek-r1", "qwen3" …).
+        model_type: type of the model, which determines how reasoning is marked: a key of
+            text.reasoning.FORMATS ("deepseek-r1", "qwen3" …).
 
     Raises:
-        ParameterError: an argument is missing, `expr` is not an expression, or the model type is unknown.
+        ParameterError: an argument is missing, `expr` is not an expression, or the model type is
+            unknown.
     """
     if expr is None or model_type is None:
         raise ParameterError("separate_reasoning", "needs an expression and a model_type.")
     if not isinstance(expr, Expression):
-        raise ParameterError("separate_reasoning", f"a {builtins.type(expr).__name__} is not an expression.")
+        raise ParameterError(
+            "separate_reasoning", f"a {builtins.type(expr).__name__} is not an expression."
+        )
     ReasoningParser(model_type)
     return Expressions((SglSeparateReasoning(model_type, expr),))
 

@@ -15,8 +15,8 @@ from sglang_lite.protocol import ParameterError
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# Argument names of SGLang's engine, OpenAI's and Anthropic's APIs, guidance, LMQL, outlines and transformers, with the
-# names that this package has for them.
+# Argument names of SGLang's engine, OpenAI's and Anthropic's APIs, guidance, LMQL, outlines and
+# transformers, with the names that this package has for them.
 _ELSEWHERE = {
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -72,8 +72,9 @@ _LISTED = 16  # maximum number of names in a message
 
 
 def explains_wrong_arguments(func: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorator that turns the TypeError of a call with wrong arguments into a ParameterError that names the right
-    ones."""
+    """Decorator that turns the TypeError of a call with wrong arguments into a ParameterError that
+    names the right ones.
+    """
     signature = inspect.signature(func)
     owner, _, name = func.__qualname__.rpartition(".")
     called = owner.rpartition(".")[2] if name == "__init__" else name
@@ -95,14 +96,19 @@ def explains_wrong_arguments(func: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def explains_wrong_fields(record: type[_T]) -> type[_T]:
-    """Class decorator that does for the constructor of a dataclass what `explains_wrong_arguments` does for a
-    function."""
+    """Class decorator that does for the constructor of a dataclass what `explains_wrong_arguments`
+    does for a function.
+    """
     record.__init__ = explains_wrong_arguments(record.__init__)  # type: ignore[method-assign] # the class has no subclasses
     return record
 
 
 def _wrong_call(
-    called: str, signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object], wrong: str
+    called: str,
+    signature: inspect.Signature,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    wrong: str,
 ) -> ParameterError:
     """Error of a call that does not fit a signature.
 
@@ -111,11 +117,15 @@ def _wrong_call(
         wrong: message of the TypeError.
     """
     parameters = [
-        each for each in signature.parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        each
+        for each in signature.parameters.values()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
     by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     names = [each.name for each in parameters if each.name != "self"]
-    order = f"Its parameters, in order: {', '.join(name for name in by_position if name != 'self')}."
+    order = (
+        f"Its parameters, in order: {', '.join(name for name in by_position if name != 'self')}."
+    )
     where = user_location()
     open_ended = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
     for name in () if open_ended else kwargs:
@@ -146,7 +156,10 @@ def no_such_argument(called: str, unknown: str, known: Collection[str]) -> Param
         known: names of the function's parameters.
     """
     return ParameterError(
-        unknown, f"{called} has no such argument.", hint=name_meant(unknown, known), where=user_location()
+        unknown,
+        f"{called} has no such argument.",
+        hint=name_meant(unknown, known),
+        where=user_location(),
     )
 
 
@@ -160,7 +173,9 @@ def nearest_name(unknown: str, known: Collection[str]) -> str:
 
 
 def name_meant(unknown: str, known: Collection[str]) -> str:
-    """Hint with the parameter that an unknown argument name probably means, or else with the known names."""
+    """Hint with the parameter that an unknown argument name probably means, or else with the known
+    names.
+    """
     listed = sorted(known) if isinstance(known, Set) else [*known]
     return nearest_name(unknown, known) or (
         f"Its parameters: {', '.join(listed[:_LISTED])}{', …' if len(known) > _LISTED else '.'}"
@@ -168,18 +183,27 @@ def name_meant(unknown: str, known: Collection[str]) -> str:
 
 
 def no_such_attribute(state: object, name: str) -> AttributeError:
-    """Error of reading an attribute that a state does not have: explains that `gen`, `select` … are functions, and how
-    to read a variable."""
+    """Error of reading an attribute that a state does not have: explains that `gen`, `select` … are
+    functions, and how to read a variable.
+    """
     if name == "probs":
         return AttributeError("s.probs(name) is now s.selection(name).probs.", name=name, obj=state)
     if name in ("gen", "gen_int", "gen_string", "select", "image", "video", "audio"):
-        return AttributeError(f"a state has no {name}. Write s += sgl.{name}(…).", name=name, obj=state)
+        return AttributeError(
+            f"a state has no {name}. Write s += sgl.{name}(…).", name=name, obj=state
+        )
     if name in ("append", "extend", "add", "write"):
-        return AttributeError(f"a state has no {name}. Text and generations are added by s += …", name=name, obj=state)
+        return AttributeError(
+            f"a state has no {name}. Text and generations are added by s += …", name=name, obj=state
+        )
     known = _variables(state)
     read = [f"s[{each!r}]" for each in (known if known and name not in known else [name])]
     problem = f"{type(state).__name__!r} object has no attribute {name!r}. "
-    cure = f"A variable is read as {read[0]}." if len(read) == 1 else f"Variables are read as {', '.join(read)}."
+    cure = (
+        f"A variable is read as {read[0]}."
+        if len(read) == 1
+        else f"Variables are read as {', '.join(read)}."
+    )
     return AttributeError(problem + cure, name=name, obj=state)
 
 
@@ -192,7 +216,9 @@ def _variables(state: object) -> Sequence[str]:
 
 
 class AttributeHints:
-    """Base of states: reading an attribute that does not exist raises the error of `no_such_attribute`."""
+    """Base of states: reading an attribute that does not exist raises the error of
+    `no_such_attribute`.
+    """
 
     __slots__ = ()
 

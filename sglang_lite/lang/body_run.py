@@ -1,4 +1,6 @@
-"""Runs of a program's body: in this thread, in another one or in an event loop, and the handling of its errors."""
+"""Runs of a program's body: in this thread, in another one or in an event loop, and the handling of
+its errors.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ from sglang_lite.protocol import Location, ProgramError, RequestAbortedError, Re
 from sglang_lite.protocol.anything import UserValue
 
 _UNCALLED = "'method' object does not support the context manager protocol"
-_NESTED = 8  # level of a run from which on a body's RecursionError is taken for one of nested programs
+# level of a run from which on a body's RecursionError is taken for one of nested programs
+_NESTED = 8
 
 
 def nested_too_deeply(name: str) -> ProgramError:
@@ -40,8 +43,9 @@ def nested_too_deeply(name: str) -> ProgramError:
     limit = sys.getrecursionlimit()
     return ProgramError(
         f"{name}(…) is nested in itself or in others more deeply than Python's {limit:,} frames.",
-        hint="Write a loop in one body, or raise the limit: sys.setrecursionlimit(…).", where=user_location(),
-    )  # fmt: skip
+        hint="Write a loop in one body, or raise the limit: sys.setrecursionlimit(…).",
+        where=user_location(),
+    )
 
 
 def _explain_uncalled_role(error: BaseException) -> None:
@@ -51,16 +55,17 @@ def _explain_uncalled_role(error: BaseException) -> None:
 
 
 def _wait_for(ref: weakref.ref[Player]) -> None:
-    """Waits until everything that was added to a run has been played; returns at once if the player no longer
-    exists."""
+    """Waits until everything that was added to a run has been played; returns at once if the player
+    no longer exists.
+    """
     player = ref()
     if player is not None:
         finished(player).wait()
 
 
 class BodyRun:
-    """Run of a program whose body is executed. The body runs inside `with run:`; an exception that leaves the `with`
-    block ends the run.
+    """Run of a program whose body is executed. The body runs inside `with run:`; an exception that
+    leaves the `with` block ends the run.
 
     Args:
         args, kwargs: arguments of the body; the caller has checked that they fit its signature.
@@ -85,7 +90,14 @@ class BodyRun:
         self._args = args
         self._kwargs = kwargs
         outer = current_run.get()
-        run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState, kept=kept)
+        run = Run(
+            backend,
+            settings,
+            is_async=program.is_async,
+            outer=outer,
+            new_state=ProgramState,
+            kept=kept,
+        )
         run.called = BoundCall(program, args, kwargs)
         warn_of_dropped_parts(program.func)
         if args or kwargs:
@@ -105,7 +117,12 @@ class BodyRun:
         run.context = copy_context()
         self._token = current_run.set(run)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         branch = self._branch
         try:
             if error is not None:
@@ -158,8 +175,9 @@ class BodyRun:
         return self._state_for_caller()
 
     def run(self) -> ProgramState:
-        """Runs the body in this thread, or in a new one if it is a coroutine and this thread runs an event loop. An
-        exception of the body ends the run and is raised."""
+        """Runs the body in this thread, or in a new one if it is a coroutine and this thread runs
+        an event loop. An exception of the body ends the run and is raised.
+        """
         state = self.state
         program = self._program
         if program.is_async and in_event_loop():
@@ -168,17 +186,22 @@ class BodyRun:
             return state
         with self:
             result = program.func(state, *self._args, **self._kwargs)
-            state.ret_value = asyncio.run(result) if program.is_async else checked_return_value(program, result)
+            state.ret_value = (
+                asyncio.run(result) if program.is_async else checked_return_value(program, result)
+            )
         return state
 
     def run_streaming(self) -> None:
-        """Runs the body, for a thread that nobody joins: its exceptions are raised only by reads of the state."""
+        """Runs the body, for a thread that nobody joins: its exceptions are raised only by reads of
+        the state.
+        """
         with contextlib.suppress(Exception):  # kept in the state
             self.run()
 
     def _started(self) -> Variable:
-        """Starts the body in a new thread. Returns a variable that is set at the end of the body, to the exception that
-        the body raised or None."""
+        """Starts the body in a new thread. Returns a variable that is set at the end of the body,
+        to the exception that the body raised or None.
+        """
         ended = Variable()
 
         def run() -> None:
@@ -227,7 +250,9 @@ class BodyRun:
 
 
 def checked_return_value(program: BaseProgram, result: object) -> UserValue:
-    """Return value of a plain body. Raises ProgramError if the value is a coroutine, which nobody would await."""
+    """Return value of a plain body. Raises ProgramError if the value is a coroutine, which nobody
+    would await.
+    """
     if result is not None and inspect.iscoroutine(result):
         result.close()
         where = user_location()
@@ -235,7 +260,9 @@ def checked_return_value(program: BaseProgram, result: object) -> UserValue:
             code = program.func.__code__
             where = Location(code.co_filename, code.co_firstlineno, code.co_qualname)
         raise ProgramError(
-            f"{program.name} returned a coroutine that is never awaited.", hint="Make it `async def`.", where=where
+            f"{program.name} returned a coroutine that is never awaited.",
+            hint="Make it `async def`.",
+            where=where,
         )
     return result
 

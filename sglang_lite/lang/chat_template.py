@@ -1,8 +1,8 @@
 """Registry of chat templates for models that bring none, under SGLang's names.
 
-A model's own template has priority (text/chat_template.py). A template of this registry is used only if it is requested
-by name or if a matching function recognises the model's path; an unknown model is an error and never falls back to
-"default".
+A model's own template has priority (text/chat_template.py). A template of this registry is used
+only if it is requested by name or if a matching function recognises the model's path; an unknown
+model is an error and never falls back to "default".
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from sglang_lite.protocol.anything import Json
 
 
 class ChatTemplateStyle(Enum):
-    """Layout of a template. PLAIN: every turn of a role has the same text around it. LLAMA2: a leading system turn is
-    written into the first user turn."""
+    """Layout of a template. PLAIN: every turn of a role has the same text around it. LLAMA2: a
+    leading system turn is written into the first user turn.
+    """
 
     PLAIN = auto()
     LLAMA2 = auto()
@@ -32,9 +33,11 @@ class ChatTemplate:
 
     Attributes:
         name: name in the registry.
-        default_system_prompt: system turn of a conversation that starts with another role, or None for no such turn.
+        default_system_prompt: system turn of a conversation that starts with another role, or None
+            for no such turn.
         role_prefix_and_suffix: text before and after the turns of each role.
-        stop_str: strings that end an assistant turn, in addition to the model's end-of-sequence token.
+        stop_str: strings that end an assistant turn, in addition to the model's end-of-sequence
+            token.
         image_token, audio_token: placeholders of an image and of a sound in the text.
         style: layout of the first turns.
     """
@@ -47,7 +50,9 @@ class ChatTemplate:
     audio_token: str = "<audio>"
     style: ChatTemplateStyle = ChatTemplateStyle.PLAIN
 
-    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Json]]) -> tuple[str, str]:
+    def get_prefix_and_suffix(
+        self, role: str, hist_messages: Sequence[Mapping[str, Json]]
+    ) -> tuple[str, str]:
         """Text before and after a turn of `role` that follows `hist_messages`.
 
         Raises:
@@ -55,7 +60,9 @@ class ChatTemplate:
         """
         turns = self.role_prefix_and_suffix
         if role not in turns:
-            raise TemplateError(f"the chat template {self.name!r} has no role {role!r}; it has: {', '.join(turns)}.")
+            raise TemplateError(
+                f"the chat template {self.name!r} has no role {role!r}; it has: {', '.join(turns)}."
+            )
         prefix, suffix = turns[role]
         if self.style is ChatTemplateStyle.LLAMA2:
             if role == "system" and not hist_messages:
@@ -65,8 +72,9 @@ class ChatTemplate:
         return prefix, suffix
 
     def get_prompt(self, messages: Sequence[Mapping[str, Json]]) -> str:
-        """Text of a whole conversation. A system message whose content is None has the default system prompt as its
-        content, or is left out if the template has none."""
+        """Text of a whole conversation. A system message whose content is None has the default
+        system prompt as its content, or is left out if the template has none.
+        """
         prompt = ""
         for i, message in enumerate(messages):
             content = message["content"]
@@ -88,9 +96,12 @@ def register_chat_template(template: ChatTemplate) -> None:
     chat_template_registry[template.name] = template
 
 
-def register_chat_template_matching_function(func: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """Registers a function that maps a model's path to the name of a template, or to None if it does not know the
-    model. Returns the function, so it can be used as a decorator."""
+def register_chat_template_matching_function(
+    func: Callable[[str], str | None],
+) -> Callable[[str], str | None]:
+    """Registers a function that maps a model's path to the name of a template, or to None if it
+    does not know the model. Returns the function, so it can be used as a decorator.
+    """
     matching_function_registry.append(func)
     return func
 
@@ -103,13 +114,15 @@ def get_chat_template(name: str) -> ChatTemplate:
     """
     if name not in chat_template_registry:
         raise TemplateError(
-            f"there is no chat template {name!r}.", hint=f"Known: {', '.join(sorted(chat_template_registry))}."
+            f"there is no chat template {name!r}.",
+            hint=f"Known: {', '.join(sorted(chat_template_registry))}.",
         )
     return chat_template_registry[name]
 
 
 def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
-    """Template for a model, chosen by its path or name: the first matching function that recognises it decides.
+    """Template for a model, chosen by its path or name: the first matching function that recognises
+    it decides.
 
     Raises:
         TemplateError: no matching function recognises the model.
@@ -142,8 +155,8 @@ def _matching(*rows: tuple[str, str, str | None]) -> Callable[[str], str | None]
     """Registers and returns a function that maps a model's path to the name of a template.
 
     Args:
-        rows: name of a template, a pattern that must occur in the path, and a pattern that must not (None for none);
-            case is ignored, and the first row that fits counts.
+        rows: name of a template, a pattern that must occur in the path, and a pattern that must not
+            (None for none); case is ignored, and the first row that fits counts.
     """
 
     def match(model_path: str) -> str | None:
@@ -171,12 +184,18 @@ match_chat_ml = _matching(
     ("chatml", r"tinyllama.*chat|smollm.*instruct", None),
     ("qwen2-vl", r"qwen.*vl", None),
     ("glm-4v", r"glm[-_]?4(\.\d+)?v", None),
-    ("chatml-llava", r"llava-v1\.6-34b|llava-v1\.6-yi-34b|llava-next-video-34b|llava-onevision-qwen2", None),
+    (
+        "chatml-llava",
+        r"llava-v1\.6-34b|llava-v1\.6-yi-34b|llava-next-video-34b|llava-onevision-qwen2",
+        None,
+    ),
     ("qwen", r"qwen.*(chat|instruct)|qwen3", r"llava|base"),
 )
 match_chat_yi = _matching(("yi-vl", r"yi-vl", r"llava"), ("yi-1.5", r"yi-1\.5.*chat", None))
 match_gemma = _matching(("gemma-4-it", r"gemma-4.*it", None), ("gemma-it", r"gemma.*-it", None))
-match_openbmb_minicpm = _matching(("minicpmv", r"minicpm-v", None), ("minicpmo", r"minicpm-o", None))
+match_openbmb_minicpm = _matching(
+    ("minicpmv", r"minicpm-v", None), ("minicpmo", r"minicpm-o", None)
+)
 match_c4ai_command_r = _matching(("c4ai-command-r", r"c4ai-command-r", None))
 match_granite_instruct = _matching(("granite-3-instruct", r"granite.*instruct", None))
 match_internvl_chat = _matching(("internvl-2-5", r"internvl2_5", None))

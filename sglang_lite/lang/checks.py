@@ -11,25 +11,41 @@ from sglang_lite.protocol.parameter import check_known
 
 
 def check_whole(
-    name: str, value: UserValue, least: int | None = None, where: Location | None = None, hint: str = ""
+    name: str,
+    value: UserValue,
+    least: int | None = None,
+    where: Location | None = None,
+    hint: str = "",
 ) -> None:
-    """Raises ParameterError if a value is not a whole number, or is less than `least`; TraceError if it is a symbol."""
+    """Raises ParameterError if a value is not a whole number, or is less than `least`; TraceError
+    if it is a symbol.
+    """
     check_known(name, value)
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least)
+    ):
         limit = "" if least is None else f" of at least {least}"
-        raise ParameterError(name, f"{value!r:.60} is not a whole number{limit}.", where=where, hint=hint)
+        raise ParameterError(
+            name, f"{value!r:.60} is not a whole number{limit}.", where=where, hint=hint
+        )
 
 
 def check_positive(name: str, value: UserValue, unit: str = "") -> None:
-    """Raises ParameterError if a value is not a finite number above 0. `unit`, such as "seconds", is part of the
-    message."""
+    """Raises ParameterError if a value is not a finite number above 0. `unit`, such as "seconds",
+    is part of the message.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ParameterError(name, f"{value!r:.60} is not a number {unit and f'of {unit} '}above 0.")
+        raise ParameterError(
+            name, f"{value!r:.60} is not a number {unit and f'of {unit} '}above 0."
+        )
 
 
 def check_limits(timeout: float | None, retries: int | None) -> None:
-    """Raises ParameterError if a time limit is not a positive number of seconds, or a number of retries is not a whole
-    number of at least 0. None is allowed for both."""
+    """Raises ParameterError if a time limit is not a positive number of seconds, or a number of
+    retries is not a whole number of at least 0. None is allowed for both.
+    """
     if timeout is not None:
         check_positive("timeout", timeout, "seconds")
     if retries is not None:
@@ -37,7 +53,9 @@ def check_limits(timeout: float | None, retries: int | None) -> None:
 
 
 def check_wind_down(wind_down: UserValue, timeout: float | None) -> None:
-    """Raises ParameterError if `wind_down` of a run is not a positive number of seconds, or the run has no timeout."""
+    """Raises ParameterError if `wind_down` of a run is not a positive number of seconds, or the run
+    has no timeout.
+    """
     check_positive("wind_down", wind_down, "seconds")
     if timeout is None:
         raise ParameterError(
@@ -55,9 +73,13 @@ def check_flags(**flags: UserValue) -> None:
 
 
 def check_no_offset(offset: UserValue, where: Location | None) -> None:
-    """Raises ParameterError if `position_ids_offset`, which SGLang's `fork` and `copy` take and don't use, is given."""
+    """Raises ParameterError if `position_ids_offset`, which SGLang's `fork` and `copy` take and
+    don't use, is given.
+    """
     if offset is not None:
-        raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=where)
+        raise ParameterError(
+            "position_ids_offset", "has no effect.", hint="Leave it out.", where=where
+        )
 
 
 def check_function(check: UserValue) -> None:
@@ -73,7 +95,9 @@ def check_function(check: UserValue) -> None:
     except TypeError:
         name = getattr(check, "__name__", "check")
         problem = f"{name}{signature} can't be called with the value alone."
-        raise ParameterError("check", problem, hint="It gets one argument: check=lambda value: ….") from None
+        raise ParameterError(
+            "check", problem, hint="It gets one argument: check=lambda value: …."
+        ) from None
 
 
 _POLICIES = ("raise", "warn", "keep")
@@ -82,4 +106,6 @@ _POLICIES = ("raise", "warn", "keep")
 def check_policy(value: object) -> None:
     """Raises ParameterError if a value of `shortened` is not valid."""
     if value not in _POLICIES:
-        raise ParameterError("shortened", f"{value!r:.60} is not one of {', '.join(map(repr, _POLICIES))}.")
+        raise ParameterError(
+            "shortened", f"{value!r:.60} is not one of {', '.join(map(repr, _POLICIES))}."
+        )

@@ -1,7 +1,9 @@
-"""Confidence of a model in a generated value: in each part, from the scores of its tokens, and in choices, scored anew.
+"""Confidence of a model in a generated value: in each part, from the scores of its tokens, and in
+choices, scored anew.
 
-A choice is scored as `select` scores it, since the tokens that were drawn may spell it in one of several ways, and end
-it together with what follows. One that other choices begin with counts with its end: where none of them follows.
+A choice is scored as `select` scores it, since the tokens that were drawn may spell it in one of
+several ways, and end it together with what follows. One that other choices begin with counts with
+its end: where none of them follows.
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ class Confidence:
 
     Attributes:
         text: text of the value.
-        logprob: log of the probability of this value under the constraint, given the text before. Of a choice (enum,
-            Literal, boolean, null): of its share in `probs`. Of any other value: of its tokens, one after the other,
-            and of a number's end.
-        mass: log of the probability that the model itself gave to what the constraint allowed, over all tokens of the
-            value; 0 if the model would have written nothing else.
-        probs: probability of each choice, by its value, or by its text if the constraint is a list of texts; None for
-            other values.
+        logprob: log of the probability of this value under the constraint, given the text before.
+            Of a choice (enum, Literal, boolean, null): of its share in `probs`. Of any other value:
+            of its tokens, one after the other, and of a number's end.
+        mass: log of the probability that the model itself gave to what the constraint allowed, over
+            all tokens of the value; 0 if the model would have written nothing else.
+        probs: probability of each choice, by its value, or by its text if the constraint is a list
+            of texts; None for other values.
         parts: members by name, or items by index.
     """
 
@@ -61,7 +63,9 @@ class Confidence:
     parts: Mapping[str | int, Confidence] = field(default_factory=dict)
 
     def __getitem__(self, part: str | int) -> Confidence:
-        """Confidence in a member of an object, by its name, or in an item of an array, by its index."""
+        """Confidence in a member of an object, by its name, or in an item of an array, by its
+        index.
+        """
         return self.parts[part]
 
     def __repr__(self) -> str:
@@ -117,7 +121,8 @@ Scorer: TypeAlias = Callable[[Backend, Prompt, Sequence[str]], Awaitable[Selecti
 
 
 def confidence_in(question: Answered, answer: Generation, score: Scorer) -> Awaitable[Confidence]:
-    """Confidence in the value of an answer, as a coroutine that has its choices scored, all at once.
+    """Confidence in the value of an answer, as a coroutine that has its choices scored, all at
+    once.
 
     Args:
         question: the question that was answered.
@@ -134,7 +139,9 @@ def confidence_in(question: Answered, answer: Generation, score: Scorer) -> Awai
     async def scored() -> Confidence:
         prompts = [_prompt_before(choice, question.prompt, answer, scores) for choice in choices]
         texts = [[text + choice.tail for text in choice.texts.values()] for choice in choices]
-        selections = await asyncio.gather(*(score(question.backend, *each) for each in zip(prompts, texts)))
+        selections = await asyncio.gather(
+            *(score(question.backend, *each) for each in zip(prompts, texts))
+        )
         found = {choice.start: (choice, each) for choice, each in zip(choices, selections)}
         return _Reader(answer.text, scores, found).confidence(value)
 
@@ -149,7 +156,9 @@ def _scores_of(answer: Generation, constraint: Constraint | None) -> TokenScores
         )
     scores = answer.scores
     if scores is None:
-        raise ProgramError("the backend has not scored its tokens.", hint="Use a local engine, or its server.")
+        raise ProgramError(
+            "the backend has not scored its tokens.", hint="Use a local engine, or its server."
+        )
     if None in scores.logprobs:
         raise ProgramError(
             "the first of its tokens have no scores, as its stream was continued after an interruption.",
@@ -166,7 +175,11 @@ def _value_of(answer: Generation, constraint: Constraint | None) -> PlacedValue:
     try:
         return placed(text)
     except (ValueError, RecursionError) as error:
-        why = "max_tokens has cut its text" if answer.finish_reason == "length" else f"its text is no JSON: {error}"
+        why = (
+            "max_tokens has cut its text"
+            if answer.finish_reason == "length"
+            else f"its text is no JSON: {error}"
+        )
         raise ProgramError(f"{why}.", hint="Raise max_tokens.") from error
 
 
@@ -185,7 +198,9 @@ def _choices(constraint: Constraint | None, text: str, value: PlacedValue) -> It
                 several = len(set(options)) < len(options)  # 1 and True are equal
                 keys = {t: t if several else option for t, option in zip(texts, options)}
                 tail = _TAIL.match(text, each.end)
-                yield _Choice(each.start, {keys[t]: t for t in possible}, tail.group() if tail else "")
+                yield _Choice(
+                    each.start, {keys[t]: t for t in possible}, tail.group() if tail else ""
+                )
 
 
 def json_text(value: Json) -> str:
@@ -193,26 +208,35 @@ def json_text(value: Json) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _leaves(value: PlacedValue, allowed: AllowedValues) -> Iterator[tuple[PlacedValue, Sequence[Json]]]:
+def _leaves(
+    value: PlacedValue, allowed: AllowedValues
+) -> Iterator[tuple[PlacedValue, Sequence[Json]]]:
     """Yields the scalars of a value that are one of a list, with that list."""
     if value.parts is None:
         if options := allowed.options:
             yield value, options
         return
     for name, part in value.parts.items():
-        yield from _leaves(part, allowed.member(name) if isinstance(name, str) else allowed.item(name))
+        yield from _leaves(
+            part, allowed.member(name) if isinstance(name, str) else allowed.item(name)
+        )
 
 
-def _prompt_before(choice: _Choice, prompt: Prompt, answer: Generation, scores: TokenScores) -> Prompt:
+def _prompt_before(
+    choice: _Choice, prompt: Prompt, answer: Generation, scores: TokenScores
+) -> Prompt:
     """Prompt with the text of an answer before a choice."""
     before = answer.text[: choice.start]
     if before:
-        own = len(before.rstrip())  # blanks before a choice are part of its first token, as `select` would have them
+        # blanks before a choice are part of its first token, as `select` would have them
+        own = len(before.rstrip())
         count = sum(end <= own for end in scores.ends)
         kept = scores.ends[count - 1] if count else 0
         written = [Span(before[:kept], answer.token_ids[:count])] if count else []
         written += [Span(before[kept:], special=False)] if kept < len(before) else []
-        prompt = msgspec.structs.replace(prompt, spans=(*prompt.spans, *written), partial=prompt.partial + before)
+        prompt = msgspec.structs.replace(
+            prompt, spans=(*prompt.spans, *written), partial=prompt.partial + before
+        )
     return prompt
 
 
@@ -225,41 +249,59 @@ class _Reader:
         choices: choices in the text with their scores, by index of their first character.
     """
 
-    def __init__(self, text: str, scores: TokenScores, choices: Mapping[int, tuple[_Choice, Selection]]) -> None:
+    def __init__(
+        self, text: str, scores: TokenScores, choices: Mapping[int, tuple[_Choice, Selection]]
+    ) -> None:
         self._text = text
         self._choices = choices
-        self._tokens: list[tuple[int, int, float, float]] = []  # start, end, log-probability and mass of each token
+        # start, end, log-probability and mass of each token
+        self._tokens: list[tuple[int, int, float, float]] = []
         start = 0
         for logprob, allowed, end in zip(scores.logprobs, scores.allowed, scores.ends):
             assert logprob is not None
             assert allowed is not None
-            # A token without text of its own (the rest of a character, or an end) belongs to the character before.
-            self._tokens.append((min(start, end - 1), end, min(logprob - allowed, 0.0), min(allowed, 0.0)))
+            # A token without text of its own (the rest of a character, or an end) belongs to the
+            # character before.
+            self._tokens.append(
+                (min(start, end - 1), end, min(logprob - allowed, 0.0), min(allowed, 0.0))
+            )
             start = end
 
     def confidence(self, value: PlacedValue) -> Confidence:
         text = self._text[value.start : value.end]
         is_number = isinstance(value.value, int | float) and not isinstance(value.value, bool)
         end = value.end + is_number  # only what follows a number says that it has ended
-        own = [(logprob, mass) for first, behind, logprob, mass in self._tokens if first < end and behind > value.start]
+        own = [
+            (logprob, mass)
+            for first, behind, logprob, mass in self._tokens
+            if first < end and behind > value.start
+        ]
         logprob = math.fsum(each for each, _ in own)
         mass = math.fsum(each for _, each in own)
         if value.parts is None and value.start in self._choices:
             choice, selection = self._choices[value.start]
             shares = dict(zip(choice.texts, _shares(selection), strict=True))
             key = next(key for key, each in choice.texts.items() if each == text)
-            return Confidence(text, math.log(shares[key]) if shares[key] else -math.inf, mass, shares)
+            return Confidence(
+                text, math.log(shares[key]) if shares[key] else -math.inf, mass, shares
+            )
         parts = {name: self.confidence(part) for name, part in (value.parts or {}).items()}
         return Confidence(text, logprob, mass, parts=parts)
 
 
 def _shares(selection: Selection) -> list[float]:
-    """Probability of each choice with its end: of its tokens, less that of the choices that go on from there."""
+    """Probability of each choice with its end: of its tokens, less that of the choices that go on
+    from there.
+    """
     weights = selection.probs
     tokens = {score.text: score.token_ids for score in selection.scores}
     ended = dict(weights)
     for text, ids in tokens.items():
-        beginnings = [each for each, first in tokens.items() if len(first) < len(ids) and ids[: len(first)] == first]
+        beginnings = [
+            each
+            for each, first in tokens.items()
+            if len(first) < len(ids) and ids[: len(first)] == first
+        ]
         if beginnings:  # the longest has taken what this one goes on with from the shorter ones
             ended[max(beginnings, key=lambda each: len(tokens[each]))] -= weights[text]
     left = [max(each, 0.0) for each in ended.values()]

@@ -45,8 +45,9 @@ class DroppedPart(NamedTuple):
 
 
 def dropped_parts(body: Callable[..., UserValue]) -> Iterator[DroppedPart]:
-    """Yields the statements of a body that only make a part. There are none if the body has no source: one that `exec`
-    has made, or a lambda in a call."""
+    """Yields the statements of a body that only make a part. There are none if the body has no
+    source: one that `exec` has made, or a lambda in a call.
+    """
     if not isinstance(body, FunctionType):
         return
     try:
@@ -59,18 +60,24 @@ def dropped_parts(body: Callable[..., UserValue]) -> Iterator[DroppedPart]:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             name = ast.unparse(statement.value.func)
             if _makes_a_part(_named(name, body.__globals__)):
-                yield DroppedPart(name, Location(file, first + statement.lineno - 1, body.__qualname__))
+                yield DroppedPart(
+                    name, Location(file, first + statement.lineno - 1, body.__qualname__)
+                )
 
 
 def warn_of_dropped_parts(body: Callable[..., UserValue]) -> None:
-    """Warns about the dropped parts of a body, at their lines, when the body is run for the first time."""
+    """Warns about the dropped parts of a body, at their lines, when the body is run for the first
+    time.
+    """
     code = getattr(body, "__code__", None)
     if code is None or _checked.get(id(code)) is code:
         return
     _checked[id(code)] = code
     for part in dropped_parts(body):
         message = f"{part.problem} {part.cure}"
-        warnings.warn_explicit(message, UserWarning, part.where.file, part.where.line, registry=_seen)
+        warnings.warn_explicit(
+            message, UserWarning, part.where.file, part.where.line, registry=_seen
+        )
 
 
 def _makes_a_part(found: object) -> bool:

@@ -1,6 +1,7 @@
-"""Expressions that a user adds to a program: nodes (program/nodes.py) under SGLang's names, and expressions with
-objects of the caller's Python, which no node contains. All are immutable; their results are variables
-(concurrency/variables.py)."""
+"""Expressions that a user adds to a program: nodes (program/nodes.py) under SGLang's names, and
+expressions with objects of the caller's Python, which no node contains. All are immutable; their
+results are variables (concurrency/variables.py).
+"""
 
 from __future__ import annotations
 
@@ -49,10 +50,10 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.planning import AnswerSource, ApiDrafts
     from sglang_lite.lang.tools import Toolbox
 
-# Regexes of values that Python can read: for `dtype=bool` and `dtype=str`, and for numbers on backends that can't end a
-# number where the model does (`number_as_regex`). The numbers are bounded, and a blank or line end may follow, which
-# ends the number (NUMBER_STOPS) and is not part of the result: without it, a model that wants to continue with text
-# could only write more digits.
+# Regexes of values that Python can read: for `dtype=bool` and `dtype=str`, and for numbers on
+# backends that can't end a number where the model does (`number_as_regex`). The numbers are
+# bounded, and a blank or line end may follow, which ends the number (NUMBER_STOPS) and is not part
+# of the result: without it, a model that wants to continue with text could only write more digits.
 REGEX_INT = r"[-+]?[0-9]{1,16}[ \n]?"
 REGEX_FLOAT = r"[-+]?[0-9]{1,16}(?:\.[0-9]{1,16})?[ \n]?"
 NUMBER_STOPS = (" ", "\n")
@@ -79,14 +80,15 @@ class GenOptions:
 
     Attributes:
         timeout: seconds for an attempt, or None for no limit.
-        retries: number of attempts after the first if the backend fails, the value is invalid or `check` refuses it;
-            None for the run's number.
+        retries: number of attempts after the first if the backend fails, the value is invalid or
+            `check` refuses it; None for the run's number.
         check: function or coroutine function of the value that returns True if the value is valid.
         backend: backend of this generation, or None for the run's backend.
-        reasoning: type of the model, whose reasoning is split off into a separate variable; None to keep it in the
-            text.
+        reasoning: type of the model, whose reasoning is split off into a separate variable; None to
+            keep it in the text.
         repair: whether an attempt after a refused answer shows the model that answer and the fault.
-        shortened: what happens to an answer that a limit cuts, "raise", "warn" or "keep"; None for what the run says.
+        shortened: what happens to an answer that a limit cuts, "raise", "warn" or "keep"; None for
+            what the run says.
     """
 
     timeout: float | None = None
@@ -101,16 +103,20 @@ class GenOptions:
 NO_OPTIONS: Final = GenOptions()
 
 
-class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):  # most of the time of `gen` was its constructor
-    """Generation that `gen` returns: its node, and objects of the caller's Python. `T` is the type of its value.
+# most of the time of `gen` was its constructor
+class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):
+    """Generation that `gen` returns: its node, and objects of the caller's Python. `T` is the type
+    of its value.
 
     Attributes:
-        node: generation as data, with the parameters given to `gen`; unset parameters come from the run.
+        node: generation as data, with the parameters given to `gen`; unset parameters come from the
+            run.
         value_type: type that reads the text into a value, or None if the value is the text.
         options: options of the execution; `NO_OPTIONS` if none was given.
-        tools: tools that the model may call. The format of a call depends on the model: the node's constraint and
-            `value_type` are for a model without its own format.
-        source: source of its answer; None for a call of its own, until the backend's planner finds a source.
+        tools: tools that the model may call. The format of a call depends on the model: the node's
+            constraint and `value_type` are for a model without its own format.
+        source: source of its answer; None for a call of its own, until the backend's planner finds
+            a source.
     """
 
     node: Gen
@@ -127,7 +133,9 @@ class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):  # most of th
     def __post_init__(self) -> None:
         if type(self.node) is not Gen:
             raise ParameterError(
-                "SglGen", f"{self.node!r:.60} is not a node.", hint="Use gen(), which has SGLang's arguments."
+                "SglGen",
+                f"{self.node!r:.60} is not a node.",
+                hint="Use gen(), which has SGLang's arguments.",
             )
 
     @property
@@ -143,22 +151,26 @@ class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):  # most of th
         return f"Gen({self.node.name!r})"
 
 
-# Texts of a selection of several choices: between them, and the one that ends them if it scores better.
+# Texts of a selection of several choices: between them, and the one that ends them if it scores
+# better.
 MULTI_SEPARATOR = ", "
 MULTI_END = "\n"
 
 
 def example_choices(choices: tuple[str, ...], *, multi: bool) -> tuple[str, ...]:
-    """Choices with which a backend checks that it can make a selection. For a selection of several choices, two
-    examples that begin with the separator, as all answers after the first do."""
+    """Choices with which a backend checks that it can make a selection. For a selection of several
+    choices, two examples that begin with the separator, as all answers after the first do.
+    """
     return (MULTI_SEPARATOR + "a", MULTI_SEPARATOR + "b") if multi else choices
 
 
 class SglSelect(msgspec.Struct, Expression, Generic[T], frozen=True):
-    """Selection that `select` returns: its node, and objects of the caller's Python. `T` is the type of its value.
+    """Selection that `select` returns: its node, and objects of the caller's Python. `T` is the
+    type of its value.
 
     Attributes:
-        node: selection as data; its method is None if `choices_method` is not one of the built-in methods.
+        node: selection as data; its method is None if `choices_method` is not one of the built-in
+            methods.
         choices_method: method that decides by the scores.
         multi: whether several choices are selected, until MULTI_END scores better or all are taken.
         source: as of SglGen.
@@ -191,9 +203,14 @@ VariableName: TypeAlias = str | SglGen | SglSelect
 
 
 def only_picks(select: SglSelect) -> bool:
-    """True if a selection takes the model's best choice by the default method, so that the backend need not report
-    scores."""
-    return not select.multi and select.temperature == 0 and select.choices_method is token_length_normalized
+    """True if a selection takes the model's best choice by the default method, so that the backend
+    need not report scores.
+    """
+    return (
+        not select.multi
+        and select.temperature == 0
+        and select.choices_method is token_length_normalized
+    )
 
 
 class _Placed(Expression):
@@ -264,20 +281,25 @@ class SglAudio(SglImage):
 
 @dataclass(frozen=True, slots=True)
 class SglSeparateReasoning(Expression):
-    """Expression whose generations put their reasoning into separate variables, `<name>_reasoning_content`."""
+    """Expression whose generations put their reasoning into separate variables,
+    `<name>_reasoning_content`.
+    """
 
     model_type: str
     expr: Expression
 
     def marked(self) -> Expressions:
-        """Parts of the expression, with the option `reasoning` set in each generation. Raises ParameterError if a
-        generation has no name."""
+        """Parts of the expression, with the option `reasoning` set in each generation. Raises
+        ParameterError if a generation has no name.
+        """
         marked: list[Expression] = []
         for part in self.expr.walk():
             if isinstance(part, SglGen):
                 if not part.node.name:
                     raise ParameterError(
-                        "separate_reasoning", "a generation in it has no name.", hint='Name it: gen("answer").'
+                        "separate_reasoning",
+                        "a generation in it has no name.",
+                        hint='Name it: gen("answer").',
                     )
                 options = replace(part.options, reasoning=self.model_type)
                 part = msgspec.structs.replace(part, options=options)
@@ -295,7 +317,8 @@ R = TypeVar("R", default=Any)  # what a program's body returns
 
 
 class BaseProgram(ABC, Generic[R]):
-    """Interface of a program that `@function` makes (function.py), for modules which function.py imports.
+    """Interface of a program that `@function` makes (function.py), for modules which function.py
+    imports.
 
     Attributes:
         func: body of the program.
@@ -307,7 +330,8 @@ class BaseProgram(ABC, Generic[R]):
         arg_names: names of the positional parameters.
         untrusted_arguments: whether control tokens that arguments spell are plain text.
         options: names of the parameters of `run` that are not also parameters of the program.
-        api_drafts: drafts on API calls: their setting, and their results in all runs of the program so far.
+        api_drafts: drafts on API calls: their setting, and their results in all runs of the program
+            so far.
     """
 
     func: Callable[..., Any]
@@ -341,9 +365,12 @@ class BaseProgram(ABC, Generic[R]):
         """BodyRun of the program that has not started yet."""
 
     @abstractmethod
-    def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:
-        """Keyword arguments of a call, including those given with `bind`. Raises ParameterError, in which the call is
-        named `what`, if the arguments don't fit the program."""
+    def bound(
+        self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str
+    ) -> dict[str, UserValue]:
+        """Keyword arguments of a call, including those given with `bind`. Raises ParameterError, in
+        which the call is named `what`, if the arguments don't fit the program.
+        """
 
     @abstractmethod
     def trace(self, **kwargs: UserValue) -> UserValue:
@@ -351,12 +378,15 @@ class BaseProgram(ABC, Generic[R]):
 
 
 class AsyncProgram(BaseProgram[R]):
-    """Program of a coroutine function, for type checkers: `s.call` gives coroutines an awaitable of its state."""
+    """Program of a coroutine function, for type checkers: `s.call` gives coroutines an awaitable of
+    its state.
+    """
 
 
 class SglCall(Expression, ABC):
-    """Call of a program inside another program's body. Added to a state, it continues that state's text
-    (program_call.py)."""
+    """Call of a program inside another program's body. Added to a state, it continues that state's
+    text (program_call.py).
+    """
 
     __slots__ = ()
 
@@ -365,18 +395,22 @@ class SglCall(Expression, ABC):
         """Runs the body of the called program on a state of the branch that the call was added to."""
 
 
-_MAKERS = (SglGen, SglSelect, SglCall, SglSeparateReasoning)  # expressions whose results differ from branch to branch
+# expressions whose results differ from branch to branch
+_MAKERS = (SglGen, SglSelect, SglCall, SglSeparateReasoning)
 
 
 def is_constant(expression: Expression) -> bool:
-    """True if branches remain equal when an expression is added to all of them: nothing in it is generated or
-    called."""
+    """True if branches remain equal when an expression is added to all of them: nothing in it is
+    generated or called.
+    """
     return not any(isinstance(part, _MAKERS) for part in expression.walk())
 
 
 @dataclass(frozen=True, slots=True)
 class SglGetForkItem(Expression):
-    """First entry of a forked branch in a trace. `index` is the number of the branch within its fork."""
+    """First entry of a forked branch in a trace. `index` is the number of the branch within its
+    fork.
+    """
 
     index: int
 
@@ -392,7 +426,7 @@ class SglCommitLazy(Expression):
         return "CommitLazy()"
 
 
-# ---------------------------------------------------------- parameters as SGLang's backends read them
+# -------------------------------------------------------- parameters as SGLang's backends read them
 
 
 _OF_HOOKS = named("hooks")
@@ -408,10 +442,13 @@ class SglSamplingParams(HookParams):
 
     @staticmethod
     def of(params: SamplingParams, constraint: Constraint | None = None) -> SglSamplingParams:
-        """Builds the record from the parameters that were set. A regex or schema goes into the field of that name; a
-        number or choices become a regex."""
+        """Builds the record from the parameters that were set. A regex or schema goes into the
+        field of that name; a number or choices become a regex.
+        """
         values = given_as_data(params).items()
-        found: dict[str, Any] = {_OF_HOOKS[name].sglang: value for name, value in values if name in _OF_HOOKS}
+        found: dict[str, Any] = {
+            _OF_HOOKS[name].sglang: value for name, value in values if name in _OF_HOOKS
+        }
         if isinstance(constraint, Number):
             constraint = number_as_regex(constraint)
         if isinstance(constraint, Regex):
@@ -430,9 +467,12 @@ def number_as_regex(number: Number, ends: str = "") -> Regex:
     """Regex of a number, for a backend that can't end a number where the model does.
 
     Args:
-        ends: characters of which one may follow the number. Without them, NUMBER_STOPS should be stop strings.
+        ends: characters of which one may follow the number. Without them, NUMBER_STOPS should be
+            stop strings.
     """
-    return Regex((REGEX_INT if number.kind == "integer" else REGEX_FLOAT) + (f"[{ends}]?" if ends else ""))
+    return Regex(
+        (REGEX_INT if number.kind == "integer" else REGEX_FLOAT) + (f"[{ends}]?" if ends else "")
+    )
 
 
 DTYPES: dict[Any, Constraint] = {
@@ -441,5 +481,7 @@ DTYPES: dict[Any, Constraint] = {
     bool: Regex(REGEX_BOOL),
     str: Regex(REGEX_STR),
 }
-DTYPES.update({"int": DTYPES[int], "float": DTYPES[float], "bool": DTYPES[bool], "str": DTYPES[str]})
+DTYPES.update(
+    {"int": DTYPES[int], "float": DTYPES[float], "bool": DTYPES[bool], "str": DTYPES[str]}
+)
 DTYPES["string"] = DTYPES[str]

@@ -4,9 +4,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, TypeAlias, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NoReturn,
+    TypeAlias,
+    Unpack,
+    overload,
+)
 
 from typing_extensions import ParamSpec
 
@@ -43,33 +61,38 @@ if TYPE_CHECKING:
 P = ParamSpec("P", default=...)
 _P = ParamSpec("_P")
 _Outcome: TypeAlias = ProgramState[R] | Exception  # of an item with on_error="return"
-_Raised: TypeAlias = Literal["raise", "skip"]  # values of on_error with which no exception is a result
+# values of on_error with which no exception is a result
+_Raised: TypeAlias = Literal["raise", "skip"]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class SglFunction(BaseProgram[R], Generic[P, R]):
-    """Program: a Python function that adds to a state, and the methods that run it. `P` are its own parameters, without
-    the state, and `R` is what it returns: `state.ret_value`.
+    """Program: a Python function that adds to a state, and the methods that run it. `P` are its own
+    parameters, without the state, and `R` is what it returns: `state.ret_value`.
 
     Args:
         func: function or coroutine function whose first parameter is the state.
-        num_api_spec_tokens: number of tokens that a call of an API may generate ahead, for further generations that the
-            same statement adds to the same turn (docs/backends.md); None for no drafts.
+        num_api_spec_tokens: number of tokens that a call of an API may generate ahead, for further
+            generations that the same statement adds to the same turn (docs/backends.md); None for
+            no drafts.
         bind_arguments: arguments given in advance; arguments of a call override them.
-        untrusted_arguments: whether control tokens that an argument's value spells are plain text wherever the body
-            writes text, also outside turns, where text names control tokens otherwise (docs/programs.md). Of tokens
-            that the body's own text spells, those that an argument spells, too, are then plain. Values are those of
-            texts, lists, dicts, dataclasses and pydantic models.
+        untrusted_arguments: whether control tokens that an argument's value spells are plain text
+            wherever the body writes text, also outside turns, where text names control tokens
+            otherwise (docs/programs.md). Of tokens that the body's own text spells, those that an
+            argument spells, too, are then plain. Values are those of texts, lists, dicts,
+            dataclasses and pydantic models.
 
     Attributes:
         arg_names: names of the positional parameters, without the state.
         arg_defaults: defaults of the last of these parameters.
         is_async: whether the body is a coroutine function.
         options: names of the parameters of `run` that are not also parameters of the program.
-        api_drafts: results of drafts on API calls so far: found, missed, and tokens saved and thrown away.
+        api_drafts: results of drafts on API calls so far: found, missed, and tokens saved and
+            thrown away.
 
     Raises:
-        ParameterError: `func` can't be a program, or `num_api_spec_tokens` is not a whole number above 0.
+        ParameterError: `func` can't be a program, or `num_api_spec_tokens` is not a whole number
+            above 0.
     """
 
     def __init__(
@@ -86,7 +109,13 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         self._of_instances = parameters[0].name == "self"
         self.func = func
         if num_api_spec_tokens is not None:
-            check_whole("num_api_spec_tokens", num_api_spec_tokens, 1, user_location(), hint="Give one, or None.")
+            check_whole(
+                "num_api_spec_tokens",
+                num_api_spec_tokens,
+                1,
+                user_location(),
+                hint="Give one, or None.",
+            )
         self.num_api_spec_tokens = num_api_spec_tokens
         self.api_drafts = ApiDrafts(num_api_spec_tokens)
         self.bind_arguments = dict(bind_arguments or {})
@@ -106,7 +135,9 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
     def __get__(self, instance: None, owner: type | None = None) -> SglFunction[P, R]: ...
     @overload  # a method, whose parameters are self, the state and its own
     def __get__(
-        self: SglFunction[Concatenate[ProgramState, _P], R], instance: object, owner: type | None = None
+        self: SglFunction[Concatenate[ProgramState, _P], R],
+        instance: object,
+        owner: type | None = None,
     ) -> SglFunction[_P, R]: ...
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> SglFunction[P, R]: ...
@@ -115,14 +146,18 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         if instance is None or not self._of_instances:
             return self
         own = SglFunction(
-            MethodType(self.func, instance), self.num_api_spec_tokens, self.bind_arguments, self.untrusted_arguments
+            MethodType(self.func, instance),
+            self.num_api_spec_tokens,
+            self.bind_arguments,
+            self.untrusted_arguments,
         )
         own.api_drafts = self.api_drafts
         return own
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> BoundFunction[R]:
-        """Program with arguments given in advance; arguments of a call override them. At run time some of them are
-        enough; type checkers ask for all (`functools.partial(program, …)` takes some of them).
+        """Program with arguments given in advance; arguments of a call override them. At run time
+        some of them are enough; type checkers ask for all (`functools.partial(program, …)` takes
+        some of them).
 
         Raises:
             ParameterError: the program has no parameter with the name of an argument.
@@ -135,14 +170,18 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             raise ParameterError("bind", f"{self.name}: {error}.", where=user_location()) from error
         if len(args) > len(self.arg_names):
             raise ParameterError(
-                "bind", f"{self.name}: only arguments with a name can be given.", where=user_location()
+                "bind",
+                f"{self.name}: only arguments with a name can be given.",
+                where=user_location(),
             )
         bound = {**self.bind_arguments, **given}
         return BoundFunction(self.func, self.num_api_spec_tokens, bound, self.untrusted_arguments)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramCall[R]:
-        """Call of the program: `s += program(…)` continues the text of another program's state, `program(…).run(…)`
-        and reading from the call (`program(…)["x"]`) run the program by itself."""
+        """Call of the program: `s += program(…)` continues the text of another program's state,
+        `program(…).run(…)` and reading from the call (`program(…)["x"]`) run the program by
+        itself.
+        """
         from sglang_lite.lang.tracer import TracingScope, trace_call
 
         if current_run.get() is None and TracingScope.get_current_scope() is not None:
@@ -156,44 +195,61 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         """Runs the program.
 
         Args:
-            *args, **kwargs: arguments of the program, which have priority over options of the same name.
+            *args, **kwargs: arguments of the program, which have priority over options of the same
+                name.
             max_new_tokens … lora_path: defaults of the program's generations, as in `gen`.
-            stream: whether to return at once, so that `text_iter` can follow the text to the end of the program. All
-                other readers of the returned state wait for the end of the body; `so_far()` does not.
-            backend: backend of the run; None for the backend of the enclosing program, or else the default one.
-            use_thread: whether to return as soon as the body has returned; False waits until all nodes are executed.
-            seed: seed of the run. Each generation, and each program that the body runs by itself, derives its own seed
-                from it, by its place in the program.
-            timeout: seconds for the whole run, including programs inside it. Nodes that are not finished by then fail
-                with RequestTimeoutError; what is finished is in the error's `state`, if that ends the body.
-            wind_down: seconds from the timeout on in which generations, also those that begin then, end where a limit
-                may cut them, with the finish reason "length": text with its next token, JSON where brackets close it,
-                all else at its own end. Only what is not finished after these seconds fails. Needs an engine, here or
-                behind our server.
-            retries: number of attempts after the first if the backend fails in a generation or selection.
-            push_down: whether to hand the run to the backend as one program, if the backend plays programs (the engine
-                does). False requests it node by node: slower, with the same results, for debugging and measuring.
-            priority: priority of the run at an engine whose policy is "priority"; higher values are admitted first. It
-                also applies to programs that the body runs by themselves on the same backend.
-            max_cost, max_total_tokens: limits on the dollars, and on the tokens of prompts and answers, that the run
-                may use, including programs inside it. A call that could exceed a limit is not made and fails with
-                BudgetError, which has the state. With a limit, the run is requested node by node (docs/backends.md).
-            shortened: what happens to constrained answers that a limit cuts, as in `gen`, where that does not say it.
+            stream: whether to return at once, so that `text_iter` can follow the text to the end of
+                the program. All other readers of the returned state wait for the end of the body;
+                `so_far()` does not.
+            backend: backend of the run; None for the backend of the enclosing program, or else the
+                default one.
+            use_thread: whether to return as soon as the body has returned; False waits until all
+                nodes are executed.
+            seed: seed of the run. Each generation, and each program that the body runs by itself,
+                derives its own seed from it, by its place in the program.
+            timeout: seconds for the whole run, including programs inside it. Nodes that are not
+                finished by then fail with RequestTimeoutError; what is finished is in the error's
+                `state`, if that ends the body.
+            wind_down: seconds from the timeout on in which generations, also those that begin then,
+                end where a limit may cut them, with the finish reason "length": text with its next
+                token, JSON where brackets close it, all else at its own end. Only what is not
+                finished after these seconds fails. Needs an engine, here or behind our server.
+            retries: number of attempts after the first if the backend fails in a generation or
+                selection.
+            push_down: whether to hand the run to the backend as one program, if the backend plays
+                programs (the engine does). False requests it node by node: slower, with the same
+                results, for debugging and measuring.
+            priority: priority of the run at an engine whose policy is "priority"; higher values are
+                admitted first. It also applies to programs that the body runs by themselves on the
+                same backend.
+            max_cost, max_total_tokens: limits on the dollars, and on the tokens of prompts and
+                answers, that the run may use, including programs inside it. A call that could
+                exceed a limit is not made and fails with BudgetError, which has the state. With a
+                limit, the run is requested node by node (docs/backends.md).
+            shortened: what happens to constrained answers that a limit cuts, as in `gen`, where
+                that does not say it.
 
         Returns:
-            The state, when the body has returned. Reading from it waits for what is still being generated.
+            The state, when the body has returned. Reading from it waits for what is still being
+            generated.
         """
         return self.prepared(args, *_split(self, kwargs)).start()
 
     @with_signature_of(run_keywords)
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState[R]:
-        """Async version of `run`. Returns when everything has been executed, or with stream=True at once, while a
-        coroutine body continues as a task of this event loop. A plain body runs in a thread."""
+        """Async version of `run`. Returns when everything has been executed, or with stream=True at
+        once, while a coroutine body continues as a task of this event loop. A plain body runs in a
+        thread.
+        """
         return await self.prepared(args, *_split(self, kwargs)).astart()
 
     @overload
     def run_batch(
-        self, batch_kwargs: Iterable[Given], *, on_error: _Raised = "raise", **options: Unpack[batch.Listed]
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: _Raised = "raise",
+        **options: Unpack[batch.Listed],
     ) -> list[ProgramState[R]]: ...
     @overload
     def run_batch(
@@ -201,7 +257,11 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
     ) -> list[_Outcome[R]]: ...
     @overload
     def run_batch(
-        self, batch_kwargs: Iterable[Given], *, on_error: _Raised = "raise", **options: Unpack[batch.Iterated]
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: _Raised = "raise",
+        **options: Unpack[batch.Iterated],
     ) -> Iterator[ProgramState[R]]: ...
     @overload
     def run_batch(
@@ -209,11 +269,19 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
     ) -> Iterator[_Outcome[R]]: ...
     @overload
     def run_batch(
-        self, batch_kwargs: Iterable[Given], *, on_error: _Raised = "raise", **options: Unpack[batch.Unordered]
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: _Raised = "raise",
+        **options: Unpack[batch.Unordered],
     ) -> Iterator[tuple[int, ProgramState[R]]]: ...
     @overload
     def run_batch(
-        self, batch_kwargs: Iterable[Given], *, on_error: OnError, **options: Unpack[batch.Unordered]
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: OnError,
+        **options: Unpack[batch.Unordered],
     ) -> Iterator[tuple[int, _Outcome[R]]]: ...
     @overload
     def run_batch(
@@ -231,38 +299,51 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         """Runs the program once for each item.
 
         Args:
-            batch_kwargs: arguments of each run, by name (a mapping) or in order (a sequence). They are not changed.
-            max_new_tokens … lora_path, backend, seed, timeout, wind_down, retries, push_down, priority,
-                shortened: as for `run`, for each item. So equal items have equal answers if there is a seed, which a
+            batch_kwargs: arguments of each run, by name (a mapping) or in order (a sequence). They
+                are not changed.
+            max_new_tokens … lora_path, backend, seed, timeout, wind_down, retries, push_down,
+            priority,
+                shortened: as for `run`, for each item. So equal items have equal answers if there
+                    is a seed, which a
                 warning says; `s.fork(n)` or `gen(n=…)` draws several for one.
             max_cost, max_total_tokens: as for `run`, for all items together.
-            num_threads: maximum number of programs that run at once; "auto" for 96, or 16 per CPU up to 256.
-            progress_bar: whether to show a progress bar, with tokens per second and the share of cached prompt tokens.
-            generator_style: whether to return an iterator of states. It starts num_threads programs, and more as states
-                are consumed. Leaving it before its end stops the running programs, as an interrupt (Ctrl-C) does.
-            on_error: result of a failed program. "raise": BatchError after all programs have finished (an iterator
-                raises the program's error, in its turn). "return": its exception. "skip": none.
-            ordered: whether an iterator yields in the order of the items; False yields (index, state) as they finish.
-            checkpoint: file that keeps finished items: if the batch is run again, it continues where it was stopped.
-                The file is refused if anything has changed that results depend on: arguments, settings, the backend,
-                the program's code, and every value and function that it uses (of installed packages only the names;
-                another version of Python counts as a change). Only one run can have it open.
-            version: version of the program, which is compared instead of the code and the values that it uses, for code
-                that can't be compared or whose changes don't affect results.
-            skip_damaged: whether to run items of damaged checkpoint lines again, instead of refusing the file.
-            secret: text of 16 characters or more under which the checkpoint file is written and read: then no line is
-                believed that somebody without it has written or changed. Without it, damaged lines are found.
+            num_threads: maximum number of programs that run at once; "auto" for 96, or 16 per CPU
+                up to 256.
+            progress_bar: whether to show a progress bar, with tokens per second and the share of
+                cached prompt tokens.
+            generator_style: whether to return an iterator of states. It starts num_threads
+                programs, and more as states are consumed. Leaving it before its end stops the
+                running programs, as an interrupt (Ctrl-C) does.
+            on_error: result of a failed program. "raise": BatchError after all programs have
+                finished (an iterator raises the program's error, in its turn). "return": its
+                exception. "skip": none.
+            ordered: whether an iterator yields in the order of the items; False yields (index,
+                state) as they finish.
+            checkpoint: file that keeps finished items: if the batch is run again, it continues
+                where it was stopped. The file is refused if anything has changed that results
+                depend on: arguments, settings, the backend, the program's code, and every value and
+                function that it uses (of installed packages only the names; another version of
+                Python counts as a change). Only one run can have it open.
+            version: version of the program, which is compared instead of the code and the values
+                that it uses, for code that can't be compared or whose changes don't affect results.
+            skip_damaged: whether to run items of damaged checkpoint lines again, instead of
+                refusing the file.
+            secret: text of 16 characters or more under which the checkpoint file is written and
+                read: then no line is believed that somebody without it has written or changed.
+                    Without it, damaged lines are found.
             cluster: engines on other machines that run the items instead of a backend, as
-                `sglang_lite.ray.RayOptions`. The states then have only what a checkpoint would keep.
+                `sglang_lite.ray.RayOptions`. The states then have only what a checkpoint would
+                keep.
 
         Returns:
             The states in the order of the items, executed to the end.
 
         Raises:
             BatchError: a program failed, and on_error is "raise"; the error carries all results.
-            ProgramError: the checkpoint file belongs to another batch, is damaged or changed, was written under another
-                secret, or is open in another run.
-            ParameterError: an item or an option is invalid, or the checkpoint file can't be written.
+            ProgramError: the checkpoint file belongs to another batch, is damaged or changed, was
+                written under another secret, or is open in another run.
+            ParameterError: an item or an option is invalid, or the checkpoint file can't be
+                written.
         """
         plan = batch.plan_of(self, "run_batch", batch_kwargs, given)
         if plan.iterates:
@@ -273,7 +354,11 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
 
     @overload
     async def arun_batch(
-        self, batch_kwargs: Iterable[Given], *, on_error: _Raised = "raise", **options: Unpack[batch.Listed]
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: _Raised = "raise",
+        **options: Unpack[batch.Listed],
     ) -> list[ProgramState[R]]: ...
     @overload
     async def arun_batch(
@@ -281,7 +366,11 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
     ) -> list[_Outcome[R]]: ...
     @overload
     async def arun_batch(
-        self, batch_kwargs: Iterable[Given], *, on_error: _Raised = "raise", **options: Unpack[batch.Iterated]
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: _Raised = "raise",
+        **options: Unpack[batch.Iterated],
     ) -> AsyncIterator[ProgramState[R]]: ...
     @overload
     async def arun_batch(
@@ -289,11 +378,19 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
     ) -> AsyncIterator[_Outcome[R]]: ...
     @overload
     async def arun_batch(
-        self, batch_kwargs: Iterable[Given], *, on_error: _Raised = "raise", **options: Unpack[batch.Unordered]
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: _Raised = "raise",
+        **options: Unpack[batch.Unordered],
     ) -> AsyncIterator[tuple[int, ProgramState[R]]]: ...
     @overload
     async def arun_batch(
-        self, batch_kwargs: Iterable[Given], *, on_error: OnError, **options: Unpack[batch.Unordered]
+        self,
+        batch_kwargs: Iterable[Given],
+        *,
+        on_error: OnError,
+        **options: Unpack[batch.Unordered],
     ) -> AsyncIterator[tuple[int, _Outcome[R]]]: ...
     @overload
     async def arun_batch(
@@ -304,10 +401,14 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         generator_style: bool = False,
         ordered: bool = True,
         **options: Unpack[BatchOptions],
-    ) -> list[_Outcome[R]] | AsyncIterator[_Outcome[R]] | AsyncIterator[tuple[int, _Outcome[R]]]: ...
+    ) -> (
+        list[_Outcome[R]] | AsyncIterator[_Outcome[R]] | AsyncIterator[tuple[int, _Outcome[R]]]
+    ): ...
     @with_signature_of(batch_keywords)
     async def arun_batch(self, batch_kwargs: UserValue, **given: UserValue) -> UserValue:
-        """Async version of `run_batch`; with generator_style=True or ordered=False, returns an async iterator."""
+        """Async version of `run_batch`; with generator_style=True or ordered=False, returns an
+        async iterator.
+        """
         plan = batch.plan_of(self, "arun_batch", batch_kwargs, given)
         outcomes = batch.aiterate(plan)
         if plan.iterates:
@@ -322,7 +423,9 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         return f"SglFunction({cut(f'{self.name}{_with_bound(self)}', 280)})"
 
     def _repr_html_(self) -> str:
-        """Signature and graph of the program, for notebooks. Traces the body, as `trace(explore=8)`."""
+        """Signature and graph of the program, for notebooks. Traces the body, as
+        `trace(explore=8)`.
+        """
         try:
             graph: UserValue = self.trace(explore=8).graph().svg()
         except Exception as error:  # of the body, which may need values that a trace doesn't have
@@ -333,19 +436,22 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
     def trace(
         self, *, backend: BackendLike | None = None, explore: int | None = None, **kwargs: UserValue
     ) -> TracerProgramState:
-        """Runs the body once without executing its nodes, and records them. Arguments not given are symbols, which can
-        be added and formatted into text; a body that decides by a symbol raises TraceError at that line.
+        """Runs the body once without executing its nodes, and records them. Arguments not given are
+        symbols, which can be added and formatted into text; a body that decides by a symbol raises
+        TraceError at that line.
 
         Args:
-            backend: backend whose chat template and capabilities apply; None for the ChatML template and no limits.
-            explore: maximum number of ways through the body to follow. If the body asks whether a symbol is true, or
-                compares it with a value, both answers are followed; the value of a selection takes each of its choices.
-                Other questions, such as its length, remain errors. None follows one way; all questions are errors.
+            backend: backend whose chat template and capabilities apply; None for the ChatML
+                template and no limits.
+            explore: maximum number of ways through the body to follow. If the body asks whether a
+                symbol is true, or compares it with a value, both answers are followed; the value of
+                a selection takes each of its choices. Other questions, such as its length, remain
+                errors. None follows one way; all questions are errors.
 
         Returns:
-            A TracerProgramState of the first way, with `.graph()` (docs/graph.md), `.nodes`, `.variables`,
-            `.child_states`, `.ret_value` and `.flatten_nodes()`. `.paths` has all ways that were followed, and
-            `.complete` is True if no other ways exist.
+            A TracerProgramState of the first way, with `.graph()` (docs/graph.md), `.nodes`,
+            `.variables`, `.child_states`, `.ret_value` and `.flatten_nodes()`. `.paths` has all
+            ways that were followed, and `.complete` is True if no other ways exist.
         """
         from sglang_lite.lang.tracer import trace_program
 
@@ -353,7 +459,9 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         return trace_program(self, {**self.bind_arguments, **kwargs}, chosen, explore)
 
     def compile(self, *args: UserValue, **kwargs: UserValue) -> NoReturn:
-        """Raises CompileError: `run_batch` needs no preparation, and `trace` gives the program as data."""
+        """Raises CompileError: `run_batch` needs no preparation, and `trace` gives the program as
+        data.
+        """
         raise CompileError(
             f"{self.name}.compile: programs are not compiled any more.",
             hint="Leave .compile() out: run and run_batch give the same results. trace().graph() shows the program.",
@@ -361,7 +469,9 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         )
 
     def cache(self, backend: BackendLike | None = None) -> None:
-        """Lets the backend cache the constant text that the program starts with, if it is longer than 64 characters."""
+        """Lets the backend cache the constant text that the program starts with, if it is longer
+        than 64 characters.
+        """
         from sglang_lite.lang.tracer import extract_prefix_by_tracing
 
         chosen = backend_for(backend)
@@ -379,8 +489,10 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         settings: RunSettings | None = None,
         kept: Kept | None = None,
     ) -> BodyRun:
-        """Run of the program that has not started yet. `settings` are those of the options, or None to determine them
-        here; `kept` are the answers that a rerun keeps. Raises ParameterError if an argument or option does not fit."""
+        """Run of the program that has not started yet. `settings` are those of the options, or None
+        to determine them here; `kept` are the answers that a rerun keeps. Raises ParameterError if
+        an argument or option does not fit.
+        """
         bound = self.bound(args, kwargs, "run")
         try:
             settings = settings or settings_of(with_inherited(options))
@@ -389,11 +501,16 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             error.where = error.where or user_location()
             raise
 
-    def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:
+    def bound(
+        self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str
+    ) -> dict[str, UserValue]:
         if self.bind_arguments:
-            kwargs = {k: v for k, v in self.bind_arguments.items() if k not in self.arg_names[: len(args)]} | kwargs
+            kwargs = {
+                k: v for k, v in self.bind_arguments.items() if k not in self.arg_names[: len(args)]
+            } | kwargs
         given = {*self.arg_names[: len(args)], *kwargs}
-        if len(given) < len(args) + len(kwargs) or not self._required <= given <= self.names:  # else they fit
+        # else they fit
+        if len(given) < len(args) + len(kwargs) or not self._required <= given <= self.names:
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -429,8 +546,12 @@ if TYPE_CHECKING:
         """SglFunction of a coroutine function."""
 
 
-def _split(program: SglFunction, given: Mapping[str, UserValue]) -> tuple[dict[str, UserValue], dict[str, UserValue]]:
-    """Arguments of the program, also those named like options, and options, of what a call has given by name."""
+def _split(
+    program: SglFunction, given: Mapping[str, UserValue]
+) -> tuple[dict[str, UserValue], dict[str, UserValue]]:
+    """Arguments of the program, also those named like options, and options, of what a call has
+    given by name.
+    """
     own = dict[str, UserValue]()
     options = dict[str, UserValue]()
     for name, value in given.items():
@@ -439,7 +560,11 @@ def _split(program: SglFunction, given: Mapping[str, UserValue]) -> tuple[dict[s
 
 
 def _misfit(
-    program: SglFunction, args: Sequence[UserValue], arguments: Collection[str], what: str, error: TypeError
+    program: SglFunction,
+    args: Sequence[UserValue],
+    arguments: Collection[str],
+    what: str,
+    error: TypeError,
 ) -> ParameterError:
     """Error of a call whose arguments don't fit, with a hint at a name that may be misspelt."""
     unknown = [name for name in arguments if name not in program.names]
@@ -447,7 +572,9 @@ def _misfit(
     hint = ""
     if unknown:
         own = [*program.signature.parameters]
-        hint = nearest_name(str(unknown[0]), [*own, *(sorted(program.options) if what == "run" else ())])
+        hint = nearest_name(
+            str(unknown[0]), [*own, *(sorted(program.options) if what == "run" else ())]
+        )
         if not hint:
             hint = f"Its arguments: {', '.join(own) or 'none'}."
             hint += f" (Settings of a run: help({program.name}.run).)" if what == "run" else ""
@@ -463,8 +590,9 @@ def _misfit(
 
 
 def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Parameter]:
-    """Parameters of a program's function, beginning with the state. Raises ParameterError if the function can't be a
-    program."""
+    """Parameters of a program's function, beginning with the state. Raises ParameterError if the
+    function can't be a program.
+    """
     try:
         parameters = list(inspect.signature(func).parameters.values())
     except (TypeError, ValueError) as error:
@@ -476,25 +604,35 @@ def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Paramete
         ) from error
     if not parameters or parameters[0].kind not in _POSITIONAL:
         raise ParameterError(
-            "function", f"{name} has no parameter for the state.", hint="Define it as `def program(s, …):`."
+            "function",
+            f"{name} has no parameter for the state.",
+            hint="Define it as `def program(s, …):`.",
         )
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
         raise ParameterError(
-            "function", f"{name} contains `yield`, so calling it would not run its body.",
-            hint="Add to the state, or return a value. To stream, call run(stream=True).", where=user_location(),
-        )  # fmt: skip
+            "function",
+            f"{name} contains `yield`, so calling it would not run its body.",
+            hint="Add to the state, or return a value. To stream, call run(stream=True).",
+            where=user_location(),
+        )
     return parameters
 
 
 def _pickled(program: SglFunction) -> tuple[object, ...]:
-    """Value of a program's `__reduce__`: its name, as of a function, or that of a method with its instance.
+    """Value of a program's `__reduce__`: its name, as of a function, or that of a method with its
+    instance.
 
     Raises:
         ProgramError: the program can't be found by its name, so another process could not load it.
     """
     func = program.func
     if isinstance(func, MethodType):
-        return _unpickled, (func.__self__, func.__name__, program.bind_arguments, program.untrusted_arguments)
+        return _unpickled, (
+            func.__self__,
+            func.__name__,
+            program.bind_arguments,
+            program.untrusted_arguments,
+        )
     name = f"{func.__module__}:{func.__qualname__}"
     try:
         found = import_by_name(name)
@@ -508,7 +646,13 @@ def _pickled(program: SglFunction) -> tuple[object, ...]:
     return _unpickled, (None, name, program.bind_arguments, program.untrusted_arguments)
 
 
-def _unpickled(instance: object, name: str, bound: dict[str, Any], untrusted: bool = False) -> SglFunction:
+def _unpickled(
+    instance: object, name: str, bound: dict[str, Any], untrusted: bool = False
+) -> SglFunction:
     found: Any = import_by_name(name) if instance is None else getattr(instance, name)
-    program = found if isinstance(found, SglFunction) else SglFunction(found, untrusted_arguments=untrusted)
+    program = (
+        found
+        if isinstance(found, SglFunction)
+        else SglFunction(found, untrusted_arguments=untrusted)
+    )
     return program.bind(**bound) if bound else program

@@ -8,5 +8,7 @@ from sglang_lite.lang.state import ProgramStateGroup as ProgramStateGroup
 
 
 def cache_program(program: SglFunction, backend: Backend) -> None:
-    """Lets a backend cache the constant text that a program starts with; the same as `program.cache(backend)`."""
+    """Lets a backend cache the constant text that a program starts with; the same as
+    `program.cache(backend)`.
+    """
     program.cache(backend)

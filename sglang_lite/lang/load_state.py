@@ -25,34 +25,38 @@ def load(
     trust_cache: bool = False,
     secret: str | None = None,
 ) -> ProgramState:
-    """Loads a state that `state.save(path)` has written. The state can be read, extended, forked, and run again with a
-    different answer of a node (`rerun`). A file contains no code, and reading it neither imports nor runs any.
+    """Loads a state that `state.save(path)` has written. The state can be read, extended, forked,
+    and run again with a different answer of a node (`rerun`). A file contains no code, and reading
+    it neither imports nor runs any.
 
     Args:
         path: file to read.
-        program: program whose run was saved; `rerun` needs it. Classes that its module defines or has imported need
-            not be listed in `types`.
-        backend: backend on which the state continues; without one it can be read, and text can be added.
-        types: classes of values, and the functions of saved tool calls. The classes of their fields, and of plain
-            values (dates, decimals, UUIDs …), need not be listed.
-        trust_cache: whether to give the backend, an engine, what `state.save(path, cache=True)` wrote beside the file,
-            so that it need not compute the text again. Only for files that you know: whoever writes one decides what
-            the model takes for its own computation.
-        secret: what that file was written under, in place of `trust_cache`: it proves that its writer had it.
+        program: program whose run was saved; `rerun` needs it. Classes that its module defines or
+            has imported need not be listed in `types`.
+        backend: backend on which the state continues; without one it can be read, and text can be
+            added.
+        types: classes of values, and the functions of saved tool calls. The classes of their
+            fields, and of plain values (dates, decimals, UUIDs …), need not be listed.
+        trust_cache: whether to give the backend, an engine, what `state.save(path, cache=True)`
+            wrote beside the file, so that it need not compute the text again. Only for files that
+            you know: whoever writes one decides what the model takes for its own computation.
+        secret: what that file was written under, in place of `trust_cache`: it proves that its
+            writer had it.
 
     Returns:
-        The state. Its `restored` is "tokens" if the backend has the tokenizer of the saved run: text that the model
-        wrote keeps its tokens. Else it is "text", and that text is tokenised again. In both cases the text is
-        unchanged, including the marks of its chat template; to continue with another template, begin a run with
-        `messages()`.
+        The state. Its `restored` is "tokens" if the backend has the tokenizer of the saved run:
+        text that the model wrote keeps its tokens. Else it is "text", and that text is tokenised
+        again. In both cases the text is unchanged, including the marks of its chat template; to
+        continue with another template, begin a run with `messages()`.
 
     Raises:
-        CapabilityError: `trust_cache` or `secret`, and the backend is no engine of this program, or has no hierarchical
-            cache.
+        CapabilityError: `trust_cache` or `secret`, and the backend is no engine of this program, or
+            has no hierarchical cache.
         ParameterError: a file does not exist, is too large, or is of another model.
         WireError: the file is not a saved state, is damaged, or has another version.
-        ProgramError: the file was saved by another program, or the program's body has changed (the error has the first
-            difference), or the class of a value, or the function of a tool call, was not given.
+        ProgramError: the file was saved by another program, or the program's body has changed (the
+            error has the first difference), or the class of a value, or the function of a tool
+            call, was not given.
     """
     saved = read(path)
     if program is not None:
@@ -60,7 +64,9 @@ def load(
     try:
         find = classes(program, types)
         chosen = AbsentBackend(saved) if backend is None else as_backend(backend)
-        state = ProgramState.from_saved(saved, chosen, FileValues(find), bound_call(saved, program, find))
+        state = ProgramState.from_saved(
+            saved, chosen, FileValues(find), bound_call(saved, program, find)
+        )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise WireError(f"{os.fspath(path)!r} is damaged: {error!r}") from error
     if trust_cache or secret is not None:

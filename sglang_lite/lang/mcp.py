@@ -1,4 +1,6 @@
-"""Tools of a server that speaks the Model Context Protocol (modelcontextprotocol.io), by its official package `mcp`."""
+"""Tools of a server that speaks the Model Context Protocol (modelcontextprotocol.io), by its
+official package `mcp`.
+"""
 
 from __future__ import annotations
 
@@ -37,34 +39,42 @@ def mcp(
     """Connects to an MCP server, and returns its tools, for `gen(tools=…)` and `use_tools`.
 
     Args:
-        server: URL of a server, or the command that starts one, as a text or a list of words; also whatever else
-            `mcp.Client` connects to, such as an `MCPServer` of this process.
+        server: URL of a server, or the command that starts one, as a text or a list of words; also
+            whatever else `mcp.Client` connects to, such as an `MCPServer` of this process.
         tools: names of the tools to take, in this order; None for all.
-        env: environment variables of the command; it has only PATH, HOME and a few others of this process.
+        env: environment variables of the command; it has only PATH, HOME and a few others of this
+            process.
         timeout: maximum seconds that connecting, and each call, may take.
 
     Returns:
-        A sequence of tools; without `tools`, those whose schema can't be used are left out, with a warning. It stays
-        connected until it is closed, left as a context manager, or no longer used.
+        A sequence of tools; without `tools`, those whose schema can't be used are left out, with a
+        warning. It stays connected until it is closed, left as a context manager, or no longer
+        used.
 
     Raises:
-        ParameterError: the package `mcp` is not installed, there is no such command or tool, or the schema of a
-            tool of `tools` can't be used.
+        ParameterError: the package `mcp` is not installed, there is no such command or tool, or the
+            schema of a tool of `tools` can't be used.
         ToolError: the server can't be reached, does not answer in time, or fails.
     """
     try:
         from mcp import StdioServerParameters
     except ModuleNotFoundError as error:
-        raise ParameterError("server", "MCP needs the mcp package.", hint="pip install 'sglang-lite[mcp]'") from error
+        raise ParameterError(
+            "server", "MCP needs the mcp package.", hint="pip install 'sglang-lite[mcp]'"
+        ) from error
     check_positive("timeout", timeout)
     name = server if isinstance(server, str) else type(server).__name__
     if isinstance(server, str) and not server.startswith(("http://", "https://")):
         server = shlex.split(server)
     if isinstance(server, Sequence) and not isinstance(server, str):
         if not server or not all(isinstance(word, str) for word in server):
-            raise ParameterError("server", f"{server!r:.80} is no command.", hint='Give "uvx mcp-server-time", say.')
+            raise ParameterError(
+                "server", f"{server!r:.80} is no command.", hint='Give "uvx mcp-server-time", say.'
+            )
         name = shlex.join(server)
-        server = StdioServerParameters(command=server[0], args=[*server[1:]], env=dict(env) if env else None)
+        server = StdioServerParameters(
+            command=server[0], args=[*server[1:]], env=dict(env) if env else None
+        )
     elif env is not None:
         raise ParameterError("env", "only a command has environment variables.")
     connection = _Connection(server, name, timeout)
@@ -85,7 +95,9 @@ class McpTools(Sequence[SchemaTool]):
         for each in _chosen(connection, names):
             try:
                 call = partial(lease.call, each.name)
-                self._tools.append(SchemaTool(each.name, each.description or "", each.input_schema, call))
+                self._tools.append(
+                    SchemaTool(each.name, each.description or "", each.input_schema, call)
+                )
             except ParameterError as error:
                 if names is not None:
                     raise
@@ -95,11 +107,18 @@ class McpTools(Sequence[SchemaTool]):
         for name, count in Counter(each.name for each in connection.listed).items():
             if count > 1 and (names is None or name in names):
                 times = "twice" if count == 2 else f"{count} times"
-                message = f"{connection.server}: it lists the tool {name} {times}; the first one is used."
+                message = (
+                    f"{connection.server}: it lists the tool {name} {times}; the first one is used."
+                )
                 warnings.warn(message, stacklevel=3)
         if connection.has_more and names is None:
-            problem = f"it lists its tools on more than {_MAX_PAGES} pages; those after are not read."
-            warnings.warn(f"{connection.server}: {problem} Name the tools that you need: tools=[…].", stacklevel=3)
+            problem = (
+                f"it lists its tools on more than {_MAX_PAGES} pages; those after are not read."
+            )
+            warnings.warn(
+                f"{connection.server}: {problem} Name the tools that you need: tools=[…].",
+                stacklevel=3,
+            )
 
     @overload
     def __getitem__(self, index: int) -> SchemaTool: ...
@@ -112,9 +131,8 @@ class McpTools(Sequence[SchemaTool]):
         return len(self._tools)
 
     def __repr__(self) -> str:
-        return (
-            f"McpTools({self._lease.connection.server!r:.80}: {', '.join(tool.__name__ for tool in self._tools):.200})"
-        )
+        names = ", ".join(tool.__name__ for tool in self._tools)
+        return f"McpTools({self._lease.connection.server!r:.80}: {names:.200})"
 
     def __enter__(self) -> Self:
         return self
@@ -171,7 +189,9 @@ class _Connection:
         self._process = os.getpid()
         connected: Future[list[Foreign]] = Future()
         self._serving = self._loop.create_task(self._serve(connected))
-        self._thread = threading.Thread(target=self._run, args=(connected,), name="sglang_lite-mcp", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(connected,), name="sglang_lite-mcp", daemon=True
+        )
         self._thread.start()
         try:
             self.listed = connected.result(timeout)
@@ -179,7 +199,9 @@ class _Connection:
             self._disconnect()
             raise ToolError(f"the MCP server {name} did not answer within {timeout:g} s.") from None
         except OSError as error:  # there is no such command
-            raise ParameterError("server", f"{name} can't be started: {error.strerror or error}.") from error
+            raise ParameterError(
+                "server", f"{name} can't be started: {error.strerror or error}."
+            ) from error
         except Exception as error:
             raise ToolError(f"the MCP server {name} can't be used: {_told(error)}.") from error
 
@@ -215,7 +237,9 @@ class _Connection:
             yield _Reading(reading, self._without_refused), writing
 
     def _without_refused(self, message: Foreign) -> None:
-        """Takes the tools that the SDK refuses out of a list of tools, since it refuses the whole list for one."""
+        """Takes the tools that the SDK refuses out of a list of tools, since it refuses the whole
+        list for one.
+        """
         result = getattr(getattr(message, "message", None), "result", None)
         if isinstance(result, dict) and isinstance(result.get("tools"), list):
             result["tools"] = [tool for tool in result["tools"] if self._accepts(tool, result)]
@@ -225,7 +249,9 @@ class _Connection:
         from pydantic import ValidationError
 
         try:
-            parse_server_result("tools/list", self._client.protocol_version, {**result, "tools": [tool]})
+            parse_server_result(
+                "tools/list", self._client.protocol_version, {**result, "tools": [tool]}
+            )
         except ValidationError as error:
             wrong = [each for each in error.errors() if "tools" in each["loc"]]
             if wrong:
@@ -236,13 +262,14 @@ class _Connection:
         return True
 
     def call(self, name: str, arguments: dict[str, Json]) -> Json:
-        """Calls a tool. Returns the result's structured content, or else its text; of a tool that has failed, why: the
-        protocol wants the model to read that.
+        """Calls a tool. Returns the result's structured content, or else its text; of a tool that
+        has failed, why: the protocol wants the model to read that.
 
         Raises:
             ToolError: the server does not answer in time, has gone, or its result is too long.
         """
-        if self._closed or os.getpid() != self._process:  # a forked process has not the connection's thread
+        # a forked process has not the connection's thread
+        if self._closed or os.getpid() != self._process:
             raise ToolError(f"the MCP server {self.server} is disconnected.")
         calling = asyncio.wait_for(self._client.call_tool(name, arguments), self._timeout)
         try:
@@ -260,7 +287,9 @@ class _Connection:
             answering.cancel()
             if not isinstance(error, Exception):
                 raise
-            raise ToolError(f"the MCP server {self.server} failed in {name}: {_told(error)}.") from error
+            raise ToolError(
+                f"the MCP server {self.server} failed in {name}: {_told(error)}."
+            ) from error
         return _result(name, answer)
 
     def close(self) -> None:
@@ -312,12 +341,16 @@ def _chosen(connection: _Connection, names: Sequence[str] | None) -> list[Foreig
             raise ParameterError("tools", f"{name}: {connection.left_out[name]}")
         if name not in by_name:
             known = ", ".join(by_name) or "none"
-            raise ParameterError("tools", f"{connection.server} has no tool {name!r}; it has: {known}.")
+            raise ParameterError(
+                "tools", f"{connection.server} has no tool {name!r}; it has: {known}."
+            )
     return [by_name[name] for name in names]
 
 
 def _result(name: str, answer: Foreign) -> Json:
-    texts = [part.text if part.type == "text" else f"({part.type}, not shown)" for part in answer.content]
+    texts = [
+        part.text if part.type == "text" else f"({part.type}, not shown)" for part in answer.content
+    ]
     text = "\n".join(texts)
     found = answer.structured_content
     length = max(len(text), 0 if found is None else len(json.dumps(found)))
@@ -337,5 +370,6 @@ def _innermost(error: BaseException) -> BaseException:
 
 def _told(error: Exception) -> str:
     inner = _innermost(error)
-    text = " ".join(str(inner).split())  # of a schema that wasn't kept, many lines with the whole schema
+    # of a schema that wasn't kept, many lines with the whole schema
+    text = " ".join(str(inner).split())
     return text[:_MAX_TOLD].rstrip(".") or type(inner).__name__

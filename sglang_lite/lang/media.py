@@ -1,4 +1,6 @@
-"""Conversion of images, videos and sounds (paths, URLs, bytes, PIL images, arrays) to the protocol's Media."""
+"""Conversion of images, videos and sounds (paths, URLs, bytes, PIL images, arrays) to the
+protocol's Media.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ _THUMBNAIL = 96  # its longer side
 _SHOWN = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
 
 _MAGIC = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"),
-    (b"BM", "image/bmp"), (b"II*\0", "image/tiff"), (b"MM\0*", "image/tiff"),
-)  # fmt: skip
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"BM", "image/bmp"),
+    (b"II*\0", "image/tiff"),
+    (b"MM\0*", "image/tiff"),
+)
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")  # PIL modes that PNG supports
 
 
@@ -34,12 +40,13 @@ def load_image(source: Any, where: Location | None = None) -> Media:  # PIL, arr
     """Image as encoded bytes with the media type that the bytes indicate; a URL is kept as a URL.
 
     Args:
-        source: path, http(s) or data URL, encoded bytes, PIL image, or uint8 array or tensor of shape [height, width],
-            [height, width, 1|3|4] or [1|3|4, height, width].
+        source: path, http(s) or data URL, encoded bytes, PIL image, or uint8 array or tensor of
+            shape [height, width], [height, width, 1|3|4] or [1|3|4, height, width].
         where: user's line, for errors.
 
     Raises:
-        ParameterError: the file can't be read, the source is not an image, or the image is larger than MAX_IMAGE_BYTES.
+        ParameterError: the file can't be read, the source is not an image, or the image is larger
+            than MAX_IMAGE_BYTES.
     """
     if isinstance(source, str) and source.startswith(("http://", "https://", "data:image/")):
         return Media(url=source)
@@ -53,16 +60,21 @@ def load_image(source: Any, where: Location | None = None) -> Media:  # PIL, arr
         data = _png(source, where)
     else:
         raise ParameterError(
-            "image", f"a {type(source).__name__} is not an image.",
-            hint="Give a path, an address, bytes, a PIL image or a uint8 array.", where=where,
-        )  # fmt: skip
+            "image",
+            f"a {type(source).__name__} is not an image.",
+            hint="Give a path, an address, bytes, a PIL image or a uint8 array.",
+            where=where,
+        )
     if len(data) > MAX_IMAGE_BYTES:
-        raise ParameterError("image", f"{len(data):,} bytes, the limit is {MAX_IMAGE_BYTES:,}.", where=where)
+        raise ParameterError(
+            "image", f"{len(data):,} bytes, the limit is {MAX_IMAGE_BYTES:,}.", where=where
+        )
     return Media(data, _media_type(data, where))
 
 
 def load_file(source: object, kind: MediaKind, where: Location | None = None) -> Media:
-    """Video or sound as encoded bytes with the media type that the bytes indicate; an address is kept.
+    """Video or sound as encoded bytes with the media type that the bytes indicate; an address is
+    kept.
 
     Args:
         source: path, http(s) or data URL, or encoded bytes.
@@ -94,7 +106,9 @@ def _bytes_of(source: object, kind: MediaKind, where: Location | None) -> bytes 
     try:
         return Path(source).read_bytes()
     except (OSError, ValueError) as error:
-        problem = f"{os.fspath(source)!r} can't be read: {getattr(error, 'strerror', None) or error}."
+        problem = (
+            f"{os.fspath(source)!r} can't be read: {getattr(error, 'strerror', None) or error}."
+        )
         missing = isinstance(error, FileNotFoundError)
         hint = "A relative path begins where Python was started. Beside the program: Path(__file__).with_name(…)."
         raise ParameterError(kind, problem, hint=hint if missing else "", where=where) from error
@@ -104,12 +118,15 @@ def fetched(image: Media, where: Location | None = None) -> Media:
     """An image, a video or a sound that is at an address, with its bytes. Blocks.
 
     Raises:
-        ParameterError: it can't be fetched, is not at a public address, or is larger than MAX_IMAGE_BYTES.
+        ParameterError: it can't be fetched, is not at a public address, or is larger than
+            MAX_IMAGE_BYTES.
     """
     from sglang_lite.fetching import FetchBounds, fetch
 
     try:
-        data = fetch([image.address], FetchBounds(most_bytes=MAX_IMAGE_BYTES), image.kind)[image.address]
+        data = fetch([image.address], FetchBounds(most_bytes=MAX_IMAGE_BYTES), image.kind)[
+            image.address
+        ]
     except ParameterError as error:
         error.where = where
         raise
@@ -117,7 +134,9 @@ def fetched(image: Media, where: Location | None = None) -> Media:
 
 
 def without_bytes(image: Media) -> Media:
-    """Medium as it is recorded: its digest in place of its bytes, and an address without what may be secret in it."""
+    """Medium as it is recorded: its digest in place of its bytes, and an address without what may
+    be secret in it.
+    """
     if image.data or image.url.startswith("data:"):
         shown = f"sha256:{hashlib.sha256(image.data or image.url.encode()).hexdigest()}"
     else:
@@ -127,15 +146,18 @@ def without_bytes(image: Media) -> Media:
 
 
 def thumbnail(image: Media) -> str:
-    """Data URL of a small JPEG that shows an image. "" without pillow, and for an image that is large, damaged or at an
-    address."""
+    """Data URL of a small JPEG that shows an image. "" without pillow, and for an image that is
+    large, damaged or at an address.
+    """
     try:
         import PIL.Image
     except ImportError:
         return ""
     try:
         encoded = image.url.partition(";base64,")[2]
-        with PIL.Image.open(io.BytesIO(image.data or base64.b64decode(encoded)), formats=_SHOWN) as picture:
+        with PIL.Image.open(
+            io.BytesIO(image.data or base64.b64decode(encoded)), formats=_SHOWN
+        ) as picture:
             if math.prod(picture.size) > _MAX_SHOWN_PIXELS:
                 return ""
             picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
@@ -147,7 +169,8 @@ def thumbnail(image: Media) -> str:
 
 
 def frames_of(video: Media, where: Location | None = None) -> list[Media]:
-    """Frames of a video, evenly spread, as PNG images: `video.frames` of them, or all if it has fewer.
+    """Frames of a video, evenly spread, as PNG images: `video.frames` of them, or all if it has
+    fewer.
 
     Raises:
         ParameterError: the video can't be read, or the packages av and pillow are missing.
@@ -185,7 +208,9 @@ def _media_type(data: bytes, where: Location | None) -> str:
         if data.startswith(magic):
             return kind
     raise ParameterError(
-        "image", f"the data is not an image in a known format (it starts with {data[:8]!r}).", where=where
+        "image",
+        f"the data is not an image in a known format (it starts with {data[:8]!r}).",
+        where=where,
     )
 
 
@@ -194,23 +219,39 @@ def _png(array: Any, where: Location | None) -> bytes:
     shape = tuple(array.shape)
     if "uint8" not in str(array.dtype) or len(shape) not in (2, 3) or 0 in shape:
         raise ParameterError(
-            "image", f"an array of {array.dtype} {list(shape)} is not an image.", hint="Give uint8 [height, width, 3].",
+            "image",
+            f"an array of {array.dtype} {list(shape)} is not an image.",
+            hint="Give uint8 [height, width, 3].",
             where=where,
-        )  # fmt: skip
+        )
     if len(shape) == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3, 4):
         array = array.permute(1, 2, 0) if hasattr(array, "permute") else array.transpose(1, 2, 0)
         shape = tuple(array.shape)
     channels = shape[2] if len(shape) == 3 else 1
     colour = {1: 0, 3: 2, 4: 6}.get(channels)
     if colour is None:
-        raise ParameterError("image", f"{channels} channels are not supported. Give 1, 3 or 4.", where=where)
-    pixels = bytes(array.cpu().contiguous().numpy() if hasattr(array, "contiguous") else array.tobytes())
+        raise ParameterError(
+            "image", f"{channels} channels are not supported. Give 1, 3 or 4.", where=where
+        )
+    pixels = bytes(
+        array.cpu().contiguous().numpy() if hasattr(array, "contiguous") else array.tobytes()
+    )
     height, width = shape[:2]
     row = width * channels
     raw = b"".join(b"\0" + pixels[i * row : (i + 1) * row] for i in range(height))
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(raw))
+        + chunk(b"IEND", b"")
+    )

@@ -11,8 +11,9 @@ from sglang_lite.protocol.parameter import Deferred
 
 @explains_wrong_arguments
 def plain(text: str) -> Text:
-    """Text to add to a prompt in which control tokens that it spells (`<|im_start|>`) are plain text, as they are in
-    turns: for what users or tools wrote, outside turns. Elsewhere it is like the text itself.
+    """Text to add to a prompt in which control tokens that it spells (`<|im_start|>`) are plain
+    text, as they are in turns: for what users or tools wrote, outside turns. Elsewhere it is like
+    the text itself.
 
     Raises:
         ParameterError: it is not a string.
@@ -20,5 +21,7 @@ def plain(text: str) -> Text:
     if isinstance(text, Deferred):  # a symbol of a trace: its mark stands for it in text
         return Text(f"{text}", special=False, where=user_location())
     if not isinstance(text, str):
-        raise ParameterError("plain", f"{text!r:.60} is not a string.", hint="Turn it into one: sgl.plain(str(…)).")
+        raise ParameterError(
+            "plain", f"{text!r:.60} is not a string.", hint="Turn it into one: sgl.plain(str(…))."
+        )
     return Text(str.__str__(text), special=False, where=user_location())

@@ -22,8 +22,8 @@ logger = logging.getLogger("sglang_lite")
 class _Unused:
     """Logs a warning when a call that was neither added nor read from is garbage-collected.
 
-    A RecursionError may interrupt both the construction and the destruction of a call. Nothing is logged then, and the
-    destructor needs no deeper stack than the constructor.
+    A RecursionError may interrupt both the construction and the destruction of a call. Nothing is
+    logged then, and the destructor needs no deeper stack than the constructor.
 
     Attributes:
         name: name of the program, or "" once the call has been used.
@@ -39,7 +39,9 @@ class _Unused:
         if self.name:
             with contextlib.suppress(RecursionError):
                 logger.warning(
-                    "%s(…) was neither added (s += …) nor read from, so it has not run. [%s]", self.name, self._where
+                    "%s(…) was neither added (s += …) nor read from, so it has not run. [%s]",
+                    self.name,
+                    self._where,
                 )
 
 
@@ -50,9 +52,11 @@ else:
 
 
 class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
-    """Call of a program. If it is added to a state, the called body continues that state's text and variables. If it is
-    read from, the program is run by itself, unless the call has been added before: then the state that it was added to
-    is read. `run` and `arun` run the program by themselves, with options of their own."""
+    """Call of a program. If it is added to a state, the called body continues that state's text and
+    variables. If it is read from, the program is run by itself, unless the call has been added
+    before: then the state that it was added to is read. `run` and `arun` run the program by
+    themselves, with options of their own.
+    """
 
     __slots__ = ("_added", "_args", "_kwargs", "_options", "_program", "_state", "_unused")
 
@@ -78,33 +82,43 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
         self._unused.name = ""
         if self._state is not None and not self._added:
             raise ProgramError(
-                f"{program.name}(…) was read from before, so it has already run on its own.", where=user_location()
+                f"{program.name}(…) was read from before, so it has already run on its own.",
+                where=user_location(),
             )
         if program.is_async:
             raise ProgramError(
-                f"{program.name} is async, and `+=` can't await it.", hint="Use await s.call(…).", where=user_location()
+                f"{program.name} is async, and `+=` can't await it.",
+                hint="Use await s.call(…).",
+                where=user_location(),
             )
         if self._options:
             raise ParameterError(
-                min(self._options), f"an added {program.name}(…) runs with the settings of the run it is added to.",
-                hint="Give it to the generation, or use s.call(…).", where=user_location(),
-            )  # fmt: skip
+                min(self._options),
+                f"an added {program.name}(…) runs with the settings of the run it is added to.",
+                hint="Give it to the generation, or use s.call(…).",
+                where=user_location(),
+            )
         kwargs = program.bound(self._args, dict(self._kwargs), program.name)
         self._added = True
         self._state = state
         run = state.branch.run
-        run.spelled = spelled_tokens(run.spelled, run.backend.control_texts, program, self._args, kwargs)
+        run.spelled = spelled_tokens(
+            run.spelled, run.backend.control_texts, program, self._args, kwargs
+        )
         try:
             returned = program.func(state, *self._args, **kwargs)
         except RecursionError as error:
-            if TracingScope.get_current_scope() is not None:  # a trace reports it at the call's line
+            # a trace reports it at the call's line
+            if TracingScope.get_current_scope() is not None:
                 raise
             raise nested_too_deeply(program.name) from error
         state.ret_value = checked_return_value(program, returned)
 
     @property
     def state(self) -> ProgramState[R]:
-        """State of the called program; the first access runs the program by itself, if the call was not added."""
+        """State of the called program; the first access runs the program by itself, if the call was
+        not added.
+        """
         from sglang_lite.lang.tracer import TracingScope, trace_call
 
         self._unused.name = ""
@@ -134,7 +148,9 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
         for name in options:
             if name not in RUN_OPTIONS:
                 raise no_such_argument("run", name, RUN_OPTIONS)
-        run: BodyRun = self._program.prepared(self._args, dict(self._kwargs), {**self._options, **options})
+        run: BodyRun = self._program.prepared(
+            self._args, dict(self._kwargs), {**self._options, **options}
+        )
         return run
 
     if not TYPE_CHECKING:  # for type checkers, they are those of a state

@@ -1,4 +1,6 @@
-"""Conversion of a backend's answers to the form that SGLang's users read, and warnings of what a server left out."""
+"""Conversion of a backend's answers to the form that SGLang's users read, and warnings of what a
+server left out.
+"""
 
 from __future__ import annotations
 
@@ -86,16 +88,23 @@ def delta_meta(delta: Delta) -> dict[str, Json]:
 
 
 def joined_meta(early: dict[str, Json], late: dict[str, Json]) -> dict[str, Json]:
-    """Metadata of two consecutive chunks as one: log-probabilities are concatenated, other values are the later
-    ones."""
-    lists = {key for key in early.keys() & late.keys() if key.startswith("output_") and key.endswith("_logprobs")}
+    """Metadata of two consecutive chunks as one: log-probabilities are concatenated, other values
+    are the later ones.
+    """
+    lists = {
+        key
+        for key in early.keys() & late.keys()
+        if key.startswith("output_") and key.endswith("_logprobs")
+    }
     return {**early, **late, **{key: [*early[key], *late[key]] for key in lists}}
 
 
 def _logprobs(kind: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     if not entries:
         return {}
-    meta: dict[str, Any] = {f"{kind}_token_logprobs": [[e.logprob, e.token_id, e.text] for e in entries]}
+    meta: dict[str, Any] = {
+        f"{kind}_token_logprobs": [[e.logprob, e.token_id, e.text] for e in entries]
+    }
     if any(e.top for e in entries):
         meta[f"{kind}_top_logprobs"] = [[list(t) for t in e.top] for e in entries]
     if any(e.ids for e in entries):
@@ -104,7 +113,9 @@ def _logprobs(kind: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def usages_of(record: object) -> list[Usage]:
-    """Usages in the record of a variable: of its node, of the node's samples, or of the branches that were gathered."""
+    """Usages in the record of a variable: of its node, of the node's samples, or of the branches
+    that were gathered.
+    """
     if isinstance(record, Generation | Selection):
         return [record.usage]
     if isinstance(record, list):
@@ -113,7 +124,9 @@ def usages_of(record: object) -> list[Usage]:
 
 
 def as_dicts(messages: Sequence[Message]) -> list[dict[str, Json]]:
-    """Messages in the form of OpenAI's chat API: content is a string, or a list of parts if a message has images."""
+    """Messages in the form of OpenAI's chat API: content is a string, or a list of parts if a
+    message has images.
+    """
     found = []
     for message in messages:
         if any(isinstance(part, Media) for part in message.content):
@@ -129,7 +142,10 @@ def as_dicts(messages: Sequence[Message]) -> list[dict[str, Json]]:
 
 def _as_part(image: Media) -> dict[str, Json]:
     if image.kind == "audio":
-        sound: dict[str, Json] = {"data": base64.b64encode(image.data).decode(), "format": image.media_type[6:]}
+        sound: dict[str, Json] = {
+            "data": base64.b64encode(image.data).decode(),
+            "format": image.media_type[6:],
+        }
         return {"type": "input_audio", "input_audio": sound}
     return {"type": f"{image.kind}_url", f"{image.kind}_url": {"url": data_url(image)}}
 
@@ -147,7 +163,9 @@ WARNINGS: Final[Mapping[str, str]] = {
 }
 
 
-def unsent(answer: Generation, params: SamplingParams, usage: Usage, *, end_assumed: bool = False) -> list[str]:
+def unsent(
+    answer: Generation, params: SamplingParams, usage: Usage, *, end_assumed: bool = False
+) -> list[str]:
     """Warnings for what an answer lacks, as texts of `WARNINGS`.
 
     Args:
@@ -158,21 +176,27 @@ def unsent(answer: Generation, params: SamplingParams, usage: Usage, *, end_assu
     asked = params.return_logprob is True and bool(answer.text)
     tops = params.top_logprobs_num
     ids = params.token_ids_logprob
-    alternatives = (not isinstance(tops, Unset) and tops > 0, not isinstance(ids, Unset) and bool(ids))
+    alternatives = (
+        not isinstance(tops, Unset) and tops > 0,
+        not isinstance(ids, Unset) and bool(ids),
+    )
     missing = {
         "usage": not usage.prompt_tokens or (bool(answer.text) and not usage.completion_tokens),
         "logprobs": asked and not answer.output_logprobs,
-        "alternatives": asked and any(
+        "alternatives": asked
+        and any(
             wanted and not any(getattr(each, kind) for each in answer.output_logprobs)
             for wanted, kind in zip(alternatives, ("top", "ids"))
         ),
         "finish_reason": end_assumed,
-    }  # fmt: skip
+    }
     return [warning for name, warning in WARNINGS.items() if missing[name]]
 
 
 def text_of(record: object, value: UserValue) -> UserValue:
-    """Text in the record of a variable, or the texts in a list of samples or branches; else the value itself."""
+    """Text in the record of a variable, or the texts in a list of samples or branches; else the
+    value itself.
+    """
     if isinstance(record, Generation):
         return record.text
     if isinstance(record, list) and isinstance(value, list) and len(value) == len(record):

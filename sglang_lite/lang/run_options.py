@@ -11,7 +11,13 @@ from typing import Literal, ParamSpec, TypeVar, Unpack
 
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.default import BackendLike, backend_for, identity_for
-from sglang_lite.lang.checks import check_flags, check_limits, check_policy, check_whole, check_wind_down
+from sglang_lite.lang.checks import (
+    check_flags,
+    check_limits,
+    check_policy,
+    check_whole,
+    check_wind_down,
+)
 from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.sampling_keywords import written_out
@@ -23,11 +29,14 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _PARAMS = named("run", sglang=True)
 _PLAIN = RunSettings()
-_read = lru_cache(maxsize=1024, typed=True)(lambda **values: read_params(values, _PARAMS))  # runs have few different
+# runs have few different
+_read = lru_cache(maxsize=1024, typed=True)(lambda **values: read_params(values, _PARAMS))
 _OWN = {field.name for field in fields(RunSettings)}
 
 
-def with_signature_of(method: Callable[_P, UserValue]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
+def with_signature_of(
+    method: Callable[_P, UserValue],
+) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
     """Decorator that copies `method`'s signature, for wrappers that take *args and **kwargs."""
 
     def with_signature(twin: Callable[..., _T]) -> Callable[_P, _T]:
@@ -77,15 +86,18 @@ def run_keywords(
     shortened: Literal["raise", "warn", "keep"] | None = None,
     **kwargs: UserValue,
 ) -> None:
-    """Declares what `run` and `arun` take. They receive only what the caller gives, which may be the program's own."""
+    """Declares what `run` and `arun` take. They receive only what the caller gives, which may be
+    the program's own.
+    """
 
 
 RUN_OPTIONS = inspect.signature(run_options).parameters.keys() - {"self"}
 
 
 def with_inherited(given: Mapping[str, UserValue]) -> Mapping[str, UserValue]:
-    """Options with those that a run inside another run was not given: a seed derived from the outer run's, and the
-    outer run's priority if the backend is the same."""
+    """Options with those that a run inside another run was not given: a seed derived from the outer
+    run's, and the outer run's priority if the backend is the same.
+    """
     outer = current_run.get()
     if outer is None:
         return given
@@ -128,7 +140,9 @@ def settings_of(given: Mapping[str, UserValue]) -> RunSettings:
     values = {
         name: value
         for name, value in given.items()
-        if name in _PARAMS and value is not None and not (value is False and _PARAMS[name].default is False)
+        if name in _PARAMS
+        and value is not None
+        and not (value is False and _PARAMS[name].default is False)
     }  # what is off by itself, SGLang's ignore_eos=False, asks nothing of a backend
     own = {name: value for name, value in given.items() if name in _OWN}
     if (seed := own.get("seed")) is not None:
@@ -142,13 +156,16 @@ def settings_of(given: Mapping[str, UserValue]) -> RunSettings:
         params = read_params(values, _PARAMS)
     settings = RunSettings(
         params,
-        budget=None if limits == (None, None) else Budget(*limits), **own,
-    )  # fmt: skip
+        budget=None if limits == (None, None) else Budget(*limits),
+        **own,
+    )
     if own:
         check_limits(settings.timeout, settings.retries)
         if settings.wind_down is not None:
             check_wind_down(settings.wind_down, settings.timeout)
-        check_flags(stream=settings.stream, push_down=settings.push_down, use_thread=settings.use_thread)
+        check_flags(
+            stream=settings.stream, push_down=settings.push_down, use_thread=settings.use_thread
+        )
         check_whole("priority", settings.priority)
         if settings.shortened is not None:
             check_policy(settings.shortened)

@@ -1,4 +1,6 @@
-"""Sampling parameters as keywords: signatures that show them, and the SamplingParams of those that are given."""
+"""Sampling parameters as keywords: signatures that show them, and the SamplingParams of those that
+are given.
+"""
 
 from __future__ import annotations
 
@@ -18,32 +20,46 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _OF_GEN = named("gen")
 _TYPES: Final = {
-    "int": "int | None", "float": "float | None", "bool": "bool | None", "strings": "str | Sequence[str] | None",
-    "token ids": "Sequence[int] | None", "biases": "Mapping[int, float] | None", "order": "SamplingOrder | None",
+    "int": "int | None",
+    "float": "float | None",
+    "bool": "bool | None",
+    "strings": "str | Sequence[str] | None",
+    "token ids": "Sequence[int] | None",
+    "biases": "Mapping[int, float] | None",
+    "order": "SamplingOrder | None",
     "budget": "int | str | None",
-}  # fmt: skip
+}
 
 
 def written_out(
     place: Place, in_order: Sequence[str] = (), *, sglang: bool = False
 ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Decorator of a function whose `**` parameter receives the sampling parameters of a place: its signature shows
-    them, with SGLang's names and defaults if `sglang` is True.
+    """Decorator of a function whose `**` parameter receives the sampling parameters of a place: its
+    signature shows them, with SGLang's names and defaults if `sglang` is True.
 
     Args:
-        in_order: names of all parameters that can be given by position, if these are more than two: the function
-            receives the others by name, and has `*others` only for type checkers. Wrong arguments are explained, too.
+        in_order: names of all parameters that can be given by position, if these are more than two:
+            the function receives the others by name, and has `*others` only for type checkers.
+            Wrong arguments are explained, too.
     """
     shown = {
         name: Parameter(
-            name, Parameter.KEYWORD_ONLY, annotation=_TYPES[each.kind],
-            default=each.default if sglang and each.default != () and "request" not in each.places else None,
+            name,
+            Parameter.KEYWORD_ONLY,
+            annotation=_TYPES[each.kind],
+            default=each.default
+            if sglang and each.default != () and "request" not in each.places
+            else None,
         )
         for name, each in named(place, sglang=sglang).items()
-    }  # fmt: skip
+    }
 
     def with_signature(func: Callable[_P, _T]) -> Callable[_P, _T]:
-        own = {name: each for name, each in inspect.signature(func).parameters.items() if name not in shown}
+        own = {
+            name: each
+            for name, each in inspect.signature(func).parameters.items()
+            if name not in shown
+        }
         parameters = {**shown, **own}
         for name in in_order:
             parameters[name] = parameters.pop(name).replace(kind=Parameter.POSITIONAL_OR_KEYWORD)
@@ -54,7 +70,8 @@ def written_out(
         if not in_order:
             return func
         call: Callable[..., _T] = func
-        free = [parameters.keys() - {*in_order[:count]} for count in range(3)]  # by the values before
+        # by the values before
+        free = [parameters.keys() - {*in_order[:count]} for count in range(3)]
 
         @explains_wrong_arguments
         @functools.wraps(func)
@@ -73,14 +90,16 @@ def written_out(
 
 
 def gen_params(max_tokens: UserValue, others: Mapping[str, UserValue]) -> SamplingParams:
-    """SamplingParams of the keywords of `gen`; None for unset. Cached, as a program uses few different ones.
+    """SamplingParams of the keywords of `gen`; None for unset. Cached, as a program uses few
+    different ones.
 
     Raises:
         ParameterError: a value can't be honoured by any backend.
     """
     if max_tokens is None and not others:
         return NO_PARAMS
-    if isinstance(max_tokens, str) and not max_tokens.isdigit():  # gen(prompt, "name"), as in other libraries
+    # gen(prompt, "name"), as in other libraries
+    if isinstance(max_tokens, str) and not max_tokens.isdigit():
         hint = 'A prompt is added before a generation, whose name comes first: s += prompt + gen("name").'
         raise ParameterError("max_tokens", f"{max_tokens!r:.60} is not a whole number.", hint=hint)
     try:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class Scope:
-    """Context manager that adds one expression to a state on entry and another on exit, also after an exception."""
+    """Context manager that adds one expression to a state on entry and another on exit, also after
+    an exception.
+    """
 
     def __init__(self, state: ProgramState, begin: Expression, end: Expression) -> None:
         self._state = state
@@ -29,14 +31,21 @@ class Scope:
         self._state.whole_branch.submit(self._begin, user_location())
         return self._state
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        with contextlib.suppress(*([SglError] if error is not None else [])):  # keeps the error of the `with` block
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        # keeps the error of the `with` block
+        with contextlib.suppress(*([SglError] if error is not None else [])):
             self._state.branch.submit(self._end, user_location())
 
 
 class CopyScope:
-    """Context manager of `with s.copy() as c`: `c` is a branch of the state, and the variables that it makes become the
-    state's on exit."""
+    """Context manager of `with s.copy() as c`: `c` is a branch of the state, and the variables that
+    it makes become the state's on exit.
+    """
 
     def __init__(self, state: ProgramState) -> None:
         self._state = state
@@ -46,13 +55,20 @@ class CopyScope:
         self._group = self._state.fork(1)
         return self._group[0]
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         assert self._group is not None
         adopt(self._state.branch, self._group[0].branch)
 
 
 class Checkpoint:
-    """Context manager of `with s.checkpoint() as c`: a place in a program to which `c.rollback()` returns."""
+    """Context manager of `with s.checkpoint() as c`: a place in a program to which `c.rollback()`
+    returns.
+    """
 
     def __init__(self, state: ProgramState) -> None:
         self._state = state
@@ -62,16 +78,24 @@ class Checkpoint:
         self._mark = self._state.whole_branch.mark(user_location())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self._mark = None
 
     def rollback(self) -> None:
-        """Restores the text, turns and variables that the program had at the checkpoint; an error since then is
-        forgotten. Can be called repeatedly.
+        """Restores the text, turns and variables that the program had at the checkpoint; an error
+        since then is forgotten. Can be called repeatedly.
 
         Raises:
-            ProgramError: the `with` block has ended, or the run has stream=True, so that text may have been shown.
+            ProgramError: the `with` block has ended, or the run has stream=True, so that text may
+                have been shown.
         """
         if self._mark is None:
-            raise ProgramError("the checkpoint can only be rolled back inside its `with`.", where=user_location())
+            raise ProgramError(
+                "the checkpoint can only be rolled back inside its `with`.", where=user_location()
+            )
         self._state.branch.roll_back(self._mark, user_location())

@@ -24,25 +24,34 @@ if TYPE_CHECKING:
 class ProgramStateGroup:
     """States of the branches of a fork, as a sequence with `len`, indexing and iteration."""
 
-    def __init__(self, states: Sequence[ProgramState], src_state: ProgramState | None = None) -> None:
+    def __init__(
+        self, states: Sequence[ProgramState], src_state: ProgramState | None = None
+    ) -> None:
         self.states = list(states)
         self.src_state = src_state
         self._alike = src_state is not None  # the group has added the same to all branches
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Gives the results of the branches to the state that they were forked from, without waiting for them.
+        """Gives the results of the branches to the state that they were forked from, without
+        waiting for them.
 
         Args:
-            mode: "gather_variable" (default): each variable that a branch has set since the fork becomes a list in that
-                state, with one entry per branch, or None for a branch that has not set it. Reading the list raises the
-                error of a branch that failed. "concate_and_append": in addition, the texts that the branches added are
-                appended, one after another.
+            mode: "gather_variable" (default): each variable that a branch has set since the fork
+                becomes a list in that state, with one entry per branch, or None for a branch that
+                has not set it. Reading the list raises the error of a branch that failed.
+                "concate_and_append": in addition, the texts that the branches added are appended,
+                one after another.
         """
         if self.src_state is None:
-            raise ProgramError("this group was not made by fork(), so there is nothing to join.", where=user_location())
+            raise ProgramError(
+                "this group was not made by fork(), so there is nothing to join.",
+                where=user_location(),
+            )
         if mode not in ("gather_variable", "concate_and_append"):
             raise ParameterError(
-                "mode", f"{mode!r} is not 'gather_variable' or 'concate_and_append'.", where=user_location()
+                "mode",
+                f"{mode!r} is not 'gather_variable' or 'concate_and_append'.",
+                where=user_location(),
             )
         for state in (self.src_state, *self.states):
             state.branch.names.check(user_location())
@@ -50,7 +59,9 @@ class ProgramStateGroup:
         children = [state.branch for state in self.states]
         parent.join(children, mode, user_location())
         own = [child.names.own() for child in children]
-        gathered = {name: _gather(children, own, name) for name in dict.fromkeys(chain.from_iterable(own))}
+        gathered = {
+            name: _gather(children, own, name) for name in dict.fromkeys(chain.from_iterable(own))
+        }
         for name, variable in gathered.items():
             parent.names.declare(name, variable)
 
@@ -73,15 +84,18 @@ class ProgramStateGroup:
         try:
             return self.states[i]
         except IndexError:
-            raise IndexError(f"there is no branch {i}: the fork has {len(self)}, numbered from 0.") from None
+            raise IndexError(
+                f"there is no branch {i}: the fork has {len(self)}, numbered from 0."
+            ) from None
 
     def __setitem__(self, i: int, value: ProgramState) -> None:
         if value is not self.states[i]:  # `group[i] += …` assigns the same state
             raise ProgramError("the branches of a fork can't be replaced.", where=user_location())
 
     def __iadd__(self, other: object) -> ProgramStateGroup:
-        """Adds to every branch: the same text or expression, one item of a list per branch, or the result of a function
-        of the branch's index."""
+        """Adds to every branch: the same text or expression, one item of a list per branch, or the
+        result of a function of the branch's index.
+        """
         where = user_location()
         if isinstance(other, str | Expression):
             alike = self._alike
@@ -97,14 +111,18 @@ class ProgramStateGroup:
         elif isinstance(other, list | tuple):
             if len(other) != len(self.states):
                 raise ParameterError(
-                    "+=", f"{len(other)} items for {len(self.states)} branches. Give one for each.", where=where
+                    "+=",
+                    f"{len(other)} items for {len(self.states)} branches. Give one for each.",
+                    where=where,
                 )
             each = other
         else:
             raise ParameterError(
-                "+=", f"{with_article(type(other).__name__)} can't be added to a group.",
-                hint="Give text, an expression, a list of them, or a function of the index.", where=where,
-            )  # fmt: skip
+                "+=",
+                f"{with_article(type(other).__name__)} can't be added to a group.",
+                hint="Give text, an expression, a list of them, or a function of the index.",
+                where=where,
+            )
         self._alike = self._alike and isinstance(other, str | Expression)
         for state, item in zip(self.states, each):
             if item is None:
@@ -113,9 +131,12 @@ class ProgramStateGroup:
         return self
 
 
-def _gather(children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], name: str) -> Variable:
-    """Variable for the list of the values that the branches have set for a name, with None for a branch that has set
-    none. If a branch failed to make its value, the variable fails with that error.
+def _gather(
+    children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], name: str
+) -> Variable:
+    """Variable for the list of the values that the branches have set for a name, with None for a
+    branch that has set none. If a branch failed to make its value, the variable fails with that
+    error.
 
     Args:
         own: variables that each branch has made.
@@ -133,9 +154,16 @@ def _gather(children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], n
                     gathered.where = variable.where
                     gathered.fail(error)
         if not gathered.done:
-            gathered.record = [None if variable is None else variable.record for variable in variables]
+            gathered.record = [
+                None if variable is None else variable.record for variable in variables
+            ]
             # A cancellation may take values away meanwhile; it takes the list away, too.
-            gathered.set([None if variable is None else next(iter(variable.so_far()), None) for variable in variables])
+            gathered.set(
+                [
+                    None if variable is None else next(iter(variable.so_far()), None)
+                    for variable in variables
+                ]
+            )
 
     when_all_done(declared, settled)
     return gathered
@@ -149,7 +177,8 @@ def adopt(parent: Branch, child: Branch) -> None:
 
 
 def _see_failure(child: Branch, variable: Variable) -> None:
-    """Marks the child's failure as seen if this variable of it has failed, since the parent reports that error. (The
-    failure of a node without a variable stays unseen.)"""
+    """Marks the child's failure as seen if this variable of it has failed, since the parent reports
+    that error. (The failure of a node without a variable stays unseen.)
+    """
     if variable.error() is not None:
         child.player.failure_reported = True

@@ -13,21 +13,31 @@ if TYPE_CHECKING:
     from sglang_lite.lang.state import ProgramState
 
 
-def states_table(results: Sequence[ProgramState | Exception | UserValue], *, of_runs: bool) -> Markup:
+def states_table(
+    results: Sequence[ProgramState | Exception | UserValue], *, of_runs: bool
+) -> Markup:
     """Number of states, and their `rows_table`."""
     failed = sum(_error(each) is not None for each in results)
-    counts = f"{len(results):,} {'runs' if of_runs else 'branches'}" + f", {failed:,} failed" * (failed > 0)
+    counts = f"{len(results):,} {'runs' if of_runs else 'branches'}" + f", {failed:,} failed" * (
+        failed > 0
+    )
     return fragment(element("p", counts), rows_table(dict(enumerate(results)), of_runs=of_runs))
 
 
-def rows_table(results: Mapping[int, ProgramState | Exception | UserValue], *, of_runs: bool) -> Markup:
-    """Table of states by their numbers, and of the errors in the place of some. Shows what is there, and waits for
-    nothing.
+def rows_table(
+    results: Mapping[int, ProgramState | Exception | UserValue], *, of_runs: bool
+) -> Markup:
+    """Table of states by their numbers, and of the errors in the place of some. Shows what is
+    there, and waits for nothing.
 
     Args:
-        of_runs: whether each state is that of a run, whose tokens and error have columns; else of a branch.
+        of_runs: whether each state is that of a run, whose tokens and error have columns; else of a
+            branch.
     """
-    variables = {i: {} if isinstance(each, Exception) else each.branch.names.variables for i, each in results.items()}
+    variables = {
+        i: {} if isinstance(each, Exception) else each.branch.names.variables
+        for i, each in results.items()
+    }
     names = [*dict.fromkeys(name for own in variables.values() for name in own)]
     head = ["", *names, *(("tokens", "error") if of_runs else ())]
     rows = ([i, *(_shown(own.get(name)) for name in names)] for i, own in variables.items())

@@ -40,7 +40,8 @@ class SoFar:
     """Text and variables of a run at a moment.
 
     Attributes:
-        text: text of the state; of a run with stream=True with what a running generation has brought.
+        text: text of the state; of a run with stream=True with what a running generation has
+            brought.
         variables: variables that have a value, by name.
         ended: True if the body has ended and nothing is left to be executed.
     """
@@ -98,8 +99,9 @@ def _text_in(branch: Branch, variable: Variable) -> str:
 
 
 def _find_streamed(state: ProgramState, name: VariableName) -> Variable:
-    """Variable of a name whose text is streamed: the first, for the caller of a streamed run who has not waited for the
-    end of its body; else the one that the name has now."""
+    """Variable of a name whose text is streamed: the first, for the caller of a streamed run who
+    has not waited for the end of its body; else the one that the name has now.
+    """
     find = find_first if state.follows_body else find_variable
     return find(state.branch.player, name, user_location())
 
@@ -111,14 +113,21 @@ async def _afind_firsted(state: ProgramState, name: VariableName) -> Variable:
 
 
 def _log_so_far(branch: Branch) -> TextLog | None:
-    """Log of the text: to its end if the run is streamed, else of what was added until now. None if nothing is
-    streamed."""
+    """Log of the text: to its end if the run is streamed, else of what was added until now. None if
+    nothing is streamed.
+    """
     player = branch.player
-    return player.log if player.later is None else player.later.until(branch.read(nothing, user_location()))
+    return (
+        player.log
+        if player.later is None
+        else player.later.until(branch.read(nothing, user_location()))
+    )
 
 
 def show(state: ProgramState, page: Callable[[], str]) -> None:
-    """Shows the text of a streamed run in a notebook as it comes, and then the HTML that `page` makes."""
+    """Shows the text of a streamed run in a notebook as it comes, and then the HTML that `page`
+    makes.
+    """
     output = Output()
     with contextlib.suppress(SglError):  # it is in the page
         for text in accumulate(state.text_iter()):
@@ -133,11 +142,15 @@ def so_far(branch: Branch) -> SoFar:
     text = player.transcript.text() if pieces is None else pieces
     values = [(name, variable.so_far()) for name, variable in list(branch.names.variables.items())]
     found = {name: value for name, had in values for value in had}
-    return SoFar(text, found, not branch.run.body_open and all(each.at_rest for each in player.tree()))
+    return SoFar(
+        text, found, not branch.run.body_open and all(each.at_rest for each in player.tree())
+    )
 
 
 async def read(branch: Branch, variable: Variable) -> UserValue:
-    """Awaits the value of a variable for a reader of the state. An error of the variable counts as reported."""
+    """Awaits the value of a variable for a reader of the state. An error of the variable counts as
+    reported.
+    """
     try:
         return await variable.get()
     except SglError as error:
@@ -146,11 +159,15 @@ async def read(branch: Branch, variable: Variable) -> UserValue:
         raise
 
 
-async def apieces(state: ProgramState, name: VariableName | None, *, with_meta: bool) -> AsyncIterator[UserValue]:
-    """Async version of `pieces`; with a name and `with_meta`, yields pairs of text and metadata. Implements
-    `text_async_iter`."""
+async def apieces(
+    state: ProgramState, name: VariableName | None, *, with_meta: bool
+) -> AsyncIterator[UserValue]:
+    """Async version of `pieces`; with a name and `with_meta`, yields pairs of text and metadata.
+    Implements `text_async_iter`.
+    """
     branch = state.branch
-    if name is None and branch.run.body in (None, asyncio.current_task()):  # another task of the body may outlive it
+    # another task of the body may outlive it
+    if name is None and branch.run.body in (None, asyncio.current_task()):
         _refuse_own_end(branch)
     with_meta = with_meta and name is not None
     log = _log_so_far(branch) if name is None else None
@@ -176,7 +193,9 @@ async def apieces(state: ProgramState, name: VariableName | None, *, with_meta: 
 
 
 def values(state: ProgramState, name: VariableName) -> Iterator[UserValue]:
-    """Yields the partial values of a typed variable and finally the whole one. Implements `partial_iter`."""
+    """Yields the partial values of a typed variable and finally the whole one. Implements
+    `partial_iter`.
+    """
     variable = _find_streamed(state, name)
     partial = _PartialValue(variable, name)
     for piece in state.text_iter(name):
@@ -209,7 +228,8 @@ class _PartialValue:
 
         if variable.kind is None:
             raise ProgramError(
-                f"{name!r} has no type, and only gen(type=…) has values to stream.", where=user_location()
+                f"{name!r} has no type, and only gen(type=…) has values to stream.",
+                where=user_location(),
             )
         self._read = partial_reader(variable.kind)
         self._text = ""

@@ -1,8 +1,8 @@
 """Tools: Python functions that the model may call.
 
-`gen(tools=[…])` constrains the model to write either a call, with arguments that fit the function's signature, or an
-answer. The format is the one that the model was trained with if its chat template reveals a known one, else a JSON
-object.
+`gen(tools=[…])` constrains the model to write either a call, with arguments that fit the function's
+signature, or an answer. The format is the one that the model was trained with if its chat template
+reveals a known one, else a JSON object.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class ToolCall:
         try:
             return self._function(**self.arguments)
         except Exception as error:  # a tool may raise anything
-            raise ToolError(f"the tool {self.name} raised {type(error).__name__}: {error}") from error
+            raise ToolError(
+                f"the tool {self.name} raised {type(error).__name__}: {error}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +75,8 @@ class Toolbox:
         schemas: by name, the JSON schema of each function's arguments.
         shared: definitions that the schemas refer to.
         shown: all tools of the generation, as chat templates and chat APIs take them.
-        choice: "auto", "required" if the model has to call a tool, "named" if it has to call the only tool, once.
+        choice: "auto", "required" if the model has to call a tool, "named" if it has to call the
+            only tool, once.
         parallel: whether the model may call several tools at once; values are then lists of calls.
     """
 
@@ -86,7 +89,10 @@ class Toolbox:
 
     @staticmethod
     def of(
-        tools: Sequence[Callable[..., UserValue]], choice: str | Callable[..., UserValue], *, parallel: bool = False
+        tools: Sequence[Callable[..., UserValue]],
+        choice: str | Callable[..., UserValue],
+        *,
+        parallel: bool = False,
     ) -> Toolbox:
         """Builds the toolbox of a generation.
 
@@ -96,8 +102,8 @@ class Toolbox:
             parallel: whether the model may call several tools at once.
 
         Raises:
-            ParameterError: `tools` is empty, two tools have the same name, a parameter has no type or one that can't be
-                written as JSON, or `choice` is invalid.
+            ParameterError: `tools` is empty, two tools have the same name, a parameter has no type
+                or one that can't be written as JSON, or `choice` is invalid.
         """
         check_tools(tools)
         by_name: dict[str, Callable[..., Any]] = {}
@@ -105,7 +111,9 @@ class Toolbox:
             name = getattr(tool, "__name__", "")
             if not callable(tool) or not name:
                 raise ParameterError(
-                    "tools", f"{tool!r:.60} is not a named function.", hint="Give functions: tools=[search]."
+                    "tools",
+                    f"{tool!r:.60} is not a named function.",
+                    hint="Give functions: tools=[search].",
                 )
             if name in by_name:
                 raise ParameterError("tools", f"two tools are called {name!r}.")
@@ -116,7 +124,9 @@ class Toolbox:
             by_name = {chosen: by_name[chosen]}
             described = _described((by_name[chosen],))
         elif choice not in ("auto", "required"):
-            raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required' or one of the tools.")
+            raise ParameterError(
+                "tool_choice", f"{choice!r} is not 'auto', 'required' or one of the tools."
+            )
         mode: Literal["auto", "required", "named"] = "auto" if choice == "auto" else "required"
         pairs = {name: (tool, described.readers[name]) for name, tool in by_name.items()}
         mode = "named" if chosen in by_name else mode
@@ -127,21 +137,29 @@ class Toolbox:
         return PromptTools(tuple(map(to_json, self.shown)), family, self.parallel)
 
     def value_type(self, family: str | None) -> ValueType:
-        """Type of the text that a generation with these tools writes. Its values are ToolCall (lists of ToolCall with
-        `parallel`), or str for an answer.
+        """Type of the text that a generation with these tools writes. Its values are ToolCall
+        (lists of ToolCall with `parallel`), or str for an answer.
 
         Args:
             family: format of calls, as a name of text.tool_formats; None for one JSON object.
         """
         if family is not None:
-            schemas = {name: json_schema({**self.shared, **schema}) for name, schema in self.schemas.items()}
+            schemas = {
+                name: json_schema({**self.shared, **schema})
+                for name, schema in self.schemas.items()
+            }
             constraint = calls_constraint(family, schemas, self.choice, parallel=self.parallel)
             return ValueType(None, constraint, partial(self._read_format, family, schemas))
         functions = [
-            Function(name, inspect.getdoc(self.tools[name][0]) or "", schema) for name, schema in self.schemas.items()
+            Function(name, inspect.getdoc(self.tools[name][0]) or "", schema)
+            for name, schema in self.schemas.items()
         ]
         schema = tool_use_schema(
-            functions, self.shared, required=self.choice != "auto", parallel=self.parallel, once=self.choice == "named"
+            functions,
+            self.shared,
+            required=self.choice != "auto",
+            parallel=self.parallel,
+            once=self.choice == "named",
         )
         return ValueType(None, schema, self._read_object)
 
@@ -164,7 +182,9 @@ class Toolbox:
             entries = value["calls"] if self.parallel else [value]
             calls = [(call["tool"], json.dumps(call["arguments"])) for call in entries]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueValidationError(f"the text is neither a tool call nor an answer: {error}", text=text) from error
+            raise ValueValidationError(
+                f"the text is neither a tool call nor an answer: {error}", text=text
+            ) from error
         found = [self._called(name, arguments, text) for name, arguments in calls]
         return found if self.parallel else found[0]
 
@@ -175,7 +195,9 @@ class Toolbox:
             tool, reader = self.tools[name]
             values = reader.validate_json(arguments)
         except (KeyError, TypeError, ValueError, ValidationError) as error:
-            raise ValueValidationError(f"the text is neither a tool call nor an answer: {error}", text=text) from error
+            raise ValueValidationError(
+                f"the text is neither a tool call nor an answer: {error}", text=text
+            ) from error
         if isinstance(tool, SchemaTool):
             return ToolCall(name, values, tool)
         bound = inspect.signature(tool).bind(**values)
@@ -204,12 +226,15 @@ def _described(tools: tuple[Callable[..., Any], ...]) -> _Described:
 
 
 @lru_cache(maxsize=64)
-def _described_once(keys: tuple[tuple[weakref.ref[Callable[..., Any]], str | None], ...]) -> _Described:
+def _described_once(
+    keys: tuple[tuple[weakref.ref[Callable[..., Any]], str | None], ...],
+) -> _Described:
     return _describe([tool for reference, _ in keys if (tool := reference()) is not None])
 
 
 def _describe(tools: Sequence[Callable[..., Any]]) -> _Described:
-    from sglang_lite.constraints.python_types.pydantic_schema import schemas_of  # pydantic takes a while to load
+    # pydantic takes a while to load
+    from sglang_lite.constraints.python_types.pydantic_schema import schemas_of
 
     own = {tool.__name__: tool for tool in tools if isinstance(tool, SchemaTool)}
     readers = {tool.__name__: _arguments(tool) for tool in tools if tool.__name__ not in own}
@@ -217,7 +242,9 @@ def _describe(tools: Sequence[Callable[..., Any]]) -> _Described:
     found |= {name: dict(tool.schema) for name, tool in own.items()}
     schemas = {tool.__name__: found[tool.__name__] for tool in tools}
     shown = tuple(
-        Tool(tool.__name__, inspect.getdoc(tool) or "", _shown(arguments_schema(schema, shared))).shown
+        Tool(
+            tool.__name__, inspect.getdoc(tool) or "", _shown(arguments_schema(schema, shared))
+        ).shown
         for tool, schema in zip(tools, schemas.values())
     )
     return _Described({**readers, **own}, schemas, shared, shown)
@@ -227,31 +254,41 @@ def check_tools(tools: object, where: Location | None = None) -> None:
     """Raises ParameterError if `tools` is not a list or is empty."""
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         raise ParameterError(
-            "tools", f"{tools!r:.60} is not a list of functions.", hint="Give a list: tools=[search].", where=where
+            "tools",
+            f"{tools!r:.60} is not a list of functions.",
+            hint="Give a list: tools=[search].",
+            where=where,
         )
     if not tools:
-        raise ParameterError("tools", "the list is empty.", hint="Give at least one function.", where=where)
+        raise ParameterError(
+            "tools", "the list is empty.", hint="Give at least one function.", where=where
+        )
 
 
 def tool_schemas(tools: Sequence[Callable[..., UserValue]]) -> list[Mapping[str, Json]]:
-    """Tools as chat templates and chat APIs take them: `{"type": "function", "function": {"name", "description",
-    "parameters"}}`, with the docstring and the JSON Schema of the parameters. `gen(tools=…)` shows them to a model in
-    this form.
+    """Tools as chat templates and chat APIs take them: `{"type": "function", "function": {"name",
+    "description", "parameters"}}`, with the docstring and the JSON Schema of the parameters.
+    `gen(tools=…)` shows them to a model in this form.
 
     Raises:
         ParameterError: as for `gen(tools=…)`.
     """
-    return deepcopy([*Toolbox.of(tools, "auto").shown])  # a caller may change them, and tools are described once
+    # a caller may change them, and tools are described once
+    return deepcopy([*Toolbox.of(tools, "auto").shown])
 
 
 def _shown(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema of arguments with the keys that models know, in their usual order, without the documents of quotes."""
+    """Schema of arguments with the keys that models know, in their usual order, without the
+    documents of quotes.
+    """
     names = ("type", "properties", "required", "$defs")
     return {name: without_documents(schema[name]) for name in names if name in schema}
 
 
 def _arguments(tool: Callable[..., Any]) -> Any:
-    """Pydantic TypeAdapter of a function's keyword arguments. Raises ParameterError if the signature can't be used."""
+    """Pydantic TypeAdapter of a function's keyword arguments. Raises ParameterError if the
+    signature can't be used.
+    """
     from pydantic import PydanticUserError, TypeAdapter, with_config
 
     from sglang_lite.constraints.python_types.pydantic_schema import schema_of
@@ -260,17 +297,29 @@ def _arguments(tool: Callable[..., Any]) -> Any:
     try:
         parameters = inspect.signature(tool).parameters.values()
     except (TypeError, ValueError) as error:  # some functions written in C
-        raise ParameterError("tools", f"{tool.__name__} has no signature.", hint="Wrap it in a function.") from error
+        raise ParameterError(
+            "tools", f"{tool.__name__} has no signature.", hint="Wrap it in a function."
+        ) from error
     try:
         hints = inspect.get_annotations(tool, eval_str=True)
         for parameter in parameters:
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-                raise ParameterError("tools", f"{tool.__name__}: the parameter {parameter} can't be given by name.")
+            if parameter.kind in (
+                parameter.VAR_POSITIONAL,
+                parameter.VAR_KEYWORD,
+                parameter.POSITIONAL_ONLY,
+            ):
+                raise ParameterError(
+                    "tools", f"{tool.__name__}: the parameter {parameter} can't be given by name."
+                )
             if parameter.name not in hints:
                 problem = f"{tool.__name__}: the parameter {parameter.name} has no type."
-                raise ParameterError("tools", problem, hint=f"Annotate it, e.g. {parameter.name}: str.")
+                raise ParameterError(
+                    "tools", problem, hint=f"Annotate it, e.g. {parameter.name}: str."
+                )
             kind = readable(hints[parameter.name])
-            fields[parameter.name] = kind if parameter.default is parameter.empty else NotRequired[kind]
+            fields[parameter.name] = (
+                kind if parameter.default is parameter.empty else NotRequired[kind]
+            )
         arguments: Any = TypedDict(f"{tool.__name__}_arguments", fields)  # type: ignore[misc] # made at run time
         adapter = TypeAdapter(with_config({"extra": "forbid"})(arguments))
         schema_of(adapter, tool.__name__)
@@ -283,9 +332,17 @@ def _arguments(tool: Callable[..., Any]) -> Any:
 
 # Keywords by which a schema may allow members that `properties` does not name.
 _ALLOW_MORE = (
-    "additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "anyOf", "oneOf", "allOf", "if",
-    "dependentSchemas", "$dynamicRef",
-)  # fmt: skip
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "$ref",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "if",
+    "dependentSchemas",
+    "$dynamicRef",
+)
 
 
 class SchemaTool:
@@ -294,8 +351,8 @@ class SchemaTool:
     Args:
         name: its name.
         description: text that describes it to the model.
-        schema: JSON schema of the arguments, an object. Members that it does not name are refused, unless it says which
-            are allowed.
+        schema: JSON schema of the arguments, an object. Members that it does not name are refused,
+            unless it says which are allowed.
         call: function of the arguments by name.
 
     Raises:
@@ -303,7 +360,11 @@ class SchemaTool:
     """
 
     def __init__(
-        self, name: str, description: str, schema: Mapping[str, Json], call: Callable[[dict[str, Json]], UserValue]
+        self,
+        name: str,
+        description: str,
+        schema: Mapping[str, Json],
+        call: Callable[[dict[str, Json]], UserValue],
     ) -> None:
         own = closed({key: value for key, value in schema.items() if key != "$schema"})
         if own.get("type", "object") != "object":
@@ -341,13 +402,20 @@ class SchemaTool:
         """Names and types of the parameters, as in a signature."""
         properties = self.schema.get("properties", {})
         required = self.schema.get("required", [])
-        shown = [f"{name}{'' if name in required else '?'}: {_type(each)}" for name, each in properties.items()]
+        shown = [
+            f"{name}{'' if name in required else '?'}: {_type(each)}"
+            for name, each in properties.items()
+        ]
         return f"({', '.join(shown)})"
 
 
 def closed(schema: Mapping[str, Json]) -> dict[str, Json]:
-    """Schema of a tool's arguments without members that it does not name, unless it says which are allowed."""
-    if schema.keys().isdisjoint(_ALLOW_MORE) and {*schema.get("required", ())} <= {*schema.get("properties", ())}:
+    """Schema of a tool's arguments without members that it does not name, unless it says which are
+    allowed.
+    """
+    if schema.keys().isdisjoint(_ALLOW_MORE) and {*schema.get("required", ())} <= {
+        *schema.get("properties", ())
+    }:
         return {**schema, "additionalProperties": False}
     return dict(schema)
 

@@ -11,7 +11,10 @@ from typing import Any
 
 from sglang_lite.protocol import Location, SglError
 
-LIBRARIES = ("<frozen ", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+LIBRARIES = (
+    "<frozen ",
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+)
 _CARRIERS = (
     "sglang_lite",
     "asyncio",
@@ -20,16 +23,17 @@ _CARRIERS = (
     "threading",
 )  # packages whose frames only pass an error on to its reader
 
-# By the id of the code, whose hash reads all of it, and the offset of an instruction. The code is kept, so that no
-# other one gets its id. Shared, as runs and rows of a batch come to the same ones.
+# By the id of the code, whose hash reads all of it, and the offset of an instruction. The code is
+# kept, so that no other one gets its id. Shared, as runs and rows of a batch come to the same ones.
 _locations: dict[tuple[int, int], tuple[CodeType, Location]] = {}
 _MAX_LOCATIONS = 4096
 _last_lines: dict[Location, int] = {}  # of statements that have several lines
 
 
 def user_location() -> Location | None:
-    """Location of the innermost frame outside this package, or None if all frames are in it. The caller's own frame is
-    not considered."""
+    """Location of the innermost frame outside this package, or None if all frames are in it. The
+    caller's own frame is not considered.
+    """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("sglang_lite."):
         frame = frame.f_back
@@ -60,19 +64,28 @@ def own_line(statement: Location | None, made: Location | None) -> Location | No
         made: location at which it was made.
 
     Returns:
-        `made` if it is a later line of the statement, also of a function that is defined in it; else `statement`.
+        `made` if it is a later line of the statement, also of a function that is defined in it;
+        else `statement`.
     """
-    if made is None or statement is None or made.line <= statement.line or made.file != statement.file:
+    if (
+        made is None
+        or statement is None
+        or made.line <= statement.line
+        or made.file != statement.file
+    ):
         return statement
     if made.line > _last_lines.get(statement, 0):
         return statement
-    within = made.function == statement.function or made.function.startswith(f"{statement.function}.<locals>.")
+    within = made.function == statement.function or made.function.startswith(
+        f"{statement.function}.<locals>."
+    )
     return made if within else statement
 
 
 def trim(error: BaseException) -> None:
-    """Removes this package's frames from the tracebacks of an error and of its causes. An error that is a bug of this
-    package keeps its traceback."""
+    """Removes this package's frames from the tracebacks of an error and of its causes. An error
+    that is a bug of this package keeps its traceback.
+    """
     seen = set[int]()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -117,12 +130,16 @@ def _without_carriers(trace: TracebackType | None) -> TracebackType | None:
 
 
 class _Trimmed:
-    """Context manager that removes this package's frames from the traceback of an exception raised inside."""
+    """Context manager that removes this package's frames from the traceback of an exception raised
+    inside.
+    """
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         if error is not None:
             trim(error)
 

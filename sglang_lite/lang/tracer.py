@@ -1,5 +1,6 @@
-"""Tracing: runs a program's body without executing its nodes, and records them. Values that only a run has are symbols
-(symbolic/symbols.py)."""
+"""Tracing: runs a program's body without executing its nodes, and records them. Values that only a
+run has are symbols (symbolic/symbols.py).
+"""
 
 from __future__ import annotations
 
@@ -46,7 +47,16 @@ from sglang_lite.lang.symbolic.symbols import MARK, SglArgument, SglVariable, Sy
 from sglang_lite.lang.unawaited import must_await
 from sglang_lite.markup import element, fragment
 from sglang_lite.program.graph import Call
-from sglang_lite.program.nodes import BaseNode, Expression, Mark, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
+from sglang_lite.program.nodes import (
+    BaseNode,
+    Expression,
+    Mark,
+    ScopeBegin,
+    ScopeEnd,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
 from sglang_lite.protocol import UNSET, Location, ParameterError, ProgramError, Regex, TraceError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.chat_template import TurnTemplate
@@ -63,7 +73,8 @@ class TracerProgramState(ProgramState):
     """State of a program that is being traced, and the result of `trace()`.
 
     Args:
-        program: program that is traced; None for branches, and for programs that a traced program calls.
+        program: program that is traced; None for branches, and for programs that a traced program
+            calls.
         arguments: arguments of the body, including symbols for those that were not given.
 
     Attributes:
@@ -74,7 +85,10 @@ class TracerProgramState(ProgramState):
     branch: TracedBranch
 
     def __init__(
-        self, branch: Branch, program: BaseProgram | None = None, arguments: Mapping[str, UserValue] | None = None
+        self,
+        branch: Branch,
+        program: BaseProgram | None = None,
+        arguments: Mapping[str, UserValue] | None = None,
     ) -> None:
         super().__init__(branch)
         self._program = program
@@ -100,11 +114,15 @@ class TracerProgramState(ProgramState):
     @property
     def child_states(self) -> list[TracerProgramState]:
         """States of forks and of programs that the body calls."""
-        return [state for state in self.branch.player.states if isinstance(state, TracerProgramState)]
+        return [
+            state for state in self.branch.player.states if isinstance(state, TracerProgramState)
+        ]
 
     @property
     def answers(self) -> Mapping[int, TracedAnswer]:
-        """Generations and selections of a trace for `explain`, by the ids of their nodes in the graph."""
+        """Generations and selections of a trace for `explain`, by the ids of their nodes in the
+        graph.
+        """
         return self.branch.player.way.graph.answers
 
     def call(self, program: UserValue, *args: UserValue, **kwargs: UserValue) -> UserValue:
@@ -113,7 +131,9 @@ class TracerProgramState(ProgramState):
         traced = trace_call(program, args, kwargs)
         return _as_coroutine(traced) if program.is_async and in_event_loop() else traced
 
-    def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
+    def fork(
+        self, size: int = 1, position_ids_offset: list[int] | None = None
+    ) -> ProgramStateGroup:
         group = super().fork(size, position_ids_offset)
         self.branch.player.states += group.states
         return group
@@ -133,20 +153,24 @@ class TracerProgramState(ProgramState):
         SglVariable(name_of(name, user_location())).__refuse__("read the metadata of a variable")
 
     def graph(self) -> Graph:
-        """Graph of the program, with all ways through its body that were followed. Runs the body once more, with the
-        same arguments, to find texts that change from run to run.
+        """Graph of the program, with all ways through its body that were followed. Runs the body
+        once more, with the same arguments, to find texts that change from run to run.
 
         Raises:
             ProgramError: the state is a branch, or belongs to a program called by the traced one.
         """
         if self._program is None:
-            raise ProgramError("only the state that trace() returned has a graph.", where=user_location())
+            raise ProgramError(
+                "only the state that trace() returned has a graph.", where=user_location()
+            )
         ways = [path.state.branch.player.way for path in self.paths]
         graph = graph_of(self._program, self.arguments, ways, complete=self.complete)
         again = _tracer(self._program, self.arguments, self.branch.backend, ways[0].forced)
         with contextlib.suppress(CutError, Exception):  # errors were handled in the first run
             _run_traced(self._program, again)
-        return changed(graph, graph_of(self._program, {}, [again.branch.player.way], complete=False))
+        return changed(
+            graph, graph_of(self._program, {}, [again.branch.player.way], complete=False)
+        )
 
     def flatten_nodes(self) -> list[Expression]:
         """Nodes of the state, as a new list: none of them contains others."""
@@ -177,8 +201,9 @@ async def _as_coroutine(state: TracerProgramState) -> TracerProgramState:
 
 
 class TracingScope:
-    """Context manager that makes programs called inside be traced, as children of `tracer_state`. Applies only to the
-    current context: programs of other threads and tasks run."""
+    """Context manager that makes programs called inside be traced, as children of `tracer_state`.
+    Applies only to the current context: programs of other threads and tasks run.
+    """
 
     def __init__(self, tracer_state: TracerProgramState) -> None:
         self.tracer_state = tracer_state
@@ -220,18 +245,23 @@ class TracedPath:
 
 
 def trace_program(
-    program: BaseProgram, arguments: dict[str, UserValue], backend: Backend | None, explore: int | None = None
+    program: BaseProgram,
+    arguments: dict[str, UserValue],
+    backend: Backend | None,
+    explore: int | None = None,
 ) -> TracerProgramState:
     """Traces a program and returns the state of the first way through its body.
 
     Args:
         arguments: arguments by name; the others are symbols.
-        backend: backend whose chat template and capabilities apply; None for that of the program that is being traced,
-            or NoBackend.
-        explore: maximum number of ways through the body to follow; None for one way without decisions.
+        backend: backend whose chat template and capabilities apply; None for that of the program
+            that is being traced, or NoBackend.
+        explore: maximum number of ways through the body to follow; None for one way without
+            decisions.
 
     Raises:
-        TraceError: the body decides by a symbol (with `explore`, in a way that can't be explored), or does not end.
+        TraceError: the body decides by a symbol (with `explore`, in a way that can't be explored),
+            or does not end.
         ParameterError: the arguments don't fit the program.
     """
     if explore is None:
@@ -246,7 +276,9 @@ def trace_program(
     return state
 
 
-def trace_call(program: BaseProgram, args: Sequence[UserValue], kwargs: dict[str, UserValue]) -> TracerProgramState:
+def trace_call(
+    program: BaseProgram, args: Sequence[UserValue], kwargs: dict[str, UserValue]
+) -> TracerProgramState:
     """Traces a program that the body of a traced program calls. Settings of the run are ignored."""
     own = {name: value for name, value in kwargs.items() if name not in program.options}
     try:
@@ -259,8 +291,10 @@ def trace_call(program: BaseProgram, args: Sequence[UserValue], kwargs: dict[str
 def explored(
     program: BaseProgram, arguments: dict[str, UserValue], backend: Backend | None, most: int
 ) -> TracerProgramState:
-    """State of the first of at most `most` ways through a body, which are followed breadth-first: the first way takes
-    the first outcome of each decision, and the outcomes of earlier decisions are varied before those of later ones."""
+    """State of the first of at most `most` ways through a body, which are followed breadth-first:
+    the first way takes the first outcome of each decision, and the outcomes of earlier decisions
+    are varied before those of later ones.
+    """
     waiting: deque[tuple[int, ...]] = deque([()])
     paths: list[TracedPath] = []
     graph = TracedGraph()
@@ -279,8 +313,11 @@ def explored(
         left -= len(way.ids)
         for i, decision in enumerate(way.decisions()[len(forced) :], len(forced)):
             others = ((*way.outcomes[:i], other) for other in range(1, len(decision.outcomes)))
-            waiting.extend(itertools.islice(others, most + 1 - len(waiting)))  # further ones would not be used
-    over = all(not path.cut and not (path.error is not None and is_limit(path.error)) for path in paths)
+            # further ones would not be used
+            waiting.extend(itertools.islice(others, most + 1 - len(waiting)))
+    over = all(
+        not path.cut and not (path.error is not None and is_limit(path.error)) for path in paths
+    )
     first = paths[0].state
     first.paths = paths
     first.complete = over and not waiting
@@ -288,8 +325,9 @@ def explored(
 
 
 def extract_prefix_by_tracing(program: BaseProgram, backend: BackendLike | None) -> str:
-    """Constant text that every run of a program starts with. Tracing stops at the first node that is not constant text,
-    or at an exception of the body."""
+    """Constant text that every run of a program starts with. Tracing stops at the first node that
+    is not constant text, or at an exception of the body.
+    """
     chosen = None if backend is None else as_backend(backend)
     state = _tracer(program, dict(program.bind_arguments), chosen, only=_CONSTANT)
     with contextlib.suppress(CutError, Exception):
@@ -340,15 +378,18 @@ def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
         if inside:
             raise
         raise EndlessError(
-            f"{program.name} calls itself without an end.", hint="Bound the recursion by a value that is not a symbol.",
+            f"{program.name} calls itself without an end.",
+            hint="Bound the recursion by a value that is not a symbol.",
             where=raised_at(error),
-        ) from None  # fmt: skip
+        ) from None
     finally:
         current_run.reset(token)
 
 
 def awaited(body: Coroutine[object, object, UserValue]) -> UserValue:
-    """Result of a coroutine, which is run in this thread, or in a new one if this thread already runs an event loop."""
+    """Result of a coroutine, which is run in this thread, or in a new one if this thread already
+    runs an event loop.
+    """
     if not in_event_loop():
         return asyncio.run(body)
     with ThreadPoolExecutor(1) as beside:
@@ -356,7 +397,8 @@ def awaited(body: Coroutine[object, object, UserValue]) -> UserValue:
 
 
 class NoBackend(Backend):
-    """Backend of traces without a backend: has a chat template and supports all constraints, but can't run programs.
+    """Backend of traces without a backend: has a chat template and supports all constraints, but
+    can't run programs.
 
     Args:
         template: chat template; None for ChatML.
@@ -369,7 +411,9 @@ class NoBackend(Backend):
         self.chat_template = template or get_chat_template("chatml")
 
     def agenerate(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TraceError("tracing can't run a program.", hint="Add it (s += program(…)), or use s.call(program).")
+        raise TraceError(
+            "tracing can't run a program.", hint="Add it (s += program(…)), or use s.call(program)."
+        )
 
     async def aselect(self, *args: object, **kwargs: object) -> NoReturn:
         self.agenerate()
@@ -384,13 +428,17 @@ class TracedPlanner(CallPlanner):
     def __init__(self, backend: TracedBackend) -> None:
         super().__init__(backend.about, backend.facts, backend.about.shares_prompt_cost)
 
-    def plan(self, expressions: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
+    def plan(
+        self, expressions: Sequence[Expression], role: str | None, where: Location | None
+    ) -> Sequence[Expression]:
         planned = list(expressions)
         context = TurnContext(self._backend, role, self._run, where)
         for i, (turn, index) in plan(list(map(_known, expressions)), context).items():
             expression = planned[i]
             assert isinstance(expression, SglGen | SglSelect)
-            planned[i] = msgspec.structs.replace(expression, source=TurnSource(Turn(turn, self._run), index))
+            planned[i] = msgspec.structs.replace(
+                expression, source=TurnSource(Turn(turn, self._run), index)
+            )
         return planned
 
     def may_share(self, own: SglGen, size: int) -> bool:
@@ -409,7 +457,11 @@ def _known(expression: Expression) -> Expression:
         case SglGen():
             node = expression.node
             constraint = Regex("[^\n]+") if _is_open(node.constraint) else node.constraint
-            changes = {name: UNSET for name in node.params.__struct_fields__ if _is_open(getattr(node.params, name))}
+            changes = {
+                name: UNSET
+                for name in node.params.__struct_fields__
+                if _is_open(getattr(node.params, name))
+            }
             params = msgspec.structs.replace(node.params, **changes)
             return msgspec.structs.replace(
                 expression, node=msgspec.structs.replace(node, params=params, constraint=constraint)
@@ -425,4 +477,7 @@ def _is_open(value: Any) -> bool:
     """Returns True if a value contains a symbol."""
     if isinstance(value, Symbol):
         return True
-    return value is not UNSET and MARK.search(msgspec.json.encode(value, enc_hook=str).decode()) is not None
+    return (
+        value is not UNSET
+        and MARK.search(msgspec.json.encode(value, enc_hook=str).decode()) is not None
+    )

@@ -1,4 +1,6 @@
-"""Coroutines whose value is what callers want: using one without `await`, as if it were the value, is an error."""
+"""Coroutines whose value is what callers want: using one without `await`, as if it were the value,
+is an error.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,12 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def must_await(method: Callable[_P, Coroutine[Foreign, Foreign, _T]]) -> Callable[_P, Coroutine[Foreign, Foreign, _T]]:
-    """Decorator of a coroutine method whose result may not be compared or tested for truth instead of awaited."""
+def must_await(
+    method: Callable[_P, Coroutine[Foreign, Foreign, _T]],
+) -> Callable[_P, Coroutine[Foreign, Foreign, _T]]:
+    """Decorator of a coroutine method whose result may not be compared or tested for truth instead
+    of awaited.
+    """
 
     @functools.wraps(method)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> Coroutine[Foreign, Foreign, _T]:
@@ -38,8 +44,14 @@ class Unawaited(Coroutine[Foreign, Foreign, _T]):
     def send(self, value: object, /) -> Foreign:
         return self._coroutine.send(value)
 
-    def throw(self, kind: Foreign, value: Foreign = None, trace: TracebackType | None = None, /) -> Foreign:
-        return self._coroutine.throw(kind) if value is None else self._coroutine.throw(kind, value, trace)
+    def throw(
+        self, kind: Foreign, value: Foreign = None, trace: TracebackType | None = None, /
+    ) -> Foreign:
+        return (
+            self._coroutine.throw(kind)
+            if value is None
+            else self._coroutine.throw(kind, value, trace)
+        )
 
     def close(self) -> None:
         self._coroutine.close()

@@ -22,11 +22,15 @@ def load(file: Path) -> ModuleType:
         ParameterError: the file does not exist, or its code fails.
     """
     if not file.is_file():
-        raise ParameterError("FILE", f"there is no file {file}.", hint="Give prog.py, or prog.py:function.")
+        raise ParameterError(
+            "FILE", f"there is no file {file}.", hint="Give prog.py, or prog.py:function."
+        )
     name = file.stem
     spec = importlib.util.spec_from_file_location(name, file.resolve())
     if spec is None or spec.loader is None:
-        raise ParameterError("FILE", f"{file} is no Python file.", hint="Give prog.py, or prog.py:function.")
+        raise ParameterError(
+            "FILE", f"{file} is no Python file.", hint="Give prog.py, or prog.py:function."
+        )
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(file.resolve().parent))
     before = sys.modules.get(name)
@@ -36,8 +40,16 @@ def load(file: Path) -> ModuleType:
     except SyntaxError as error:
         raise ParameterError("FILE", f"{file}:{error.lineno}: {error.msg}.") from error
     except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
-        lines += [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file.resolve())]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if Path(frame.filename) == file
+        ]
+        lines += [
+            f.lineno
+            for f in traceback.extract_tb(error.__traceback__)
+            if f.filename == str(file.resolve())
+        ]
         place = f"{file}:{lines[-1]}" if lines else str(file)
         raise ParameterError("FILE", f"{place}: {type(error).__name__}: {error}.") from error
     finally:
@@ -63,9 +75,13 @@ def programs_in(module: ModuleType, function: str | None) -> dict[str, SglFuncti
     }
     listed = ", ".join(found) or "none"
     if function is not None and function not in found:
-        raise ParameterError("FILE", f"{module.__file__} has no program {function!r}; it has: {listed}.")
+        raise ParameterError(
+            "FILE", f"{module.__file__} has no program {function!r}; it has: {listed}."
+        )
     if not found:
-        raise ParameterError("FILE", f"{module.__file__} has no program.", hint="Decorate one with @sgl.function.")
+        raise ParameterError(
+            "FILE", f"{module.__file__} has no program.", hint="Decorate one with @sgl.function."
+        )
     return found if function is None else {function: found[function]}
 
 
@@ -76,13 +92,17 @@ def rows_in(file: Path, flag: str = "--data") -> list[dict[str, Json]]:
         flag: flag that named the file, for errors.
 
     Raises:
-        ParameterError: the file can't be read, a line is not a JSON object, or the file has no rows.
+        ParameterError: the file can't be read, a line is not a JSON object, or the file has no
+            rows.
     """
     try:
-        # Not `splitlines`: U+2028, U+0085 and others need no escape in a JSON string. "utf-8-sig" skips a BOM.
+        # Not `splitlines`: U+2028, U+0085 and others need no escape in a JSON string. "utf-8-sig"
+        # skips a BOM.
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(flag, f"{file}: {getattr(error, 'strerror', None) or error}.") from error
+        raise ParameterError(
+            flag, f"{file}: {getattr(error, 'strerror', None) or error}."
+        ) from error
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -90,7 +110,9 @@ def rows_in(file: Path, flag: str = "--data") -> list[dict[str, Json]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ParameterError(flag, f"{file}:{number}: {error}.", hint="Give a JSON object a line.") from None
+            raise ParameterError(
+                flag, f"{file}:{number}: {error}.", hint="Give a JSON object a line."
+            ) from None
         if not isinstance(row, dict):
             problem = f"{file}:{number}: {line.strip():.60} is not an object."
             raise ParameterError(flag, problem, hint='Give arguments by name: {"name": value}.')
@@ -123,7 +145,9 @@ def fitting(
             raise ParameterError(flag, problem, hint=hint) from None
         bound.apply_defaults()
         variable = [
-            p.name for p in program.signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            p.name
+            for p in program.signature.parameters.values()
+            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
         arguments = {name: value for name, value in bound.arguments.items() if name not in variable}
         for name in variable:
@@ -136,9 +160,10 @@ def fitting(
 def _flags(program: SglFunction) -> str:
     """Returns advice on how to give the arguments that a program needs on the command line."""
     needed = [
-        f"--arg {p.name}=…" for p in program.signature.parameters.values()
+        f"--arg {p.name}=…"
+        for p in program.signature.parameters.values()
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]  # fmt: skip
+    ]
     return f"Give {' '.join(needed)}." if needed else ""
 
 

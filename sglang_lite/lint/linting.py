@@ -76,7 +76,11 @@ def lint(
     rows = [] if data is None else rows_in(data)
     files, missing = _files(model)
     counter = None if files is None else files.tokenizer
-    kinds = None if files is None or model is None else frozenset(files.media.kinds if files.media else ())
+    kinds = (
+        None
+        if files is None or model is None
+        else frozenset(files.media.kinds if files.media else ())
+    )
     if counter is None and fail_under is not None:
         raise ModelError(missing)
     template = _template(counter)
@@ -84,10 +88,14 @@ def lint(
     reports = []
     for name, program in programs.items():
         arguments = fitting(program, rows, data) if data is not None else []
-        report = _report(name, program, arguments, later.get(name), counter, backend_with(template), kinds)
+        report = _report(
+            name, program, arguments, later.get(name), counter, backend_with(template), kinds
+        )
         notes = (*report.notes, *([missing] if missing else []))
         found = tuple(sorted((*report.findings, *_low(report.sharing, fail_under)), key=_line))
-        report = LintReport(report.program, report.rows, found, notes, report.sharing, prices or Prices())
+        report = LintReport(
+            report.program, report.rows, found, notes, report.sharing, prices or Prices()
+        )
         reports.append(report)
     return reports
 
@@ -103,8 +111,9 @@ def _tools(graph: Graph, backend: Backend) -> Iterator[Finding]:
                 "hidden-tools",
                 f"{node.name or 'gen'!r}: the model's chat template has no place for tools, or its format of calls is "
                 "not known, so the first message describes them.",
-                node.where, "A model that was trained with tools calls them more reliably.",
-            )  # fmt: skip
+                node.where,
+                "A model that was trained with tools calls them more reliably.",
+            )
 
 
 def _control_tokens(
@@ -118,7 +127,12 @@ def _control_tokens(
         if spelled is not None and isinstance(text, Text) and text.special and node.role is None:
             for token, name in spelled.found_in(text.text):
                 problem = f"the argument {name!r} spells {token}, and outside turns this is a control token."
-                yield Finding("control-token", problem, node.where, "Write sgl.plain(…), or put it into a turn.")
+                yield Finding(
+                    "control-token",
+                    problem,
+                    node.where,
+                    "Write sgl.plain(…), or put it into a turn.",
+                )
 
 
 def _media(graph: Graph, kinds: Container[MediaKind] | None) -> Iterator[Finding]:
@@ -131,9 +145,11 @@ def _media(graph: Graph, kinds: Container[MediaKind] | None) -> Iterator[Finding
         if node.node.medium == "video" and "image" in kinds:  # the model is shown the frames
             continue
         yield Finding(
-            "refused", f"the model of --model takes no {MEDIA_NAMES[node.node.medium]}.", node.where,
+            "refused",
+            f"the model of --model takes no {MEDIA_NAMES[node.node.medium]}.",
+            node.where,
             "Use one that does (docs/images.md), or put into words what it is to know of them.",
-        )  # fmt: skip
+        )
 
 
 def _line(finding: Finding) -> int:
@@ -181,25 +197,38 @@ def _report(
     first_row = arguments[0] if arguments else dict(program.bind_arguments)
     graph, notes = _graph(program, first_row, backend, MAX_WAYS)
     if later is None:
-        notes.append("it could not be traced in another process, so texts that change from day to day are not seen.")
+        notes.append(
+            "it could not be traced in another process, so texts that change from day to day are not seen."
+        )
     else:
         graph = changed(graph, later)
     others = [_graph(program, row, backend, 1)[0] for row in arguments[1:]]
-    findings = dict.fromkeys((
-        *graph.check(), *_tools(graph, backend), *_media(graph, kinds), *dropped(program),
-        *_control_tokens(program, graph, first_row, counter),
-    ))  # fmt: skip
+    findings = dict.fromkeys(
+        (
+            *graph.check(),
+            *_tools(graph, backend),
+            *_media(graph, kinds),
+            *dropped(program),
+            *_control_tokens(program, graph, first_row, counter),
+        )
+    )
     for number, (row, other) in enumerate(zip(arguments[1:], others), 2):
         of_row = msgspec.structs.replace(other, changes=()).check()
         for finding in (*of_row, *_control_tokens(program, other, row, counter)):
-            if not any((finding.code, finding.where) == (each.code, each.where) for each in findings):
-                findings[msgspec.structs.replace(finding, message=f"{finding.message} (row {number})")] = None
+            if not any(
+                (finding.code, finding.where) == (each.code, each.where) for each in findings
+            ):
+                findings[
+                    msgspec.structs.replace(finding, message=f"{finding.message} (row {number})")
+                ] = None
     shared = None
     if counter is not None:
         graphs = [graph, *others] if arguments else [graph, _second_graph(graph)]
         shared = sharing(graphs, counter, has_rows=bool(arguments))
         for move in shared.moves:
-            findings[Finding("move-up", f"{move}.", move.where, "All rows have the same text there.")] = None
+            findings[
+                Finding("move-up", f"{move}.", move.where, "All rows have the same text there.")
+            ] = None
     return LintReport(name, len(arguments), tuple(findings), tuple(notes), shared)
 
 
@@ -212,7 +241,9 @@ def _second_graph(graph: Graph) -> Graph:
     return msgspec.structs.replace(graph, nodes=tuple(nodes))
 
 
-def _graph(program: SglFunction, arguments: dict[str, Any], backend: Backend, max_ways: int) -> tuple[Graph, list[str]]:
+def _graph(
+    program: SglFunction, arguments: dict[str, Any], backend: Backend, max_ways: int
+) -> tuple[Graph, list[str]]:
     """Traces a program into a graph as far as possible. Also returns notes on what was not
     followed.
     """
@@ -231,11 +262,12 @@ def _low(shared: Sharing | None, fail_under: float | None) -> list[Finding]:
     node = shared.divergence.node if shared.divergence is not None else None
     where: Location | None = node.where if node is not None else None
     message = f"{shared.tree.shared:.1%} of the prompt tokens come from the cache; {fail_under:g} % are wanted."
-    return [Finding("low-sharing", message, where, "Move what all rows share before what they don't.")]
+    return [
+        Finding("low-sharing", message, where, "Move what all rows share before what they don't.")
+    ]
 
 
 def dropped(program: SglFunction) -> Iterator[Finding]:
-    """Yields a finding for each statement of the body that creates an expression without adding it.
-    """
+    """Yields a finding for each statement of the body that creates an expression without adding it."""
     for part in dropped_parts(program.func):
         yield Finding("not-added", part.problem, part.where, part.cure)

@@ -52,7 +52,12 @@ def written(reports: Sequence[LintReport], form: Format) -> str:
     """Formats reports as text or JSON. The result ends with a line end."""
     if form == "text":
         return "\n".join(line for report in reports for line in _lines(report)) + "\n"
-    return json.dumps({"programs": [_data(report) for report in reports]}, indent=2, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(
+            {"programs": [_data(report) for report in reports]}, indent=2, ensure_ascii=False
+        )
+        + "\n"
+    )
 
 
 def _lines(report: LintReport) -> Iterator[str]:
@@ -99,13 +104,16 @@ def _data(report: LintReport) -> dict[str, Any]:
         "rows": report.rows,
         "findings": [
             {
-                "code": each.code, "message": each.message, "advice": each.advice,
-                "file": each.where and each.where.file, "line": each.where and each.where.line,
+                "code": each.code,
+                "message": each.message,
+                "advice": each.advice,
+                "file": each.where and each.where.file,
+                "line": each.where and each.where.line,
             }
             for each in report.findings
         ],
         "notes": list(report.notes),
-    }  # fmt: skip
+    }
     shared = report.sharing
     if shared is not None:
         tree = shared.tree

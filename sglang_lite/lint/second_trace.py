@@ -24,7 +24,8 @@ from sglang_lite.protocol import SglError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate
 
-Template: TypeAlias = tuple[str, Mapping[str, str]]  # Jinja source, and special tokens by their names in the template
+# Jinja source, and special tokens by their names in the template
+Template: TypeAlias = tuple[str, Mapping[str, str]]
 
 _AHEAD: Final = 400 * 86_400 + 7 * 3_600 + 11 * 60 + 13  # seconds
 _PATIENCE: Final = 60  # seconds
@@ -49,14 +50,26 @@ def traced_later(
     """
     with tempfile.TemporaryDirectory() as folder:
         seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
         command = [sys.executable, "-c", _COMMAND, str(file), folder]
         try:
             Path(folder, "arguments").write_text(json.dumps([arguments, template]))
             subprocess.run(
-                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=True
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_PATIENCE,
+                check=True,
             )
-            return {name: Graph.from_json(Path(folder, f"{name}.json").read_bytes()) for name in arguments}
+            return {
+                name: Graph.from_json(Path(folder, f"{name}.json").read_bytes())
+                for name in arguments
+            }
         except (OSError, subprocess.SubprocessError, SglError):
             return {}
 

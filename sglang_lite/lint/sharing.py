@@ -73,7 +73,9 @@ def first_divergence(graphs: Sequence[GraphRecord]) -> Divergence | None:
 
 
 def _start(graph: GraphRecord) -> Iterator[tuple[str, int]]:
-    """Yields the texts of the main branch up to its first generation or selection, each with the index of its node."""
+    """Yields the texts of the main branch up to its first generation or selection, each with the
+    index of its node.
+    """
     for i in graph.ways[0].nodes:
         node = graph.nodes[i]
         if node.path:
@@ -154,7 +156,11 @@ def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
                     yield lines
                 lines = []
             else:
-                lines.append(_Line(number[1], line_indices, any(_differs(columns[at]) for at in line_indices)))
+                lines.append(
+                    _Line(
+                        number[1], line_indices, any(_differs(columns[at]) for at in line_indices)
+                    )
+                )
         if lines:
             yield lines
 
@@ -172,13 +178,17 @@ def _elsewhere(nodes: Sequence[GraphNode], line_indices: Sequence[int], inside: 
     """Returns True if a line has nodes other than these texts, and so can't be moved as a whole."""
     first = nodes[line_indices[0]]
     return any(
-        node.line == first.line and node.path == first.path and at not in inside for at, node in enumerate(nodes)
+        node.line == first.line and node.path == first.path and at not in inside
+        for at, node in enumerate(nodes)
     )
 
 
 def _differs(column: Sequence[GraphNode]) -> bool:
     """Returns True if a text differs from run to run. An open value does."""
-    return isinstance(column[0].node, Value) or len({getattr(node.node, "text", "") for node in column}) > 1
+    return (
+        isinstance(column[0].node, Value)
+        or len({getattr(node.node, "text", "") for node in column}) > 1
+    )
 
 
 def _moved(graph: GraphRecord, line: _Line, above: _Line) -> GraphRecord:
@@ -196,7 +206,8 @@ class Sharing:
 
     Attributes:
         tree: prefixes of all prompts.
-        has_rows: True if the runs belong to given rows; False for two runs that have only the program in common.
+        has_rows: True if the runs belong to given rows; False for two runs that have only the
+            program in common.
         last_run: number of tokens that the last run computes, and number of its prompt tokens.
         divergence: node at which the runs begin to differ, or None.
         moves: moves of text that would let the runs share more.
@@ -219,4 +230,10 @@ def sharing(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: b
     tree = prefix_tree(graphs, counter)
     but_one = prefix_tree(graphs[:-1], counter)
     further = tree.unique - but_one.unique, tree.tokens - but_one.tokens
-    return Sharing(tree, has_rows, further, first_divergence(graphs), tuple(moves(graphs, counter, has_rows=has_rows)))
+    return Sharing(
+        tree,
+        has_rows,
+        further,
+        first_divergence(graphs),
+        tuple(moves(graphs, counter, has_rows=has_rows)),
+    )

@@ -19,13 +19,14 @@ class ConstraintText(msgspec.Struct):
 
 
 _KINDS: Final[Mapping[str, Callable[[str], Constraint]]] = {
-    "json_schema": grammar.json_schema, "regex": Regex, "ebnf": Ebnf,
-}  # fmt: skip
+    "json_schema": grammar.json_schema,
+    "regex": Regex,
+    "ebnf": Ebnf,
+}
 
 
 def constraint_of(typed: ConstraintText) -> Constraint:
-    """Parses the text of a constraint. Raises ParameterError or ConstraintError if it is invalid.
-    """
+    """Parses the text of a constraint. Raises ParameterError or ConstraintError if it is invalid."""
     kind = _KINDS.get(typed.kind)
     if kind is None:
         raise ParameterError("kind", f"{typed.kind!r:.60} is not one of {', '.join(_KINDS)}.")
@@ -39,8 +40,17 @@ def report(typed: ConstraintText) -> dict[str, object]:
     try:
         found = grammar.check(constraint_of(typed))
     except SglError as error:
-        return {"refused": [("", str(error))], "checked": [], "remarks": [], "rules": 0, "example": None}
+        return {
+            "refused": [("", str(error))],
+            "checked": [],
+            "remarks": [],
+            "rules": 0,
+            "example": None,
+        }
     return {
-        "refused": found.refused, "checked": found.checked, "remarks": found.remarks, "rules": found.rules,
+        "refused": found.refused,
+        "checked": found.checked,
+        "remarks": found.remarks,
+        "rules": found.rules,
         "example": found.example,
-    }  # fmt: skip
+    }

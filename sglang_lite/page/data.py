@@ -10,19 +10,36 @@ from typing import Any, Final
 import msgspec
 
 from sglang_lite.markup import printable
-from sglang_lite.protocol import CacheMiss, Generation, Selection, TraceHead, TraceNode, Usage, total_usage
+from sglang_lite.protocol import (
+    CacheMiss,
+    Generation,
+    Selection,
+    TraceHead,
+    TraceNode,
+    Usage,
+    total_usage,
+)
 
 LONGEST_TEXT: Final = 20_000  # maximum number of characters of a node on the page
 _WHY: Final = {
     "never_seen": ("never seen", "No prompt that the cache has seen begins so."),
     "evicted": ("evicted", "It was in the cache and was dropped, for want of room or by a flush."),
-    "paused": ("evicted in a pause", "It was in the cache and was dropped while the program paused."),
+    "paused": (
+        "evicted in a pause",
+        "It was in the cache and was dropped while the program paused.",
+    ),
     "other_namespace": ("another namespace", "Another namespace of the cache has it."),
     "changed": ("changed", "The cache has another text from there on."),
     "page": ("less than a page", "Less than a page is left, and the cache keeps whole pages."),
-    "continued": ("continued", "It continues in place behind another generation, and the rest is new."),
+    "continued": (
+        "continued",
+        "It continues in place behind another generation, and the rest is new.",
+    ),
     "on_host": ("on the host", "The host's memory has it, but computing was faster than copying."),
-    "on_disk": ("in files", "Files have it, but computing was faster than reading, or the host had no room for it."),
+    "on_disk": (
+        "in files",
+        "Files have it, but computing was faster than reading, or the host had no room for it.",
+    ),
     "disabled": ("no cache", "The engine keeps no prefixes."),
 }
 
@@ -50,7 +67,9 @@ def usage_of(head: TraceHead, nodes: Sequence[TraceNode]) -> Usage:
     the duration of the run.
     """
     usages = [result.usage for node in nodes for result in node.results]
-    failed = [answer.usage for node in nodes for attempt in node.attempts for answer in attempt.answers]
+    failed = [
+        answer.usage for node in nodes for attempt in node.attempts for answer in attempt.answers
+    ]
     thrown_away = sum(node.thrown_away for node in nodes)
     total = total_usage([*usages, *failed])
     return msgspec.structs.replace(total, total_s=head.seconds, thrown_away_tokens=thrown_away)
@@ -61,11 +80,18 @@ def totals(head: TraceHead, nodes: Sequence[TraceNode]) -> list[tuple[str, str]]
     usage = usage_of(head, nodes)
     branches = len({node.path for node in nodes})
     counts = {
-        "nodes": len(nodes), "branches": branches, "prompt tokens": usage.prompt_tokens,
-        "cached": usage.cached_tokens, "generated": usage.completion_tokens, "forced": usage.forced_tokens,
+        "nodes": len(nodes),
+        "branches": branches,
+        "prompt tokens": usage.prompt_tokens,
+        "cached": usage.cached_tokens,
+        "generated": usage.completion_tokens,
+        "forced": usage.forced_tokens,
         "thrown away": usage.thrown_away_tokens,
-    }  # fmt: skip
-    return [*((name, f"{count:,}") for name, count in counts.items()), ("time", f"{usage.total_s:.3f} s")]
+    }
+    return [
+        *((name, f"{count:,}") for name, count in counts.items()),
+        ("time", f"{usage.total_s:.3f} s"),
+    ]
 
 
 def _node(node: TraceNode) -> dict[str, Any]:
@@ -80,12 +106,15 @@ def _node(node: TraceNode) -> dict[str, Any]:
         "path": node.path,
         "place": node.place,
         "name": None if node.name is None else encodable(node.name[:200]),
-        "where": None if node.where is None else encodable(f"{node.where[0]}:{node.where[1]} in {node.where[2]}"),
+        "where": None
+        if node.where is None
+        else encodable(f"{node.where[0]}:{node.where[1]} in {node.where[2]}"),
         "pieces": pieces,
         "cut": max(len(node.text) - LONGEST_TEXT, 0),
         "start": node.start,
         "end": node.end,
-        "usage": msgspec.structs.asdict(node.usage) if node.results else None,  # fields that are 0 included
+        # fields that are 0 included
+        "usage": msgspec.structs.asdict(node.usage) if node.results else None,
         "thrown": node.thrown_away,
         "finish": _finish(first) if isinstance(first, Generation) else None,
         "cost": _cost(first),
@@ -135,7 +164,11 @@ def _miss(miss: CacheMiss | None) -> dict[str, str] | None:
 def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float]]:
     found: list[tuple[str, float]] = []
     for result in results:
-        if isinstance(result, Selection) and result.scores and all(score.logprobs for score in result.scores):
+        if (
+            isinstance(result, Selection)
+            and result.scores
+            and all(score.logprobs for score in result.scores)
+        ):
             found += [(encodable(text[:200]), share) for text, share in result.probs.items()]
     return found
 
@@ -172,7 +205,10 @@ def _sure(generation: Generation) -> dict[str, float] | None:
     if scores is None or None in scores.logprobs:
         return None
     mass = math.fsum(each for each in scores.allowed if each is not None)
-    return {"logprob": math.fsum(each for each in scores.logprobs if each is not None) - mass, "mass": mass}
+    return {
+        "logprob": math.fsum(each for each in scores.logprobs if each is not None) - mass,
+        "mass": mass,
+    }
 
 
 def encodable(text: str) -> str:

@@ -41,9 +41,14 @@ def page(title: str, runs: Sequence[Mapping[str, object]], edited_by: str | None
     )
     legend = "".join(f'<li><span class="{origin}">{origin}</span></li>' for origin in ORIGINS)
     return Template(resource("page.html")).substitute(
-        policy=policy, title=html.escape(title), legend=legend, style=style, script=script, panel=panel,
+        policy=policy,
+        title=html.escape(title),
+        legend=legend,
+        style=style,
+        script=script,
+        panel=panel,
         runs=_embedded(runs),
-    )  # fmt: skip
+    )
 
 
 def _embedded(data: object) -> str:

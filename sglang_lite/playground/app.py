@@ -1,5 +1,4 @@
-"""The playground's web application, only for this machine: its page, and the requests of the page.
-"""
+"""The playground's web application, only for this machine: its page, and the requests of the page."""
 
 from __future__ import annotations
 
@@ -48,7 +47,9 @@ def application(playground: Playground, token: str, port: int) -> Starlette:
         if host not in hosts or origin not in (None, f"http://{host}"):
             return _answer({"error": {"text": "Requests of other pages are refused."}}, 403)
         if not hmac.compare_digest(given.encode(), token.encode()):
-            return _answer({"error": {"text": "The token is wrong. Open the address that was printed."}}, 401)
+            return _answer(
+                {"error": {"text": "The token is wrong. Open the address that was printed."}}, 401
+            )
         return None
 
     async def opened(request: Request) -> Response:
@@ -56,7 +57,9 @@ def application(playground: Playground, token: str, port: int) -> Starlette:
             page("Playground", [], "playground"), headers=_HEADERS
         )
 
-    def asking(kind: type[_Body] | None, answer: Callable[..., Any]) -> Callable[[Request], Awaitable[Response]]:
+    def asking(
+        kind: type[_Body] | None, answer: Callable[..., Any]
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             if failed := refused(request, request.headers.get("x-token", "")):
                 return failed
@@ -88,7 +91,9 @@ def _answer(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, _HEADERS, "application/json")
 
 
-def serve(playground: Playground, listening: socket.socket, announce: Callable[[str], object]) -> None:
+def serve(
+    playground: Playground, listening: socket.socket, announce: Callable[[str], object]
+) -> None:
     """Serves a playground until the process is interrupted.
 
     Args:
@@ -97,7 +102,9 @@ def serve(playground: Playground, listening: socket.socket, announce: Callable[[
     """
     port = listening.getsockname()[1]
     token = secrets.token_urlsafe(16)
-    server = uvicorn.Server(uvicorn.Config(application(playground, token, port), log_level="warning", access_log=False))
+    server = uvicorn.Server(
+        uvicorn.Config(application(playground, token, port), log_level="warning", access_log=False)
+    )
     listening.listen()
     threading.Thread(target=playground.prepare, daemon=True).start()
     announce(f"Playground: http://127.0.0.1:{port}/?token={token}")

@@ -83,7 +83,9 @@ class Playground:
         backend: backend of the runs; None for the one that the file sets, or the default.
     """
 
-    def __init__(self, file: Path, function: str | None = None, backend: BackendLike | None = None) -> None:
+    def __init__(
+        self, file: Path, function: str | None = None, backend: BackendLike | None = None
+    ) -> None:
         self._file = file
         self._function = function
         self._backend = backend
@@ -114,12 +116,19 @@ class Playground:
             return {"error": self._told(error)}
         return {
             "version": loaded.version,
-            "programs": [{"name": name, "parameters": _parameters(each)} for name, each in programs.items()],
+            "programs": [
+                {"name": name, "parameters": _parameters(each)} for name, each in programs.items()
+            ],
             "texts": [
-                {"kind": each.kind, "line": each.line, "program": each.program, "text": encodable(each.text)}
+                {
+                    "kind": each.kind,
+                    "line": each.line,
+                    "program": each.program,
+                    "text": encodable(each.text),
+                }
                 for each in texts
             ],
-        }  # fmt: skip
+        }
 
     def run(self, asked: RunRequest) -> dict[str, object]:
         """Runs a program. The result's `error` says what failed, and on which line."""
@@ -131,7 +140,9 @@ class Playground:
         def again() -> ProgramState:
             earlier = self._runs.get(changed.run)
             if earlier is None:
-                raise ParameterError("run", f"run {changed.run} is forgotten.", hint="Run the program again.")
+                raise ParameterError(
+                    "run", f"run {changed.run} is forgotten.", hint="Run the program again."
+                )
             return earlier.rerun(changed.at, changed.value)
 
         return self._shown(again)
@@ -139,7 +150,11 @@ class Playground:
     def _run(self, asked: RunRequest) -> ProgramState:
         loaded = self._load()
         if asked.version != loaded.version:
-            raise _ChangedError("FILE", f"{self._file} has changed.", hint="The page has its new texts now: run again.")
+            raise _ChangedError(
+                "FILE",
+                f"{self._file} has changed.",
+                hint="The page has its new texts now: run again.",
+            )
         if asked.program not in programs_in(loaded.module, self._function):
             raise ParameterError("program", f"there is no program {asked.program!r:.60}.")
         found = edited(loaded.source, loaded.module, asked.edits)[asked.program]
@@ -148,10 +163,15 @@ class Playground:
         [arguments] = fitting(found, [arguments_of(found, given)], None, "argument")
         backend = backend_for(self._backend)
         takes = backend.capabilities.params
-        told: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 5, "return_text_in_logprobs": True}
+        told: dict[str, Any] = {
+            "return_logprob": True,
+            "top_logprobs_num": 5,
+            "return_text_in_logprobs": True,
+        }
         options = {**arguments, **(told if takes is None or told.keys() <= takes else {})}
         run: Callable[..., ProgramState] = found.run
-        # A streamed run returns its state immediately, so the part that a failed body has played is also shown.
+        # A streamed run returns its state immediately, so the part that a failed body has played is
+        # also shown.
         return run(backend=backend, seed=asked.seed, timeout=_TIMEOUT_S, stream=True, **options)
 
     def _shown(self, run: Callable[[], ProgramState]) -> dict[str, object]:
@@ -168,9 +188,11 @@ class Playground:
             self._runs.pop(self._last - _RUNS, None)
         trace = state.trace()
         return {
-            "run": self._last, "seconds": time.perf_counter() - began, "data": run_data(trace.head, trace.nodes),
+            "run": self._last,
+            "seconds": time.perf_counter() - began,
+            "data": run_data(trace.head, trace.nodes),
             "error": None if error is None else self._told(error),
-        }  # fmt: skip
+        }
 
     def _load(self) -> _Loaded:
         try:
@@ -180,7 +202,9 @@ class Playground:
         if self._loaded is None or self._loaded.source != source:
             self._loaded = None
             linecache.checkcache(str(self._file.resolve()))
-            self._loaded = _Loaded(hashlib.sha256(source.encode()).hexdigest(), source, load(self._file))
+            self._loaded = _Loaded(
+                hashlib.sha256(source.encode()).hexdigest(), source, load(self._file)
+            )
         return self._loaded
 
     def _told(self, error: BaseException) -> dict[str, object]:
@@ -189,7 +213,9 @@ class Playground:
         """
         text = str(error) if isinstance(error, SglError) else f"{type(error).__name__}: {error}"
         line = self._line(error)
-        code = "" if line is None else linecache.getline(str(self._file.resolve()), line).rstrip("\n")
+        code = (
+            "" if line is None else linecache.getline(str(self._file.resolve()), line).rstrip("\n")
+        )
         return {"text": encodable(text), "line": line, "code": encodable(code)}
 
     def _line(self, error: BaseException | None) -> int | None:
@@ -214,7 +240,9 @@ def _parameters(program: SglFunction) -> list[dict[str, str]]:
     found = []
     for each in program.signature.parameters.values():
         default = program.bind_arguments.get(each.name, each.default)
-        found.append({"name": each.name, "text": "" if default is each.empty else encodable(_typed(default))})
+        found.append(
+            {"name": each.name, "text": "" if default is each.empty else encodable(_typed(default))}
+        )
     return found
 
 

@@ -204,7 +204,11 @@ def edited(source: str, module: ModuleType, edits: Mapping[int, str]) -> dict[st
             lines.add(found[place].line)
     names: dict[str, object] = dict(vars(module))
     changed = set[str]()
-    future = [each for each in tree.body if isinstance(each, ast.ImportFrom) and each.module == "__future__"]
+    future = [
+        each
+        for each in tree.body
+        if isinstance(each, ast.ImportFrom) and each.module == "__future__"
+    ]
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             again = isinstance(names.get(statement.name), SglFunction)

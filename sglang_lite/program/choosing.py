@@ -18,7 +18,8 @@ from sglang_lite.protocol import CapabilityError, ParameterError, ProgramError, 
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.parameter import check_known
 
-_Entries: TypeAlias = list[list[Any]]  # per choice, per token: [log-probability, token id, text or None]
+# per choice, per token: [log-probability, token id, text or None]
+_Entries: TypeAlias = list[list[Any]]
 _Found: TypeAlias = tuple[int, dict[str, Any]]  # index of the best choice, and metadata
 
 
@@ -31,14 +32,15 @@ class ChoicesDecision:
 
 
 class ChoicesSamplingMethod(ABC):
-    """Base of methods of choosing. Called with keyword arguments, all of them lists in the order of `choices`:
+    """Base of methods of choosing. Called with keyword arguments, all of them lists in the order of
+    `choices`:
 
     - choices: the texts.
     - normalized_prompt_logprobs: mean log-probability of each choice's tokens.
     - input_token_logprobs: per choice, per token: [log-probability, token id, text or None].
     - output_token_logprobs: per choice an empty list; nothing is generated.
-    - unconditional_token_logprobs: like input_token_logprobs, but without the prompt, if the method requires them. The
-      first entry's log-probability is None if nothing precedes the token.
+    - unconditional_token_logprobs: like input_token_logprobs, but without the prompt, if the method
+      requires them. The first entry's log-probability is None if nothing precedes the token.
     """
 
     @property
@@ -57,15 +59,17 @@ class ChoicesSamplingMethod(ABC):
     ) -> ChoicesDecision: ...
 
     def scores(self, **keywords: UserValue) -> list[float]:
-        """Scores of the choices, from the same keyword arguments; `select` with a temperature draws from their
-        softmax."""
+        """Scores of the choices, from the same keyword arguments; `select` with a temperature draws
+        from their softmax.
+        """
         scores: list[float] = keywords["normalized_prompt_logprobs"]
         return scores
 
 
 class _Rule(ChoicesSamplingMethod):
-    """Base of the built-in methods: `_best` returns the index of the best choice and metadata, to which the arguments
-    are added."""
+    """Base of the built-in methods: `_best` returns the index of the best choice and metadata, to
+    which the arguments are added.
+    """
 
     def __call__(
         self,
@@ -76,11 +80,14 @@ class _Rule(ChoicesSamplingMethod):
         output_token_logprobs: list[list[Json]],
         unconditional_token_logprobs: list[list[Json]] | None = None,
     ) -> ChoicesDecision:
-        best, details = self._best(normalized_prompt_logprobs, input_token_logprobs, unconditional_token_logprobs)
+        best, details = self._best(
+            normalized_prompt_logprobs, input_token_logprobs, unconditional_token_logprobs
+        )
         meta_info = {
-            "normalized_prompt_logprobs": normalized_prompt_logprobs, "input_token_logprobs": input_token_logprobs,
+            "normalized_prompt_logprobs": normalized_prompt_logprobs,
+            "input_token_logprobs": input_token_logprobs,
             "output_token_logprobs": output_token_logprobs,
-        }  # fmt: skip
+        }
         return ChoicesDecision(choices[best], meta_info | details)
 
     @abstractmethod
@@ -88,20 +95,25 @@ class _Rule(ChoicesSamplingMethod):
 
 
 class TokenLengthNormalized(_Rule):
-    """Chooses the highest mean log-probability per token. Favours long choices with a predictable end."""
+    """Chooses the highest mean log-probability per token. Favours long choices with a predictable
+    end.
+    """
 
     def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
         return _argmax(means), {}
 
 
 class GreedyTokenSelection(_Rule):
-    """Chooses the text that greedy decoding would follow: token by token, only the choices with the best next token
-    remain. A choice that has ended is extended with its mean log-probability."""
+    """Chooses the text that greedy decoding would follow: token by token, only the choices with the
+    best next token remain. A choice that has ended is extended with its mean log-probability.
+    """
 
     def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
         rows = [_values(entries) for entries in tokens]
         if not all(rows):
-            raise ValueError("input_token_logprobs: a choice has no tokens. Give at least one for every choice.")
+            raise ValueError(
+                "input_token_logprobs: a choice has no tokens. Give at least one for every choice."
+            )
         longest = max(map(len, rows))
         matrix = [row + [sum(row) / len(row)] * (longest - len(row)) for row in rows]
         candidates = list(range(len(rows)))
@@ -113,24 +125,31 @@ class GreedyTokenSelection(_Rule):
         return candidates[0], {"greedy_logprob_matrix": matrix}
 
     def scores(self, **keywords: UserValue) -> list[float]:
-        """Log-probability of following each choice when every token is drawn among those that continue a choice."""
-        paths = [[tuple(entry[1:2]) for entry in entries] for entries in keywords["input_token_logprobs"]]
+        """Log-probability of following each choice when every token is drawn among those that
+        continue a choice.
+        """
+        paths = [
+            [tuple(entry[1:2]) for entry in entries] for entries in keywords["input_token_logprobs"]
+        ]
         rows = [_values(entries) for entries in keywords["input_token_logprobs"]]
         walks = []
         for path, row in zip(paths, rows):
             total = 0.0
             for at, value in enumerate(row):
-                siblings = {p[at]: r[at] for p, r in zip(paths, rows) if len(p) > at and p[:at] == path[:at]}
+                siblings = {
+                    p[at]: r[at] for p, r in zip(paths, rows) if len(p) > at and p[:at] == path[:at]
+                }
                 total += value - _log_sum_exp(list(siblings.values()))
             walks.append(total)
         return walks
 
 
 class UnconditionalLikelihoodNormalized(_Rule):
-    """Chooses the text that the prompt makes more likely by the most: mean of log P(token | prompt) - log P(token). A
-    token that nothing precedes counts as certain without the prompt (log P = 0).
+    """Chooses the text that the prompt makes more likely by the most: mean of log P(token | prompt)
+    - log P(token). A token that nothing precedes counts as certain without the prompt (log P = 0).
 
-    (The idea: https://blog.eleuther.ai/multiple-choice-normalization, "unconditional likelihood normalised".)
+    (The idea: https://blog.eleuther.ai/multiple-choice-normalization, "unconditional likelihood
+    normalised".)
     """
 
     @property
@@ -139,17 +158,25 @@ class UnconditionalLikelihoodNormalized(_Rule):
 
     def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
         if alone is None:
-            raise ValueError("unconditional_token_logprobs: None. Give them: this method needs them.")
+            raise ValueError(
+                "unconditional_token_logprobs: None. Give them: this method needs them."
+            )
         gains = self._gains(tokens, alone)
-        details = {"unconditional_token_logprobs": alone, "normalized_unconditional_prompt_logprobs": gains}
+        details = {
+            "unconditional_token_logprobs": alone,
+            "normalized_unconditional_prompt_logprobs": gains,
+        }
         return _argmax(gains), details
 
     def scores(self, **keywords: UserValue) -> list[float]:
-        return self._gains(keywords["input_token_logprobs"], keywords["unconditional_token_logprobs"])
+        return self._gains(
+            keywords["input_token_logprobs"], keywords["unconditional_token_logprobs"]
+        )
 
     def _gains(self, conditional: _Entries, alone: _Entries) -> list[float]:
-        """Mean gain per token. (The two tokenisations may differ in length if the end of the prompt merges with the
-        choice.)"""
+        """Mean gain per token. (The two tokenisations may differ in length if the end of the prompt
+        merges with the choice.)
+        """
         return [(sum(_values(c)) - sum(_values(u))) / len(c) for c, u in zip(conditional, alone)]
 
 
@@ -186,15 +213,23 @@ def checked_choices(choices: object) -> tuple[str, ...]:
     """
     if isinstance(choices, EnumType):
         name = choices.__name__
-        hint = f"Give its values: [each.value for each in {name}], or a generation: gen(type={name})."
-        raise ParameterError("choices", f"{choices!r:.80} is a class, not a list of strings.", hint=hint)
+        hint = (
+            f"Give its values: [each.value for each in {name}], or a generation: gen(type={name})."
+        )
+        raise ParameterError(
+            "choices", f"{choices!r:.80} is a class, not a list of strings.", hint=hint
+        )
     texts = () if isinstance(choices, str) or not isinstance(choices, Iterable) else tuple(choices)
     if not texts:
         raise ParameterError("choices", f"{choices!r:.80} is not a list of at least one string.")
     check_known("one of the choices", *texts)
     for choice in texts:
         if not isinstance(choice, str):
-            hint = "Write strings: [str(each) for each in choices]." if isinstance(choice, int | float) else ""
+            hint = (
+                "Write strings: [str(each) for each in choices]."
+                if isinstance(choice, int | float)
+                else ""
+            )
             raise ParameterError("choices", f"{choice!r:.80} is not a string.", hint=hint)
     return texts
 
@@ -206,12 +241,13 @@ def decide(
     temperature: float = 0.0,
     seed: int | Unset = Unset.UNSET,
 ) -> ChoicesDecision:
-    """Decision of a method; with a temperature, a draw from the softmax of the method's scores. If the backend has
-    picked a choice, that is the decision.
+    """Decision of a method; with a temperature, a draw from the softmax of the method's scores. If
+    the backend has picked a choice, that is the decision.
 
     Raises:
         ProgramError: the method returned none of `choices`.
-        CapabilityError: the backend returned no scores, and either picked nothing or scores are needed.
+        CapabilityError: the backend returned no scores, and either picked nothing or scores are
+            needed.
     """
     if not selection.scores:
         if selection.picked is None:
@@ -232,7 +268,9 @@ def decide(
         "unconditional_token_logprobs": None,
     }
     if method.requires_unconditional_logprobs:
-        keywords["unconditional_token_logprobs"] = [[[lp, None, None] for lp in s.unconditional or ()] for s in scores]
+        keywords["unconditional_token_logprobs"] = [
+            [[lp, None, None] for lp in s.unconditional or ()] for s in scores
+        ]
     decision = checked(method(**keywords), choices)
     if selection.picked is not None:
         return ChoicesDecision(selection.picked, decision.meta_info)
@@ -245,11 +283,15 @@ def decide(
     return decision
 
 
-def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:  # any value that a user's code returned
-    """Checks and returns the decision of a method or of a user's hook. Raises ProgramError if the decision is not one
-    of the choices."""
+# any value that a user's code returned
+def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:
+    """Checks and returns the decision of a method or of a user's hook. Raises ProgramError if the
+    decision is not one of the choices.
+    """
     if getattr(decision, "decision", None) not in choices:
-        raise ProgramError(f"{decision!r:.80} is not a ChoicesDecision for one of {list(choices)!r:.80}.")
+        raise ProgramError(
+            f"{decision!r:.80} is not a ChoicesDecision for one of {list(choices)!r:.80}."
+        )
     found: ChoicesDecision = decision
     return found
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from sglang_lite.markup import Markup, cut, element
-from sglang_lite.program.graph import Branching, Call, Edge, GraphNode, GraphRecord, Picture, Value, Way
+from sglang_lite.program.graph import (
+    Branching,
+    Call,
+    Edge,
+    GraphNode,
+    GraphRecord,
+    Picture,
+    Value,
+    Way,
+)
 from sglang_lite.program.nodes import (
     Fork,
     Gen,
@@ -69,11 +78,15 @@ def _answer(node: GraphNode) -> str:
     assert isinstance(record, Gen | Select)
     words = ["gen" if isinstance(record, Gen) else "select", record.name or "(no name)"]
     if isinstance(record, Select):
-        words.append(f"of {len(record.choices)}: {', '.join(map(repr, record.choices)):.{_LONGEST}}")
+        words.append(
+            f"of {len(record.choices)}: {', '.join(map(repr, record.choices)):.{_LONGEST}}"
+        )
         if not isinstance(record.lora_path, Unset):
             words.append(f"lora_path={record.lora_path!r}")
     else:
-        words += [f"{name}={value!r:.{_LONGEST}}" for name, value in given_values(record.params).items()]
+        words += [
+            f"{name}={value!r:.{_LONGEST}}" for name, value in given_values(record.params).items()
+        ]
         if record.constraint is not None:
             words.append(f"{record.constraint!r:.{_LONGEST}}")
     words += [f"{use.into} from {{{use.expression}}}" for use in node.uses]
@@ -83,32 +96,54 @@ def _answer(node: GraphNode) -> str:
 
 
 def _short(text: str) -> str:
-    return repr(text) if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]!r}… ({len(text):,} characters)"
+    return (
+        repr(text)
+        if len(text) <= _LONGEST
+        else f"{text[: _LONGEST - 20]!r}… ({len(text):,} characters)"
+    )
 
 
 def as_text(graph: GraphRecord) -> str:
-    """Listing with one line for each node: id, branch, description, location. Nodes behind a branching are indented."""
+    """Listing with one line for each node: id, branch, description, location. Nodes behind a
+    branching are indented.
+    """
     return "\n".join([title(graph), *_lines(graph, graph.ways, 0, 0)])
 
 
 def title(graph: GraphRecord) -> str:
     """Name of the program with its open arguments, and the size of the graph."""
-    ways = f"{len(graph.ways)} way{'s' * (len(graph.ways) > 1)}{'' if graph.complete else ', not all'}"
+    ways = (
+        f"{len(graph.ways)} way{'s' * (len(graph.ways) > 1)}{'' if graph.complete else ', not all'}"
+    )
     return f"{graph.program}({', '.join(graph.arguments)}): {len(graph.nodes)} nodes, {ways}"
 
 
-def _lines(graph: GraphRecord, ways: Sequence[Way], start: int, branching_count: int) -> Iterator[str]:
-    """Yields the lines of ways that are equal up to index `start`, after `branching_count` branchings."""
+def _lines(
+    graph: GraphRecord, ways: Sequence[Way], start: int, branching_count: int
+) -> Iterator[str]:
+    """Yields the lines of ways that are equal up to index `start`, after `branching_count`
+    branchings.
+    """
     indent = "    " * branching_count
     for at in range(start, len(ways[0].nodes)):
         i = ways[0].nodes[at]
         node = graph.nodes[i]
-        place = "" if node.where is None else f"  [{node.where.file.rpartition('/')[2]}:{node.where.line}]"
-        branch = "".join(f"{fork}.{number} " for fork, number in zip(node.path[::2], node.path[1::2]))
+        place = (
+            ""
+            if node.where is None
+            else f"  [{node.where.file.rpartition('/')[2]}:{node.where.line}]"
+        )
+        branch = "".join(
+            f"{fork}.{number} " for fork, number in zip(node.path[::2], node.path[1::2])
+        )
         yield f"{i:4} {indent}{branch}{label(node)}{place}"
         if isinstance(node.node, Branching):
             for outcome, text in enumerate(node.node.outcomes):
-                there = [way for way in ways if way.outcomes[branching_count : branching_count + 1] == (outcome,)]
+                there = [
+                    way
+                    for way in ways
+                    if way.outcomes[branching_count : branching_count + 1] == (outcome,)
+                ]
                 yield f"     {indent}  {text}:{'' if there else ' not followed'}"
                 if there:
                     yield from _lines(graph, there, at + 1, branching_count + 1)
@@ -126,7 +161,9 @@ def as_mermaid(graph: GraphRecord) -> str:
         lines.append(f'  a{i}(["{_mermaid(name)}"])')
     for i, node in enumerate(graph.nodes):
         text = _mermaid(label(node))
-        lines.append(f'  n{i}{{"{text}"}}' if isinstance(node.node, Branching) else f'  n{i}["{text}"]')
+        lines.append(
+            f'  n{i}{{"{text}"}}' if isinstance(node.node, Branching) else f'  n{i}["{text}"]'
+        )
     for edge, source in _named(graph):
         arrow = "-.->" if edge.kind == "data" else "-->"
         edge_label = f'|"{_mermaid(edge.label)}"|' if edge.label else ""
@@ -136,7 +173,11 @@ def as_mermaid(graph: GraphRecord) -> str:
 
 def _mermaid(text: str) -> str:
     """Text for a quoted label, with all characters escaped that are special in Mermaid or HTML."""
-    printable = text.encode("unicode_escape").decode().replace("\\\\", "\\") if not text.isprintable() else text
+    printable = (
+        text.encode("unicode_escape").decode().replace("\\\\", "\\")
+        if not text.isprintable()
+        else text
+    )
     return "".join(f"#{ord(c)};" if c in '"#<>&`;\\' else c for c in printable)
 
 
@@ -149,8 +190,12 @@ def as_dot(graph: GraphRecord) -> str:
         shape = ", shape=diamond" if isinstance(node.node, Branching) else ""
         lines.append(f"  n{i} [label={_dot(label(node))}{shape}]")
     for edge, source in _named(graph):
-        attributes = [f"label={_dot(edge.label)}"] * bool(edge.label) + ["style=dashed"] * (edge.kind == "data")
-        lines.append(f"  {source} -> n{edge.target}" + (f" [{', '.join(attributes)}]" if attributes else ""))
+        attributes = [f"label={_dot(edge.label)}"] * bool(edge.label) + ["style=dashed"] * (
+            edge.kind == "data"
+        )
+        lines.append(
+            f"  {source} -> n{edge.target}" + (f" [{', '.join(attributes)}]" if attributes else "")
+        )
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -183,21 +228,38 @@ _COLOURS = {"Gen": "#fdecc4", "Select": "#f6deeb", "Branching": "#d5ecfa", "Call
 
 
 def as_svg(graph: GraphRecord) -> Markup:
-    """Picture. Boxes are in order from top to bottom, with a column for each branch and for each way behind a
-    branching. Solid lines show order, dashed ones data."""
+    """Picture. Boxes are in order from top to bottom, with a column for each branch and for each
+    way behind a branching. Solid lines show order, dashed ones data.
+    """
     boxes = _boxes(graph)
-    lines = [_line(boxes[source], boxes[f"n{edge.target}"], edge) for edge, source in _named(graph)
-             if source in boxes and f"n{edge.target}" in boxes]  # fmt: skip
+    lines = [
+        _line(boxes[source], boxes[f"n{edge.target}"], edge)
+        for edge, source in _named(graph)
+        if source in boxes and f"n{edge.target}" in boxes
+    ]
     drawn = [_box(at, text, colour) for at, text, colour in _labels(graph, boxes)]
     width, height = (max((at[i] for at in boxes.values()), default=0) for i in (0, 1))
     left_out = len(graph.nodes) + len(_arguments(graph)) - len(drawn)
-    note = [element("text", f"{left_out:,} more nodes", x=0, y=height + _ROW + 16)] if left_out else []
+    note = (
+        [element("text", f"{left_out:,} more nodes", x=0, y=height + _ROW + 16)] if left_out else []
+    )
     size = (width + _WIDTH + 2, height + _ROW * 2)
     return element(
-        "svg", element("title", title(graph)), *lines, *drawn, *note, xmlns="http://www.w3.org/2000/svg", role="img",
-        width=size[0], height=size[1], viewBox=f"-1 -1 {size[0]} {size[1]}", font_family="monospace", font_size=11,
-        fill="currentColor", stroke="none",
-    )  # fmt: skip
+        "svg",
+        element("title", title(graph)),
+        *lines,
+        *drawn,
+        *note,
+        xmlns="http://www.w3.org/2000/svg",
+        role="img",
+        width=size[0],
+        height=size[1],
+        viewBox=f"-1 -1 {size[0]} {size[1]}",
+        font_family="monospace",
+        font_size=11,
+        fill="currentColor",
+        stroke="none",
+    )
 
 
 def _boxes(graph: GraphRecord) -> dict[str, tuple[int, int]]:
@@ -212,13 +274,17 @@ def _boxes(graph: GraphRecord) -> dict[str, tuple[int, int]]:
     arguments = _arguments(graph)
     boxes = {f"a{i}": (i * _COLUMN, 0) for i in range(len(arguments))}
     for i, node in enumerate(graph.nodes[:_MAX_DRAWN]):
-        levels[i] = 1 + max((levels[each] for each in before.get(i, ())), default=0 if arguments else -1)
+        levels[i] = 1 + max(
+            (levels[each] for each in before.get(i, ())), default=0 if arguments else -1
+        )
         column = columns.setdefault((first_way.get(i, 0), node.path), len(columns))
         boxes[f"n{i}"] = (column * _COLUMN, levels[i] * _ROW)
     return boxes
 
 
-def _labels(graph: GraphRecord, boxes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[tuple[int, int], str, str]]:
+def _labels(
+    graph: GraphRecord, boxes: Mapping[str, tuple[int, int]]
+) -> Iterator[tuple[tuple[int, int], str, str]]:
     """Yields corner, text and colour of each box."""
     for i, name in enumerate(_arguments(graph)):
         yield boxes[f"a{i}"], name, "none"
@@ -230,18 +296,27 @@ def _box(at: tuple[int, int], text: str, colour: str) -> Markup:
     x, y = at
     ink = "currentColor" if colour == "none" else "#1b1f24"
     return element(
-        "g", element("title", text),
-        element("rect", x=x, y=y, width=_WIDTH, height=_HEIGHT, rx=4, fill=colour, stroke="#7a8490"),
+        "g",
+        element("title", text),
+        element(
+            "rect", x=x, y=y, width=_WIDTH, height=_HEIGHT, rx=4, fill=colour, stroke="#7a8490"
+        ),
         element("text", cut(text.replace("\n", " "), _CHARACTERS), x=x + 6, y=y + 15, fill=ink),
-    )  # fmt: skip
+    )
 
 
 def _line(source: tuple[int, int], target: tuple[int, int], edge: Edge) -> Markup:
-    """Line from the lower side of a box to the upper side of another; that of data further to the right."""
+    """Line from the lower side of a box to the upper side of another; that of data further to the
+    right.
+    """
     shift = _WIDTH - 30 if edge.kind == "data" else 20
     (x0, y0), (x1, y1) = (source[0] + shift, source[1] + _HEIGHT), (target[0] + shift, target[1])
     middle = (y0 + y1) / 2
     return element(
-        "path", element("title", edge.label), d=f"M{x0} {y0}C{x0} {middle} {x1} {middle} {x1} {y1}", fill="none",
-        stroke="#7a8490", stroke_dasharray="4 3" if edge.kind == "data" else None,
-    )  # fmt: skip
+        "path",
+        element("title", edge.label),
+        d=f"M{x0} {y0}C{x0} {middle} {x1} {middle} {x1} {y1}",
+        fill="none",
+        stroke="#7a8490",
+        stroke_dasharray="4 3" if edge.kind == "data" else None,
+    )

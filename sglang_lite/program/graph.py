@@ -1,8 +1,9 @@
-"""Graph of a program, as data: the nodes that a trace saw. Independent of the code that traces, checks or plays
-programs.
+"""Graph of a program, as data: the nodes that a trace saw. Independent of the code that traces,
+checks or plays programs.
 
-The id of a node is its index in `nodes`; a node that several ways through the body share is stored once. A branch is
-named by its path: () is the main branch, (5, 0) the first branch of the fork (or the called program) that is node 5.
+The id of a node is its index in `nodes`; a node that several ways through the body share is stored
+once. A branch is named by its path: () is the main branch, (5, 0) the first branch of the fork (or
+the called program) that is node 5.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Branching(BaseNode, frozen=True, eq=False):
     """Question of the body whose answer only a run has.
 
     Attributes:
-        question: question as written in Python; empty if it asks whether the value is true, or which choice it is.
+        question: question as written in Python; empty if it asks whether the value is true, or
+            which choice it is.
         outcomes: all possible answers.
     """
 
@@ -68,8 +70,10 @@ class Use(Record, frozen=True):
     Attributes:
         name: name of the argument or variable.
         parts: attributes and items that lead from there to the value.
-        into: purpose: "text", "choices", "constraint", "image", "question", or the name of a sampling parameter.
-        source: id of the node that makes the value, or None for an argument or a value that the body has set.
+        into: purpose: "text", "choices", "constraint", "image", "question", or the name of a
+            sampling parameter.
+        source: id of the node that makes the value, or None for an argument or a value that the
+            body has set.
     """
 
     name: str
@@ -219,21 +223,34 @@ class GraphRecord(Record, frozen=True):
         for i, node in enumerate(self.nodes):
             for use in node.uses:
                 if use.source is not None and use.source not in range(i):
-                    raise ParameterError("nodes", f"node {i} uses node {use.source}, which is not an earlier node.")
+                    raise ParameterError(
+                        "nodes", f"node {i} uses node {use.source}, which is not an earlier node."
+                    )
             for path in (node.path, *node.joins):
                 if len(path) % 2 or any(fork not in range(i) for fork in path[::2]):
                     raise ParameterError(
-                        "nodes", f"node {i} has the path {shown(path)}, but no fork before it makes that branch."
+                        "nodes",
+                        f"node {i} has the path {shown(path)}, but no fork before it makes that branch.",
                     )
         for way in self.ways:
             if any(node not in indices for node in way.nodes):
-                raise ParameterError("ways", f"a way names a node that does not exist: there are {len(self.nodes)}.")
-            branchings = [each for i in way.nodes if isinstance(each := self.nodes[i].node, Branching)]
+                raise ParameterError(
+                    "ways", f"a way names a node that does not exist: there are {len(self.nodes)}."
+                )
+            branchings = [
+                each for i in way.nodes if isinstance(each := self.nodes[i].node, Branching)
+            ]
             fits = len(branchings) == len(way.outcomes) <= MAX_BRANCHINGS
-            if not fits or any(o not in range(len(each.outcomes)) for each, o in zip(branchings, way.outcomes)):
+            if not fits or any(
+                o not in range(len(each.outcomes)) for each, o in zip(branchings, way.outcomes)
+            ):
                 raise ParameterError("ways", "the outcomes of a way do not match its branchings.")
-        if not self.ways or any(i not in indices for i in (*self.read, *(change.node for change in self.changes))):
-            raise ParameterError("nodes", "there is no way, or `read` or `changes` names a node that does not exist.")
+        if not self.ways or any(
+            i not in indices for i in (*self.read, *(change.node for change in self.changes))
+        ):
+            raise ParameterError(
+                "nodes", "there is no way, or `read` or `changes` names a node that does not exist."
+            )
 
     @property
     def edges(self) -> tuple[Edge, ...]:
@@ -246,7 +263,8 @@ class GraphRecord(Record, frozen=True):
 
     def _order(self, way: Way) -> Iterator[Edge]:
         last: dict[Path, int] = {}  # last node of each branch
-        branching: tuple[int, str, int | None] | None = None  # preceding branching, its outcome, and the node before it
+        # preceding branching, its outcome, and the node before it
+        branching: tuple[int, str, int | None] | None = None
         before: int | None = None
         outcomes = iter(way.outcomes)
         for i in way.nodes:
@@ -261,9 +279,14 @@ class GraphRecord(Record, frozen=True):
             yield from (
                 Edge(source, i, "order")
                 for source in sources
-                if source is not None and (branching is None or source not in (branching[0], branching[2]))
+                if source is not None
+                and (branching is None or source not in (branching[0], branching[2]))
             )
-            branching = (i, node.node.outcomes[next(outcomes)], before) if isinstance(node.node, Branching) else None
+            branching = (
+                (i, node.node.outcomes[next(outcomes)], before)
+                if isinstance(node.node, Branching)
+                else None
+            )
             before = i
 
     def filled(self, row: Mapping[str, UserValue]) -> GraphRecord:
@@ -278,7 +301,9 @@ class GraphRecord(Record, frozen=True):
 
 
 def _filled(node: GraphNode, row: Mapping[str, Any]) -> GraphNode:
-    """Node in which the value of an argument has become text. Other nodes (images too) are returned unchanged."""
+    """Node in which the value of an argument has become text. Other nodes (images too) are returned
+    unchanged.
+    """
     use = node.uses[0] if isinstance(node.node, Value) else None
     if use is None or use.source is not None or use.name not in row:
         return node
@@ -287,6 +312,8 @@ def _filled(node: GraphNode, row: Mapping[str, Any]) -> GraphNode:
         try:
             value = getattr(value, str(key)) if kind == "attribute" else value[key]
         except (AttributeError, LookupError, TypeError) as error:
-            raise ParameterError(use.name, f"{use.expression} can't be read: {error}.", where=node.where) from None
+            raise ParameterError(
+                use.name, f"{use.expression} can't be read: {error}.", where=node.where
+            ) from None
     text = Text(str(value), special=node.role is None, where=node.where)
     return msgspec.structs.replace(node, node=text, uses=())

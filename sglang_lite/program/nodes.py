@@ -1,15 +1,17 @@
 """Nodes of a program, as plain data.
 
-The language makes nodes, an interpreter queues them, a backend that plays whole programs receives them, and tracing
-records them. A program is a tree of branches, each a sequence of nodes to which nodes can only be appended. A branch is
-named by its path: () is the main branch, (2, 0) the first branch of the fork that is node 2 of the main branch.
+The language makes nodes, an interpreter queues them, a backend that plays whole programs receives
+them, and tracing records them. A program is a tree of branches, each a sequence of nodes to which
+nodes can only be appended. A branch is named by its path: () is the main branch, (2, 0) the first
+branch of the fork that is node 2 of the main branch.
 
-No node contains the caller's own Python (a check, a reader of values, a method of choosing, another backend): a node
-that needs it is judged. Its answer is reported and not appended, and its branch waits, without a slot, until the caller
-has given its verdict: the text that stands there, or another question.
+No node contains the caller's own Python (a check, a reader of values, a method of choosing, another
+backend): a node that needs it is judged. Its answer is reported and not appended, and its branch
+waits, without a slot, until the caller has given its verdict: the text that stands there, or
+another question.
 
-Nodes are added in the order in which the program was written, over all branches: a fork before the nodes of its
-branches, a join before a rollback in a branch that it joins.
+Nodes are added in the order in which the program was written, over all branches: a fork before the
+nodes of its branches, a join before a rollback in a branch that it joins.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ JoinMode: TypeAlias = Literal["gather_variable", "concate_and_append"]
 
 
 class Expression:
-    """Base of everything that can be added to a state. `+` with text or another expression makes an `Expressions`."""
+    """Base of everything that can be added to a state. `+` with text or another expression makes an
+    `Expressions`.
+    """
 
     __slots__ = ()
 
@@ -45,11 +49,14 @@ class Expression:
         return Expressions((other, self))
 
     def __format__(self, spec: str) -> str:
-        """Raises ParameterError: an expression formatted into a string would be mere text and never be played."""
+        """Raises ParameterError: an expression formatted into a string would be mere text and never
+        be played.
+        """
         raise ParameterError(
-            "+", f"{self!r:.60} can't be written into a string.",
-            hint="Add it: s += \"…\" + sgl.gen(…). Read its value as s[name]. To look at it, print(repr(…)).",
-        )  # fmt: skip
+            "+",
+            f"{self!r:.60} can't be written into a string.",
+            hint='Add it: s += "…" + sgl.gen(…). Read its value as s[name]. To look at it, print(repr(…)).',
+        )
 
     def __str__(self) -> str:
         """Raises ParameterError, like `__format__`; `repr` shows an expression."""
@@ -69,7 +76,8 @@ class Expressions(Expression):
     """Sequence of expressions.
 
     Attributes:
-        expr_list: the elementary ones, in order; sequences inside are taken apart, and texts are Text nodes.
+        expr_list: the elementary ones, in order; sequences inside are taken apart, and texts are
+            Text nodes.
     """
 
     __slots__ = ("expr_list",)
@@ -101,7 +109,9 @@ class Expressions(Expression):
 
 
 def as_expression(value: object) -> Expression:
-    """Converts a string to a Text node; returns expressions unchanged. Raises ParameterError for other values."""
+    """Converts a string to a Text node; returns expressions unchanged. Raises ParameterError for
+    other values.
+    """
     if isinstance(value, str):
         if "<coroutine object " in value:
             check_awaited("+", value)
@@ -117,16 +127,22 @@ _UNAWAITED = re.compile(
 
 
 def check_awaited(operator: str, text: str, where: Location | None = None) -> None:
-    """Raises ParameterError if a text contains the repr of a coroutine of this package, which was not awaited."""
+    """Raises ParameterError if a text contains the repr of a coroutine of this package, which was
+    not awaited.
+    """
     if found := _UNAWAITED.search(text):
         raise ParameterError(
-            operator, f"the text has {found[0]!r}, a coroutine that was not awaited.",
-            hint='Await it: text = await s.get("a"), or add a program itself: s += program(…).', where=where,
-        )  # fmt: skip
+            operator,
+            f"the text has {found[0]!r}, a coroutine that was not awaited.",
+            hint='Await it: text = await s.get("a"), or add a program itself: s += program(…).',
+            where=where,
+        )
 
 
 def not_addable(operator: str, value: object, where: Location | None = None) -> ParameterError:
-    """Error for a value that is neither text nor an expression, with a hint that depends on its type."""
+    """Error for a value that is neither text nor an expression, with a hint that depends on its
+    type.
+    """
     hint = "Turn it into a string: str(…)."
     if inspect.isawaitable(value):
         name = getattr(value, "__name__", "…")
@@ -176,7 +192,11 @@ class BaseNode(Variant, Expression, frozen=True, kw_only=True, eq=False):
     where: Location | None = None
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, BaseNode) and _field_values(other) == _field_values(self)
+        return (
+            type(other) is type(self)
+            and isinstance(other, BaseNode)
+            and _field_values(other) == _field_values(self)
+        )
 
     def __hash__(self) -> int:
         return hash((type(self), _field_values(self)))
@@ -202,8 +222,8 @@ class Text(BaseNode, frozen=True, eq=False):
     Attributes:
         text: the text.
         ids: token ids, if a model wrote the text.
-        special: True if special tokens that are spelled out in the text are tokenised as such; False if they are plain
-            characters (see Span).
+        special: True if special tokens that are spelled out in the text are tokenised as such;
+            False if they are plain characters (see Span).
     """
 
     text: str
@@ -240,8 +260,9 @@ class TurnBegin(_Turn, frozen=True, eq=False):
 
 
 class TurnEnd(_Turn, frozen=True, eq=False):
-    """End of a turn; the open turn must have this role. The template's text behind the turn is a separate node, after
-    this one."""
+    """End of a turn; the open turn must have this role. The template's text behind the turn is a
+    separate node, after this one.
+    """
 
 
 class _Scope(BaseNode, frozen=True, eq=False):
@@ -267,10 +288,11 @@ class Gen(BaseNode, frozen=True, eq=False):
         name: name of the variable, or None.
         params: sampling parameters.
         constraint: constraint of the generated text, or None.
-        judged: True if the caller decides on the answer: nothing is appended, and the branch waits for the verdict.
+        judged: True if the caller decides on the answer: nothing is appended, and the branch waits
+            for the verdict.
         stream: True if deltas are sent even if its program is not streamed.
-        timeout: seconds that the caller waits for the answer, from when the node is played, or None for no limit. An
-            engine cuts JSON that brackets can close before they have passed.
+        timeout: seconds that the caller waits for the answer, from when the node is played, or None
+            for no limit. An engine cuts JSON that brackets can close before they have passed.
     """
 
     name: str | None
@@ -297,12 +319,14 @@ class Select(BaseNode, frozen=True, eq=False):
     Attributes:
         name: name of the variable, or None.
         choices: texts to choose from.
-        method: name of the method of choosing, or None if the caller chooses: the answer is judged, as of Gen.
+        method: name of the method of choosing, or None if the caller chooses: the answer is judged,
+            as of Gen.
         temperature: if above 0, the choice is drawn from the softmax of the method's scores.
         seed: seed of that draw, or UNSET for a random one.
         unconditional: True if the choices are also scored without the prompt.
         special: as in Text, for the choices.
-        lora_path: as in SamplingParams: name of the adapter that scores them, () for none, or UNSET.
+        lora_path: as in SamplingParams: name of the adapter that scores them, () for none, or
+            UNSET.
     """
 
     name: str | None
@@ -322,7 +346,9 @@ class Select(BaseNode, frozen=True, eq=False):
             raise ParameterError("lora_path", problem, where=self.where)
         if isinstance(self.choices, Deferred):
             return
-        if not isinstance(self.choices, tuple) or not all(isinstance(choice, str) for choice in self.choices):
+        if not isinstance(self.choices, tuple) or not all(
+            isinstance(choice, str) for choice in self.choices
+        ):
             raise _wrong(self, "choices", "a tuple of strings")
 
     @property
@@ -332,17 +358,21 @@ class Select(BaseNode, frozen=True, eq=False):
 
 
 class Pause(BaseNode, frozen=True, eq=False):
-    """Place where the branch waits for a verdict of the caller, who says what stands here, or what is to be asked."""
+    """Place where the branch waits for a verdict of the caller, who says what stands here, or what
+    is to be asked.
+    """
 
 
 class GrammarBegin(BaseNode, frozen=True, eq=False):
-    """Start of a grammar: `text`, followed by all text up to the grammar's end, is in the language of `constraint`.
-    Choices that the grammar does not allow are left out of a selection. A fork's branches need not complete the
-    grammar. Text without a generation or selection in between is not checked here: its author has checked it.
+    """Start of a grammar: `text`, followed by all text up to the grammar's end, is in the language
+    of `constraint`. Choices that the grammar does not allow are left out of a selection. A fork's
+    branches need not complete the grammar. Text without a generation or selection in between is not
+    checked here: its author has checked it.
 
     Attributes:
         constraint: constraint on the text.
-        text: beginning of the grammar's text, if the grammar was opened before this node; it is not appended.
+        text: beginning of the grammar's text, if the grammar was opened before this node; it is not
+            appended.
     """
 
     constraint: Constraint
@@ -370,7 +400,9 @@ class Fork(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         for branch in self.branches if isinstance(self.branches, tuple) else (None,):
-            if not isinstance(branch, tuple) or (branch and not all(isinstance(node, BaseNode) for node in branch)):
+            if not isinstance(branch, tuple) or (
+                branch and not all(isinstance(node, BaseNode) for node in branch)
+            ):
                 raise _wrong(self, "branches", "a tuple of tuples of nodes")
 
     def __repr__(self) -> str:
@@ -381,12 +413,15 @@ class Join(BaseNode, frozen=True, eq=False):
     """End of branches.
 
     Attributes:
-        fork: index of the fork among this branch's nodes, or None for all forks since the last join.
-        ends: for each branch, the number of its nodes that are waited for and whose texts are appended, even if a
-            rollback comes later; () for all nodes that it has when the join is added.
-        mode: "concate_and_append" waits for the branches and appends the texts that they have added. "gather_variable"
-            neither appends nor waits; from here on each variable of the branches is a list with one item for each
-            branch. Both claim what the branches have: a rollback in them does not take it back.
+        fork: index of the fork among this branch's nodes, or None for all forks since the last
+            join.
+        ends: for each branch, the number of its nodes that are waited for and whose texts are
+            appended, even if a rollback comes later; () for all nodes that it has when the join is
+            added.
+        mode: "concate_and_append" waits for the branches and appends the texts that they have
+            added. "gather_variable" neither appends nor waits; from here on each variable of the
+            branches is a list with one item for each branch. Both claim what the branches have: a
+            rollback in them does not take it back.
     """
 
     fork: int | None = None
@@ -399,9 +434,9 @@ class Mark(BaseNode, frozen=True, eq=False):
 
 
 class Rollback(BaseNode, frozen=True, eq=False):
-    """Cancels the queued and running nodes behind a mark, and returns to the mark. Takes effect as soon as it is
-    received, and the nodes that joins of the branches above have claimed are played. Ends the branches of forks behind
-    the mark, played or not, likewise.
+    """Cancels the queued and running nodes behind a mark, and returns to the mark. Takes effect as
+    soon as it is received, and the nodes that joins of the branches above have claimed are played.
+    Ends the branches of forks behind the mark, played or not, likewise.
 
     Attributes:
         mark: index of the mark among this branch's nodes.
@@ -410,8 +445,11 @@ class Rollback(BaseNode, frozen=True, eq=False):
     mark: int
 
 
-Content: TypeAlias = Text | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd  # what a branch's text is made of
-Node: TypeAlias = Content | Gen | Select | Pause | GrammarBegin | GrammarEnd | Fork | Join | Mark | Rollback
+# what a branch's text is made of
+Content: TypeAlias = Text | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd
+Node: TypeAlias = (
+    Content | Gen | Select | Pause | GrammarBegin | GrammarEnd | Fork | Join | Mark | Rollback
+)
 
 
 def is_judged(node: Node) -> bool:
@@ -420,12 +458,13 @@ def is_judged(node: Node) -> bool:
 
 
 class Verdict(Record, frozen=True):
-    """Caller's verdict on the answer to a judged node, or on what stands at a pause. To refuse an answer for good, the
-    caller drops the branch.
+    """Caller's verdict on the answer to a judged node, or on what stands at a pause. To refuse an
+    answer for good, the caller drops the branch.
 
     Attributes:
         text: what is appended.
-        again: question that is asked in the node's place, behind that text; None if the branch goes on.
+        again: question that is asked in the node's place, behind that text; None if the branch goes
+            on.
     """
 
     text: tuple[Span, ...] = ()

@@ -1,8 +1,9 @@
-"""Prefixes that the runs of a program share, counted in tokens: from one graph for each run, filled with its arguments.
+"""Prefixes that the runs of a program share, counted in tokens: from one graph for each run, filled
+with its arguments.
 
-A prompt is the text before a generation or selection in its branch. Generated text is unknown, so it counts no tokens
-and never equals other text; nor do open values and images count. Prompts of two adapters share nothing. If a graph has
-several ways, the first one counts.
+A prompt is the text before a generation or selection in its branch. Generated text is unknown, so
+it counts no tokens and never equals other text; nor do open values and images count. Prompts of two
+adapters share nothing. If a graph has several ways, the first one counts.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ def prefix_tree(graphs: Sequence[GraphRecord], counter: TokenCounter) -> PrefixT
 
 
 def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, str | None, _Segments]]:
-    """Yields the branch of each generation and selection, with its adapter, or None, and its prompt: texts, and ids of
-    unknown text.
+    """Yields the branch of each generation and selection, with its adapter, or None, and its
+    prompt: texts, and ids of unknown text.
 
     Args:
         run: number of the run; unknown text of one run never equals that of another.
@@ -152,7 +153,9 @@ def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, str | N
             case Text(text, special=special):
                 here.append(Span(text, special=special))
             case Gen() | Select() as asked:
-                adapter = adapter_of(asked.params.lora_path if isinstance(asked, Gen) else asked.lora_path)
+                adapter = adapter_of(
+                    asked.params.lora_path if isinstance(asked, Gen) else asked.lora_path
+                )
                 yield node.path, adapter, tuple(here)
                 here.append((run, i))
             case Value() | Picture():
@@ -175,8 +178,9 @@ def _open(node: GraphNode, i: int) -> _Unknown:
 
 
 class _Counted:
-    """Converts prompts to lists of numbers: token ids, and negative numbers for unknown text. Tokenised spans are
-    cached."""
+    """Converts prompts to lists of numbers: token ids, and negative numbers for unknown text.
+    Tokenised spans are cached.
+    """
 
     def __init__(self, counter: TokenCounter) -> None:
         self._tokens = functools.cache(counter.encode_spans)
@@ -217,5 +221,9 @@ def _built(prompts: Sequence[list[int]], start: int, counter: TokenCounter, dept
     tokens = sum(item >= 0 for item in prompts[0][start:end])
     longer = [prompt for prompt in prompts if len(prompt) > end]
     groups = itertools.groupby(longer, lambda prompt: prompt[end])
-    after = () if depth == _DEEPEST else tuple(_built(list(each), end, counter, depth + 1) for _, each in groups)
+    after = (
+        ()
+        if depth == _DEEPEST
+        else tuple(_built(list(each), end, counter, depth + 1) for _, each in groups)
+    )
     return Prefix(text[:1000], tokens, len(prompts), after)

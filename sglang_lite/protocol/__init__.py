@@ -146,4 +146,4 @@ __all__ = [
     "ValueValidationError",
     "WireError",
     "total_usage",
-]  # fmt: skip
+]

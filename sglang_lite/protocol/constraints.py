@@ -16,7 +16,9 @@ def _must_be_text(record: Record, *names: str) -> None:
     for name in names:
         value = getattr(record, name)
         if not isinstance(value, str):
-            raise ConstraintError(f"{type(record).__name__}: `{name}` must be a string, not {value!r:.60}.")
+            raise ConstraintError(
+                f"{type(record).__name__}: `{name}` must be a string, not {value!r:.60}."
+            )
 
 
 def _must_be_constraint(record: Record, name: str, value: object) -> None:
@@ -155,7 +157,8 @@ class Number(Variant, frozen=True):
         kind: "integer", or "float" for a number that may have a fraction and an exponent.
     """
 
-    kind: Literal["integer", "float"] = msgspec.field(name="type")  # encoded as `type`: `kind` is the tag of the union
+    # encoded as `type`: `kind` is the tag of the union
+    kind: Literal["integer", "float"] = msgspec.field(name="type")
 
     def __post_init__(self) -> None:
         if self.kind not in ("integer", "float"):
@@ -169,7 +172,9 @@ class Choices(Variant, frozen=True):
 
     def __post_init__(self) -> None:
         given: Any = self.options
-        options = (None,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+        options = (
+            (None,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+        )
         if not all(isinstance(option, str) for option in options):
             raise ConstraintError(f"choices: {given!r:.80} is not a list of strings.")
         force_setattr(self, "options", options)  # a tuple can be a cache key
@@ -261,8 +266,12 @@ class Repeated(Variant, frozen=True):
         _must_be_constraint(self, "item", self.item)
         for name in ("least", "most"):
             count = getattr(self, name)
-            if (count is not None or name == "least") and (isinstance(count, bool) or not isinstance(count, int)):
-                raise ConstraintError(f"Repeated: `{name}` must be a whole number, not {count!r:.60}.")
+            if (count is not None or name == "least") and (
+                isinstance(count, bool) or not isinstance(count, int)
+            ):
+                raise ConstraintError(
+                    f"Repeated: `{name}` must be a whole number, not {count!r:.60}."
+                )
 
 
 class Continuation(Variant, frozen=True):

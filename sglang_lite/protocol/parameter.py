@@ -16,14 +16,17 @@ from sglang_lite.errors import ParameterError, TraceError, shown
 
 
 class Unset(enum.Enum):
-    """Type of UNSET, the value of a parameter that the caller did not give. UNSET differs from every default."""
+    """Type of UNSET, the value of a parameter that the caller did not give. UNSET differs from
+    every default.
+    """
 
     UNSET = "UNSET"
 
     def __repr__(self) -> str:
         return "UNSET"
 
-    __hash__ = object.__hash__  # faster than Enum's, which is written in Python; most parameters are UNSET
+    # faster than Enum's, which is written in Python; most parameters are UNSET
+    __hash__ = object.__hash__
 
 
 UNSET: Final = Unset.UNSET
@@ -38,31 +41,36 @@ class Deferred:
 
 
 def check_known(name: str, *values: object) -> None:
-    """Raises TraceError if one of the values is a symbol and a trace would need the value itself.
-    """
+    """Raises TraceError if one of the values is a symbol and a trace would need the value itself."""
     for value in values:
         if isinstance(value, Deferred):
-            raise TraceError(f"{name} is {value!r:.60}, which only a run knows.", hint="Trace it with arguments.")
+            raise TraceError(
+                f"{name} is {value!r:.60}, which only a run knows.", hint="Trace it with arguments."
+            )
 
 
-# A budget is a number of tokens, or text, stored in records as a one-tuple: seconds ("30s"), or a share of
-# `max_tokens` ("50%").
-Kind: TypeAlias = Literal["int", "float", "bool", "strings", "token ids", "biases", "order", "budget"]
-# If top-k also applies: whether top-p refers to the mass of all tokens, or of those that top-k has kept.
+# A budget is a number of tokens, or text, stored in records as a one-tuple: seconds ("30s"), or a
+# share of `max_tokens` ("50%").
+Kind: TypeAlias = Literal[
+    "int", "float", "bool", "strings", "token ids", "biases", "order", "budget"
+]
+# If top-k also applies: whether top-p refers to the mass of all tokens, or of those that top-k has
+# kept.
 SamplingOrder: TypeAlias = Literal["joint", "sequential"]
-# Places where a parameter can be given. gen: `gen`. run: `run`, `run_batch` …, `gen_int` and `gen_string`. hooks:
-# SGLang's blocking hooks of a backend, and `gen` by position. sampling_params: a key of the dictionary for
-# `Engine.generate`. request: a keyword of `Engine.generate`. openai: a field of OpenAI's routes; completions: of
-# those of chats and texts alone.
-Place: TypeAlias = Literal["gen", "run", "hooks", "sampling_params", "request", "openai", "completions"]
+# Places where a parameter can be given. gen: `gen`. run: `run`, `run_batch` …, `gen_int` and
+# `gen_string`. hooks: SGLang's blocking hooks of a backend, and `gen` by position. sampling_params:
+# a key of the dictionary for `Engine.generate`. request: a keyword of `Engine.generate`. openai: a
+# field of OpenAI's routes; completions: of those of chats and texts alone.
+Place: TypeAlias = Literal[
+    "gen", "run", "hooks", "sampling_params", "request", "openai", "completions"
+]
 
 _INT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Range of numbers from `low` to `high`; None means unbounded. `above` excludes `low` itself.
-    """
+    """Range of numbers from `low` to `high`; None means unbounded. `above` excludes `low` itself."""
 
     low: float | None = None
     high: float | None = None
@@ -128,7 +136,9 @@ class Parameter:
         if self.kind == "token ids":
             return ""
         inner = self.engine_range
-        words = str(self.range if inner is None or inner.high is None or inner.high >= _INT else inner)
+        words = str(
+            self.range if inner is None or inner.high is None or inner.high >= _INT else inner
+        )
         return "" if words == "any" else words
 
     @property
@@ -146,7 +156,11 @@ class Parameter:
         if self.kind == "strings":
             if isinstance(value, str):
                 return (value,)
-            return tuple(value) if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping) else value
+            return (
+                tuple(value)
+                if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping)
+                else value
+            )
         if isinstance(value, Deferred):
             return value
         if self.kind == "token ids":
@@ -175,24 +189,33 @@ class Parameter:
                 raise ParameterError(self.name, f"{shown(value)} is neither True nor False.")
         elif self.kind == "order":
             if value not in ORDERS:
-                raise ParameterError(self.name, f"{shown(value)} is neither {' nor '.join(map(repr, ORDERS))}.")
+                raise ParameterError(
+                    self.name, f"{shown(value)} is neither {' nor '.join(map(repr, ORDERS))}."
+                )
         elif self.kind == "budget":
             self._budget(value)
         elif not isinstance(value, tuple | list):
-            raise ParameterError(self.name, f"{shown(value)} is not a tuple or list of {_ENTRIES[self.kind]}.")
+            raise ParameterError(
+                self.name, f"{shown(value)} is not a tuple or list of {_ENTRIES[self.kind]}."
+            )
         elif self.kind == "strings":
             for entry in value:
                 if not isinstance(entry, str) or not entry:
                     raise ParameterError(self.name, f"{shown(entry)} is not a non-empty string.")
                 if not entry.isascii() and any("\ud800" <= char <= "\udfff" for char in entry):
-                    raise ParameterError(self.name, f"{shown(entry)} has unpaired surrogates, which can't be encoded.")
+                    raise ParameterError(
+                        self.name,
+                        f"{shown(entry)} has unpaired surrogates, which can't be encoded.",
+                    )
         elif self.kind == "token ids":
             for entry in value:
                 self._number(entry, "int")
         else:
             for entry in value:
                 if not isinstance(entry, tuple | list) or len(entry) != 2:
-                    raise ParameterError(self.name, f"{shown(entry)} is not a pair of a token id and a number.")
+                    raise ParameterError(
+                        self.name, f"{shown(entry)} is not a pair of a token id and a number."
+                    )
                 self._number(entry[0], "int")
                 _finite(self.name, entry[1])
 
@@ -206,7 +229,9 @@ class Parameter:
         if isinstance(value, Deferred):
             raise ParameterError(self.name, f"{value!r} is only known when the program runs.")
         if self.max_entries is not None and len(value) > self.max_entries:
-            raise ParameterError(self.name, f"{len(value):,} entries, the limit is {self.max_entries:,}.")
+            raise ParameterError(
+                self.name, f"{len(value):,} entries, the limit is {self.max_entries:,}."
+            )
         if self.engine_range is not None:
             for number in (bias for _, bias in value) if self.kind == "biases" else (value,):
                 if not isinstance(number, tuple) and number not in self.engine_range:
@@ -236,7 +261,11 @@ class Parameter:
 ORDERS: Final = get_args(SamplingOrder)
 _BUDGET = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|%)", re.ASCII)
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?", re.ASCII)
-_ENTRIES = {"strings": "strings", "token ids": "token ids", "biases": "pairs of a token id and a number"}
+_ENTRIES = {
+    "strings": "strings",
+    "token ids": "token ids",
+    "biases": "pairs of a token id and a number",
+}
 
 
 def _hint_without_quotes(name: str, value: Any) -> str:
@@ -256,7 +285,9 @@ def _whole(value: Any) -> Any:
     """Converts an integer of another package (numpy, torch) to `int`. Returns other values
     unchanged.
     """
-    return value if isinstance(value, bool) or not isinstance(value, numbers.Integral) else int(value)
+    return (
+        value if isinstance(value, bool) or not isinstance(value, numbers.Integral) else int(value)
+    )
 
 
 def _real(value: Any) -> Any:
@@ -276,4 +307,6 @@ def _bias(entry: tuple[Any, Any]) -> tuple[Any, Any]:
     they are object keys in JSON.
     """
     token, bias = entry
-    return int(token) if isinstance(token, str) and token.isdecimal() else _whole(token), _real(bias)
+    return int(token) if isinstance(token, str) and token.isdecimal() else _whole(token), _real(
+        bias
+    )

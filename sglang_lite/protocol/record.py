@@ -6,7 +6,12 @@ import msgspec
 
 
 class Record(
-    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True, repr_omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    repr_omit_defaults=True,
 ):
     """Frozen record, encoded and decoded by `sglang_lite.wire`.
 

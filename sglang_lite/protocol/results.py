@@ -112,10 +112,14 @@ class TokenScores(Record, frozen=True):
 
     def as_meta(self) -> dict[str, list[float | None]]:
         """Returns the log-probabilities as fields of `meta_info`."""
-        return {"output_model_logprobs": list(self.logprobs), "output_allowed_logprobs": list(self.allowed)}
+        return {
+            "output_model_logprobs": list(self.logprobs),
+            "output_allowed_logprobs": list(self.allowed),
+        }
 
 
-RecordName: TypeAlias = Literal["routed_experts", "hidden_states"]  # data that an engine can record for each token
+# data that an engine can record for each token
+RecordName: TypeAlias = Literal["routed_experts", "hidden_states"]
 
 
 class TokenArray(Record, frozen=True):
@@ -133,7 +137,12 @@ class TokenArray(Record, frozen=True):
 
     @property
     def __array_interface__(self) -> dict[str, Any]:  # NumPy's array interface
-        return {"shape": self.shape, "typestr": f"<{self.dtype[0]}4", "data": self.data, "version": 3}
+        return {
+            "shape": self.shape,
+            "typestr": f"<{self.dtype[0]}4",
+            "data": self.data,
+            "version": 3,
+        }
 
     def __repr__(self) -> str:
         return f"TokenArray({' x '.join(map(str, self.shape))}, {self.dtype!r})"
@@ -208,8 +217,15 @@ class Generation(Variant, frozen=True):
 
     def _repr_html_(self) -> str:
         finish = f"{self.finish_reason} {'' if self.matched is None else repr(self.matched)}"
-        named = {"text": self.text, "reasoning": self.reasoning, "tokens": len(self.token_ids), "finish": finish}
-        return facts("Generation", {name: value for name, value in named.items() if value is not None})
+        named = {
+            "text": self.text,
+            "reasoning": self.reasoning,
+            "tokens": len(self.token_ids),
+            "finish": finish,
+        }
+        return facts(
+            "Generation", {name: value for name, value in named.items() if value is not None}
+        )
 
 
 class ChoiceScore(Record, frozen=True):
@@ -247,7 +263,11 @@ class Selection(Variant, frozen=True):
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
     def __repr__(self) -> str:
-        shares = {cut(text, 40): round(share, 4) for text, share in [*self.probs.items()][:4]} if self.scores else None
+        shares = (
+            {cut(text, 40): round(share, 4) for text, share in [*self.probs.items()][:4]}
+            if self.scores
+            else None
+        )
         more = f", {len(self.scores) - 4} more" if len(self.scores) > 4 else ""
         return f"Selection(picked={cut(repr(self.picked), 60)}, probs={shares}{more})"
 
@@ -258,7 +278,9 @@ class Selection(Variant, frozen=True):
         by_share = sorted(self.probs.items(), key=lambda each: -each[1])
         logprobs = {score.text: sum(score.logprobs) for score in self.scores}
         rows = ((text, meter(share), f"{logprobs[text]:.3f}") for text, share in by_share)
-        return fragment(element("b", picked), table(("choice", "probability", "log-probability"), rows))
+        return fragment(
+            element("b", picked), table(("choice", "probability", "log-probability"), rows)
+        )
 
     @property
     def probs(self) -> dict[str, float]:
@@ -296,7 +318,8 @@ class Failure(Variant, frozen=True, tag="Error"):
     max_tokens: int | None = None
 
 
-class Played(Record, frozen=True, gc=True):  # an error's traceback has frames that may hold the event
+# an error's traceback has frames that may hold the event
+class Played(Record, frozen=True, gc=True):
     """Event of a running program.
 
     Attributes:
@@ -321,7 +344,8 @@ class ProgramResult(Record, frozen=True):
     text: str
 
 
-ProgramEvent: TypeAlias = Played | ProgramResult | SglError  # the last event is the result or an error
+# the last event is the result or an error
+ProgramEvent: TypeAlias = Played | ProgramResult | SglError
 ProgramSink: TypeAlias = Callable[[ProgramEvent], None]
 
 

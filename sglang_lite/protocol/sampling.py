@@ -22,11 +22,13 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.parameter import UNSET, Parameter, Place, Range, SamplingOrder, Unset
 from sglang_lite.protocol.record import Record
 
-# ------------------------------------------------------------------------------------------------------- the table
+# ---------------------------------------------------------------------------------------- the table
 
 if TYPE_CHECKING:
     _OrderField: TypeAlias = SamplingOrder | Unset
-else:  # msgspec has no union of names and an enumeration of names. UNSET is the default, which records leave out.
+# msgspec has no union of names and an enumeration of names. UNSET is the default, which records
+# leave out.
+else:
     _OrderField = SamplingOrder
 
 _COMPLETIONS: tuple[Place, ...] = ("gen", "run", "hooks", "sampling_params", "completions")
@@ -207,10 +209,12 @@ def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
     Args:
         sglang: whether the names are SGLang's instead of this package's.
     """
-    return {each.sglang if sglang else each.name: each for each in PARAMETERS if place in each.places}
+    return {
+        each.sglang if sglang else each.name: each for each in PARAMETERS if place in each.places
+    }
 
 
-# ---------------------------------------------------------------------------------------------- keywords and record
+# ------------------------------------------------------------------------------ keywords and record
 
 
 class OneSampleOptions(TypedDict, total=False):
@@ -294,8 +298,7 @@ class SglangOptions(TypedDict, total=False):
 
 @dataclass
 class HookParams:
-    """Sampling parameters passed to SGLang's blocking backend hooks, with all defaults filled in.
-    """
+    """Sampling parameters passed to SGLang's blocking backend hooks, with all defaults filled in."""
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -317,11 +320,14 @@ class HookParams:
 
 
 class SamplingParams(Record, frozen=True):
-    __doc__ = "\n".join((
-        "How a generation is sampled and when it ends. UNSET: the backend's default; in parentheses, an engine's.",
-        *("", "Attributes:"), *(f"    {each.name}: {each.docstring_entry}" for each in PARAMETERS),
-        *("", "Raises:", "    ParameterError: a value that no backend could honour."),
-    ))  # fmt: skip
+    __doc__ = "\n".join(
+        (
+            "How a generation is sampled and when it ends. UNSET: the backend's default; in parentheses, an engine's.",
+            *("", "Attributes:"),
+            *(f"    {each.name}: {each.docstring_entry}" for each in PARAMETERS),
+            *("", "Raises:", "    ParameterError: a value that no backend could honour."),
+        )
+    )
 
     max_tokens: int | Unset = UNSET
     min_tokens: int | Unset = UNSET
@@ -386,10 +392,15 @@ def given_as_data(params: SamplingParams) -> dict[str, UserValue]:
     """Returns the values of the parameters that are set, by name, for requests: with lists instead
     of tuples.
     """
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given_values(params).items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in given_values(params).items()
+    }
 
 
-def read_params(values_by_name: Mapping[str, UserValue], names: Mapping[str, Parameter]) -> SamplingParams:
+def read_params(
+    values_by_name: Mapping[str, UserValue], names: Mapping[str, Parameter]
+) -> SamplingParams:
     """Creates SamplingParams from the values that a user has given.
 
     Args:
@@ -400,7 +411,11 @@ def read_params(values_by_name: Mapping[str, UserValue], names: Mapping[str, Par
         ParameterError: a value can't be honoured by any backend. The error has the name from
             `values_by_name`.
     """
-    values = {names[name].name: names[name].read(value) for name, value in values_by_name.items() if value is not None}
+    values = {
+        names[name].name: names[name].read(value)
+        for name, value in values_by_name.items()
+        if value is not None
+    }
     try:
         return SamplingParams(**values)
     except ParameterError as error:
@@ -424,5 +439,9 @@ def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
 
 @lru_cache(maxsize=4096)
 def _merged(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
-    changes = {name: value for name in inner.__struct_fields__ if (value := getattr(inner, name)) is not UNSET}
+    changes = {
+        name: value
+        for name in inner.__struct_fields__
+        if (value := getattr(inner, name)) is not UNSET
+    }
     return msgspec.structs.replace(outer, **changes)

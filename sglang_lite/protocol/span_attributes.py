@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from sglang_lite.protocol.results import Generation, Selection
 
 
-def result_attributes(result: Generation | Selection) -> dict[str, str | int | float | Sequence[str]]:
+def result_attributes(
+    result: Generation | Selection,
+) -> dict[str, str | int | float | Sequence[str]]:
     """Returns the numbers of tokens, times and the finish reason of a result as attributes of a
     span.
     """

@@ -38,7 +38,9 @@ MissReason: TypeAlias = Literal[
     "on_host",
     "on_disk",
 ]
-Origin: TypeAlias = Literal["constant", "cached", "generated", "forced", "chosen", "joined", "rejected"]
+Origin: TypeAlias = Literal[
+    "constant", "cached", "generated", "forced", "chosen", "joined", "rejected"
+]
 
 
 class CacheMiss(Record, frozen=True):
@@ -145,7 +147,10 @@ class TraceNode(Record, frozen=True):
         }
         if self.results:
             named |= {"seconds": f"{self.seconds:.3f}", "usage": repr(self.usage)}
-        return facts(f"{self.kind} {self.name or ''}", {name: value for name, value in named.items() if value})
+        return facts(
+            f"{self.kind} {self.name or ''}",
+            {name: value for name, value in named.items() if value},
+        )
 
     @property
     def usage(self) -> Usage:

@@ -76,4 +76,7 @@ class TokenSequence(Record, frozen=True):
 
     def _repr_html_(self) -> str:
         drawn = sum(self.loss_mask)
-        return facts("TokenSequence", {"tokens": len(self.ids), "drawn": drawn, "generations": len(self.spans)})
+        return facts(
+            "TokenSequence",
+            {"tokens": len(self.ids), "drawn": drawn, "generations": len(self.spans)},
+        )

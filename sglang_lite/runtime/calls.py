@@ -51,7 +51,9 @@ class WriteTensors(EngineCall[str], frozen=True, tag="update_weights_here"):
 
 
 class OpenTensors(EngineCall[str], frozen=True, tag="update_weights_from_handles"):
-    """`UpdateTensors` for SGLang's flattened bucket in a GPU's memory, which another process keeps until the answer."""
+    """`UpdateTensors` for SGLang's flattened bucket in a GPU's memory, which another process keeps
+    until the answer.
+    """
 
     bucket: bytes  # pickled
     last: bool

@@ -1,5 +1,4 @@
-"""Sizes of an engine on its device, determined by its settings, its model and the device's memory.
-"""
+"""Sizes of an engine on its device, determined by its settings, its model and the device's memory."""
 
 from __future__ import annotations
 
@@ -8,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Values of max_running, step_tokens and page_size in force, with the device's defaults filled in."""
+    """Values of max_running, step_tokens and page_size in force, with the device's defaults filled
+    in.
+    """
 
     max_running: int
     step_tokens: int
@@ -24,7 +25,8 @@ class Capacity:
         context_length: longest sequence that the config and the model allow, in tokens.
         pages: number of pages in the KV cache.
         longest: longest sequence that also fits the KV cache, in tokens.
-        window_pages: number of pages in the KV cache of the layers with a window; 0 if these use `pages` as well.
+        window_pages: number of pages in the KV cache of the layers with a window; 0 if these use
+            `pages` as well.
     """
 
     sizes: Sizes

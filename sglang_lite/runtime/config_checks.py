@@ -43,7 +43,9 @@ _OF_WHOLE_REPLICAS = (
 _SEED = "remote_instance_weight_loader_"
 
 
-def check_unset(config: EngineConfig, names: Collection[str], problem: str, hint: str = "Leave one out.") -> None:
+def check_unset(
+    config: EngineConfig, names: Collection[str], problem: str, hint: str = "Leave one out."
+) -> None:
     """Raises ParameterError with the given problem if any of these settings differs from its
     default.
     """
@@ -74,11 +76,12 @@ def check_template(template: str | None) -> None:
 
 
 def check_scales(path: str | None, kv_dtype: str) -> None:
-    """Raises ParameterError if a scales file is given for keys and values that are not in 8 bits.
-    """
+    """Raises ParameterError if a scales file is given for keys and values that are not in 8 bits."""
     if path is not None and kv_dtype != "fp8":
         raise ParameterError(
-            "quantization_param_path", "scales are for keys and values in 8 bits.", hint='Add kv_dtype="fp8".'
+            "quantization_param_path",
+            "scales are for keys and values in 8 bits.",
+            hint='Add kv_dtype="fp8".',
         )
 
 
@@ -113,9 +116,15 @@ def check_offload(gigabytes: int, group_size: int, *, saver: bool) -> None:
     if group_size != -1:
         check_int("offload_group_size", group_size, 1)
         if not gigabytes:
-            raise ParameterError("offload_group_size", "is for weights in the host's memory.", hint="cpu_offload_gb=4")
+            raise ParameterError(
+                "offload_group_size",
+                "is for weights in the host's memory.",
+                hint="cpu_offload_gb=4",
+            )
     if gigabytes and saver:
-        raise ParameterError("cpu_offload_gb", "is not here with enable_memory_saver.", hint="Leave one out.")
+        raise ParameterError(
+            "cpu_offload_gb", "is not here with enable_memory_saver.", hint="Leave one out."
+        )
 
 
 def _urls_of_encoders(given: UserValue) -> tuple[str, ...]:
@@ -126,26 +135,38 @@ def _urls_of_encoders(given: UserValue) -> tuple[str, ...]:
     if not isinstance(found, list | tuple):
         raise ParameterError("encoder_urls", f"{shown(given)} is no list of addresses.")
     for each in found:
-        if not isinstance(each, str) or not re.fullmatch(r"https?://(\[[\da-fA-F:]+\]|[\w.-]+)(:\d+)?/?", each):
+        if not isinstance(each, str) or not re.fullmatch(
+            r"https?://(\[[\da-fA-F:]+\]|[\w.-]+)(:\d+)?/?", each
+        ):
             problem = f"{shown(each)} is no address of a server."
-            raise ParameterError("encoder_urls", problem, hint="Write http://10.0.0.2:30000, for example.")
+            raise ParameterError(
+                "encoder_urls", problem, hint="Write http://10.0.0.2:30000, for example."
+            )
     return tuple(each.rstrip("/") for each in found)
 
 
-def _check_encoders(encoder_only: bool, language_only: bool, urls: tuple[str, ...], media: bool | None) -> None:
+def _check_encoders(
+    encoder_only: bool, language_only: bool, urls: tuple[str, ...], media: bool | None
+) -> None:
     """Raises ParameterError if settings of encoders on other servers conflict with each other or
     with `enable_multimodal`.
     """
     if language_only and encoder_only:
-        raise ParameterError("encoder_only", "and language_only are both given.", hint="Leave one out.")
+        raise ParameterError(
+            "encoder_only", "and language_only are both given.", hint="Leave one out."
+        )
     if language_only and not urls:
         hint = "Add encoder_urls, or use enable_multimodal=False to read text alone."
         raise ParameterError("language_only", "needs servers that encode.", hint=hint)
     if urls and not language_only:
-        raise ParameterError("encoder_urls", "are asked with language_only alone.", hint="Add language_only=True.")
+        raise ParameterError(
+            "encoder_urls", "are asked with language_only alone.", hint="Add language_only=True."
+        )
     if media is False and (encoder_only or language_only):
         name = "encoder_only" if encoder_only else "language_only"
-        raise ParameterError(name, "is for images, videos and sounds.", hint="Leave enable_multimodal=False out.")
+        raise ParameterError(
+            name, "is for images, videos and sounds.", hint="Leave enable_multimodal=False out."
+        )
 
 
 def set_watch(config: EngineConfig) -> None:
@@ -159,7 +180,9 @@ def set_watch(config: EngineConfig) -> None:
     layers: UserValue = config.debug_tensor_dump_layers
     if layers is not None:
         if folder is None:
-            raise ParameterError(name, "is for debug_tensor_dump_output_folder.", hint="Add it, or leave this out.")
+            raise ParameterError(
+                name, "is for debug_tensor_dump_output_folder.", hint="Add it, or leave this out."
+            )
         if not isinstance(layers, list | tuple):
             raise ParameterError(name, f"{shown(layers)} is no list of numbers.")
         for each in layers:
@@ -184,7 +207,9 @@ def set_media(config: EngineConfig) -> None:
                 raise ParameterError(name, "sounds have no settings.", hint="Leave it out.")
         object.__setattr__(config, name, found or None)
     object.__setattr__(config, "encoder_urls", _urls_of_encoders(config.encoder_urls))
-    _check_encoders(config.encoder_only, config.language_only, config.encoder_urls, config.enable_multimodal)
+    _check_encoders(
+        config.encoder_only, config.language_only, config.encoder_urls, config.enable_multimodal
+    )
 
 
 def check_replicas(replicas: int, first_gpu: int, gpu_step: int, device: str, ranks: int) -> None:
@@ -194,7 +219,11 @@ def check_replicas(replicas: int, first_gpu: int, gpu_step: int, device: str, ra
         replicas, first_gpu, gpu_step, device: `dp_size`, `base_gpu_id`, `gpu_id_step`, `device`.
         ranks: number of each replica's ranks.
     """
-    for name, value, least in (("dp_size", replicas, 1), ("base_gpu_id", first_gpu, 0), ("gpu_id_step", gpu_step, 0)):
+    for name, value, least in (
+        ("dp_size", replicas, 1),
+        ("base_gpu_id", first_gpu, 0),
+        ("gpu_id_step", gpu_step, 0),
+    ):
         check_int(name, value, least)
         if value > _MAX_REPLICAS:
             raise ParameterError(name, f"{value:,} is more than {_MAX_REPLICAS:,}.")
@@ -202,7 +231,9 @@ def check_replicas(replicas: int, first_gpu: int, gpu_step: int, device: str, ra
     processes = replicas * ranks
     if number and processes > 1:
         hint = f'Use device="cuda" with base_gpu_id={number}.'
-        raise ParameterError("device", f"{device!r} is one GPU, for {processes} processes.", hint=hint)
+        raise ParameterError(
+            "device", f"{device!r} is one GPU, for {processes} processes.", hint=hint
+        )
     if first_gpu and (number or device == "cpu"):
         raise ParameterError("base_gpu_id", f"device is {device!r}.", hint="Leave one out.")
 
@@ -215,13 +246,17 @@ def check_parallel(config: EngineConfig) -> None:
     if config.enable_dp_attention:
         check_unset(config, _OF_WHOLE_REPLICAS, "is not here with enable_dp_attention.")
     parallel = config.sharing
-    check_replicas(config.dp_size, config.base_gpu_id, config.gpu_id_step, config.device, config.parallel.ranks)
+    check_replicas(
+        config.dp_size, config.base_gpu_id, config.gpu_id_step, config.device, config.parallel.ranks
+    )
     check_nodes(config.nnodes, config.node_rank, config.dist_init_addr, config.dp_size)
     several = "use_ray=True" if config.use_ray else f"nnodes={config.nnodes}"
     if config.restart and (config.use_ray or config.nnodes > 1):
         raise ParameterError("restart", f"is not here with {several}.", hint="Leave one out.")
     if config.use_ray and parallel.ranks == 1:
-        raise ParameterError("use_ray", "is for several ranks.", hint="Add tp_size, or leave it out.")
+        raise ParameterError(
+            "use_ray", "is for several ranks.", hint="Add tp_size, or leave it out."
+        )
     if config.use_ray:
         check_unset(config, ("nnodes", "dp_size"), f"is not here with {several}.")
     check_experts(config, parallel)
@@ -258,7 +293,9 @@ def check_nodes(nodes: int, own: int, first: str | None, replicas: int) -> None:
     if nodes > 1:
         address(first)
     if replicas > 1 and replicas % nodes:
-        raise ParameterError("nnodes", f"{nodes} does not divide {replicas} replicas.", hint="Use a divisor.")
+        raise ParameterError(
+            "nnodes", f"{nodes} does not divide {replicas} replicas.", hint="Use a divisor."
+        )
     if own >= nodes:
         raise ParameterError("node_rank", f"{own} is none of {nodes} machines, counted from 0.")
 
@@ -267,24 +304,38 @@ def check_tiers(config: EngineConfig) -> None:
     """Raises ParameterError if settings of the cache's tiers are wrong or conflict."""
     ratio = config.hicache_ratio
     folder = config.hicache_storage_dir
-    check_number("hicache_ratio", ratio, lambda x: 0 < x <= 10_000, "no number above 0, and at most 10,000.")
+    check_number(
+        "hicache_ratio", ratio, lambda x: 0 < x <= 10_000, "no number above 0, and at most 10,000."
+    )
     check_int("hicache_size", config.hicache_size, 0)
     most = config.hicache_storage_max_gb
     check_number("hicache_storage_max_gb", most, lambda x: 0 < x < 1e9, "no number of GB above 0.")
     if config.enable_hierarchical_cache is True and config.prefix_cache is False:
         raise ParameterError(
-            "enable_hierarchical_cache", "nothing is kept with prefix_cache=False.", hint="Leave one out."
+            "enable_hierarchical_cache",
+            "nothing is kept with prefix_cache=False.",
+            hint="Leave one out.",
         )
     if config.enable_weights_cpu_backup is True and config.enable_memory_saver is False:
         raise ParameterError(
-            "enable_weights_cpu_backup", "it is for engines that sleep.", hint="Add enable_memory_saver=True."
+            "enable_weights_cpu_backup",
+            "it is for engines that sleep.",
+            hint="Add enable_memory_saver=True.",
         )
     if config.hicache_storage_backend is not None and config.enable_hierarchical_cache is not True:
         problem = "files are written from the host's memory."
-        raise ParameterError("hicache_storage_backend", problem, hint="Add enable_hierarchical_cache=True.")
-    goes_with = folder is None if config.hicache_storage_backend is None else isinstance(folder, str) and folder != ""
+        raise ParameterError(
+            "hicache_storage_backend", problem, hint="Add enable_hierarchical_cache=True."
+        )
+    goes_with = (
+        folder is None
+        if config.hicache_storage_backend is None
+        else isinstance(folder, str) and folder != ""
+    )
     if not goes_with:
         problem = f"{folder!r} does not go with hicache_storage_backend={config.hicache_storage_backend!r}."
         raise ParameterError(
-            "hicache_storage_dir", problem, hint='Give a folder for "file", a URL for "fsspec", or neither.'
+            "hicache_storage_dir",
+            problem,
+            hint='Give a folder for "file", a URL for "fsspec", or neither.',
         )

@@ -45,4 +45,6 @@ def absent_error(path: str) -> NotServedError | None:
         return None
     feature, instead = ABSENT[known]
     whose = "Ollama" if path.startswith("/api/") else "SGLang"
-    return NotServedError(f"{path} is {whose}'s. {feature}: this server doesn't have that.", hint=instead)
+    return NotServedError(
+        f"{path} is {whose}'s. {feature}: this server doesn't have that.", hint=instead
+    )

@@ -38,7 +38,9 @@ UNLOAD = Fields(UnloadRequest, {}, {})
 async def load(service: Service, call: HttpRequest) -> Response:
     """Loads an adapter."""
     body = await read_record(service, call, LOAD)
-    loading = partial(service.engine.load_lora_adapter, body.lora_name, body.lora_path, pinned=body.pinned)
+    loading = partial(
+        service.engine.load_lora_adapter, body.lora_name, body.lora_path, pinned=body.pinned
+    )
     try:
         await asyncio.to_thread(require_allowed_path, service.settings, body.lora_path, "lora_path")
         await service.call_engine(loading, at_most_s=_LONGEST_S)
@@ -51,9 +53,12 @@ async def load(service: Service, call: HttpRequest) -> Response:
 async def unload(service: Service, call: HttpRequest) -> Response:
     """Unloads an adapter once no request uses it."""
     body = await read_record(service, call, UNLOAD)
-    path = service.adapters.pop(body.lora_name, None)  # no new request can name it while it is unloaded
+    # no new request can name it while it is unloaded
+    path = service.adapters.pop(body.lora_name, None)
     try:
-        await service.call_engine(partial(service.engine.unload_lora_adapter, body.lora_name), at_most_s=_LONGEST_S)
+        await service.call_engine(
+            partial(service.engine.unload_lora_adapter, body.lora_name), at_most_s=_LONGEST_S
+        )
     except ParameterError as error:
         if path is not None:
             service.adapters[body.lora_name] = path

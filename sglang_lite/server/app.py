@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 
-def application(engine: Engine, settings: ServerSettings, token: str = "", tracer: Tracer | None = None) -> Starlette:
+def application(
+    engine: Engine, settings: ServerSettings, token: str = "", tracer: Tracer | None = None
+) -> Starlette:
     """Creates the ASGI application that serves an engine.
 
     Args:
@@ -62,11 +64,21 @@ def application(engine: Engine, settings: ServerSettings, token: str = "", trace
         found: Service = app.state.service
         return found
 
-    endpoints = [(route, Endpoint(route, service, gate)) for route in (*ROUTES, *(playground.ROUTES if token else ()))]
+    endpoints = [
+        (route, Endpoint(route, service, gate))
+        for route in (*ROUTES, *(playground.ROUTES if token else ()))
+    ]
     app = _Application(
-        {(method, route.path): endpoint for route, endpoint in endpoints for method in route.methods},
+        {
+            (method, route.path): endpoint
+            for route, endpoint in endpoints
+            for method in route.methods
+        },
         settings.allowed_origin,
-        routes=[StarletteRoute(route.path, endpoint, methods=list(route.methods)) for route, endpoint in endpoints],
+        routes=[
+            StarletteRoute(route.path, endpoint, methods=list(route.methods))
+            for route, endpoint in endpoints
+        ],
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error},
     )
@@ -115,22 +127,32 @@ class _Application(Starlette):
         settings: arguments of Starlette's application.
     """
 
-    def __init__(self, endpoints: Mapping[tuple[str, str], Endpoint], origins: Sequence[str], **settings: Any) -> None:
+    def __init__(
+        self, endpoints: Mapping[tuple[str, str], Endpoint], origins: Sequence[str], **settings: Any
+    ) -> None:
         super().__init__(**settings)
         self._endpoints = endpoints
         self._outer: ASGIApp = self._answer
         if origins:
             shown = ["x-request-id", "retry-after", UNUSED]
             self._outer = CORSMiddleware(
-                self._answer, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=shown,
+                self._answer,
+                allow_origins=origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=shown,
                 allow_private_network=True,
-            )  # fmt: skip
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._outer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self._endpoints.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        endpoint = (
+            self._endpoints.get((scope["method"], scope["path"]))
+            if scope["type"] == "http"
+            else None
+        )
         if endpoint is None:
             await super().__call__(scope, receive, send)
         else:
@@ -144,7 +166,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
-    refused: SglError = NotFoundError(f"the path {path!r} does not exist.", hint="/openapi.json lists all paths.")
+    refused: SglError = NotFoundError(
+        f"the path {path!r} does not exist.", hint="/openapi.json lists all paths."
+    )
     if error.status_code == 405:
         refused = MethodError(f"{path!r} does not accept {request.method}.")
     elif error.status_code != 404:
@@ -153,7 +177,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
         refused = absent
     request_id = request_id_of(request)
     response = refusal(refused, _protocol(path), request_id)
-    request.app.state.service.metrics.responded(OTHER_ROUTE, request.method, response.status_code, "")
+    request.app.state.service.metrics.responded(
+        OTHER_ROUTE, request.method, response.status_code, ""
+    )
     response.headers.update({**(error.headers or {}), "x-request-id": request_id})
     if error.status_code == 405:
         response.headers["allow"] = ", ".join(_methods_of(request))
@@ -164,7 +190,9 @@ def _methods_of(request: Request) -> list[str]:
     """Returns the methods of all routes that match a request's path; Starlette names only those of
     the first. Routes without parameters hide those with parameters, as in the OpenAPI document.
     """
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    routes = [
+        route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE
+    ]
     fixed = [route for route in routes if route.path == request.url.path]
     return sorted(set().union(*(route.methods for route in fixed or routes)))
 
@@ -218,9 +246,13 @@ def serve(
         with contextlib.suppress(SglError):  # the first conversation reports the error
             engine.chat_template()  # imports the template engine
         gc.collect()
-        gc.freeze()  # loaded objects stay alive: a collector's pass over them takes as long as a hundred requests
+        # loaded objects stay alive: a collector's pass over them takes as long as a hundred
+        # requests
+        gc.freeze()
         listening.listen(2048)
-        announce(f"Serving {settings.served_model_name or engine.model_name} at {settings.scheme}://{host}:{port}")
+        announce(
+            f"Serving {settings.served_model_name or engine.model_name} at {settings.scheme}://{host}:{port}"
+        )
         if token:
             announce(f"Playground: {settings.scheme}://{host}:{port}/?token={token}")
         server.run(sockets=[listening])

@@ -56,7 +56,8 @@ class Abortable(Protocol):
 
 A = TypeVar("A", bound=Abortable)
 S = TypeVar("S", bound=Submission | OpenRequest)
-key_in_use: ContextVar[str] = ContextVar("key_in_use", default="")  # API key of the HTTP request that is handled
+# API key of the HTTP request that is handled
+key_in_use: ContextVar[str] = ContextVar("key_in_use", default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,11 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, engine: Engine, observe: Callable[[Sequence[object]], object] | None = None, *, apart: bool = False
+        self,
+        engine: Engine,
+        observe: Callable[[Sequence[object]], object] | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
         self.engine = engine
         self._apart = apart
@@ -98,7 +103,8 @@ class AsyncEngine:
         """Aborts the request that a key has named `rid`, unless it has ended.
 
         Args:
-            key: API key whose request is aborted; None aborts the requests of this name of all keys.
+            key: API key whose request is aborted; None aborts the requests of this name of all
+                keys.
         """
         for owned in list(self._open.values()):
             if rid in owned.rids and key in (None, owned.key):
@@ -111,16 +117,21 @@ class AsyncEngine:
             if key is None or owned.key == key:
                 each.abort()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[Delta | Generation], None]:
-        """Runs a request and yields its events as they arrive, with the deltas of each sample joined. Closing the
-        generator before its end aborts the request.
+    async def generate(
+        self, request: GenerateRequest
+    ) -> AsyncGenerator[list[Delta | Generation], None]:
+        """Runs a request and yields its events as they arrive, with the deltas of each sample
+        joined. Closing the generator before its end aborts the request.
 
         Raises:
             SglError: as `Engine.submit`, or the request's last event.
         """
         events: _EventQueue[Event] = _EventQueue(self._relay)
         remaining = request.samples
-        with _telling_names((request.rid,)), self._ends(await self._submit(request, events), events, (request.rid,)):
+        with (
+            _telling_names((request.rid,)),
+            self._ends(await self._submit(request, events), events, (request.rid,)),
+        ):
             while remaining:
                 batch: list[Delta | Generation] = []
                 failed: SglError | None = None
@@ -147,9 +158,12 @@ class AsyncEngine:
                 generations += (event for event in batch if isinstance(event, Generation))
         return sorted(generations, key=lambda generation: generation.index)
 
-    async def generate_native(self, request: NativeRequest) -> AsyncGenerator[list[dict[str, Json]], None]:
-        """Runs a native request and yields the answers that have changed, each time that text arrives; without
-        `stream`, yields all answers at the end. Closing the generator before its end aborts the request.
+    async def generate_native(
+        self, request: NativeRequest
+    ) -> AsyncGenerator[list[dict[str, Json]], None]:
+        """Runs a native request and yields the answers that have changed, each time that text
+        arrives; without `stream`, yields all answers at the end. Closing the generator before its
+        end aborts the request.
 
         Raises:
             SglError: as `Engine.generate`.
@@ -166,7 +180,10 @@ class AsyncEngine:
         rids = [call.rid for call in request.calls]
         start = partial(NativeRun, self.engine.core, post, request, self._relay.flush, name)
         length = sum(_length(call.prompt) for call in request.calls)
-        with _telling_names(rids), self._ends(await _submitted(start, length), events, rids) as running:
+        with (
+            _telling_names(rids),
+            self._ends(await _submitted(start, length), events, rids) as running,
+        ):
             while running.open:
                 changed: dict[int, dict[str, Any]] = {}
                 for item in await events.take():
@@ -194,11 +211,12 @@ class AsyncEngine:
     async def play(
         self, request: ProgramRequest, timeout_s: float | None = None
     ) -> AsyncGenerator[list[ProgramEvent], None]:
-        """Plays a complete program and yields its events as they arrive; the last one is a ProgramResult or an
-        SglError. Closing the generator before its end aborts the program.
+        """Plays a complete program and yields its events as they arrive; the last one is a
+        ProgramResult or an SglError. Closing the generator before its end aborts the program.
 
         Args:
-            timeout_s: seconds after which the program ends with RequestTimeoutError; None for no limit.
+            timeout_s: seconds after which the program ends with RequestTimeoutError; None for no
+                limit.
 
         Raises:
             SglError: as `Engine.run_program`.
@@ -210,18 +228,24 @@ class AsyncEngine:
                     yield batch
 
     async def open_program(
-        self, request: OpenRequest, begin: Callable[[OpenProgram], object], timeout_s: float | None = None
+        self,
+        request: OpenRequest,
+        begin: Callable[[OpenProgram], object],
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[list[ProgramEvent], None]:
         """Opens a program, and yields an empty list and then its events, as `play` does.
 
         Args:
-            begin: function that receives the open program; the program may be extended until it has ended.
+            begin: function that receives the open program; the program may be extended until it has
+                ended.
         """
         events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
         opened = self.engine.core.open_program(self._salted(request), events.put, self._relay.flush)
         with self._ends(opened, events) as program:
             begin(program)
-            async with contextlib.aclosing(self._played(events, program, timeout_s, opened=True)) as played:
+            async with contextlib.aclosing(
+                self._played(events, program, timeout_s, opened=True)
+            ) as played:
                 async for batch in played:
                     yield batch
 
@@ -243,7 +267,12 @@ class AsyncEngine:
         return salted
 
     async def _played(
-        self, events: _EventQueue[ProgramEvent], submitted: Abortable, timeout_s: float | None, *, opened: bool = False
+        self,
+        events: _EventQueue[ProgramEvent],
+        submitted: Abortable,
+        timeout_s: float | None,
+        *,
+        opened: bool = False,
     ) -> AsyncGenerator[list[ProgramEvent], None]:
         """Yields the events of a program, which is aborted after `timeout_s`; yields an empty list
         first if the program was only `opened`.
@@ -264,14 +293,18 @@ class AsyncEngine:
                 batch = _joined_played(await events.take())
                 ended = not isinstance(batch[-1], Played)
                 if late and isinstance(batch[-1], RequestAbortedError):
-                    batch[-1] = RequestTimeoutError(f"the program took more than {timeout_s:g} seconds.")
+                    batch[-1] = RequestTimeoutError(
+                        f"the program took more than {timeout_s:g} seconds."
+                    )
                 yield [each for each in batch if not (late and _is_aborted(each))]
         finally:
             if timer is not None:
                 timer.cancel()
 
     @contextlib.contextmanager
-    def _ends(self, submitted: A, events: _EventQueue[Any], rids: Collection[str | None] = ()) -> Iterator[A]:
+    def _ends(
+        self, submitted: A, events: _EventQueue[Any], rids: Collection[str | None] = ()
+    ) -> Iterator[A]:
         """Aborts a submission if the block is left before the submission has ended. Its last
         events, which report its usage, are then still observed. `rids` are the names of its
         requests.
@@ -298,7 +331,9 @@ def _telling_names(rids: Iterable[str | None]) -> Iterator[None]:
         key = key_in_use.get()
         for rid in rids:
             if rid is not None and error.parameter == "rid" and own_name(key, rid) in str(error):
-                raise ParameterError("rid", f"{rid!r} is the name of a request that has not ended.") from None
+                raise ParameterError(
+                    "rid", f"{rid!r} is the name of a request that has not ended."
+                ) from None
         raise
 
 
@@ -332,8 +367,7 @@ class _Relay:
 
 
 class _EventQueue(Generic[E]):
-    """Queue of a submission's events, filled on the engine's thread and emptied on the event loop.
-    """
+    """Queue of a submission's events, filled on the engine's thread and emptied on the event loop."""
 
     def __init__(self, relay: _Relay) -> None:
         self._relay = relay
@@ -416,7 +450,10 @@ def _joined(events: Iterable[T]) -> list[T | Delta]:
             last = found[at[event.index]]
             assert isinstance(last, Delta)
             found[at[event.index]] = Delta(
-                last.text + event.text, last.token_ids + event.token_ids, last.logprobs + event.logprobs, event.index
+                last.text + event.text,
+                last.token_ids + event.token_ids,
+                last.logprobs + event.logprobs,
+                event.index,
             )
     return found
 
@@ -450,7 +487,8 @@ async def with_first_event(events: AsyncGenerator[E, None]) -> AsyncGenerator[E,
     async def all_events() -> AsyncGenerator[E, None]:
         async with contextlib.aclosing(events):
             first = await anext(events)
-            yield first  # consumed below: closing a generator that has not started would not close `events`
+            # consumed below: closing a generator that has not started would not close `events`
+            yield first
             yield first
             async for each in events:
                 yield each
@@ -461,8 +499,9 @@ async def with_first_event(events: AsyncGenerator[E, None]) -> AsyncGenerator[E,
 
 
 async def merged(streams: Sequence[AsyncGenerator[E, None]]) -> AsyncGenerator[tuple[int, E], None]:
-    """Yields the events of several streams as they arrive, each with the index of its stream. The first error ends all
-    streams."""
+    """Yields the events of several streams as they arrive, each with the index of its stream. The
+    first error ends all streams.
+    """
     queue: asyncio.Queue[tuple[int, E] | BaseException | None] = asyncio.Queue()
 
     async def pump(index: int, stream: AsyncGenerator[E, None]) -> None:

@@ -46,13 +46,17 @@ async def vertex(service: Service, call: HttpRequest) -> Response:
     parameters = body.parameters or {}
     for name in ("text", "input_ids", "image_data", "video_data", "audio_data", "stream"):
         if parameters.get(name):
-            raise ParameterError(f"parameters.{name}", "has no place there.", hint="Prompts are instances.")
+            raise ParameterError(
+                f"parameters.{name}", "has no place there.", hint="Prompts are instances."
+            )
     given = [msgspec.to_builtins(each) for each in body.instances]
     names = dict.fromkeys(name for each in given for name in each)
     if len(names.keys() & {"text", "input_ids"}) != 1:
         raise ParameterError("instances", "need a text each, or input_ids each.")
     fields = {name: [each.get(name) for each in given] for name in names}
-    answered = await native.generate(service, replace(call, data=msgspec.json.encode({**parameters, **fields})))
+    answered = await native.generate(
+        service, replace(call, data=msgspec.json.encode({**parameters, **fields}))
+    )
     return Response(b'{"predictions":%b}' % bytes(answered.body), media_type="application/json")
 
 

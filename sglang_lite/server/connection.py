@@ -34,8 +34,10 @@ from sglang_lite.server.settings import ServerSettings
 from sglang_lite.server.unread_client import UnreadClient
 
 _MAX_QUEUED: Final = 16  # waiting requests on a connection, after which it is not read any further
-_PIECE: Final = 4096  # bytes that are parsed between two checks of the queue; they hold at most 160 requests
-_MAX_PARTS: Final = 1000  # chunks of a body; more must average `_MIN_PART` bytes, since each takes the same time
+# bytes that are parsed between two checks of the queue; they hold at most 160 requests
+_PIECE: Final = 4096
+# chunks of a body; more must average `_MIN_PART` bytes, since each takes the same time
+_MAX_PARTS: Final = 1000
 _MIN_PART: Final = 64
 
 
@@ -100,7 +102,8 @@ class ClientConnection(HttpToolsProtocol):
         self._most = int(settings.max_head_kb * 1024)
         self._address = ""
         self._requests: list[RequestResponseCycle] = []
-        self._head = self._lines = 0  # bytes and lines of the head of the request that is being read
+        # bytes and lines of the head of the request that is being read
+        self._head = self._lines = 0
         self._parts = self._size = 0  # of its body so far: parts from the parser, and their bytes
         self._unparsed = 0  # bytes that the parser still buffers
         self._begun = self._in_body = False  # of the request that is being read
@@ -112,11 +115,14 @@ class ClientConnection(HttpToolsProtocol):
         self._ended = False  # the client has ended its side
         self._timer: asyncio.TimerHandle | None = None
 
-    # ------------------------------------------------------------------------------------------ the connection
+    # ------------------------------------------------------------------------------- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
         limit_unread(transport.get_extra_info("socket"), self._settings.unread_timeout_s)
-        transport = cast("asyncio.Transport", LingeringTransport(transport, self._linger, self._is_client_sending))
+        transport = cast(
+            "asyncio.Transport",
+            LingeringTransport(transport, self._linger, self._is_client_sending),
+        )
         super().connection_made(transport)
         self.flow = self._reading = _Reading(transport)
         self._unread = UnreadClient(transport, self.flow, self._waits_for_an_answer)
@@ -181,20 +187,25 @@ class ClientConnection(HttpToolsProtocol):
             self._parse_held()
         elif self._ended or self._last_answer is not None:
             self._finish()
-        elif self._timer is None and self._begun and not self._answering:  # part of the next head has arrived
+        # part of the next head has arrived
+        elif self._timer is None and self._begun and not self._answering:
             self._set_timer()
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # uvicorn's own always closes
-        """Keeps the connection of a client that has ended its side until its requests are answered.
-        """
+        """Keeps the connection of a client that has ended its side until its requests are answered."""
         if self._begun and self._last_answer is None:
-            self._refuse(WireError("the client has ended the connection in the middle of a request."))
-        has_half_ends = UnreadClient.is_supported() and self.scheme == "http"  # TLS can't end one side only
+            self._refuse(
+                WireError("the client has ended the connection in the middle of a request.")
+            )
+        # TLS can't end one side only
+        has_half_ends = UnreadClient.is_supported() and self.scheme == "http"
         due = self._due()
         if self.transport.is_closing() or not due or not has_half_ends:
             return None
         if due[0].response_started and not self.flow.write_paused:
-            return None  # a running stream may be silent for long, and nothing would show that the client has left
+            # a running stream may be silent for long, and nothing would show that the client has
+            # left
+            return None
         self._ended = True
         self._cancel_timer()
         self._finish()
@@ -216,7 +227,11 @@ class ClientConnection(HttpToolsProtocol):
 
     def _waits_for_an_answer(self) -> bool:
         current = next(iter(self._due()), None)
-        return current is not None and current.scope["http_version"] == "1.1" and not current.response_started
+        return (
+            current is not None
+            and current.scope["http_version"] == "1.1"
+            and not current.response_started
+        )
 
     def _due(self) -> list[RequestResponseCycle]:
         """Returns the requests whose answers are incomplete, in order."""
@@ -226,7 +241,7 @@ class ClientConnection(HttpToolsProtocol):
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    # ------------------------------------------------------------------------------------- the parser's callbacks
+    # ----------------------------------------------------------------------- the parser's callbacks
 
     def on_message_begin(self) -> None:
         self._head = self._lines = self._parts = self._size = self._hosts = 0
@@ -237,7 +252,9 @@ class ClientConnection(HttpToolsProtocol):
         self._add_to_head(len(url))
         if self._head > self._most:
             told = f"the address is longer than {self._most:,} bytes."
-            raise self._stop(LongUrlError(told, hint="Send the text in a body, or raise max_head_kb."))
+            raise self._stop(
+                LongUrlError(told, hint="Send the text in a body, or raise max_head_kb.")
+            )
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -253,9 +270,12 @@ class ClientConnection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._hosts > 1 or (not self._hosts and self.parser.get_http_version() == "1.1"):  # RFC 9112, 3.2
+        # RFC 9112, 3.2
+        if self._hosts > 1 or (not self._hosts and self.parser.get_http_version() == "1.1"):
             told = f"the request has {self._hosts or 'no'} header lines `Host`."
-            raise self._stop(ParameterError("Host", told, hint="Send one, with the name of the server."))
+            raise self._stop(
+                ParameterError("Host", told, hint="Send one, with the name of the server.")
+            )
         self._cancel_timer()
         self._unparsed = 0
         self._in_body = True
@@ -295,7 +315,7 @@ class ClientConnection(HttpToolsProtocol):
         self._refused = error
         return error
 
-    # ------------------------------------------------------------------------------------------------ the end
+    # -------------------------------------------------------------------------------------- the end
 
     def _set_timer(self) -> None:
         """Starts the time limit for the body if one is being read, else for the request's head."""
@@ -330,7 +350,8 @@ class ClientConnection(HttpToolsProtocol):
         if any(each is not present for each in self._due()):
             self._last_answer = error
             self._in_body = False
-            if present is not None and self.pipeline and self.pipeline[0][0] is present:  # it never begins
+            # it never begins
+            if present is not None and self.pipeline and self.pipeline[0][0] is present:
                 self.pipeline.popleft()
                 self._requests.remove(present)
             self._reading.hold()
@@ -339,8 +360,15 @@ class ClientConnection(HttpToolsProtocol):
         if not ((present and present.response_started) or self.transport.is_closing()):
             status = status_of(error).status
             body = msgspec.json.encode(content_of(error, "native"))
-            lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json"]
-            lines += [f"{name}: {value}" for name, value in headers_of(error).items() if name != "connection"]
+            lines = [
+                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+                "content-type: application/json",
+            ]
+            lines += [
+                f"{name}: {value}"
+                for name, value in headers_of(error).items()
+                if name != "connection"
+            ]
             lines += [f"content-length: {len(body)}", "connection: close", "", ""]
             self.transport.write("\r\n".join(lines).encode() + body)
         self._drops_rest = True

@@ -111,7 +111,11 @@ class BodyTask:
 
 
 async def read(
-    service: Service, call: HttpRequest, function: Callable[..., T], more: tuple[object, ...] = (), size: int = 0
+    service: Service,
+    call: HttpRequest,
+    function: Callable[..., T],
+    more: tuple[object, ...] = (),
+    size: int = 0,
 ) -> T:
     """Calls a function that reads a body, and returns its result. It runs on another thread if the
     body is long, and in another process if the body is larger than `large_body_kb`.
@@ -128,7 +132,9 @@ async def read(
     size += len(call.data)
     if size > service.settings.large_body_kb * 1024:
         found: T
-        found, unused = await service.reader_pool.read(BodyTask(function, call.data, call.limits, call.reports, more))
+        found, unused = await service.reader_pool.read(
+            BodyTask(function, call.data, call.limits, call.reports, more)
+        )
         call.unused.extend(unused)
         return found
     if size > _SHORT:
@@ -145,11 +151,15 @@ def _record(_: RequestReader, call: HttpRequest, fields: Fields[R]) -> R:
     return call.read(fields)
 
 
-def with_priorities(service: Service, call: HttpRequest, requests: list[GenerateRequest]) -> list[GenerateRequest]:
+def with_priorities(
+    service: Service, call: HttpRequest, requests: list[GenerateRequest]
+) -> list[GenerateRequest]:
     """Returns requests with the priorities that the engine heeds. If its policy ignores priorities,
     they are dropped and reported.
     """
-    if service.engine.config.policy == "priority" or not any(request.priority for request in requests):
+    if service.engine.config.policy == "priority" or not any(
+        request.priority for request in requests
+    ):
         return requests
     call.unused.append("priority")
     return [replace(request, priority=0) for request in requests]
@@ -173,9 +183,9 @@ class Route:
         body_type: media type of the body.
         streams: True if the answer may be a stream of events.
         media_type: media type of the answer.
-        access: "open" for a route without key, "key" for the API key, "admin" for the administrator's if there is one,
-            "owner" for the administrator's in any case: the request names folders of this machine, "page" for the
-            token of the playground's page.
+        access: "open" for a route without key, "key" for the API key, "admin" for the
+            administrator's if there is one, "owner" for the administrator's in any case: the
+            request names folders of this machine, "page" for the token of the playground's page.
         counts_as_open: True if its requests count as open requests.
         acts: True if even a GET has an effect, which an image in a web page must not trigger.
     """
@@ -195,24 +205,28 @@ class Route:
     acts: bool = False
 
 
-def answer(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def answer(
+    content: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """Returns a response with plain data or records as JSON."""
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
 def refusal(error: SglError, protocol: Protocol, request_id: str) -> Response:
     """Returns the response for an error."""
-    return answer(content_of(error, protocol, request_id), status_of(error).status, headers_of(error))
+    return answer(
+        content_of(error, protocol, request_id), status_of(error).status, headers_of(error)
+    )
 
 
 class Endpoint:
-    """ASGI application of a route: checks keys and limits, reads the body, calls the handler, answers errors, logs a
-    line.
+    """ASGI application of a route: checks keys and limits, reads the body, calls the handler,
+    answers errors, logs a line.
 
     Args:
         route: route to serve.
-        service: function that returns the service; called for each request, because the service exists only after
-            startup.
+        service: function that returns the service; called for each request, because the service
+            exists only after startup.
         gate: keys and counts of open requests, shared by all routes.
     """
 
@@ -263,9 +277,12 @@ class Endpoint:
             took = time.perf_counter() - started
             level = logging.DEBUG if polls and status < 400 else logging.INFO
             line = {
-                "method": request.method, "route": path, "status": status or _CLIENT_LEFT,
-                "ms": round(took * 1000, 1), "request_id": request_id,
-            }  # fmt: skip
+                "method": request.method,
+                "route": path,
+                "status": status or _CLIENT_LEFT,
+                "ms": round(took * 1000, 1),
+                "request_id": request_id,
+            }
             logger.log(level, "%s %s %d %.1f ms %s", *line.values(), extra={"request": line})
             self._service().metrics.took(path, took)
 
@@ -285,7 +302,9 @@ class Endpoint:
                     service.begin(key)
                 settings = service.settings
                 most = int(settings.max_body_mb * 2**20)
-                data = service.texts.whole(await read_bytes(request, most, settings.body_timeout_s), most)
+                data = service.texts.whole(
+                    await read_bytes(request, most, settings.body_timeout_s), most
+                )
                 if KEEP in request.headers:
                     service.texts.keep(data)
                 call = HttpRequest(
@@ -296,30 +315,52 @@ class Endpoint:
                     request_id,
                     key,
                     Limits(most, settings.max_depth, _MAX_ITEMS),
-                    unused=[name for name in request.query_params if name not in (*route.query, *_QUERY_NEUTRAL)],
+                    unused=[
+                        name
+                        for name in request.query_params
+                        if name not in (*route.query, *_QUERY_NEUTRAL)
+                    ],
                     reports=settings.unknown_fields == "report",
                 )
-                await until_disconnected(self._handle(service, call, protocol, scope, receive, send), receive)
+                await until_disconnected(
+                    self._handle(service, call, protocol, scope, receive, send), receive
+                )
         except SglError as error:
             await refusal(error, protocol, request_id)(scope, receive, send)
         except ClientDisconnect:  # while the body was read
             pass
 
     async def _handle(
-        self, service: Service, call: HttpRequest, protocol: Protocol, scope: Scope, receive: Receive, send: Send
+        self,
+        service: Service,
+        call: HttpRequest,
+        protocol: Protocol,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         key_in_use.set(call.key)
         try:
             response = await self._route.handler(service, call)
         except SglError as error:
             response = refusal(error, protocol, call.request_id)
-        except Exception:  # a bug of this package: the client gets status 500, and the server continues
+        # a bug of this package: the client gets status 500, and the server continues
+        except Exception:
             logger.exception("request %s failed", call.request_id)
-            failed = BackendError("the server failed.", hint=f"See request {call.request_id} in the log of the server.")
+            failed = BackendError(
+                "the server failed.",
+                hint=f"See request {call.request_id} in the log of the server.",
+            )
             response = refusal(failed, protocol, call.request_id)
         if call.unused:
-            response.headers[UNUSED] = ", ".join(dict.fromkeys(map(_header_safe, call.unused)))[:1000]
-            logger.warning("request %s: these fields have no effect: %s", call.request_id, response.headers[UNUSED])
+            response.headers[UNUSED] = ", ".join(dict.fromkeys(map(_header_safe, call.unused)))[
+                :1000
+            ]
+            logger.warning(
+                "request %s: these fields have no effect: %s",
+                call.request_id,
+                response.headers[UNUSED],
+            )
         await response(scope, _never, send)
 
 
@@ -330,7 +371,9 @@ async def _never() -> Any:  # `until_disconnected` watches for the disconnection
 def request_id_of(request: Request) -> str:
     """Returns a request's `X-Request-Id`, or a new id if the header is missing or invalid."""
     given = request.headers.get("x-request-id", "")
-    return given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else random_id()
+    return (
+        given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else random_id()
+    )
 
 
 def _header_safe(name: str) -> str:
@@ -340,7 +383,8 @@ def _header_safe(name: str) -> str:
 _POLLED = ("/v1/loads", "/get_load")  # by gateways, like open routes by others
 _CLIENT_LEFT = 499  # nginx's status for a client that left before it was answered
 _KEY = "sglang_lite.key"  # of a request's scope, once its key is checked
-_OF_PAGES = ("origin", "referer", "sec-fetch-site")  # headers with which browsers mark the requests of a page
+# headers with which browsers mark the requests of a page
+_OF_PAGES = ("origin", "referer", "sec-fetch-site")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.IGNORECASE)
 
 
@@ -385,8 +429,8 @@ class AccessControl:
 
         Raises:
             AuthenticationError: the key is missing or wrong.
-            ForbiddenError: no key is required, and a web page sent the request; or the request is the administrator's,
-                and the server has none.
+            ForbiddenError: no key is required, and a web page sent the request; or the request is
+                the administrator's, and the server has none.
         """
         if route.access == "open":
             return ""
@@ -394,7 +438,9 @@ class AccessControl:
             self._check_page(request)
             return ""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        given = (
+            bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        )
         admin = [] if self._admin is None else [self._admin]
         taken = admin or list(self._keys)
         if route.access == "key":
@@ -411,7 +457,9 @@ class AccessControl:
                 "the request names folders of the server's machine, so only its administrator may send it.",
                 hint="Start the server with --admin-api-key, and send that key.",
             )
-        of_page = any(name in request.headers for name in (_OF_PAGES if route.acts else _OF_PAGES[:1]))
+        of_page = any(
+            name in request.headers for name in (_OF_PAGES if route.acts else _OF_PAGES[:1])
+        )
         if not taken and of_page and request.headers.get("origin") not in self._origins:
             raise ForbiddenError(  # otherwise, any page open in a browser on this machine could
                 "requests from web pages need a key.",
@@ -425,11 +473,15 @@ class AccessControl:
         """
         origin = request.headers.get("origin")
         if origin is not None and origin != f"http://{request.headers.get('host')}":
-            raise ForbiddenError("another page sent the request.", hint="Open the address that the server has printed.")
+            raise ForbiddenError(
+                "another page sent the request.",
+                hint="Open the address that the server has printed.",
+            )
         given = request.headers.get("x-token") or request.query_params.get("token", "")
         if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
             raise AuthenticationError(
-                "the page's token is missing or wrong.", hint="Open the address that the server has printed."
+                "the page's token is missing or wrong.",
+                hint="Open the address that the server has printed.",
             )
 
     def count_open(self, key: str, counts_as_open: bool) -> _OpenCount:
@@ -437,10 +489,13 @@ class AccessControl:
         are open.
         """
         if counts_as_open and self.open.total() >= self._most:
-            raise RateLimitError(f"{self._most:,} requests are open, which is the limit.", hint="Try again later.")
+            raise RateLimitError(
+                f"{self._most:,} requests are open, which is the limit.", hint="Try again later."
+            )
         if counts_as_open and self.open[key] >= self._most_per_key:
             raise RateLimitError(
-                f"{self._most_per_key:,} requests of this key are open, which is the limit.", hint="Try again later."
+                f"{self._most_per_key:,} requests of this key are open, which is the limit.",
+                hint="Try again later.",
             )
         return _OpenCount(self.open, key, int(counts_as_open))
 

@@ -97,25 +97,53 @@ class ErrorStatus:
 
 _BAD = ErrorStatus(400, "invalid_request_error", "invalid_request_error")
 _TABLE: tuple[tuple[type[SglError], ErrorStatus], ...] = (  # the first matching row counts
-    (AuthenticationError, ErrorStatus(401, "authentication_error", "authentication_error", "invalid_api_key")),
+    (
+        AuthenticationError,
+        ErrorStatus(401, "authentication_error", "authentication_error", "invalid_api_key"),
+    ),
     (ForbiddenError, ErrorStatus(403, "permission_error", "permission_error", "forbidden")),
     (NotFoundError, ErrorStatus(404, "not_found_error", "not_found_error", "not_found")),
-    (NotServedError, ErrorStatus(501, "not_implemented_error", "invalid_request_error", "not_implemented")),
-    (MethodError, ErrorStatus(405, "invalid_request_error", "invalid_request_error", "method_not_allowed")),
-    (TooLargeError, ErrorStatus(413, "invalid_request_error", "request_too_large", "request_too_large")),
-    (UnknownTextError, ErrorStatus(424, "invalid_request_error", "invalid_request_error", "unknown_text")),
-    (SlowRequestError, ErrorStatus(408, "invalid_request_error", "invalid_request_error", "request_timeout")),
+    (
+        NotServedError,
+        ErrorStatus(501, "not_implemented_error", "invalid_request_error", "not_implemented"),
+    ),
+    (
+        MethodError,
+        ErrorStatus(405, "invalid_request_error", "invalid_request_error", "method_not_allowed"),
+    ),
+    (
+        TooLargeError,
+        ErrorStatus(413, "invalid_request_error", "request_too_large", "request_too_large"),
+    ),
+    (
+        UnknownTextError,
+        ErrorStatus(424, "invalid_request_error", "invalid_request_error", "unknown_text"),
+    ),
+    (
+        SlowRequestError,
+        ErrorStatus(408, "invalid_request_error", "invalid_request_error", "request_timeout"),
+    ),
     (LongUrlError, ErrorStatus(414, "invalid_request_error", "request_too_large", "url_too_long")),
-    (LargeHeadersError, ErrorStatus(431, "invalid_request_error", "request_too_large", "headers_too_large")),
-    (RateLimitError, ErrorStatus(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded")),
-    (CapabilityError, ErrorStatus(400, "invalid_request_error", "invalid_request_error", "unsupported")),
+    (
+        LargeHeadersError,
+        ErrorStatus(431, "invalid_request_error", "request_too_large", "headers_too_large"),
+    ),
+    (
+        RateLimitError,
+        ErrorStatus(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded"),
+    ),
+    (
+        CapabilityError,
+        ErrorStatus(400, "invalid_request_error", "invalid_request_error", "unsupported"),
+    ),
     (ParameterError, _BAD),
     (ConstraintError, _BAD),
     (TemplateError, _BAD),
     (WireError, _BAD),
     (OverloadedError, ErrorStatus(503, "overloaded_error", "overloaded_error", "overloaded", 1)),
     (RequestTimeoutError, ErrorStatus(504, "timeout_error", "timeout_error", "timeout")),
-    (RequestAbortedError, ErrorStatus(499, "aborted_error", "api_error", "aborted")),  # nginx's status: client left
+    # nginx's status: client left
+    (RequestAbortedError, ErrorStatus(499, "aborted_error", "api_error", "aborted")),
     (EngineClosedError, ErrorStatus(503, "server_error", "api_error", "engine_closed", 5)),
     (BackendError, ErrorStatus(500, "server_error", "api_error")),
     (SglError, ErrorStatus(500, "server_error", "api_error")),
@@ -148,7 +176,9 @@ def parameter_of(error: SglError) -> str | None:
     return None
 
 
-def content_of(error: SglError, protocol: Protocol, request_id: str | None = None) -> dict[str, Json]:
+def content_of(
+    error: SglError, protocol: Protocol, request_id: str | None = None
+) -> dict[str, Json]:
     """Returns the JSON content of an error in a protocol's form, for a response or an event of a
     stream.
     """
@@ -161,7 +191,11 @@ def content_of(error: SglError, protocol: Protocol, request_id: str | None = Non
         return content if request_id is None else {**content, "request_id": request_id}
     if protocol == "ollama":
         return {"error": str(error)}
-    told: dict[str, Any] = {"message": str(error), "type": found.openai, "param": parameter_of(error)}
+    told: dict[str, Any] = {
+        "message": str(error),
+        "type": found.openai,
+        "param": parameter_of(error),
+    }
     if protocol == "native":
         name = {"err_type": type(error).__name__}  # as in SGLang's report of a failed request
         return {"error": {**told, "code": found.status, "retryable": error.retryable, **name}}
@@ -172,5 +206,7 @@ def headers_of(error: SglError) -> Mapping[str, str]:
     """Returns the headers to add to the response for an error."""
     if isinstance(error, SlowRequestError):
         return {"connection": "close"}  # later parts of the body would be read as the next request
-    after = error.retry_after_s if isinstance(error, RateLimitError) else status_of(error).retry_after_s
+    after = (
+        error.retry_after_s if isinstance(error, RateLimitError) else status_of(error).retry_after_s
+    )
     return {} if after is None else {"retry-after": str(after)}

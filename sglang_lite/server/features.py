@@ -23,8 +23,9 @@ _KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
 
 
 class FeaturesBody(msgspec.Struct, kw_only=True):
-    """SGLang's request for features of media: data URLs, base64 or addresses. `num_frames` is an extension: the number
-    of frames that a model is shown of a video, 0 for as many as it takes."""
+    """SGLang's request for features of media: data URLs, base64 or addresses. `num_frames` is an
+    extension: the number of frames that a model is shown of a video, 0 for as many as it takes.
+    """
 
     mm_items: list[str]
     modality: str | None = None
@@ -33,7 +34,9 @@ class FeaturesBody(msgspec.Struct, kw_only=True):
 
 FEATURES: Fields[FeaturesBody] = Fields(
     FeaturesBody,
-    dict.fromkeys(("req_id", "num_parts", "part_idx"), "The answer has all features of the request."),
+    dict.fromkeys(
+        ("req_id", "num_parts", "part_idx"), "The answer has all features of the request."
+    ),
     {"prefill_host": ("",), "embedding_port": ([], 0)},
 )
 
@@ -45,12 +48,16 @@ async def encode(service: Service, call: HttpRequest) -> Response:
     body = await asyncio.to_thread(call.read, FEATURES)
     kind = next((each for each in _KINDS if each == (body.modality or "").lower()), None)
     if body.modality is not None and kind is None:
-        raise ParameterError("modality", f"{body.modality!r:.40} is not one of {', '.join(_KINDS)}.")
+        raise ParameterError(
+            "modality", f"{body.modality!r:.40} is not one of {', '.join(_KINDS)}."
+        )
     data = await features(service, body.mm_items, kind, body.num_frames)
     return Response(data, media_type="application/octet-stream")
 
 
-async def features(service: Service, sources: Sequence[str], kind: MediaKind | None = None, frames: int = 0) -> bytes:
+async def features(
+    service: Service, sources: Sequence[str], kind: MediaKind | None = None, frames: int = 0
+) -> bytes:
     """Returns features of media in the form of `EncodeMedia`'s answer.
 
     Args:
@@ -65,7 +72,9 @@ async def features(service: Service, sources: Sequence[str], kind: MediaKind | N
     """
     if not 1 <= len(sources) <= _MAX_MEDIA:
         raise ParameterError("mm_items", f"has {len(sources):,} media. Give 1 to {_MAX_MEDIA}.")
-    media = tuple(_medium(source, f"mm_items[{i}]", kind, frames) for i, source in enumerate(sources))
+    media = tuple(
+        _medium(source, f"mm_items[{i}]", kind, frames) for i, source in enumerate(sources)
+    )
     prompt = await service.images.prompt(Prompt((), images=media))
     return await asyncio.wrap_future(service.engine.core.ask(EncodeMedia(prompt.images)))
 

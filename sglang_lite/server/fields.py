@@ -1,7 +1,7 @@
 """Fields of requests: honoured, neutral (without effect on an answer of this server) or refused.
 
-The record of a protocol has the honoured fields, this file the other ones. No field is dropped in silence: an unknown
-one is refused with the most similar known name, or reported.
+The record of a protocol has the honoured fields, this file the other ones. No field is dropped in
+silence: an unknown one is refused with the most similar known name, or reported.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ class Fields(Generic[R]):
     Attributes:
         record: record type whose fields are honoured.
         neutral: ignored fields by name, with the reason why they can't change an answer.
-        refused: fields that are not supported, by name, with the values that mean "not set" and are accepted; None is
-            always accepted.
+        refused: fields that are not supported, by name, with the values that mean "not set" and are
+            accepted; None is always accepted.
     """
 
     record: type[R]
     neutral: Mapping[str, str]
     refused: Mapping[str, tuple[object, ...]]
 
-    def read(self, body: Mapping[str, Json], unused: list[str] | None = None, *, strict: bool = True) -> R:
+    def read(
+        self, body: Mapping[str, Json], unused: list[str] | None = None, *, strict: bool = True
+    ) -> R:
         """Converts a request's body to its record.
 
         Args:
-            unused: list to which the names of unknown fields are appended; None to refuse unknown fields.
+            unused: list to which the names of unknown fields are appended; None to refuse unknown
+                fields.
             strict: False if numbers and flags may be text, as in forms.
 
         Raises:
@@ -55,8 +58,12 @@ class Fields(Generic[R]):
                 if name not in self.neutral and name not in self.refused:
                     self._unknown(name, unused)
             elif name in self.refused:
-                if not any(value == taken and type(value) is type(taken) for taken in self.refused[name]):
-                    raise ParameterError(name, "is not supported by this server.", hint="Leave it out.")
+                if not any(
+                    value == taken and type(value) is type(taken) for taken in self.refused[name]
+                ):
+                    raise ParameterError(
+                        name, "is not supported by this server.", hint="Leave it out."
+                    )
             else:
                 self._unknown(name, unused)
         return convert(honoured, self.record, strict=strict)
@@ -71,7 +78,11 @@ class Fields(Generic[R]):
             unused.append(name)
             return
         near = difflib.get_close_matches(name, (*self.known, *self.neutral, *self.refused), n=1)
-        hint = f"Did you mean {near[0]}?" if near else "Leave it out, or serve with --unknown-fields report."
+        hint = (
+            f"Did you mean {near[0]}?"
+            if near
+            else "Leave it out, or serve with --unknown-fields report."
+        )
         if "sampling_params" in self.known and name in SAMPLING_FIELDS:
             hint = "It belongs in sampling_params."
         if "sampling_params" in self.known and name == "response_format":
@@ -84,7 +95,7 @@ def _names(record: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(record.__struct_encode_fields__)
 
 
-# ----------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 
 _NAMES = "A name of the caller or the request; the model doesn't see it."
 _CACHE = "Every prefix is cached as long as memory allows."
@@ -142,7 +153,12 @@ DECISIONS_NEUTRAL = {
     "safety_identifier": _NAMES,
 }
 
-COMPLETIONS_NEUTRAL = {"user": _NAMES, **GATEWAY_NEUTRAL, "metadata": _NAMES, "store": CHAT_NEUTRAL["store"]}
+COMPLETIONS_NEUTRAL = {
+    "user": _NAMES,
+    **GATEWAY_NEUTRAL,
+    "metadata": _NAMES,
+    "store": CHAT_NEUTRAL["store"],
+}
 COMPLETIONS_REFUSED: dict[str, tuple[object, ...]] = {
     **GATEWAY_REFUSED,
     "suffix": ("",),
@@ -160,14 +176,16 @@ POOLING_NEUTRAL = {
     "cache_salt": "Embedding models have no prefix cache.",
 }
 POOLING_REFUSED: dict[str, tuple[object, ...]] = {
-    **dict.fromkeys(("add_special_tokens", "chat_template", "truncate_prompt_tokens", "truncation_side"), ()),
+    **dict.fromkeys(
+        ("add_special_tokens", "chat_template", "truncate_prompt_tokens", "truncation_side"), ()
+    ),
     "continue_final_message": (False,),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "padding": ("do_not_pad",),
-}  # fmt: skip
+}
 
 NATIVE_NEUTRAL = {
     **GATEWAY_NEUTRAL,
@@ -197,11 +215,13 @@ RESPONSES_NEUTRAL = {
 }
 RESPONSES_REFUSED: dict[str, tuple[object, ...]] = {
     **GATEWAY_REFUSED,
-    **dict.fromkeys(("data_parallel_rank", "background_options", "conversation", "moderation", "prompt"), ()),
+    **dict.fromkeys(
+        ("data_parallel_rank", "background_options", "conversation", "moderation", "prompt"), ()
+    ),
     "access_programs": ({"cyber": "standard"},),
     "context_management": ([],),
     "truncation": ("disabled",),
-}  # fmt: skip
+}
 INPUT_TOKENS_NEUTRAL = {
     **GATEWAY_NEUTRAL,
     "parallel_tool_calls": "It holds the answer, and is not part of the prompt that is counted.",
@@ -212,7 +232,8 @@ INPUT_TOKENS_REFUSED: dict[str, tuple[object, ...]] = {
     "truncation": ("disabled",),
 }
 
-BILLING_HEADER = "x-anthropic-billing-header"  # first words of a line that some clients put into `system`
+# first words of a line that some clients put into `system`
+BILLING_HEADER = "x-anthropic-billing-header"
 
 MESSAGES_NEUTRAL = {
     BILLING_HEADER: "The line changes with every request, so it is left out of the prompt.",
@@ -221,11 +242,15 @@ MESSAGES_NEUTRAL = {
     "diagnostics": "It requests a report about the cache, which doesn't affect the answer.",
     "inference_geo": "The server computes the answer where it runs.",
     **dict.fromkeys(("metadata", "user_profile_id", "workspace_id"), _NAMES),
-}  # fmt: skip
+}
 MESSAGES_REFUSED: dict[str, tuple[object, ...]] = {
     "compaction": (),
     "container": (),
-    "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+    "context_management": (
+        {},
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    ),
     "fallbacks": ([],),
     "mcp_servers": ([],),
     "thread": (),
@@ -263,4 +288,4 @@ PROFILE_REFUSED: dict[str, tuple[object, ...]] = {
     "profile_by_stage": (False,),
     "profile_stages": ([],),
     "merge_profiles": (False,),
-}  # fmt: skip
+}

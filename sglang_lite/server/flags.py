@@ -57,9 +57,15 @@ def add(parser: argparse.ArgumentParser) -> None:
             if (how.get("type") and "choices" not in how) or how.get("action") == "extend":
                 how["metavar"] = each.name.upper()
             group.add_argument(
-                *names, dest=_dest(kind, each.name), default=None, help=f"{texts[each.name]}{_default(each)}", **how
+                *names,
+                dest=_dest(kind, each.name),
+                default=None,
+                help=f"{texts[each.name]}{_default(each)}",
+                **how,
             )
-    group = parser.add_argument_group("files with keys, which a command line would show to all users of this machine")
+    group = parser.add_argument_group(
+        "files with keys, which a command line would show to all users of this machine"
+    )
     for name in _KEYS:
         variable = _variable(name)
         flag = f"--{name.replace('_', '-')}"
@@ -77,7 +83,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         group.add_argument(*flags, dest=arg.name, default=None, help=text, **how)
 
 
-def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, UserValue], ReplicaSettings]:
+def read(
+    options: argparse.Namespace,
+) -> tuple[ServerSettings, Mapping[str, UserValue], ReplicaSettings]:
     """Returns the settings of the server, the keywords of its engine, and the settings of replicas,
     from parsed flags.
 
@@ -87,19 +95,32 @@ def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, User
     given = {name: value for name, value in vars(options).items() if value is not None}
 
     def of(kind: type) -> dict[str, Any]:
-        found = {each.name: given[name] for each in fields(kind) if (name := _dest(kind, each.name)) in given}
-        return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+        found = {
+            each.name: given[name]
+            for each in fields(kind)
+            if (name := _dest(kind, each.name)) in given
+        }
+        return {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in found.items()
+        }
 
     replicas = of(ReplicaSettings)
     if "workers" in replicas:
-        replicas["workers"] = tuple(url for value in replicas["workers"] for url in value.split(",") if url)
+        replicas["workers"] = tuple(
+            url for value in replicas["workers"] for url in value.split(",") if url
+        )
     switches = {arg.name: given[arg.name] for arg in _others() if arg.name in given}
     keys = {name: found for name in _KEYS if (found := _keys(name, options))}
     if len(admin := keys.pop("admin_api_key", ())) > 1:
         raise ParameterError("admin_api_key", f"there are {len(admin)} keys. Give one.")
-    server = ServerSettings(**{**of(ServerSettings), **keys, **({"admin_api_key": admin[0]} if admin else {})})
+    server = ServerSettings(
+        **{**of(ServerSettings), **keys, **({"admin_api_key": admin[0]} if admin else {})}
+    )
     if switches.pop("log_requests", False) and server.log_level not in ("debug", "info"):
-        raise ParameterError("log_requests", f"log_level={server.log_level!r} hides them.", hint='Use "info".')
+        raise ParameterError(
+            "log_requests", f"log_level={server.log_level!r} hides them.", hint='Use "info".'
+        )
     engine = {
         "explain_cache_misses": False,
         **of(EngineConfig),
@@ -123,7 +144,9 @@ def _keys(name: str, options: argparse.Namespace) -> tuple[str, ...]:
         try:
             found += _lines(Path(file).read_text(errors="replace"), f"{name}_file", file)
         except OSError as error:
-            raise ParameterError(f"{name}_file", f"{file} can't be read: {error.strerror}.") from error
+            raise ParameterError(
+                f"{name}_file", f"{file} can't be read: {error.strerror}."
+            ) from error
     elif not found and variable in os.environ:
         found = _lines(os.environ[variable], name, f"the variable {variable}")
     return tuple(found)
@@ -154,13 +177,13 @@ def _named(setting: str) -> Iterator[str]:
 
 
 def _others() -> list[ServerArg]:
-    """Returns the flags of SGLang's that are accepted but don't name one of this server's settings.
-    """
+    """Returns the flags of SGLang's that are accepted but don't name one of this server's settings."""
     ours = {*_SERVED, *(each.name for kind, _ in _GROUPS for each in fields(kind))}
     return [
-        arg for arg in server_args().values()
+        arg
+        for arg in server_args().values()
         if arg.name not in ours and (arg.reversed or arg.support in ("always", "served", "neutral"))
-    ]  # fmt: skip
+    ]
 
 
 def _own_value(name: str, value: str) -> UserValue:
@@ -192,7 +215,9 @@ def _type(hint: Any) -> dict[str, Any]:
     for many in (hint, *options):
         if get_args(many)[1:] == (...,):
             return {"action": "extend", "nargs": "+", "type": get_args(many)[0]}
-    texts = [value for each in options for value in (get_args(each) or (each,)) if isinstance(value, str)]
+    texts = [
+        value for each in options for value in (get_args(each) or (each,)) if isinstance(value, str)
+    ]
     if texts:
         return {"choices": texts}
     return {"type": next((kind for kind in (float, int) if kind in options), str)}
@@ -202,4 +227,8 @@ def _texts(kind: type) -> dict[str, str]:
     """Returns the help text of each field of a settings class, from its docstring."""
     attributes = (kind.__doc__ or "").partition("Attributes:\n")[2]
     found = re.findall(r"^ {8}(\w+(?:, \w+)*): (.*(?:\n {9,}.*)*)", attributes, re.MULTILINE)
-    return {name: " ".join(text.split()).replace("%", "%%") for names, text in found for name in names.split(", ")}
+    return {
+        name: " ".join(text.split()).replace("%", "%%")
+        for names, text in found
+        for name in names.split(", ")
+    }

@@ -1,5 +1,4 @@
-"""What all gRPC calls share: keys, limits, a log line, counts, spans, and the status of an error.
-"""
+"""What all gRPC calls share: keys, limits, a log line, counts, spans, and the status of an error."""
 
 from __future__ import annotations
 
@@ -24,10 +23,15 @@ from sglang_lite.server.service import Service
 
 logger = logging.getLogger("sglang_lite.server")
 _CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED, 404: grpc.StatusCode.NOT_FOUND, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    499: grpc.StatusCode.CANCELLED, 503: grpc.StatusCode.UNAVAILABLE, 504: grpc.StatusCode.DEADLINE_EXCEEDED,
-}  # fmt: skip
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
 _SCHEDULER = "sglang.grpc.scheduler.SglangScheduler"
 _OF_KEY = Route("gRPC", native.generate, "Any call", protocol="native")
 
@@ -46,9 +50,15 @@ class GrpcCalls:
 
     @contextlib.asynccontextmanager
     async def answering(
-        self, call: str, context: grpc.aio.ServicerContext, route: Route = _OF_KEY, *, request_id: str = "",
-        counts: bool = False, of: str = _SCHEDULER,
-    ) -> AsyncIterator[None]:  # fmt: skip
+        self,
+        call: str,
+        context: grpc.aio.ServicerContext,
+        route: Route = _OF_KEY,
+        *,
+        request_id: str = "",
+        counts: bool = False,
+        of: str = _SCHEDULER,
+    ) -> AsyncIterator[None]:
         """Checks a call's key and the limits, logs a line, and ends the call with a status if the
         block fails.
 
@@ -58,8 +68,14 @@ class GrpcCalls:
             counts: whether it counts as an open request.
             of: full name of its service.
         """
-        headers = {name.lower(): value for name, value in context.invocation_metadata() if isinstance(value, str)}
-        encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        headers = {
+            name.lower(): value
+            for name, value in context.invocation_metadata()
+            if isinstance(value, str)
+        }
+        encoded = [
+            (name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()
+        ]
         started = time.perf_counter()
         request_id = request_id or random_id()
         key = ""
@@ -68,7 +84,9 @@ class GrpcCalls:
         told: dict[str, str | int] = {"sglang_lite.request_id": request_id}
         with self._span(of, call, headers, told) if counts else contextlib.nullcontext():
             try:
-                key = self._gate.key_of(Request({"type": "http", "headers": encoded, "query_string": b""}), route)
+                key = self._gate.key_of(
+                    Request({"type": "http", "headers": encoded, "query_string": b""}), route
+                )
                 with self._connections.call(context.peer()), self._gate.count_open(key, counts):
                     if counts:
                         self._service.begin(key)
@@ -80,12 +98,17 @@ class GrpcCalls:
             except (grpc.aio.AbortError, asyncio.CancelledError, GeneratorExit):
                 status = 499
                 raise
-            except Exception:  # a bug of this package: the client gets a status, and the server continues
+            # a bug of this package: the client gets a status, and the server continues
+            except Exception:
                 logger.exception("the gRPC call %s failed", call)
                 status = 500
                 text = "the server failed. See its log."
             finally:
-                code = grpc.StatusCode.OK if status == 200 else _CODES.get(status, grpc.StatusCode.INTERNAL)
+                code = (
+                    grpc.StatusCode.OK
+                    if status == 200
+                    else _CODES.get(status, grpc.StatusCode.INTERNAL)
+                )
                 told["rpc.grpc.status_code"] = code.value[0]
                 self._log(call, request_id, status, key, time.perf_counter() - started)
         if text:
@@ -102,7 +125,13 @@ class GrpcCalls:
     def _log(self, call: str, request_id: str, status: int, key: str, took: float) -> None:
         """Logs and counts a call like an HTTP request, with the status that it would have there."""
         ms = round(took * 1000, 1)
-        line = {"method": "gRPC", "route": f"/{call}", "status": status, "ms": ms, "request_id": request_id}
+        line = {
+            "method": "gRPC",
+            "route": f"/{call}",
+            "status": status,
+            "ms": ms,
+            "request_id": request_id,
+        }
         logger.info("%s %s %d %.1f ms %s", *line.values(), extra={"request": line})
         self._service.metrics.responded(f"/{call}", "gRPC", status, key)
         self._service.metrics.took(f"/{call}", took)
@@ -126,7 +155,8 @@ class _Connections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._calls: defaultdict[str, Counter[str]] = defaultdict(Counter)  # numbers of calls by address and peer
+        # numbers of calls by address and peer
+        self._calls: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     @contextlib.contextmanager
     def call(self, peer: str) -> Iterator[None]:

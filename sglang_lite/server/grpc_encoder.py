@@ -19,8 +19,7 @@ _NAME = pb.DESCRIPTOR.services_by_name["SglangEncoder"].full_name
 
 
 class EncoderServicer(services.SglangEncoderServicer):  # type: ignore[misc]  # generated code has no types
-    """Calls of the service. Those that transfer features over Mooncake or ZMQ answer UNIMPLEMENTED.
-    """
+    """Calls of the service. Those that transfer features over Mooncake or ZMQ answer UNIMPLEMENTED."""
 
     def __init__(self, service: Service, calls: GrpcCalls) -> None:
         self._service = service
@@ -28,7 +27,9 @@ class EncoderServicer(services.SglangEncoderServicer):  # type: ignore[misc]  # 
 
     async def Encode(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Encodes media, and returns the size of their features."""
-        async with self._calls.answering("Encode", context, of=_NAME, request_id=request.req_id, counts=True):
+        async with self._calls.answering(
+            "Encode", context, of=_NAME, request_id=request.req_id, counts=True
+        ):
             refuse(request, "prefill_host", "embedding_port")  # pickles over ZMQ
             data = await features(self._service, list(request.mm_items))
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # of safetensors

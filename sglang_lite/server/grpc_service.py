@@ -49,7 +49,9 @@ _FILES = (  # of a tokenizer
 _OF_ADMIN = Route("gRPC", native.flush_cache, "Calls that change the server", access="admin")
 
 
-async def serve_grpc(service: Service, gate: AccessControl, port: int) -> tuple[grpc.aio.Server, int]:
+async def serve_grpc(
+    service: Service, gate: AccessControl, port: int
+) -> tuple[grpc.aio.Server, int]:
     """Starts the service on the running event loop, at the address of the HTTP server. Returns the
     server and its port.
 
@@ -62,9 +64,14 @@ async def serve_grpc(service: Service, gate: AccessControl, port: int) -> tuple[
     """
     settings = service.settings
     most = int(settings.max_body_mb * 2**20)
-    server = grpc.aio.server(interceptors=[MessageCheck()], options=[
-        ("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0), ("grpc.max_connection_idle_ms", _IDLE_MS),
-    ])  # fmt: skip
+    server = grpc.aio.server(
+        interceptors=[MessageCheck()],
+        options=[
+            ("grpc.max_receive_message_length", most),
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
+        ],
+    )
     calls = GrpcCalls(service, gate)
     services.add_SglangSchedulerServicer_to_server(_Servicer(service, calls), server)
     if service.engine.config.encoder_only:
@@ -73,7 +80,9 @@ async def serve_grpc(service: Service, gate: AccessControl, port: int) -> tuple[
     try:
         port = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
-        raise BackendError(f"gRPC: {host}:{port} can't be listened on.", hint="Give another --grpc-port.") from error
+        raise BackendError(
+            f"gRPC: {host}:{port} can't be listened on.", hint="Give another --grpc-port."
+        ) from error
     await server.start()
     return server, port
 
@@ -87,7 +96,9 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
         """Continues token ids."""
-        async with self._calls.answering("Generate", context, request_id=request.request_id, counts=True):
+        async with self._calls.answering(
+            "Generate", context, request_id=request.request_id, counts=True
+        ):
             wanted = _generate_request(request)
             wanted = self._service.adapted(request.lora_id, wanted)
             events = self._service.async_engine.generate(wanted)
@@ -100,11 +111,17 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Returns the embedding of token ids."""
-        async with self._calls.answering("Embed", context, request_id=request.request_id, counts=True):
+        async with self._calls.answering(
+            "Embed", context, request_id=request.request_id, counts=True
+        ):
             refuse(request, "mm_inputs", "is_cross_encoder", "token_type_ids")
             texts = [list(request.tokenized.input_ids)]
-            (row, *_), tokens = await self._service.encode(embedding.embeddings, texts, field="tokenized")
-            return pb.EmbedResponse(embedding=row.tolist(), embedding_dim=len(row), prompt_tokens=sum(tokens))
+            (row, *_), tokens = await self._service.encode(
+                embedding.embeddings, texts, field="tokenized"
+            )
+            return pb.EmbedResponse(
+                embedding=row.tolist(), embedding_dim=len(row), prompt_tokens=sum(tokens)
+            )
 
     async def HealthCheck(self, _: Any, __: Any) -> Any:  # noqa: N802  # of the protocol
         """Returns whether the engine has generated its first token and responds."""
@@ -138,7 +155,9 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
                 model_type=str(config.get("model_type", "")),
                 architectures=config.get("architectures") or [],
                 eos_token_ids=sorted(tokenizer.eos_ids.union(_ids(config.get("eos_token_id")))),
-                bos_token_id=next(iter(_ids(tokenizer.bos_id) or _ids(config.get("bos_token_id"))), -1),
+                bos_token_id=next(
+                    iter(_ids(tokenizer.bos_id) or _ids(config.get("bos_token_id"))), -1
+                ),
                 pad_token_id=next(iter(_ids(config.get("pad_token_id"))), 0),
                 max_req_input_len=engine.core.capacity.longest - 1,
             )
@@ -148,10 +167,12 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
         async with self._calls.answering("GetServerInfo", context):
             info: Any = await self._service.call_engine(self._service.engine.get_server_info)
             found = pb.GetServerInfoResponse(
-                active_requests=self._service.async_engine.open, sglang_version=__version__, server_type="grpc",
+                active_requests=self._service.async_engine.open,
+                sglang_version=__version__,
+                server_type="grpc",
                 uptime_seconds=time.time() - self._service.started,
                 max_total_num_tokens=info.get("max_total_tokens") or 0,
-            )  # fmt: skip
+            )
             named = {**info, "served_model_name": self._service.model_name}
             found.server_args.update(json.loads(msgspec.json.encode(named, enc_hook=str)))
             found.start_time.FromSeconds(int(self._service.started))
@@ -164,18 +185,27 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
             loads = [_load(self._service, stats) for stats in each]
             if request.HasField("dp_rank"):
                 loads = [load for load in loads if load.dp_rank == request.dp_rank]
-            running, waiting = (sum(getattr(load, f"num_{of}_reqs") for load in loads) for of in ("running", "waiting"))
+            running, waiting = (
+                sum(getattr(load, f"num_{of}_reqs") for load in loads)
+                for of in ("running", "waiting")
+            )
             whole = pb.AggregateMetrics(
-                total_running_reqs=running, total_waiting_reqs=waiting, total_reqs=running + waiting,
+                total_running_reqs=running,
+                total_waiting_reqs=waiting,
+                total_reqs=running + waiting,
                 avg_token_usage=sum(load.token_usage for load in loads) / max(len(loads), 1),
-            )  # fmt: skip
-            return pb.GetLoadsResponse(version=__version__, dp_rank_count=len(each), loads=loads, aggregate=whole)
+            )
+            return pb.GetLoadsResponse(
+                version=__version__, dp_rank_count=len(each), loads=loads, aggregate=whole
+            )
 
     async def FlushCache(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Drops cached prefixes that are not in use."""
         async with self._calls.answering("FlushCache", context, _OF_ADMIN):
             freed = await self._service.call_engine(self._service.engine.flush_cache)
-            return common.FlushCacheResponse(success=True, message=f"Cache flushed: {freed} tokens.")
+            return common.FlushCacheResponse(
+                success=True, message=f"Cache flushed: {freed} tokens."
+            )
 
     async def GetTokenizer(self, _: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
         """Yields the tokenizer's files as a ZIP archive, in pieces."""
@@ -183,7 +213,9 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
             data, digest = await asyncio.to_thread(lambda: self._archive)
             for start in range(0, len(data), _CHUNK):
                 last = start + _CHUNK >= len(data)
-                yield common.GetTokenizerChunk(data=data[start : start + _CHUNK], sha256=digest if last else "")
+                yield common.GetTokenizerChunk(
+                    data=data[start : start + _CHUNK], sha256=digest if last else ""
+                )
 
     @cached_property
     def _config(self) -> dict[str, Any]:
@@ -194,15 +226,19 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     @cached_property
     def _archive(self) -> tuple[bytes, str]:
-        """ZIP archive of the tokenizer's files, and its SHA-256. The chat template is the engine's.
-        """
+        """ZIP archive of the tokenizer's files, and its SHA-256. The chat template is the engine's."""
         config = self._service.engine.config
         written = io.BytesIO()
-        folders = (Path(self._service.tokenizer_path), resolve_served(config.model, config.revision))
+        folders = (
+            Path(self._service.tokenizer_path),
+            resolve_served(config.model, config.revision),
+        )
         template = self._service.engine.chat_template()
         with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
             for name in _FILES:
-                file = next((folder / name for folder in folders if (folder / name).is_file()), None)
+                file = next(
+                    (folder / name for folder in folders if (folder / name).is_file()), None
+                )
                 if file is not None:
                     archive.write(file, name)
             if template is not None:
@@ -213,7 +249,9 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
 def _ids(given: object) -> list[int]:
     """Returns the token ids of a config field, which may have none, one or several."""
-    return [each for each in (given if isinstance(given, list) else [given]) if isinstance(each, int)]
+    return [
+        each for each in (given if isinstance(given, list) else [given]) if isinstance(each, int)
+    ]
 
 
 def _generate_request(request: Any) -> Any:
@@ -224,23 +262,36 @@ def _generate_request(request: Any) -> Any:
         ParameterError, ConstraintError: as `read_request`.
     """
     refuse(
-        request, "mm_inputs", "input_embeds", "return_hidden_states", "disaggregated_params", "custom_logit_processor"
+        request,
+        "mm_inputs",
+        "input_embeds",
+        "return_hidden_states",
+        "disaggregated_params",
+        "custom_logit_processor",
     )
     given = request.sampling_params
     refuse(given, "custom_params")
     params = MessageToDict(given, preserving_proto_field_name=True)
-    params = {"temperature": given.temperature, **params}  # zero is a valid value, which proto3 omits
+    # zero is a valid value, which proto3 omits
+    params = {"temperature": given.temperature, **params}
     for name in ("spaces_between_special_tokens", "stream_interval"):
         params.pop(name, None)
     if "ebnf_grammar" in params:
         params["ebnf"] = params.pop("ebnf_grammar")
     return read_request(
-        None, params, list(request.tokenized.input_ids), return_logprob=request.return_logprob,
-        logprob_start_len=request.logprob_start_len, top_logprobs_num=request.top_logprobs_num,
-        token_ids_logprob=list(request.token_ids_logprob) or None, rid=request.request_id or None,
-        data_parallel_rank=request.data_parallel_rank if request.HasField("data_parallel_rank") else None,
+        None,
+        params,
+        list(request.tokenized.input_ids),
+        return_logprob=request.return_logprob,
+        logprob_start_len=request.logprob_start_len,
+        top_logprobs_num=request.top_logprobs_num,
+        token_ids_logprob=list(request.token_ids_logprob) or None,
+        rid=request.request_id or None,
+        data_parallel_rank=request.data_parallel_rank
+        if request.HasField("data_parallel_rank")
+        else None,
         stream=request.stream,
-    ).calls[0]  # fmt: skip
+    ).calls[0]
 
 
 def _answers(request: Any, event: Delta | Generation, sent: dict[int, int]) -> Iterator[Any]:
@@ -254,20 +305,27 @@ def _answers(request: Any, event: Delta | Generation, sent: dict[int, int]) -> I
     entries = event.logprobs if isinstance(event, Delta) else event.output_logprobs[done:]
     sent[index] = done + len(ids)
     counts = {
-        "prompt_tokens": usage.prompt_tokens or len(request.tokenized.input_ids), "cached_tokens": usage.cached_tokens,
-        "completion_tokens": sent[index], "index": index,
-    }  # fmt: skip
+        "prompt_tokens": usage.prompt_tokens or len(request.tokenized.input_ids),
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": sent[index],
+        "index": index,
+    }
     if request.stream and ids:
-        chunk = pb.GenerateStreamChunk(token_ids=ids, output_logprobs=_output(request, entries), **counts)
+        chunk = pb.GenerateStreamChunk(
+            token_ids=ids, output_logprobs=_output(request, entries), **counts
+        )
         yield pb.GenerateResponse(request_id=request.request_id, chunk=chunk)
     if isinstance(event, Generation):
         name = "matched_stop_str" if isinstance(event.matched, str) else "matched_token_id"
         matched: Any = {} if event.matched is None else {name: event.matched}
         whole = pb.GenerateComplete(
-            output_ids=event.token_ids, finish_reason=event.finish_reason,
-            output_logprobs=_output(request, event.output_logprobs), input_logprobs=_input(request, event), **counts,
+            output_ids=event.token_ids,
+            finish_reason=event.finish_reason,
+            output_logprobs=_output(request, event.output_logprobs),
+            input_logprobs=_input(request, event),
+            **counts,
             **matched,
-        )  # fmt: skip
+        )
         yield pb.GenerateResponse(request_id=request.request_id, complete=whole)
 
 
@@ -276,36 +334,50 @@ def _rows(entries: Sequence[TokenLogprob], attribute: str) -> list[Any]:
     found = [getattr(entry, attribute) for entry in entries]
     if not any(found):
         return []
-    return [pb.TopLogProbs(values=[each[0] for each in row], token_ids=[each[1] for each in row]) for row in found]
+    return [
+        pb.TopLogProbs(values=[each[0] for each in row], token_ids=[each[1] for each in row])
+        for row in found
+    ]
 
 
 def _output(request: Any, entries: Sequence[TokenLogprob]) -> Any:
     if not request.return_logprob or not entries:
         return None
     return pb.OutputLogProbs(
-        token_logprobs=[entry.logprob for entry in entries], token_ids=[entry.token_id for entry in entries],
-        top_logprobs=_rows(entries, "top"), token_ids_logprobs=_rows(entries, "ids"),
-    )  # fmt: skip
+        token_logprobs=[entry.logprob for entry in entries],
+        token_ids=[entry.token_id for entry in entries],
+        top_logprobs=_rows(entries, "top"),
+        token_ids_logprobs=_rows(entries, "ids"),
+    )
 
 
 def _input(request: Any, generation: Generation) -> Any:
     if not request.return_logprob or not generation.prompt_logprobs:
         return None
-    first = [] if request.logprob_start_len else [TokenLogprob(None, request.tokenized.input_ids[0])]
+    first = (
+        [] if request.logprob_start_len else [TokenLogprob(None, request.tokenized.input_ids[0])]
+    )
     entries = [*first, *generation.prompt_logprobs]
     return pb.InputLogProbs(
         token_logprobs=[pb.InputTokenLogProb(value=entry.logprob) for entry in entries],
-        token_ids=[entry.token_id for entry in entries], top_logprobs=_rows(entries, "top"),
-    )  # fmt: skip
+        token_ids=[entry.token_id for entry in entries],
+        top_logprobs=_rows(entries, "top"),
+    )
 
 
 def _load(service: Service, stats: dict[str, Any]) -> Any:
     used = stats["total_tokens"] - stats["free_tokens"]
     usage = used / max(stats["total_tokens"], 1)
     return pb.SchedulerLoad(
-        dp_rank=stats["dp_rank"], num_running_reqs=stats["running"], num_waiting_reqs=stats["waiting"],
-        num_total_reqs=stats["running"] + stats["waiting"], num_used_tokens=used, token_usage=usage,
-        max_total_num_tokens=stats["total_tokens"], utilization=usage,
+        dp_rank=stats["dp_rank"],
+        num_running_reqs=stats["running"],
+        num_waiting_reqs=stats["waiting"],
+        num_total_reqs=stats["running"] + stats["waiting"],
+        num_used_tokens=used,
+        token_usage=usage,
+        max_total_num_tokens=stats["total_tokens"],
+        utilization=usage,
         max_running_requests=service.engine.core.capacity.sizes.max_running,
-        cache_hit_rate=stats.get("prompt_tokens_cached", 0) / max(stats.get("prompt_tokens", 0), 1),  # encoders have none
-    )  # fmt: skip
+        # encoders have none
+        cache_hit_rate=stats.get("prompt_tokens_cached", 0) / max(stats.get("prompt_tokens", 0), 1),
+    )

@@ -21,7 +21,8 @@ from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
 
 logger = logging.getLogger("sglang_lite.server")
-_IDLE_S: Final = 75  # longest idle time of a connection; longer than a gateway's, so that the gateway closes first
+# longest idle time of a connection; longer than a gateway's, so that the gateway closes first
+_IDLE_S: Final = 75
 _LAST_S: Final = 2.0  # time for clients to read the end of their answers
 _LOOK_S: Final = 0.05
 
@@ -41,14 +42,17 @@ class HttpServer(uvicorn.Server):
         linger = Linger()
 
         def connection(**options: Any) -> PacedConnection:  # uvicorn's own
-            protocol = ClientConnection(**options, settings=settings, clients=clients, linger=linger)
+            protocol = ClientConnection(
+                **options, settings=settings, clients=clients, linger=linger
+            )
             return PacedConnection(protocol, pacer)
 
         config = uvicorn.Config(
             app,
             port=0,  # a free one, if the caller has no listening socket
             http=connection,  # type: ignore[arg-type] # uvicorn only calls it
-            ws="none",  # no route has web sockets, and these would bypass the limits of ClientConnection
+            # no route has web sockets, and these would bypass the limits of ClientConnection
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
@@ -73,18 +77,24 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shuts the server down in place of uvicorn, which would cancel requests without an answer.
 
-        Until the open requests have ended, the sockets answer: `/ready` says 503, and so does each new request. After
-        `drain_s`, or a second signal, the engine is closed, which ends each request with an error in the form of its
-        protocol.
+        Until the open requests have ended, the sockets answer: `/ready` says 503, and so does each
+        new request. After `drain_s`, or a second signal, the engine is closed, which ends each
+        request with an error in the form of its protocol.
         """
         service: Service = self._state.service
         requests: Counter[str] = self._state.gate.open
         service.shutting_down = True
         if requests:
-            logger.info("shutting down: %d open requests may continue for %g s", requests.total(), self._drain_s)
+            logger.info(
+                "shutting down: %d open requests may continue for %g s",
+                requests.total(),
+                self._drain_s,
+            )
         await self._wait(lambda: self._hurried or not requests, self._drain_s)
         if requests:
-            logger.warning("shutting down: %d requests have not ended, and get an error", requests.total())
+            logger.warning(
+                "shutting down: %d requests have not ended, and get an error", requests.total()
+            )
             await asyncio.to_thread(service.engine.close)
             await self._wait(lambda: not requests, _LAST_S)
         for server in self.servers:

@@ -39,7 +39,9 @@ class KnownTexts:
         for name in set(names):
             found = self._texts.get(name)
             if found is None:
-                raise UnknownTextError("the schema that the body names by its hash is not known.", hint="Send it.")
+                raise UnknownTextError(
+                    "the schema that the body names by its hash is not known.", hint="Send it."
+                )
             texts[name] = found[0]
         if len(body) + sum(len(texts[name]) for name in names) > most:
             raise TooLargeError(

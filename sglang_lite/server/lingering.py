@@ -25,9 +25,10 @@ class Linger:
 class LingeringTransport:
     """Transport that lets a client read its last answer although it is still sending.
 
-    A socket that is closed before everything was read from it resets the connection, and the client's system then drops
-    an answer that the client has not read yet. So `close` only ends the server's side if the client is still sending.
-    What it sends is read and dropped until it ends its side, too, for at most five seconds (RFC 9112, 9.6).
+    A socket that is closed before everything was read from it resets the connection, and the
+    client's system then drops an answer that the client has not read yet. So `close` only ends the
+    server's side if the client is still sending. What it sends is read and dropped until it ends
+    its side, too, for at most five seconds (RFC 9112, 9.6).
 
     Args:
         transport: the connection.
@@ -35,7 +36,9 @@ class LingeringTransport:
         is_sending: function that returns True if the client has not sent the end of a request yet.
     """
 
-    def __init__(self, transport: asyncio.Transport, linger: Linger, is_sending: Callable[[], bool]) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, linger: Linger, is_sending: Callable[[], bool]
+    ) -> None:
         self._transport = transport
         self._linger = linger
         self._is_sending = is_sending

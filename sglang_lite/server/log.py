@@ -11,13 +11,15 @@ from sglang_lite.server.settings import ServerSettings
 
 def configure(settings: ServerSettings) -> None:
     """Configures logging to stderr from the settings, unless logging is configured already."""
-    line = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"  # the process tells several servers apart
+    # the process tells several servers apart
+    line = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
     logging.basicConfig(level=settings.log_level.upper(), format=line)
     if settings.log_format == "json":
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter())
     if settings.log_level != "debug":
-        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs a line for each poll of another server
+        # it logs a line for each poll of another server
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):
@@ -29,9 +31,13 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         told = {
-            "time": f"{at}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "process": record.process,
-            "logger": record.name, "message": record.getMessage(), **getattr(record, "request", {}),
-        }  # fmt: skip
+            "time": f"{at}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "process": record.process,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "request", {}),
+        }
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
         return json.dumps(told)

@@ -24,7 +24,8 @@ _COUNTERS = {
 }  # fmt: skip
 
 
-# Engine metrics that SGLang's dashboards show, and vLLM's names for them, as functions of the stats.
+# Engine metrics that SGLang's dashboards show, and vLLM's names for them, as functions of the
+# stats.
 _SHOWN: dict[str, dict[str, Callable[[Mapping[str, Any]], float]]] = {
     "sglang": {
         "num_running_reqs": lambda stats: stats["running"],
@@ -33,7 +34,9 @@ _SHOWN: dict[str, dict[str, Callable[[Mapping[str, Any]], float]]] = {
         "num_used_tokens": lambda stats: stats["total_tokens"] - stats["free_tokens"],
         "token_usage": lambda stats: 1 - stats["free_tokens"] / stats["total_tokens"],
         "gen_throughput": lambda stats: stats["generated_per_s"],
-        "cache_hit_rate": lambda stats: stats["prompt_tokens_cached"] / max(stats["prompt_tokens"], 1),
+        "cache_hit_rate": lambda stats: (
+            stats["prompt_tokens_cached"] / max(stats["prompt_tokens"], 1)
+        ),
     },
     "vllm": {
         "num_requests_running": lambda stats: stats["running"],
@@ -59,13 +62,18 @@ class _Stats(Collector):
             if isinstance(value, int | float):
                 kind = CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily
                 yield self._family(kind, f"sglang_lite_{name}", name, "model", itemgetter(name))
-        for name, of in _SHOWN[self._names].items() if self._stats["total_tokens"] else ():  # not of encoders
+        # not of encoders
+        for name, of in _SHOWN[self._names].items() if self._stats["total_tokens"] else ():
             yield self._family(GaugeMetricFamily, f"{self._names}:{name}", name, "model_name", of)
 
     def _family(
-        self, kind: type[CounterMetricFamily | GaugeMetricFamily], full: str, name: str, label: str,
+        self,
+        kind: type[CounterMetricFamily | GaugeMetricFamily],
+        full: str,
+        name: str,
+        label: str,
         of: Callable[[Mapping[str, Any]], float],
-    ) -> Metric:  # fmt: skip
+    ) -> Metric:
         each = [] if name in _OF_THE_SERVER else self._stats.get("replicas", [])
         family = kind(full, name.replace("_", " "), labels=[label, *(["rank"] if each else [])])
         for stats in each or [self._stats]:
@@ -83,4 +91,13 @@ async def metrics(service: Service, _: HttpRequest) -> Response:
     return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
-ROUTES = (Route("/metrics", metrics, "Counts for Prometheus", ("GET",), access="open", media_type="text/plain"),)
+ROUTES = (
+    Route(
+        "/metrics",
+        metrics,
+        "Counts for Prometheus",
+        ("GET",),
+        access="open",
+        media_type="text/plain",
+    ),
+)

@@ -39,15 +39,21 @@ def _anthropic_card(service: Service, adapter: str | None = None) -> dict[str, A
 async def models(service: Service, call: HttpRequest) -> Response:
     """Returns the served model and its adapters, in OpenAI's or Anthropic's form."""
     if ANTHROPIC_VERSION not in call.headers:
-        return answer({"object": "list", "data": [_card(service, each) for each in (None, *service.adapters)]})
+        return answer(
+            {"object": "list", "data": [_card(service, each) for each in (None, *service.adapters)]}
+        )
     cards = [_anthropic_card(service, each) for each in (None, *service.adapters)]
-    return answer({"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]})
+    return answer(
+        {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+    )
 
 
 async def model(service: Service, call: HttpRequest) -> Response:
     """Describes a model."""
     adapter = service.adapter_of(call.path["model"])
-    return answer((_anthropic_card if ANTHROPIC_VERSION in call.headers else _card)(service, adapter))
+    return answer(
+        (_anthropic_card if ANTHROPIC_VERSION in call.headers else _card)(service, adapter)
+    )
 
 
 ROUTES = (

@@ -26,8 +26,22 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.calls import EndSession, RecordExperts
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
-from sglang_lite.server.endpoint import Handler, HttpRequest, Route, answer, read, read_record, with_priorities
-from sglang_lite.server.fields import LOGGING_REFUSED, NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_REFUSED, Fields
+from sglang_lite.server.endpoint import (
+    Handler,
+    HttpRequest,
+    Route,
+    answer,
+    read,
+    read_record,
+    with_priorities,
+)
+from sglang_lite.server.fields import (
+    LOGGING_REFUSED,
+    NATIVE_NEUTRAL,
+    NATIVE_REFUSED,
+    PROFILE_REFUSED,
+    Fields,
+)
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.reader import RequestReader
@@ -42,10 +56,11 @@ from sglang_lite.version import __version__
 class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Native request for one prompt or a list of them; `Engine.generate` documents the fields.
 
-    `prompt` and `constraint` are a Prompt and a Constraint of `sglang_lite.protocol`, encoded by `sglang_lite.wire`
-    without an envelope. They take the place of text, and of a grammar in `sampling_params`. The answer to a request
-    with `prompt` has the `generation`, too, in the same encoding. `timeout` is the time in seconds after which the
-    client gives up: JSON that brackets can close is cut before.
+    `prompt` and `constraint` are a Prompt and a Constraint of `sglang_lite.protocol`, encoded by
+    `sglang_lite.wire` without an envelope. They take the place of text, and of a grammar in
+    `sampling_params`. The answer to a request with `prompt` has the `generation`, too, in the same
+    encoding. `timeout` is the time in seconds after which the client gives up: JSON that brackets
+    can close is cut before.
     """
 
     text: str | list[str] | None = None
@@ -171,12 +186,16 @@ async def _in_session(
     session = service.sessions.of(call.key, given.id)
     only = request.calls[0]
     if request.is_list:
-        raise ParameterError("session_params", "a session takes one prompt with one answer at a time.")
+        raise ParameterError(
+            "session_params", "a session takes one prompt with one answer at a time."
+        )
     engine = service.engine
     assert only.rid is not None  # `read_request` names each
     checked = await asyncio.to_thread(engine.core.builder.validated, only)
     if checked.media:
-        raise ParameterError("session_params", "a session takes texts, no images.", hint="Leave it out.")
+        raise ParameterError(
+            "session_params", "a session takes texts, no images.", hint="Leave it out."
+        )
     ids: Any = checked.prompt
     prompt = session.begin(only.rid, list(ids), given, engine.tokenizer.bos_id)
     whole = replace(request, calls=[replace(only, prompt=prompt, session=session.own_name)])
@@ -190,11 +209,17 @@ def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
         if error.parameter == "prompt":
             error.hint = error.hint or "Text is `text` here, and token ids are `input_ids`."
         raise
-    fields = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
-    prompt, constraint, timeout = (fields.pop(name, None) for name in ("prompt", "constraint", "timeout"))
+    fields = {
+        name: value for name, value in msgspec.structs.asdict(body).items() if value is not None
+    }
+    prompt, constraint, timeout = (
+        fields.pop(name, None) for name in ("prompt", "constraint", "timeout")
+    )
     session = fields.pop("session_params", None)
     if prompt is not None and ("text" in fields or "input_ids" in fields):
-        raise ParameterError("prompt", "is given together with text or input_ids. Give one of them.")
+        raise ParameterError(
+            "prompt", "is given together with text or input_ids. Give one of them."
+        )
     request = read_request(fields.pop("text", None if prompt is None else ""), **fields)
     call.unused.extend(without_logprobs(fields))
     calls = [replace(each, timeout=timeout) for each in request.calls]
@@ -202,14 +227,18 @@ def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
         calls = [replace(calls[0], prompt=convert(prompt, Prompt, "prompt"))]
     if constraint is not None:
         if any(each.constraint is not None for each in calls):
-            raise ParameterError("constraint", "and a grammar in sampling_params are both given. Give one of them.")
+            raise ParameterError(
+                "constraint", "and a grammar in sampling_params are both given. Give one of them."
+            )
         held = convert(constraint, _CONSTRAINT, "constraint")
         calls = [replace(each, constraint=held) for each in calls]
     calls = [replace(each, prompt=reader.prompt(each.prompt)) for each in calls]
     return replace(request, calls=calls, session=session)
 
 
-async def _stream(answers: AsyncGenerator[list[dict[str, Any]], None], *, incremental: bool) -> AsyncGenerator[bytes]:
+async def _stream(
+    answers: AsyncGenerator[list[dict[str, Any]], None], *, incremental: bool
+) -> AsyncGenerator[bytes]:
     sent: dict[int, dict[str, int]] = {}
     async for changed in answers:
         if incremental:
@@ -241,7 +270,7 @@ def _new(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------- the server itself
+# -------------------------------------------------------------------------------- the server itself
 
 
 async def health(service: Service, _: HttpRequest) -> Response:
@@ -257,15 +286,21 @@ async def ready(service: Service, _: HttpRequest) -> Response:
 
 
 async def health_generate(service: Service, call: HttpRequest) -> Response:
-    """Generates a token, if the model generates text and is awake; otherwise only checks the engine's health."""
+    """Generates a token, if the model generates text and is awake; otherwise only checks the
+    engine's health.
+    """
     if not service.engine.core.generates or service.asleep:
         return await health(service, call)
     seconds = service.settings.health_timeout_s
     try:
         async with asyncio.timeout(seconds):
-            await service.async_engine.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
+            await service.async_engine.results(
+                GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True))
+            )
     except TimeoutError:
-        raise RequestTimeoutError(f"the engine generated no token within {seconds:g} seconds.") from None
+        raise RequestTimeoutError(
+            f"the engine generated no token within {seconds:g} seconds."
+        ) from None
     return Response(status_code=200)
 
 
@@ -282,19 +317,22 @@ async def version(service: Service, _: HttpRequest) -> Response:
 async def model_info(service: Service, _: HttpRequest) -> Response:
     """Describes the model."""
     engine = service.engine
-    return answer({
-        **engine.get_model_info(),
-        "served_model_name": service.model_name,
-        "tokenizer_path": service.tokenizer_path,
-        "preferred_sampling_params": None,
-        "reasoning_parser": service.settings.reasoning_parser,
-        "tool_call_parser": service.settings.tool_call_parser,
-        "has_image_understanding": engine.reads_images,
-        "has_video_understanding": "video" in engine.media_kinds,
-        "has_audio_understanding": "audio" in engine.media_kinds,
-        "max_model_len": engine.context_length,
-        "sglang_lite": _own_server_info(service),  # gateways forward this whole answer, but not that of `/server_info`
-    })  # fmt: skip
+    return answer(
+        {
+            **engine.get_model_info(),
+            "served_model_name": service.model_name,
+            "tokenizer_path": service.tokenizer_path,
+            "preferred_sampling_params": None,
+            "reasoning_parser": service.settings.reasoning_parser,
+            "tool_call_parser": service.settings.tool_call_parser,
+            "has_image_understanding": engine.reads_images,
+            "has_video_understanding": "video" in engine.media_kinds,
+            "has_audio_understanding": "audio" in engine.media_kinds,
+            "max_model_len": engine.context_length,
+            # gateways forward this whole answer, but not that of `/server_info`
+            "sglang_lite": _own_server_info(service),
+        }
+    )
 
 
 def _own_server_info(service: Service) -> dict[str, Any]:
@@ -357,8 +395,9 @@ async def abort_request(service: Service, call: HttpRequest) -> Response:
 
 
 async def loads(service: Service, _: HttpRequest) -> Response:
-    """Returns the load of each replica of the engine. Omits sections that `include` asks for and that this engine
-    doesn't have."""
+    """Returns the load of each replica of the engine. Omits sections that `include` asks for and
+    that this engine doesn't have.
+    """
     found = [
         {
             "dp_rank": stats["dp_rank"],
@@ -370,7 +409,9 @@ async def loads(service: Service, _: HttpRequest) -> Response:
         }
         for stats in await each_stats(service)
     ]
-    return answer({"version": __version__, "dp_rank_count": service.engine.config.dp_size, "loads": found})
+    return answer(
+        {"version": __version__, "dp_rank_count": service.engine.config.dp_size, "loads": found}
+    )
 
 
 async def get_load(service: Service, _: HttpRequest) -> Response:
@@ -403,11 +444,13 @@ def tokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, byte
     texts = [text] if isinstance(text, str) else text
     ids = [reader.tokenizer.encode(each, first=body.add_special_tokens) for each in texts]
     counts = [len(each) for each in ids]
-    return body.model, msgspec.json.encode({
-        "tokens": ids[0] if isinstance(text, str) else ids,
-        "count": counts[0] if isinstance(text, str) else counts,
-        "max_model_len": reader.context_length,
-    })  # fmt: skip
+    return body.model, msgspec.json.encode(
+        {
+            "tokens": ids[0] if isinstance(text, str) else ids,
+            "count": counts[0] if isinstance(text, str) else counts,
+            "max_model_len": reader.context_length,
+        }
+    )
 
 
 def detokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
@@ -416,7 +459,9 @@ def detokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, by
     tokens = _one(body.tokens, body.ids, "tokens")
     nested = bool(tokens) and isinstance(tokens[0], list)
     if any(isinstance(each, list) != nested for each in tokens):
-        raise ParameterError("tokens", "mixes token ids and lists of token ids. Give only one kind.")
+        raise ParameterError(
+            "tokens", "mixes token ids and lists of token ids. Give only one kind."
+        )
     lists: Iterable[Any] = tokens if nested else [tokens]
     size = reader.vocab_size
     for ids in lists:
@@ -441,10 +486,13 @@ def parse_function_call(_: RequestReader, call: HttpRequest) -> tuple[str | None
     any_arguments = {name: JsonSchema("{}") for name in names if isinstance(name, str) and name}
     found = parse_answer(body.tool_call_parser, body.text, tools=any_arguments)
     calls = [
-        {"tool_index": names.index(each.name) if each.name in names else -1, "name": each.name,
-         "parameters": each.arguments}
+        {
+            "tool_index": names.index(each.name) if each.name in names else -1,
+            "name": each.name,
+            "parameters": each.arguments,
+        }
         for each in found.calls
-    ]  # fmt: skip
+    ]
     return None, msgspec.json.encode({"normal_text": found.content, "calls": calls})
 
 
@@ -486,14 +534,19 @@ async def start_profile(service: Service, call: HttpRequest) -> Response:
     body = await read_record(service, call, PROFILE) if call.data else ProfileRequest()
     folder = body.output_dir or tempfile.mkdtemp(prefix="sglang_lite-profile-")
     options = {"with_stack": bool(body.with_stack), "record_shapes": bool(body.record_shapes)}
-    await service.call_engine(partial(service.engine.start_profile, folder, **options), at_most_s=LONGEST_S)
+    await service.call_engine(
+        partial(service.engine.start_profile, folder, **options), at_most_s=LONGEST_S
+    )
     return answer({"success": True, "output_dir": os.path.abspath(folder)})
 
 
 async def stop_profile(service: Service, _: HttpRequest) -> Response:
     """Ends the profile, and writes its trace."""
     return answer(
-        {"success": True, "path": await service.call_engine(service.engine.stop_profile, at_most_s=LONGEST_S)}
+        {
+            "success": True,
+            "path": await service.call_engine(service.engine.stop_profile, at_most_s=LONGEST_S),
+        }
     )
 
 
@@ -502,7 +555,9 @@ def _one(first: Any, second: Any, name: str) -> Any:
     them is given.
     """
     if (first is None) == (second is None):
-        raise ParameterError(name, "is missing." if first is None else "is given under two names. Give one of them.")
+        raise ParameterError(
+            name, "is missing." if first is None else "is given under two names. Give one of them."
+        )
     return second if first is None else first
 
 

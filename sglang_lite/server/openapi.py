@@ -14,7 +14,8 @@ from sglang_lite.version import __version__
 
 _REF = "#/components/schemas/{name}"
 _ERROR = {"type": "object"}
-# Descriptions of statuses: of any route, and of routes that take a body, name a model, or run something.
+# Descriptions of statuses: of any route, and of routes that take a body, name a model, or run
+# something.
 _ANY = {
     401: "The key is missing or wrong.",
     403: "A web page sent the request, and the server has no key.",
@@ -22,7 +23,10 @@ _ANY = {
     503: "The engine does not run.",
     504: "The request took too long.",
 }
-_OF_BODY = {400: "Something in the request is wrong; the error says what.", 413: "The body is too large."}
+_OF_BODY = {
+    400: "Something in the request is wrong; the error says what.",
+    413: "The body is too large.",
+}
 _OF_MODEL = {404: "The model is not served, or the object does not exist."}
 _OF_WORK = {429: "Too many requests are open.", 499: "The request was aborted."}
 
@@ -36,7 +40,9 @@ def document(routes: Sequence[Route]) -> dict[str, Json]:
         schema = components[references[record]["$ref"].rpartition("/")[2]]
         schema["additionalProperties"] = False
         for name in (*fields.neutral, *fields.refused):
-            schema["properties"].setdefault(name, {"description": fields.neutral.get(name) or "Refused if it is set."})
+            schema["properties"].setdefault(
+                name, {"description": fields.neutral.get(name) or "Refused if it is set."}
+            )
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = re.sub(r":\w+}", "}", route.path)
@@ -66,7 +72,9 @@ def _operation(route: Route, method: str, references: Mapping[Any, Any]) -> dict
         media["application/x-ndjson" if route.protocol == "ollama" else "text/event-stream"] = {
             "schema": {"type": "string"}
         }
-    responses: dict[str, Any] = {"200": {"description": "The answer.", **({"content": media} if media else {})}}
+    responses: dict[str, Any] = {
+        "200": {"description": "The answer.", **({"content": media} if media else {})}
+    }
     for status, description in sorted(statuses.items()):
         content = {"application/json": {"schema": _ERROR}}
         responses[str(status)] = {"description": description, "content": content}

@@ -21,7 +21,8 @@ class Pacer:
     """Queue of a server's connections with unparsed data."""
 
     def __init__(self) -> None:
-        self.buffer = memoryview(bytearray(_READ))  # all connections read into it, one after the other
+        # all connections read into it, one after the other
+        self.buffer = memoryview(bytearray(_READ))
         self._waiting = deque["PacedConnection"]()
 
     def enter(self, connection: PacedConnection) -> None:

@@ -87,12 +87,17 @@ async def _run(service: Service, call: HttpRequest) -> Response:
         async for batch in playing:
             events += batch
     shown = _shown([node for _, node in pairs], events)
-    head = TraceHead(len(shown), max((node.end for node in shown), default=0.0), "server", service.model_name)
+    head = TraceHead(
+        len(shown), max((node.end for node in shown), default=0.0), "server", service.model_name
+    )
     failed = events[-1] if isinstance(events[-1], SglError) else None
-    return answer({
-        "seconds": time.perf_counter() - began, "data": run_data(head, shown) | {"title": "turns"},
-        "error": None if failed is None else {"text": str(failed)},
-    })  # fmt: skip
+    return answer(
+        {
+            "seconds": time.perf_counter() - began,
+            "data": run_data(head, shown) | {"title": "turns"},
+            "error": None if failed is None else {"text": str(failed)},
+        }
+    )
 
 
 def _turn(service: Service, asked: PlaygroundRun, place: int) -> list[tuple[Node, TraceNode]]:
@@ -104,8 +109,14 @@ def _turn(service: Service, asked: PlaygroundRun, place: int) -> list[tuple[Node
         return found
     template = service.engine.chat_template()
     if template is None:
-        raise ParameterError(f"/turns/{place}/role", "the model has no chat template.", hint="Choose no role.")
-    before = [{"role": each.role, "content": each.answer or each.text} for each in asked.turns[:place] if each.role]
+        raise ParameterError(
+            f"/turns/{place}/role", "the model has no chat template.", hint="Choose no role."
+        )
+    before = [
+        {"role": each.role, "content": each.answer or each.text}
+        for each in asked.turns[:place]
+        if each.role
+    ]
     prefix, suffix = template.get_prefix_and_suffix(turn.role, before)
     return [
         _text(prefix, where),
@@ -116,7 +127,9 @@ def _turn(service: Service, asked: PlaygroundRun, place: int) -> list[tuple[Node
     ]
 
 
-def _text(text: str, where: tuple[str, int, str], *, special: bool = True) -> tuple[Node, TraceNode]:
+def _text(
+    text: str, where: tuple[str, int, str], *, special: bool = True
+) -> tuple[Node, TraceNode]:
     return Text(text, special=special), TraceNode("text", text=text, where=where)
 
 
@@ -134,12 +147,20 @@ def _content(
     settings: dict[str, Any] = {} if seed is None else {"seed": seed}
     try:
         params = SamplingParams(
-            max_tokens=turn.max_tokens, temperature=turn.temperature, return_logprob=True, top_logprobs_num=5,
-            return_text_in_logprobs=True, **settings,
-        )  # fmt: skip
+            max_tokens=turn.max_tokens,
+            temperature=turn.temperature,
+            return_logprob=True,
+            top_logprobs_num=5,
+            return_text_in_logprobs=True,
+            **settings,
+        )
     except ParameterError as error:
-        raise ParameterError(f"{pointer}/{error.parameter}", error.message, hint=error.hint) from None
-    return Gen(turn.name, params, None if turn.constraint is None else constraint_of(turn.constraint)), entry
+        raise ParameterError(
+            f"{pointer}/{error.parameter}", error.message, hint=error.hint
+        ) from None
+    return Gen(
+        turn.name, params, None if turn.constraint is None else constraint_of(turn.constraint)
+    ), entry
 
 
 def _shown(entries: list[TraceNode], events: list[ProgramEvent]) -> list[TraceNode]:
@@ -159,13 +180,30 @@ def _shown(entries: list[TraceNode], events: list[ProgramEvent]) -> list[TraceNo
                 break
             text = result.text if isinstance(result, Generation) else result.picked or ""
             changes |= {"text": text, "results": (result,), "end": now + result.usage.total_s}
-        found.append(msgspec.structs.replace(entry, **{"place": place, "start": now, "end": now, **changes}))
+        found.append(
+            msgspec.structs.replace(entry, **{"place": place, "start": now, "end": now, **changes})
+        )
         now = found[-1].end
     return found
 
 
 ROUTES = (
-    Route("/", _opened, "A page that plays turns", ("GET",), query=("token",), media_type="text/html", access="page"),
-    Route("/playground/run", _run, "What the page plays", fields=_RUN, access="page", counts_as_open=True),
+    Route(
+        "/",
+        _opened,
+        "A page that plays turns",
+        ("GET",),
+        query=("token",),
+        media_type="text/html",
+        access="page",
+    ),
+    Route(
+        "/playground/run",
+        _run,
+        "What the page plays",
+        fields=_RUN,
+        access="page",
+        counts_as_open=True,
+    ),
     Route("/playground/check", _checked, "A report on a constraint", fields=_CHECK, access="page"),
 )

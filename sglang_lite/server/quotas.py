@@ -29,7 +29,9 @@ class Quota:
         clock: function that returns the time in seconds.
     """
 
-    def __init__(self, limit: int, period_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limit: int, period_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limit = limit
         self._rate = limit / period_s
         self._clock = clock
@@ -58,7 +60,9 @@ class Quotas:
         clock: as in Quota.
     """
 
-    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._requests, self._tokens = (
             [
                 Quota(limit, period_s, clock)
@@ -71,13 +75,18 @@ class Quotas:
     def begin(self, key: str) -> None:
         """Counts a request of a key. Raises RateLimitError if one of its quotas is used up."""
         named = {"requests": self._requests, "tokens": self._tokens}
-        waits = [(math.ceil(quota.wait_s(key)), what) for what, quotas in named.items() for quota in quotas]
+        waits = [
+            (math.ceil(quota.wait_s(key)), what)
+            for what, quotas in named.items()
+            for quota in quotas
+        ]
         seconds, what = max(waits, default=(0, ""))
         if seconds:
             raise RateLimitError(
                 f"the quota of {what} of this key is used up.",
-                hint=f"Try again in {seconds:,} s.", retry_after_s=seconds,
-            )  # fmt: skip
+                hint=f"Try again in {seconds:,} s.",
+                retry_after_s=seconds,
+            )
         for quota in self._requests:
             quota.use(key, 1)
 

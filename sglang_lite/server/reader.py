@@ -62,9 +62,16 @@ class ModelFacts:
             template = error
         path = resolve_served(engine.config.model, engine.config.revision)
         return cls(
-            engine.config, path, engine.model_name, engine.context_length, engine.vocab_size,
-            engine.core.capacity.longest, template, settings, bool(engine.media_kinds),
-        )  # fmt: skip
+            engine.config,
+            path,
+            engine.model_name,
+            engine.context_length,
+            engine.vocab_size,
+            engine.core.capacity.longest,
+            template,
+            settings,
+            bool(engine.media_kinds),
+        )
 
     def reader(self) -> RequestReader:
         """Creates a reader for a process without an engine; it tokenises prompts."""
@@ -73,13 +80,25 @@ class ModelFacts:
         def template() -> JinjaTemplate | None:
             if isinstance(self.template, SglError):
                 raise self.template
-            return None if self.template is None else JinjaTemplate(self.template, tokenizer.special_tokens)
+            return (
+                None
+                if self.template is None
+                else JinjaTemplate(self.template, tokenizer.special_tokens)
+            )
 
         return RequestReader(
-            tokenizer, encoder, template, self.settings, self.name, self.context_length, self.vocab_size,
-            self.longest, all_special=self.config.special_tokens_in_roles, tokenises=True,
+            tokenizer,
+            encoder,
+            template,
+            self.settings,
+            self.name,
+            self.context_length,
+            self.vocab_size,
+            self.longest,
+            all_special=self.config.special_tokens_in_roles,
+            tokenises=True,
             media=media if self.takes_media else None,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,11 +135,18 @@ class RequestReader:
         they are submitted.
         """
         return cls(
-            engine.tokenizer, engine.core.encoder, engine.chat_template, settings, engine.model_name,
-            engine.context_length, engine.vocab_size, engine.core.capacity.longest,
-            all_special=engine.config.special_tokens_in_roles, tokenises=False,
+            engine.tokenizer,
+            engine.core.encoder,
+            engine.chat_template,
+            settings,
+            engine.model_name,
+            engine.context_length,
+            engine.vocab_size,
+            engine.core.capacity.longest,
+            all_special=engine.config.special_tokens_in_roles,
+            tokenises=False,
             media=engine.core.builder.media if engine.media_kinds else None,
-        )  # fmt: skip
+        )
 
     @property
     def media_kinds(self) -> frozenset[MediaKind]:
@@ -129,14 +155,19 @@ class RequestReader:
 
     @cached_property
     def chat_format(self) -> ChatFormat:
-        """Format of the model's conversations. Raises TemplateError if the chat template is invalid."""
+        """Format of the model's conversations. Raises TemplateError if the chat template is
+        invalid.
+        """
         settings = self.settings
         control = self.tokenizer.control_texts
-        return ChatFormat(self.template(), control, settings.tool_call_parser, settings.reasoning_parser)
+        return ChatFormat(
+            self.template(), control, settings.tool_call_parser, settings.reasoning_parser
+        )
 
     def render(self, conversation: Conversation, unused: list[str]) -> RenderedConversation:
-        """Renders a conversation: see `ChatFormat.render`. Appends the fields that the template doesn't show to
-        `unused`."""
+        """Renders a conversation: see `ChatFormat.render`. Appends the fields that the template
+        doesn't show to `unused`.
+        """
         found = self.chat_format.render(conversation)
         unused += found.unused
         return replace(found, prompt=self._tokenised(found.prompt)) if self.tokenises else found

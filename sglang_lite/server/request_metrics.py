@@ -31,15 +31,55 @@ _NAMES = {
     },
 }  # fmt: skip
 _TEXTS = {
-    "requests": "generations and selections that ended", "aborted": "those that were aborted",
-    "prompt": "tokens of their prompts", "cached": "tokens of their prompts that were in the prefix cache",
-    "generated": "tokens that were generated", "queue": "from submission to the first computation",
-    "first": "from submission to the first token", "between": "between two tokens, the mean of a generation",
+    "requests": "generations and selections that ended",
+    "aborted": "those that were aborted",
+    "prompt": "tokens of their prompts",
+    "cached": "tokens of their prompts that were in the prefix cache",
+    "generated": "tokens that were generated",
+    "queue": "from submission to the first computation",
+    "first": "from submission to the first token",
+    "between": "between two tokens, the mean of a generation",
     "whole": "from submission to the end",
-}  # fmt: skip
+}
 OTHER_ROUTE: Final = "other"  # label of unknown paths and methods, which any client can invent
-_FAST = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
-_SLOW = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
+_FAST = (
+    0.001,
+    0.0025,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.05,
+    0.075,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+)
+_SLOW = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.2,
+    0.4,
+    0.6,
+    0.8,
+    1.0,
+    2.0,
+    4.0,
+    6.0,
+    8.0,
+    10.0,
+    20.0,
+    40.0,
+    60.0,
+    120.0,
+    300.0,
+)
 
 
 class RequestMetrics:
@@ -57,35 +97,50 @@ class RequestMetrics:
         self.registry = CollectorRegistry()
         found = {key: f"{names}:{name}" for key, name in _NAMES[names].items()}
         self._counters = {
-            key: Counter(found[key], _TEXTS[key], ["model_name"], registry=self.registry).labels(model)
+            key: Counter(found[key], _TEXTS[key], ["model_name"], registry=self.registry).labels(
+                model
+            )
             for key in ("requests", "aborted", "prompt", "cached", "generated")
         }
         self._times = {
             key: Histogram(
-                found[key], _TEXTS[key], ["model_name"], buckets=_FAST if key == "between" else _SLOW,
+                found[key],
+                _TEXTS[key],
+                ["model_name"],
+                buckets=_FAST if key == "between" else _SLOW,
                 registry=self.registry,
             ).labels(model)
             for key in ("queue", "first", "between", "whole")
-        }  # fmt: skip
+        }
         self._generated = 0
-        self._looked = time.monotonic(), 0  # time of the last call of `throughput`, and tokens until then
+        # time of the last call of `throughput`, and tokens until then
+        self._looked = time.monotonic(), 0
         labels = ["route", "method", "status", "key"]
         self._responses = Counter(
-            "sglang_lite_http_responses", "HTTP responses; `key` is the beginning of the key's SHA-256", labels,
+            "sglang_lite_http_responses",
+            "HTTP responses; `key` is the beginning of the key's SHA-256",
+            labels,
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._over_quota = Counter(
-            "sglang_lite_over_quota", "requests refused as a quota of their key was used up", ["key"],
+            "sglang_lite_over_quota",
+            "requests refused as a quota of their key was used up",
+            ["key"],
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._used = Counter(
-            "sglang_lite_tokens", "tokens of prompts and answers, as quotas count them", ["key", "kind"],
+            "sglang_lite_tokens",
+            "tokens of prompts and answers, as quotas count them",
+            ["key", "kind"],
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._response_s = Histogram(
-            "sglang_lite_http_response_seconds", "from a request's headers to the end of its response", ["route"],
-            buckets=_SLOW, registry=self.registry,
-        )  # fmt: skip
+            "sglang_lite_http_response_seconds",
+            "from a request's headers to the end of its response",
+            ["route"],
+            buckets=_SLOW,
+            registry=self.registry,
+        )
 
     def throughput(self) -> float:
         """Returns the generated tokens per second since the last call, of requests that ended."""
@@ -146,16 +201,20 @@ class RequestMetrics:
         usage = event.usage
         self._generated += usage.completion_tokens
         for key, count in (
-            ("requests", 1), ("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens),
+            ("requests", 1),
+            ("prompt", usage.prompt_tokens),
+            ("cached", usage.cached_tokens),
             ("generated", usage.completion_tokens),
-        ):  # fmt: skip
+        ):
             self._counters[key].inc(count)
         self._times["queue"].observe(usage.queue_s)
         self._times["whole"].observe(usage.total_s)
         if isinstance(event, Generation) and usage.completion_tokens:
             self._times["first"].observe(usage.first_token_s)
             if usage.completion_tokens > 1:
-                self._times["between"].observe((usage.total_s - usage.first_token_s) / (usage.completion_tokens - 1))
+                self._times["between"].observe(
+                    (usage.total_s - usage.first_token_s) / (usage.completion_tokens - 1)
+                )
 
 
 def _charged_prompt(event: Generation | Selection) -> int:

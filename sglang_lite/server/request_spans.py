@@ -40,7 +40,11 @@ class RequestSpans:
 
     @contextlib.contextmanager
     def request(
-        self, name: str, attributes: Mapping[str, str], headers: Mapping[str, str], told: Mapping[str, str | int]
+        self,
+        name: str,
+        attributes: Mapping[str, str],
+        headers: Mapping[str, str],
+        told: Mapping[str, str | int],
     ) -> Iterator[None]:
         """Opens the span of a request within the context, where `record_events` finds it.
 
@@ -51,7 +55,12 @@ class RequestSpans:
         from opentelemetry.trace import SpanKind, StatusCode
 
         with self._tracer.start_as_current_span(
-            name, extract(headers), SpanKind.SERVER, attributes, record_exception=False, set_status_on_exception=False
+            name,
+            extract(headers),
+            SpanKind.SERVER,
+            attributes,
+            record_exception=False,
+            set_status_on_exception=False,
         ) as span:
             try:
                 yield
@@ -68,7 +77,8 @@ class RequestSpans:
         from opentelemetry.trace import SpanKind, get_current_span
 
         above: Any = get_current_span()
-        if not above.is_recording():  # the server's own first token, or a request that isn't sampled
+        # the server's own first token, or a request that isn't sampled
+        if not above.is_recording():
             return
         route = above.attributes
         now = time.time_ns()
@@ -79,12 +89,17 @@ class RequestSpans:
                 continue
             start = now - int(result.usage.total_s * 1e9)
             span = self._tracer.start_span(
-                f"{operation} {self._model}", kind=SpanKind.INTERNAL, start_time=start,
+                f"{operation} {self._model}",
+                kind=SpanKind.INTERNAL,
+                start_time=start,
                 attributes={
-                    "gen_ai.operation.name": operation, "gen_ai.provider.name": "sglang_lite",
-                    "gen_ai.request.model": self._model, **node, **result_attributes(result),
+                    "gen_ai.operation.name": operation,
+                    "gen_ai.provider.name": "sglang_lite",
+                    "gen_ai.request.model": self._model,
+                    **node,
+                    **result_attributes(result),
                 },
-            )  # fmt: skip
+            )
             self._add_stages(span, result.usage, start, now)
             span.end(now)
 
@@ -131,11 +146,17 @@ def exported(endpoint: str, instance: str) -> Iterator[Tracer]:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
         raise CapabilityError(
-            "enable_trace needs OpenTelemetry.", hint="pip install 'sglang-lite[tracing]'", parameter="enable_trace"
+            "enable_trace needs OpenTelemetry.",
+            hint="pip install 'sglang-lite[tracing]'",
+            parameter="enable_trace",
         ) from error
     for name in ("opentelemetry.exporter", "opentelemetry.sdk"):  # each attempt would log a line
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    names = {"service.name": "sglang_lite", "service.version": __version__, "service.instance.id": instance}
+    names = {
+        "service.name": "sglang_lite",
+        "service.version": __version__,
+        "service.instance.id": instance,
+    }
     provider = TracerProvider(resource=Resource.create(names), shutdown_on_exit=False)
     sender: Any = _ToldOnce(OTLPSpanExporter(endpoint, insecure=True, timeout=_EXPORT_S), endpoint)
     provider.add_span_processor(BatchSpanProcessor(sender))
@@ -159,7 +180,9 @@ class _ToldOnce:
         result = self._exporter.export(spans)
         failed = result.name != "SUCCESS"
         if failed and not self._failing:
-            logger.warning("Spans are dropped: the collector at %s does not answer.", self._endpoint)
+            logger.warning(
+                "Spans are dropped: the collector at %s does not answer.", self._endpoint
+            )
         self._failing = failed
         return result
 

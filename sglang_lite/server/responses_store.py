@@ -43,7 +43,9 @@ class StoredResponse:
 
     @property
     def status(self) -> Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]:
-        found: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"] = self.content["status"]
+        found: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"] = (
+            self.content["status"]
+        )
         return found
 
     @property
@@ -110,7 +112,9 @@ class ResponseStore:
         """
         found = self._stored.get((key, id))
         if found is None:
-            raise NotFoundError(f"there is no response {id[:100]!r}.", hint="Only the latest responses are stored.")
+            raise NotFoundError(
+                f"there is no response {id[:100]!r}.", hint="Only the latest responses are stored."
+            )
         self._stored.move_to_end((key, id))
         return found
 
@@ -120,7 +124,8 @@ class ResponseStore:
         """
         for (owner, _), response in reversed(self._stored.items()):
             if owner == key:
-                inside = id.encode("utf-8", "replace") in response.input  # reading all items takes longer
+                # reading all items takes longer
+                inside = id.encode("utf-8", "replace") in response.input
                 items: Iterable[Mapping[str, Any]] = (
                     *(response.items if inside else ()),
                     *response.content["output"],
@@ -128,7 +133,9 @@ class ResponseStore:
                 for item in items:
                     if item.get("id") == id:
                         return item
-        raise NotFoundError(f"there is no item {id[:100]!r}.", hint="Only items of the latest responses are stored.")
+        raise NotFoundError(
+            f"there is no item {id[:100]!r}.", hint="Only items of the latest responses are stored."
+        )
 
     def remove(self, key: str, id: str) -> StoredResponse:
         """Removes and returns a response. Raises NotFoundError like `find_response`."""
@@ -142,7 +149,9 @@ class ResponseStore:
         self._count_bytes(response, size)
 
     def _count_bytes(self, response: StoredResponse, size: int) -> None:
-        """Sets the size of a response, and drops the least recently used ones if the store has become too large."""
+        """Sets the size of a response, and drops the least recently used ones if the store has
+        become too large.
+        """
         self._bytes += size - response.bytes
         response.bytes = size
         while len(self._stored) > self._most or self._bytes > self._most_bytes:

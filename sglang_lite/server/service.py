@@ -1,4 +1,6 @@
-"""Service that the handlers of all protocols use: the engine, the chat format of its model, its health."""
+"""Service that the handlers of all protocols use: the engine, the chat format of its model, its
+health.
+"""
 
 from __future__ import annotations
 
@@ -66,21 +68,30 @@ class Service:
         images: fetcher of images that requests name by address.
         sounds: decoder of sounds to transcribe.
         grpc_port: port of the gRPC service; 0 without one.
-        shutting_down: True once the server shuts down: open requests may continue, and no others are accepted.
+        shutting_down: True once the server shuts down: open requests may continue, and no others
+            are accepted.
     """
 
-    def __init__(self, engine: Engine, settings: ServerSettings, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self, engine: Engine, settings: ServerSettings, tracer: Tracer | None = None
+    ) -> None:
         self.engine = engine
         self.settings = settings
         self._tracer = tracer
         self.async_engine = AsyncEngine(engine, self._answered, apart=settings.cache_salt_by_key)
-        self.stored = ResponseStore(settings.max_stored_responses, int(settings.max_stored_mb * 2**20))
+        self.stored = ResponseStore(
+            settings.max_stored_responses, int(settings.max_stored_mb * 2**20)
+        )
         self.started = time.time()
         self.programs: dict[str, Any] = {}
         self.texts = KnownTexts()
         self.sessions = Sessions(self.async_engine.abort)
-        self.reader_pool = ReaderPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
-        self.images = ImageFetcher(settings, lambda prompt: engine.core.builder.check_images(prompt))
+        self.reader_pool = ReaderPool(
+            settings.body_processes, partial(ModelFacts.of, engine, settings)
+        )
+        self.images = ImageFetcher(
+            settings, lambda prompt: engine.core.builder.check_images(prompt)
+        )
         self.sounds = SoundDecoder()
         self.quotas = Quotas(settings)
         self.grpc_port = 0
@@ -103,7 +114,11 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raises NotFoundError if a request names a model that isn't served."""
         if not self._is_base(name):
-            adapters = f", with the adapters {', '.join(map(repr, self.adapters))}" if self.adapters else ""
+            adapters = (
+                f", with the adapters {', '.join(map(repr, self.adapters))}"
+                if self.adapters
+                else ""
+            )
             raise NotFoundError(
                 f"the model {name!r:.200} is not served.",
                 hint=f"This server serves {self.model_name!r}{adapters:.500}.",
@@ -139,8 +154,7 @@ class Service:
         return self.adapter_of(model) or self.model_name
 
     def adapted(self, model: str | None, request: GenerateRequest) -> GenerateRequest:
-        """Returns a request with the adapter that its model stands for. Raises like `adapter_of`.
-        """
+        """Returns a request with the adapter that its model stands for. Raises like `adapter_of`."""
         name = self.adapter_of(model)
         if name is None:
             return request
@@ -168,7 +182,9 @@ class Service:
         """
         config = self.engine.config
         return speech_of(
-            self.reader.media, self.reader.tokenizer, partial(resolve_served, config.model, config.revision)
+            self.reader.media,
+            self.reader.tokenizer,
+            partial(resolve_served, config.model, config.revision),
         )
 
     async def tokens(self, text: str) -> int:
@@ -178,7 +194,9 @@ class Service:
 
     @cached_property
     def tokenizer_path(self) -> str:
-        """Folder with the tokenizer as `tokenizer.json`: the model's own, or one written to the cache."""
+        """Folder with the tokenizer as `tokenizer.json`: the model's own, or one written to the
+        cache.
+        """
         config = self.engine.config
         folder = resolve_served(config.model, config.revision)
         if (folder / "tokenizer.json").is_file():
@@ -220,27 +238,37 @@ class Service:
         threading.Thread(target=make, name="sglang_lite-ask", daemon=True).start()
         seconds = self.settings.health_timeout_s if at_most_s is None else at_most_s
         try:
-            async with asyncio.timeout(seconds):  # `wait_for` can lose a cancellation that coincides with the result
+            # `wait_for` can lose a cancellation that coincides with the result
+            async with asyncio.timeout(seconds):
                 return await future
         except TimeoutError:
-            raise RequestTimeoutError(f"the engine has not responded for {seconds:g} seconds.") from None
+            raise RequestTimeoutError(
+                f"the engine has not responded for {seconds:g} seconds."
+            ) from None
 
-    async def encode(self, compute: Callable[Concatenate[Engine, P], T], *given: P.args, **options: P.kwargs) -> T:
+    async def encode(
+        self, compute: Callable[Concatenate[Engine, P], T], *given: P.args, **options: P.kwargs
+    ) -> T:
         """Calls a function of engine/embedding.py with the engine. Raises like `call_engine`."""
-        return await self.call_engine(partial(compute, self.engine, *given, **options), at_most_s=_ENCODING_S)
+        return await self.call_engine(
+            partial(compute, self.engine, *given, **options), at_most_s=_ENCODING_S
+        )
 
-    # ----------------------------------------------------------------------------------------------- health
+    # --------------------------------------------------------------------------------------- health
 
     async def start(self) -> None:
         """Begins to watch the engine, and generates a first token."""
-        self._last_reply = time.monotonic()  # without a reply from the engine, the timeout counts from now
+        # without a reply from the engine, the timeout counts from now
+        self._last_reply = time.monotonic()
         for work in (self._watch(), self._warm_up()):
             task = asyncio.ensure_future(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Ends the tasks that `start` began, the processes that read bodies, and the threads of images and sounds."""
+        """Ends the tasks that `start` began, the processes that read bodies, and the threads of
+        images and sounds.
+        """
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -264,7 +292,9 @@ class Service:
                 await self.call_engine(self.engine.core.gate.check_open)
                 self._first_token_at = time.monotonic()
                 return
-            await self.async_engine.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
+            await self.async_engine.results(
+                GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True))
+            )
             self._first_token_at = time.monotonic()
 
     def check_health(self) -> None:
@@ -277,7 +307,9 @@ class Service:
     def check_accepts(self) -> None:
         """Raises EngineClosedError if the server is shutting down."""
         if self.shutting_down:
-            raise EngineClosedError("the server is shutting down.", hint="Try again later, or on another server.")
+            raise EngineClosedError(
+                "the server is shutting down.", hint="Try again later, or on another server."
+            )
 
     def begin(self, key: str) -> None:
         """Counts a request that runs something.
@@ -294,9 +326,12 @@ class Service:
             raise
 
     def check_ready(self) -> None:
-        """Raises EngineClosedError if the server is shutting down, or the engine is unhealthy, or hasn't generated its
-        first token."""
+        """Raises EngineClosedError if the server is shutting down, or the engine is unhealthy, or
+        hasn't generated its first token.
+        """
         self.check_accepts()
         self.check_health()
         if not self._first_token_at:
-            raise EngineClosedError("the engine has generated no token yet.", hint="It is starting. Try again later.")
+            raise EngineClosedError(
+                "the engine has generated no token yet.", hint="It is starting. Try again later."
+            )

@@ -77,7 +77,9 @@ class Session:
         self._abort = abort
         self._turns: dict[str, _Turn] = {}
 
-    def begin(self, rid: str, ids: list[int], given: SessionParams, bos_id: int | None) -> list[int]:
+    def begin(
+        self, rid: str, ids: list[int], given: SessionParams, bos_id: int | None
+    ) -> list[int]:
         """Begins a request, and returns its whole prompt.
 
         Args:
@@ -94,7 +96,9 @@ class Session:
         if given.rid is not None and before is None:
             raise _wrong(f"the session has no request {given.rid[:60]!r}.")
         if before is not None and before.output is None and not given.replace:
-            raise _wrong(f"the request {given.rid!r} of the session has not ended.", "Wait for its answer.")
+            raise _wrong(
+                f"the request {given.rid!r} of the session has not ended.", "Wait for its answer."
+            )
         if rid in self._turns:
             raise ParameterError("rid", f"the session has a request {rid[:60]!r} already.")
         if given.offset is not None and given.offset < 0:
@@ -104,7 +108,9 @@ class Session:
             kept = before.prompt + ([] if given.drop_previous_output else before.output or [])
             tokens = kept[: given.offset or None] + ids[bool(ids) and ids[0] == bos_id :]
         if len(tokens) > self._capacity:
-            raise _wrong(f"{len(tokens):,} tokens are more than its capacity_of_str_len, {self._capacity:,}.")
+            raise _wrong(
+                f"{len(tokens):,} tokens are more than its capacity_of_str_len, {self._capacity:,}."
+            )
         if given.replace:
             self._forget(given.rid)
         self._turns[rid] = _Turn(tokens, given.rid)
@@ -150,26 +156,35 @@ class Sessions:
             OverloadedError: too many sessions are open.
         """
         if request.capacity_of_str_len < 1:
-            raise ParameterError("capacity_of_str_len", f"{request.capacity_of_str_len} is less than 1.")
+            raise ParameterError(
+                "capacity_of_str_len", f"{request.capacity_of_str_len} is less than 1."
+            )
         id = request.session_id or random_id()
         name = own_name(key, id)
         if name in self._open:
             raise ParameterError("session_id", f"a session {id[:60]!r} is open already.")
         if len(self._open) >= MAX_SESSIONS:
-            raise OverloadedError(f"{MAX_SESSIONS:,} sessions are open.", hint="Close some: POST /close_session.")
-        self._open[name] = Session(name, request.capacity_of_str_len, lambda rid: self._abort(rid, key))
+            raise OverloadedError(
+                f"{MAX_SESSIONS:,} sessions are open.", hint="Close some: POST /close_session."
+            )
+        self._open[name] = Session(
+            name, request.capacity_of_str_len, lambda rid: self._abort(rid, key)
+        )
         return id
 
     def of(self, key: str, id: str) -> Session:
-        """Returns the session of a client. Raises NotFoundError if the client has none of the name.
-        """
+        """Returns the session of a client. Raises NotFoundError if the client has none of the name."""
         session = self._open.get(own_name(key, id))
         if session is None:
-            raise NotFoundError(f"no session {id[:60]!r} is open.", hint="Open one: POST /open_session.")
+            raise NotFoundError(
+                f"no session {id[:60]!r} is open.", hint="Open one: POST /open_session."
+            )
         return session
 
     def close(self, key: str, id: str) -> Session:
-        """Closes a session, aborts its requests, and returns it. Raises NotFoundError if it is not open."""
+        """Closes a session, aborts its requests, and returns it. Raises NotFoundError if it is not
+        open.
+        """
         session = self.of(key, id)
         session.close()
         return self._open.pop(session.own_name)

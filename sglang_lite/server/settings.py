@@ -18,7 +18,11 @@ from sglang_lite.text.tool_formats import tool_format
 
 logger = logging.getLogger("sglang_lite.server")
 # Settings that limit the use of a key, and their periods in seconds.
-QUOTAS = {"max_requests_per_minute": 60.0, "max_tokens_per_minute": 60.0, "max_tokens_per_day": 86_400.0}
+QUOTAS = {
+    "max_requests_per_minute": 60.0,
+    "max_tokens_per_minute": 60.0,
+    "max_tokens_per_day": 86_400.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,59 +32,64 @@ class ServerSettings:
     Attributes:
         host: address to listen on; with the default, only this machine can connect.
         port: port to listen on; 0 takes a free one.
-        grpc_port: port of SGLang's gRPC service, over which gateways talk to servers; 0 takes a free one; None for no
-            such service.
+        grpc_port: port of SGLang's gRPC service, over which gateways talk to servers; 0 takes a
+            free one; None for no such service.
         served_model_name: name of the model in answers and requests; None for the engine's.
-        api_key: key that requests must have, except for health, metrics and the OpenAPI document; several may be
-            given. None requires no key.
-        playground: whether `/` is a page that plays turns, for anyone who has the printed address; None means yes
-            if only this machine can connect and there is no key.
-        admin_api_key: key required, in place of `api_key`, by requests that change the server: the cache, weights,
-            profiles. Without it, weights and profiles are changed only from this machine, while no key is required.
-        allowed_host: name by which clients may address the server, besides "localhost" and IP addresses; several may
-            be given. Other names are refused if only this machine can connect, or if a name is given.
-        allowed_origin: origin of web pages that may use the server without a key, and read its answers, as
-            "https://chat.lan"; several may be given.
-        weights_root: folder in which weights and adapters that requests name must lie; None for any of this machine.
-        weights_scheme: scheme of addresses that such requests may name in place of a folder, as "s3"; several may be
-            given. Without any, no address is read.
-        cache_salt_by_key: whether requests of different API keys never share cached prefixes, whose times would show
-            one what another has asked.
-        tool_call_parser: format in which the model writes tool calls, by SGLang's name; None finds it in the model's
-            chat template.
-        reasoning_parser: format in which the model writes reasoning, by SGLang's name; None finds it in the model's
-            chat template.
-        unknown_fields: "refuse" answers 400 to a field that no protocol has; "report" serves the request without it,
-            and names it in a header and the log.
-        incremental_streaming_output: whether chunks of a native stream have only what is new, instead of everything so
-            far.
-        stream_interval_ms: least time between two chunks of new text from the engine, in milliseconds; text in between
-            is joined.
+        api_key: key that requests must have, except for health, metrics and the OpenAPI document;
+            several may be given. None requires no key.
+        playground: whether `/` is a page that plays turns, for anyone who has the printed address;
+            None means yes if only this machine can connect and there is no key.
+        admin_api_key: key required, in place of `api_key`, by requests that change the server: the
+            cache, weights, profiles. Without it, weights and profiles are changed only from this
+            machine, while no key is required.
+        allowed_host: name by which clients may address the server, besides "localhost" and IP
+            addresses; several may be given. Other names are refused if only this machine can
+            connect, or if a name is given.
+        allowed_origin: origin of web pages that may use the server without a key, and read its
+            answers, as "https://chat.lan"; several may be given.
+        weights_root: folder in which weights and adapters that requests name must lie; None for any
+            of this machine.
+        weights_scheme: scheme of addresses that such requests may name in place of a folder, as
+            "s3"; several may be given. Without any, no address is read.
+        cache_salt_by_key: whether requests of different API keys never share cached prefixes, whose
+            times would show one what another has asked.
+        tool_call_parser: format in which the model writes tool calls, by SGLang's name; None finds
+            it in the model's chat template.
+        reasoning_parser: format in which the model writes reasoning, by SGLang's name; None finds
+            it in the model's chat template.
+        unknown_fields: "refuse" answers 400 to a field that no protocol has; "report" serves the
+            request without it, and names it in a header and the log.
+        incremental_streaming_output: whether chunks of a native stream have only what is new,
+            instead of everything so far.
+        stream_interval_ms: least time between two chunks of new text from the engine, in
+            milliseconds; text in between is joined.
         max_body_mb: largest body of a request, in MiB.
         max_depth: deepest nesting of lists and objects in a body.
         body_timeout_s: seconds that the whole body of a request may take to arrive.
         max_head_kb: largest address and headers of a request, in KiB.
         max_header_lines: most header lines of a request.
         head_timeout_s: seconds that the address and headers of a request may take to arrive.
-        unread_timeout_s: seconds after which a connection is closed if its client reads nothing of what it was sent.
-            Linux only.
+        unread_timeout_s: seconds after which a connection is closed if its client reads nothing of
+            what it was sent. Linux only.
         max_connections: most connections open at the same time.
         max_connections_per_client: most connections of one client's address open at the same time.
-        large_body_kb: size of a body, in KiB, above which another process parses, renders and tokenises it, so that
-            other requests don't wait.
-        body_processes: most processes for such bodies. Each starts when it is first needed, and has a tokenizer of its
-            own.
-        allowed_media_domains: host whose images requests may name by http and https addresses, as "pictures.org";
-            several may be given, "*" allows all. Without any, requests must contain their images. Hosts not at a
-            public address are never contacted.
-        media_url_max_file_size_mb: size of all files together that are fetched for a request, in MiB.
-        media_url_max_total_mb: size of such files of all open requests; a request that would exceed it is refused.
+        large_body_kb: size of a body, in KiB, above which another process parses, renders and
+            tokenises it, so that other requests don't wait.
+        body_processes: most processes for such bodies. Each starts when it is first needed, and has
+            a tokenizer of its own.
+        allowed_media_domains: host whose images requests may name by http and https addresses, as
+            "pictures.org"; several may be given, "*" allows all. Without any, requests must contain
+            their images. Hosts not at a public address are never contacted.
+        media_url_max_file_size_mb: size of all files together that are fetched for a request, in
+            MiB.
+        media_url_max_total_mb: size of such files of all open requests; a request that would exceed
+            it is refused.
         max_open: most requests open at the same time.
         max_open_per_key: most requests of one key open at the same time.
-        max_requests_per_minute: most requests of one key in a minute; None for no limit. A quota refills evenly, and
-            requests beyond it are refused until then.
-        max_tokens_per_minute: most tokens of one key in a minute, of prompts and answers, counted when answers end;
-            None for no limit.
+        max_requests_per_minute: most requests of one key in a minute; None for no limit. A quota
+            refills evenly, and requests beyond it are refused until then.
+        max_tokens_per_minute: most tokens of one key in a minute, of prompts and answers, counted
+            when answers end; None for no limit.
         max_tokens_per_day: most tokens of one key in a day; None for no limit.
         program_max_tokens: most tokens that all generations of a program may produce.
         program_max_nodes: most nodes of a program, including the nodes of its branches.
@@ -90,15 +99,17 @@ class ServerSettings:
         max_stored_mb: largest total size of stored responses, in MiB.
         health_timeout_s: seconds that the engine's loop may be silent before `/health` answers 503.
         drain_s: seconds that open requests may continue after SIGTERM.
-        log_level: lowest level of logged messages; each request logs one line at "info", without prompts or keys; polls
-            of health, load and metrics at "debug".
+        log_level: lowest level of logged messages; each request logs one line at "info", without
+            prompts or keys; polls of health, load and metrics at "debug".
         log_format: "json" logs a line of JSON for each message.
         ssl_certfile: file of the certificate for HTTPS, with those that signed it; None for HTTP.
         ssl_keyfile: file of its private key; None if the certificate's file has it.
         ssl_keyfile_password: password of the private key, if it has one.
-        enable_trace: whether to send a span of each request and generation to a collector of OpenTelemetry.
+        enable_trace: whether to send a span of each request and generation to a collector of
+            OpenTelemetry.
         otlp_traces_endpoint: address of the collector, for OTLP over gRPC.
-        metrics_names: project whose names the metrics of requests, tokens and times have in `/metrics`.
+        metrics_names: project whose names the metrics of requests, tokens and times have in
+            `/metrics`.
     """
 
     host: str = "127.0.0.1"
@@ -157,55 +168,88 @@ class ServerSettings:
     def __post_init__(self) -> None:
         self._check_ports()
         for name in (
-            "max_body_mb", "max_depth", "body_timeout_s", "max_head_kb", "max_header_lines", "head_timeout_s",
-            "unread_timeout_s", "max_connections", "max_connections_per_client", "max_open", "max_open_per_key",
-            "program_max_tokens", "program_max_nodes", "program_max_branches", "program_max_s", "body_processes",
-            "media_url_max_file_size_mb", "media_url_max_total_mb",
-        ):  # fmt: skip
+            "max_body_mb",
+            "max_depth",
+            "body_timeout_s",
+            "max_head_kb",
+            "max_header_lines",
+            "head_timeout_s",
+            "unread_timeout_s",
+            "max_connections",
+            "max_connections_per_client",
+            "max_open",
+            "max_open_per_key",
+            "program_max_tokens",
+            "program_max_nodes",
+            "program_max_branches",
+            "program_max_s",
+            "body_processes",
+            "media_url_max_file_size_mb",
+            "media_url_max_total_mb",
+        ):
             if not 0 < getattr(self, name) < math.inf:
                 raise ParameterError(name, f"{getattr(self, name)} is not a number greater than 0.")
         for name in QUOTAS:
             if (limit := getattr(self, name)) is not None and limit < 1:
                 raise ParameterError(name, f"{limit} is not a number greater than 0.")
         for name, most in (
-            ("stream_interval_ms", 60_000), ("drain_s", 86_400), ("health_timeout_s", 86_400),
-            ("body_timeout_s", 86_400), ("head_timeout_s", 86_400), ("unread_timeout_s", 86_400),
+            ("stream_interval_ms", 60_000),
+            ("drain_s", 86_400),
+            ("health_timeout_s", 86_400),
+            ("body_timeout_s", 86_400),
+            ("head_timeout_s", 86_400),
+            ("unread_timeout_s", 86_400),
             ("large_body_kb", 1024),
-        ):  # fmt: skip
+        ):
             if not 0 <= getattr(self, name) <= most:
                 raise ParameterError(name, f"{getattr(self, name)} is not between 0 and {most:,}.")
         for key in (*self.api_key, *(() if self.admin_api_key is None else (self.admin_api_key,))):
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise ParameterError(
-                    "api_key", "a key is empty, or has characters other than printable ASCII without spaces."
+                    "api_key",
+                    "a key is empty, or has characters other than printable ASCII without spaces.",
                 )
         if len({*self.api_key}) < len(self.api_key):
-            raise ParameterError("api_key", "a key is given twice.", hint="Give each client one of its own.")
+            raise ParameterError(
+                "api_key", "a key is given twice.", hint="Give each client one of its own."
+            )
         if self.admin_api_key in self.api_key:
             problem = "it is an API key, too, so that each client is the administrator."
-            raise ParameterError("admin_api_key", problem, hint="Give the administrator a key of their own.")
+            raise ParameterError(
+                "admin_api_key", problem, hint="Give the administrator a key of their own."
+            )
         for name in self.allowed_host:
             if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
                 raise ParameterError(
-                    "allowed_host", f"{name[:200]!r} is not a host name.", hint="Write box.lan, without a port."
+                    "allowed_host",
+                    f"{name[:200]!r} is not a host name.",
+                    hint="Write box.lan, without a port.",
                 )
         for name in self.allowed_media_domains:
             if not re.fullmatch(r"\*|[a-z0-9.-]+", name):
                 problem = f"{name[:200]!r} is neither a host in lower case nor *."
-                raise ParameterError("allowed_media_domains", problem, hint="Write pictures.example, without a port.")
+                raise ParameterError(
+                    "allowed_media_domains", problem, hint="Write pictures.example, without a port."
+                )
         self._check_weights()
         self._check_origins()
         if self.cache_salt_by_key and not self.api_key:
-            raise ParameterError("cache_salt_by_key", "there are no keys.", hint="Give --api-key, or leave it out.")
+            raise ParameterError(
+                "cache_salt_by_key", "there are no keys.", hint="Give --api-key, or leave it out."
+            )
         if self.playground and not self.is_local:
             raise ParameterError(
-                "playground", f"others can connect to {self.host}.", hint="Leave --playground or --host out."
+                "playground",
+                f"others can connect to {self.host}.",
+                hint="Leave --playground or --host out.",
             )
         if self.ssl_certfile is not None:
             self._check_certificate(self.ssl_certfile)
         elif self.ssl_keyfile is not None or self.ssl_keyfile_password is not None:
             given = "ssl_keyfile_password" if self.ssl_keyfile is None else "ssl_keyfile"
-            raise ParameterError(given, "a key needs a certificate.", hint="Give --ssl-certfile, too.")
+            raise ParameterError(
+                given, "a key needs a certificate.", hint="Give --ssl-certfile, too."
+            )
         if self.tool_call_parser is not None:
             tool_format(self.tool_call_parser)
         if self.reasoning_parser is not None:
@@ -219,7 +263,9 @@ class ServerSettings:
         if self.grpc_port and self.grpc_port == self.port:
             raise ParameterError("grpc_port", f"{self.grpc_port} is that of HTTP, too.")
         if self.grpc_port is not None and self.ssl_certfile is not None:
-            raise ParameterError("grpc_port", "and ssl_certfile are both given, but gRPC is spoken without TLS.")
+            raise ParameterError(
+                "grpc_port", "and ssl_certfile are both given, but gRPC is spoken without TLS."
+            )
 
     def _check_origins(self) -> None:
         for name in self.allowed_origin:
@@ -232,16 +278,22 @@ class ServerSettings:
 
     def _check_weights(self) -> None:
         if self.weights_root is not None and not Path(self.weights_root).expanduser().is_dir():
-            raise ParameterError("weights_root", f"{self.weights_root!r} is no folder.", hint="Give one that exists.")
+            raise ParameterError(
+                "weights_root", f"{self.weights_root!r} is no folder.", hint="Give one that exists."
+            )
         for name in self.weights_scheme:
             if not re.fullmatch(r"[a-z][a-z0-9+.-]*", name) or name in ("file", "local"):
                 problem = f"{name[:200]!r} is no scheme of addresses elsewhere."
-                raise ParameterError("weights_scheme", problem, hint="Write s3, for example; folders need none.")
+                raise ParameterError(
+                    "weights_scheme", problem, hint="Write s3, for example; folders need none."
+                )
 
     def _check_certificate(self, certificate: str) -> None:
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate, self.ssl_keyfile, lambda: self.ssl_keyfile_password or "")
+            context.load_cert_chain(
+                certificate, self.ssl_keyfile, lambda: self.ssl_keyfile_password or ""
+            )
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ParameterError(
                 "ssl_certfile",
@@ -283,13 +335,14 @@ class ReplicaSettings:
     """Settings of several servers behind a gateway.
 
     Attributes:
-        replicas: number of servers of the model to start behind a gateway, one for each GPU; 0, without `workers`,
-            starts a single server without gateway.
-        workers: addresses of further servers behind the gateway, for example on other machines: separated by commas, or
-            in several flags. "dns+http://name:port" stands for all addresses of a name, "file:path" for the lines of a
-            file; both are looked up again every five seconds.
-        policy: rule by which the gateway chooses a server for a request: "cache_aware", the default, prefers one that
-            has seen the prefix.
+        replicas: number of servers of the model to start behind a gateway, one for each GPU; 0,
+            without `workers`, starts a single server without gateway.
+        workers: addresses of further servers behind the gateway, for example on other machines:
+            separated by commas, or in several flags. "dns+http://name:port" stands for all
+            addresses of a name, "file:path" for the lines of a file; both are looked up again every
+            five seconds.
+        policy: rule by which the gateway chooses a server for a request: "cache_aware", the
+            default, prefers one that has seen the prefix.
         gateway: package of the gateway; "auto" takes the first that is installed.
     """
 
@@ -303,9 +356,10 @@ class ReplicaSettings:
             raise ParameterError("replicas", f"{self.replicas} is not between 0 and 1,024.")
         if self.policy is not None and not self.replicas and not self.workers:
             raise ParameterError(
-                "policy", "needs a gateway, and there is none without replicas or workers.",
+                "policy",
+                "needs a gateway, and there is none without replicas or workers.",
                 hint="The order of an engine's requests is schedule_policy.",
-            )  # fmt: skip
+            )
         for source in self.workers:
             if not source.startswith("file:"):
                 check_worker(source.removeprefix("dns+"), http_only=source.startswith("dns+"))
@@ -316,13 +370,16 @@ def check_worker(url: str, *, http_only: bool = False) -> None:
     schemes = ("http",) if http_only else ("http", "https")
     try:
         parts = urlsplit(url)
-        fine = parts.scheme in schemes and parts.hostname and parts.port != 0 and not url.endswith("/")
+        fine = (
+            parts.scheme in schemes and parts.hostname and parts.port != 0 and not url.endswith("/")
+        )
         if http_only:  # only its name and port are used
             fine = fine and url == f"http://{parts.netloc}" and parts.username is None
     except ValueError:  # an invalid port
         fine = False
     if not fine:
         raise ParameterError(
-            "workers", f"{url[:200]!r} is not an address.",
+            "workers",
+            f"{url[:200]!r} is not an address.",
             hint="Write http://10.0.0.2:30000, dns+http://name:30000 or file:workers.txt, for example.",
-        )  # fmt: skip
+        )

@@ -37,7 +37,9 @@ class SoundDecoder:
         """
         handling = asyncio.current_task()
         assert handling is not None
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, samples, sound, rate, MAX_SECONDS)
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._threads, samples, sound, rate, MAX_SECONDS
+        )
         size = found.nbytes
         if self._held + size > _MAX_BYTES:
             problem = f"the sounds of open requests would take more than {_MAX_BYTES:,} bytes."

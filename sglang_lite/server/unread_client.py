@@ -31,7 +31,9 @@ class UnreadClient:
             speaks HTTP/1.1 waits for an answer that has not begun.
     """
 
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl, may_probe: Callable[[], bool]) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, flow: FlowControl, may_probe: Callable[[], bool]
+    ) -> None:
         self._transport = transport
         self._flow = flow
         self._may_probe = may_probe
@@ -65,7 +67,12 @@ class UnreadClient:
             self._transport.abort()
             return
         now = self._loop.time()
-        if state == _CLOSE_WAIT and now >= self._probe_at and not self._flow.write_paused and self._may_probe():
+        if (
+            state == _CLOSE_WAIT
+            and now >= self._probe_at
+            and not self._flow.write_paused
+            and self._may_probe()
+        ):
             self._transport.write(_CONTINUE)
             self._probe_at = now + self._pause_s
             self._pause_s *= 2

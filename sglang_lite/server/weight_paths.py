@@ -20,9 +20,10 @@ def require_allowed_path(settings: ServerSettings, path: str, field: str) -> Non
         field: field of the request that has it.
 
     Raises:
-        ParameterError: it is an address whose scheme the settings don't allow, or lies outside of their
-            `weights_root`.
-        ModelError: it is a folder without a model or an adapter. The error names none of its entries.
+        ParameterError: it is an address whose scheme the settings don't allow, or lies outside of
+            their `weights_root`.
+        ModelError: it is a folder without a model or an adapter. The error names none of its
+            entries.
     """
     scheme, colon, _ = path.partition("://")
     if colon:
@@ -37,12 +38,17 @@ def require_allowed_path(settings: ServerSettings, path: str, field: str) -> Non
     try:
         folder = Path(path).expanduser()
         is_outside = root is not None and not _is_inside(folder, Path(root).expanduser())
-        has_no_model = folder.is_dir() and not has_config(folder) and not (folder / ADAPTER).is_file()
-    except (OSError, RuntimeError, ValueError) as error:  # too long, with a NUL, or `~` without a home
+        has_no_model = (
+            folder.is_dir() and not has_config(folder) and not (folder / ADAPTER).is_file()
+        )
+    # too long, with a NUL, or `~` without a home
+    except (OSError, RuntimeError, ValueError) as error:
         raise ParameterError(field, f"{path[:200]!r} is no path.", hint="Give a folder.") from error
     if is_outside:
         raise ParameterError(
-            field, "the path is outside of the folder that weights_root names.", hint="Give one in that folder."
+            field,
+            "the path is outside of the folder that weights_root names.",
+            hint="Give one in that folder.",
         )
     if has_no_model:
         raise ModelError(f"{folder}: the folder has no model.", hint="Give one with a config.json.")

@@ -37,7 +37,8 @@ class UpdateFromDiskRequest(msgspec.Struct, kw_only=True):
 class UpdateFromTensorRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Request to replace weights with tensors."""
 
-    serialized_named_tensors: list[str]  # one, in base64: the bytes of a safetensors file, or a pickled bucket
+    # one, in base64: the bytes of a safetensors file, or a pickled bucket
+    serialized_named_tensors: list[str]
     load_format: str | None = None
     flush_cache: bool = True
     weight_version: str | None = None
@@ -131,10 +132,15 @@ async def update_from_disk(service: Service, body: UpdateFromDiskRequest) -> Res
         require_allowed_path(service.settings, body.model_path, "model_path")
 
     update = partial(
-        weights.update_from_disk, service.engine, body.model_path,
-        load_format=body.load_format, weight_version=body.weight_version,
-    )  # fmt: skip
-    return await _success(service, update, "The weights are replaced.", check=check, num_paused_requests=0)
+        weights.update_from_disk,
+        service.engine,
+        body.model_path,
+        load_format=body.load_format,
+        weight_version=body.weight_version,
+    )
+    return await _success(
+        service, update, "The weights are replaced.", check=check, num_paused_requests=0
+    )
 
 
 async def update_from_tensor(service: Service, body: UpdateFromTensorRequest) -> Response:
@@ -142,25 +148,36 @@ async def update_from_tensor(service: Service, body: UpdateFromTensorRequest) ->
     engine's GPU.
     """
     if body.load_format not in (None, "flattened_bucket"):
-        raise ParameterError("load_format", f"{body.load_format!r} is not for tensors.", hint='Use "flattened_bucket".')
+        raise ParameterError(
+            "load_format",
+            f"{body.load_format!r} is not for tensors.",
+            hint='Use "flattened_bucket".',
+        )
     if len(body.serialized_named_tensors) != 1:
-        raise ParameterError("serialized_named_tensors", f"has {len(body.serialized_named_tensors)} entries, not one.")
+        raise ParameterError(
+            "serialized_named_tensors",
+            f"has {len(body.serialized_named_tensors)} entries, not one.",
+        )
     data = _decoded(body.serialized_named_tensors[0])
     if body.load_format is None:
         _check_safetensors(data)
     update = partial(
-        weights.update_from_bytes if body.load_format is None else weights.update_from_handle, service.engine, data,
-        flush_cache=body.flush_cache, weight_version=body.weight_version,
-    )  # fmt: skip
+        weights.update_from_bytes if body.load_format is None else weights.update_from_handle,
+        service.engine,
+        data,
+        flush_cache=body.flush_cache,
+        weight_version=body.weight_version,
+    )
     return await _success(service, update, "The weights are replaced.")
 
 
 async def update_version(service: Service, body: NameWeightsRequest) -> Response:
-    """Gives the weights another name. Aborts all requests first, unless the request disables that.
-    """
+    """Gives the weights another name. Aborts all requests first, unless the request disables that."""
     if body.abort_all_requests:
         service.async_engine.abort_all(None)
-    await service.call_engine(partial(weights.update_weight_version, service.engine, body.new_version))
+    await service.call_engine(
+        partial(weights.update_weight_version, service.engine, body.new_version)
+    )
     message = f"The weights are named {body.new_version}."
     return answer({"success": True, "message": message, "new_version": body.new_version})
 
@@ -181,11 +198,15 @@ def _check_safetensors(data: bytes) -> None:
         )
 
 
-def _changing(change: Callable[..., None], message: str) -> Callable[[Service, msgspec.Struct], Awaitable[Response]]:
+def _changing(
+    change: Callable[..., None], message: str
+) -> Callable[[Service, msgspec.Struct], Awaitable[Response]]:
     """Returns a handler that calls a function of the engine with the fields of a request."""
 
     async def handle(service: Service, body: msgspec.Struct) -> Response:
-        return await _success(service, partial(change, service.engine, **msgspec.structs.asdict(body)), message)
+        return await _success(
+            service, partial(change, service.engine, **msgspec.structs.asdict(body)), message
+        )
 
     return handle
 
@@ -215,9 +236,16 @@ async def offer(service: Service, body: OfferRequest) -> Response:
     dtypes and shapes.
     """
     if (body.group_rank, body.world_size) != (0, 2) or not body.ports.isdecimal():
-        raise ParameterError("ports", "is not one port, for a group of two in which this engine has rank 0.")
+        raise ParameterError(
+            "ports", "is not one port, for a group of two in which this engine has rank 0."
+        )
     offered = partial(
-        weights.offer_weights, service.engine, body.master_address, int(body.ports), body.group_name, body.backend
+        weights.offer_weights,
+        service.engine,
+        body.master_address,
+        int(body.ports),
+        body.group_name,
+        body.backend,
     )
     return await _success(service, offered)
 
@@ -239,7 +267,9 @@ async def get_weights(service: Service, body: GetWeightsRequest) -> Response:
 
 async def check_weights(service: Service, body: CheckWeightsRequest) -> Response:
     """Returns checksums of the tensors, and which of them have changed."""
-    found = await service.call_engine(partial(weights.check_weights, service.engine, body.action), at_most_s=LONGEST_S)
+    found = await service.call_engine(
+        partial(weights.check_weights, service.engine, body.action), at_most_s=LONGEST_S
+    )
     changed = found.get("changed", [])
     message = f"{len(changed)} tensors differ from the snapshot." if changed else ""
     return answer({"success": not changed, "message": message, **found})
@@ -288,21 +318,40 @@ async def _moved(service: Service, move: Callable[[], None]) -> Response:
 
 async def is_sleeping(service: Service, _: HttpRequest) -> Response:
     """Returns whether memory is released."""
-    return answer({"is_sleeping": await service.call_engine(partial(weights.is_sleeping, service.engine))})
+    return answer(
+        {"is_sleeping": await service.call_engine(partial(weights.is_sleeping, service.engine))}
+    )
 
 
 def _route(
-    path: str, record: type[R], handler: Callable[[Service, R], Awaitable[Response]], summary: str,
-    methods: tuple[str, ...] = ("POST",), *, media_type: str = "application/json", may_be_empty: bool = False,
-) -> Route:  # fmt: skip
+    path: str,
+    record: type[R],
+    handler: Callable[[Service, R], Awaitable[Response]],
+    summary: str,
+    methods: tuple[str, ...] = ("POST",),
+    *,
+    media_type: str = "application/json",
+    may_be_empty: bool = False,
+) -> Route:
     """Creates a route for the server's owner, whose handler gets the body as a record."""
     fields = Fields(record, {}, {})
 
     async def handle(service: Service, call: HttpRequest) -> Response:
         is_empty = may_be_empty and not call.data
-        return await handler(service, record() if is_empty else await read_record(service, call, fields))
+        return await handler(
+            service, record() if is_empty else await read_record(service, call, fields)
+        )
 
-    return Route(path, handle, summary, methods, fields=fields, access="owner", media_type=media_type, acts=True)
+    return Route(
+        path,
+        handle,
+        summary,
+        methods,
+        fields=fields,
+        access="owner",
+        media_type=media_type,
+        acts=True,
+    )
 
 
 _GET_OR_POST = ("GET", "POST")
@@ -333,16 +382,32 @@ ROUTES = (
     Route("/sleep", sleep, "Sleep", query=("level",), access="owner", media_type=""),
     Route("/wake_up", wake_up, "Wake", access="owner", media_type=""),
     Route("/is_sleeping", is_sleeping, "Does it sleep?", ("GET",)),
-    _route("/update_weights_from_disk", UpdateFromDiskRequest, update_from_disk, "Replace the weights"),
-    _route("/update_weights_from_tensor", UpdateFromTensorRequest, update_from_tensor, "Replace weights"),
+    _route(
+        "/update_weights_from_disk", UpdateFromDiskRequest, update_from_disk, "Replace the weights"
+    ),
+    _route(
+        "/update_weights_from_tensor",
+        UpdateFromTensorRequest,
+        update_from_tensor,
+        "Replace weights",
+    ),
     _route("/update_weight_version", NameWeightsRequest, update_version, "Name the weights"),
     _route("/init_weights_update_group", InitGroupRequest, init_group, "Join a sender of weights"),
-    _route("/update_weights_from_distributed", UpdateFromGroupRequest, update_from_group, "Receive weights"),
+    _route(
+        "/update_weights_from_distributed",
+        UpdateFromGroupRequest,
+        update_from_group,
+        "Receive weights",
+    ),
     _route("/destroy_weights_update_group", DestroyGroupRequest, destroy_group, "Leave it"),
-    _route("/init_weights_send_group_for_remote_instance", OfferRequest, offer, "Offer the weights"),
+    _route(
+        "/init_weights_send_group_for_remote_instance", OfferRequest, offer, "Offer the weights"
+    ),
     _route("/send_weights_to_remote_instance", SendRequest, send, "Send them"),
     _route("/get_weights_by_name", GetWeightsRequest, get_weights, "Show a tensor", _GET_OR_POST),
-    _route("/weights_checker", CheckWeightsRequest, check_weights, "Checksums of tensors", _GET_OR_POST),
+    _route(
+        "/weights_checker", CheckWeightsRequest, check_weights, "Checksums of tensors", _GET_OR_POST
+    ),
     _route("/pause_generation", PauseRequest, pause, "Stop generating", may_be_empty=True),
     Route("/continue_generation", resume, "Generate again", access="owner"),
 )

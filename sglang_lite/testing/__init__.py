@@ -5,7 +5,17 @@ No other module of the package imports this one. An SDK is imported only for its
 request.
 """
 
-from sglang_lite.testing.answers import Buffered, Cut, Fail, Html, Say, Slow, ToolCall, overload, rate_limit
+from sglang_lite.testing.answers import (
+    Buffered,
+    Cut,
+    Fail,
+    Html,
+    Say,
+    Slow,
+    ToolCall,
+    overload,
+    rate_limit,
+)
 from sglang_lite.testing.http import Drop, Events, Hold, Reply, Request
 from sglang_lite.testing.network import no_network
 from sglang_lite.testing.server import ServerForTests, server_for_tests
@@ -28,4 +38,4 @@ __all__ = [
     "overload",
     "rate_limit",
     "server_for_tests",
-]  # fmt: skip
+]

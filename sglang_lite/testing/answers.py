@@ -107,7 +107,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """Answer with a delay of `seconds` before each event of a stream, or before an answer in one piece."""
+    """Answer with a delay of `seconds` before each event of a stream, or before an answer in one
+    piece.
+    """
 
     seconds: float
     answer: Answer = None
@@ -131,7 +133,9 @@ class Html:
 Answer: TypeAlias = "str | Mapping[str, Any] | Say | Fail | Cut | Slow | Buffered | Html | Any"
 
 
-def rate_limit(retry_after: float | None = None, message: str = "Rate limit reached. Try again later.") -> Fail:
+def rate_limit(
+    retry_after: float | None = None, message: str = "Rate limit reached. Try again later."
+) -> Fail:
     """Makes an error with HTTP status 429. `retry_after`: seconds in the `retry-after` header; None
     omits the header.
     """
@@ -146,7 +150,7 @@ def overload(after: int | None = None) -> Fail:
     return Fail(529, "Overloaded", kind="overloaded_error", after=after)
 
 
-# --------------------------------------------------------------------------------------- rendering for a request
+# -------------------------------------------------------------------------- rendering for a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,8 @@ class RenderedAnswer:
         finish: finish reason.
         pieces: parts of the text, as a stream sends them.
         stop: stop string that ended the text, or None.
-        prompt_tokens, completion_tokens, reasoning_tokens: token counts (in words); completion includes reasoning.
+        prompt_tokens, completion_tokens, reasoning_tokens: token counts (in words); completion
+            includes reasoning.
     """
 
     text: str
@@ -206,7 +211,10 @@ class RenderedAnswer:
 
     @property
     def completion_tokens(self) -> int:
-        inputs = [call.input if isinstance(call.input, str) else json.dumps(call.input) for call in self.calls]
+        inputs = [
+            call.input if isinstance(call.input, str) else json.dumps(call.input)
+            for call in self.calls
+        ]
         return self.reasoning_tokens + sum(map(count, (self.text, self.say.refusal, *inputs)))
 
 
@@ -272,9 +280,10 @@ def _fit_constraint(say: Say, request: RequestSummary, random: Random) -> str:
             continue
         return form
     raise ValueValidationError(
-        f"the scripted answer {text!r:.100} is none that {constraint!r:.200} allows.", text=text,
+        f"the scripted answer {text!r:.100} is none that {constraint!r:.200} allows.",
+        text=text,
         hint="Say(…, exactly=True) sends it as it is.",
-    )  # fmt: skip
+    )
 
 
 def _json_candidates(text: str, constraint: Constraint) -> list[str]:

@@ -13,10 +13,16 @@ from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary, co
 from sglang_lite.testing.api import problem, texts
 
 _KINDS = {
-    400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error",
-    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error",
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
     529: "overloaded_error",
-}  # fmt: skip
+}
 
 
 class Messages:
@@ -29,26 +35,52 @@ class Messages:
             constraint = JsonSchema(json.dumps(form["schema"]))
         prompt = "\n".join(texts({"system": body.get("system"), "messages": body.get("messages")}))
         return RequestSummary(
-            body["model"], prompt, bool(body.get("stream")), 1, body.get("max_tokens"),
-            tuple(body.get("stop_sequences") or ()), constraint, tool,
-        )  # fmt: skip
+            body["model"],
+            prompt,
+            bool(body.get("stream")),
+            1,
+            body.get("max_tokens"),
+            tuple(body.get("stop_sequences") or ()),
+            constraint,
+            tool,
+        )
 
     def refusal(self, body: Mapping[str, Json], *, compatible: bool) -> Fail | None:
-        from anthropic.types.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
+        from anthropic.types.message_create_params import (
+            MessageCreateParamsNonStreaming,
+            MessageCreateParamsStreaming,
+        )
 
         if compatible:
             return None
-        kind: Any = MessageCreateParamsStreaming if body.get("stream") else MessageCreateParamsNonStreaming
+        kind: Any = (
+            MessageCreateParamsStreaming if body.get("stream") else MessageCreateParamsNonStreaming
+        )
         typed = {name: value for name, value in body.items() if name not in refusals.SAMPLERS}
         return refusals.of_anthropic(problem(kind, typed)) or refusals.of_messages(body)
 
-    def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
+    def response(
+        self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int
+    ) -> Json:
         (each,) = answers
         reason, stop, details = _end(each)
-        return _message(each, request, number, _blocks(each, number), reason, stop, details, each.completion_tokens)
+        return _message(
+            each,
+            request,
+            number,
+            _blocks(each, number),
+            reason,
+            stop,
+            details,
+            each.completion_tokens,
+        )
 
     def events(
-        self, answers: Sequence[RenderedAnswer], request: RequestSummary, body: Mapping[str, Json], number: int
+        self,
+        answers: Sequence[RenderedAnswer],
+        request: RequestSummary,
+        body: Mapping[str, Json],
+        number: int,
     ) -> list[Json]:
         from anthropic import types
 
@@ -57,16 +89,24 @@ class Messages:
         found: list[Any] = [types.RawMessageStartEvent(message=head, type="message_start")]
         for index, block in enumerate(_blocks(only, number)):
             empty, deltas = _deltas(block, only)
-            found.append(types.RawContentBlockStartEvent(content_block=empty, index=index, type="content_block_start"))
+            found.append(
+                types.RawContentBlockStartEvent(
+                    content_block=empty, index=index, type="content_block_start"
+                )
+            )
             found += [
-                types.RawContentBlockDeltaEvent(delta=delta, index=index, type="content_block_delta")
+                types.RawContentBlockDeltaEvent(
+                    delta=delta, index=index, type="content_block_delta"
+                )
                 for delta in deltas
             ]
             found.append(types.RawContentBlockStopEvent(index=index, type="content_block_stop"))
         from anthropic.types.raw_message_delta_event import Delta
 
         reason, stop, details = _end(only)
-        usage = types.MessageDeltaUsage(output_tokens=only.completion_tokens, output_tokens_details=_thoughts(only))
+        usage = types.MessageDeltaUsage(
+            output_tokens=only.completion_tokens, output_tokens_details=_thoughts(only)
+        )
         delta = Delta(stop_reason=reason, stop_sequence=stop, stop_details=details)
         found.append(types.RawMessageDeltaEvent(delta=delta, type="message_delta", usage=usage))
         return [*found, types.RawMessageStopEvent(type="message_stop")]
@@ -74,8 +114,10 @@ class Messages:
     def error(self, fail: Fail, number: int) -> Json:
         kind = fail.kind or _KINDS.get(fail.status, "api_error")
         return {
-            "type": "error", "error": {"type": kind, "message": fail.message}, "request_id": f"req_{number}"
-        }  # fmt: skip
+            "type": "error",
+            "error": {"type": kind, "message": fail.message},
+            "request_id": f"req_{number}",
+        }
 
     def error_event(self, fail: Fail, number: int) -> Json:
         return self.error(fail, number)
@@ -106,7 +148,11 @@ def _end(answer: RenderedAnswer) -> tuple[Any, str | None, Any]:
     from anthropic.types import RefusalStopDetails
 
     if answer.say.refusal or answer.finish == "filter":
-        return "refusal", None, RefusalStopDetails(type="refusal", explanation=answer.say.refusal or None)
+        return (
+            "refusal",
+            None,
+            RefusalStopDetails(type="refusal", explanation=answer.say.refusal or None),
+        )
     if answer.finish in ("length", "pause"):
         return ("max_tokens" if answer.finish == "length" else "pause_turn"), None, None
     if answer.stop is not None:
@@ -119,11 +165,19 @@ def _blocks(answer: RenderedAnswer, number: int) -> list[Any]:
 
     blocks: list[Any] = []
     if answer.say.thinking:
-        blocks.append(ThinkingBlock(thinking=answer.say.thinking, signature=f"signed-{number}", type="thinking"))
+        blocks.append(
+            ThinkingBlock(
+                thinking=answer.say.thinking, signature=f"signed-{number}", type="thinking"
+            )
+        )
     for i, call in enumerate(answer.calls):
         if isinstance(call.input, str):
             raise TypeError("a tool's input is an object here")
-        blocks.append(ToolUseBlock(id=f"toolu_{number}_{i}", input=dict(call.input), name=call.name, type="tool_use"))
+        blocks.append(
+            ToolUseBlock(
+                id=f"toolu_{number}_{i}", input=dict(call.input), name=call.name, type="tool_use"
+            )
+        )
     if not answer.calls and not answer.say.refusal:
         blocks.append(TextBlock(text=answer.text, type="text"))
     return blocks
@@ -141,27 +195,44 @@ def _deltas(block: Any, answer: RenderedAnswer) -> tuple[Any, list[Any]]:
         text = json.dumps(block.input)
         parts = (text[: len(text) // 2], text[len(text) // 2 :])
         empty_call = types.ToolUseBlock(id=block.id, input={}, name=block.name, type="tool_use")
-        return empty_call, [types.InputJSONDelta(partial_json=part, type="input_json_delta") for part in parts]
+        return empty_call, [
+            types.InputJSONDelta(partial_json=part, type="input_json_delta") for part in parts
+        ]
     pieces = [types.TextDelta(text=piece, type="text_delta") for piece in answer.pieces]
     return types.TextBlock(text="", type="text"), pieces
 
 
 def _message(
-    answer: RenderedAnswer, request: RequestSummary, number: int, blocks: list[Any], reason: Any, stop: str | None,
-    details: Any, output: int,
-) -> Any:  # fmt: skip
+    answer: RenderedAnswer,
+    request: RequestSummary,
+    number: int,
+    blocks: list[Any],
+    reason: Any,
+    stop: str | None,
+    details: Any,
+    output: int,
+) -> Any:
     from anthropic.types import Message, Usage
 
     say = answer.say
     usage = Usage(
-        input_tokens=max(answer.prompt_tokens - say.cached - say.written, 0), output_tokens=output,
-        cache_read_input_tokens=say.cached, cache_creation_input_tokens=say.written,
+        input_tokens=max(answer.prompt_tokens - say.cached - say.written, 0),
+        output_tokens=output,
+        cache_read_input_tokens=say.cached,
+        cache_creation_input_tokens=say.written,
         output_tokens_details=_thoughts(answer),
-    )  # fmt: skip
+    )
     return Message(
-        id=f"msg_{number}", content=blocks, model=request.model, role="assistant", stop_reason=reason,
-        stop_sequence=stop, stop_details=details, type="message", usage=usage,
-    )  # fmt: skip
+        id=f"msg_{number}",
+        content=blocks,
+        model=request.model,
+        role="assistant",
+        stop_reason=reason,
+        stop_sequence=stop,
+        stop_details=details,
+        type="message",
+        usage=usage,
+    )
 
 
 def _thoughts(answer: RenderedAnswer) -> Any:

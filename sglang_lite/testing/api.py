@@ -27,7 +27,9 @@ class ScriptedApi(Protocol):
         """
         ...
 
-    def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
+    def response(
+        self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int
+    ) -> Json:
         """Builds an answer in one piece.
 
         Args:
@@ -37,7 +39,11 @@ class ScriptedApi(Protocol):
         ...
 
     def events(
-        self, answers: Sequence[RenderedAnswer], request: RequestSummary, body: Mapping[str, Json], number: int
+        self,
+        answers: Sequence[RenderedAnswer],
+        request: RequestSummary,
+        body: Mapping[str, Json],
+        number: int,
     ) -> list[Json]:
         """Builds an answer as a list of stream events."""
         ...
@@ -56,7 +62,8 @@ def adapter(kind: Foreign) -> Foreign:
     """Returns pydantic's adapter for an SDK's request type, which rejects unknown members."""
     from pydantic import ConfigDict, TypeAdapter
 
-    return TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))  # a union, so that the config applies inside
+    # a union, so that the config applies inside
+    return TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))
 
 
 def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
@@ -72,9 +79,12 @@ def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
     if invalid is None:
         return None
     path, validation_error = invalid
-    first = max(validation_error.errors(), key=lambda each: len(each["loc"]))  # the deepest error of a union
+    # the deepest error of a union
+    first = max(validation_error.errors(), key=lambda each: len(each["loc"]))
     names = _names(body)
-    parameter = [str(part) for part in (*path, *first["loc"]) if isinstance(part, int) or part in names]
+    parameter = [
+        str(part) for part in (*path, *first["loc"]) if isinstance(part, int) or part in names
+    ]
     return ".".join(parameter) or str(first["loc"][-1]), first["msg"]
 
 
@@ -113,4 +123,13 @@ def texts(value: object) -> list[str]:
     return [text for each in value for text in texts(each)] if isinstance(value, list) else []
 
 
-_TEXT_FIELDS = ("system", "instructions", "messages", "content", "text", "prompt", "input", "output")
+_TEXT_FIELDS = (
+    "system",
+    "instructions",
+    "messages",
+    "content",
+    "text",
+    "prompt",
+    "input",
+    "output",
+)

@@ -15,7 +15,9 @@ _RECORD = "SGLANG_LITE_RECORD"  # if set, tests record
 
 
 @pytest.fixture
-def recorded(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], sgl.BaseBackend]], sgl.BaseBackend]]:
+def recorded(
+    request: pytest.FixtureRequest,
+) -> Iterator[Callable[[Callable[[], sgl.BaseBackend]], sgl.BaseBackend]]:
     """Returns the backend of a test: `recorded(lambda: sgl.OpenAI("gpt-4o"))`.
 
     The backend replays `recordings/TEST.jsonl` next to the test's file. Network access is then
@@ -43,7 +45,9 @@ def recorded(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], 
 
 def _replay(file: Path) -> sgl.BaseBackend:
     if not file.exists():
-        raise sgl.ProgramError(f"{file} is not recorded yet.", hint=f"Run the test once with {_RECORD}=1.")
+        raise sgl.ProgramError(
+            f"{file} is not recorded yet.", hint=f"Run the test once with {_RECORD}=1."
+        )
     return sgl.Replay(file)
 
 

@@ -91,7 +91,9 @@ class Events:
             kind = None if isinstance(event, str) else json.loads(data).get("type")
             if not isinstance(event, str):
                 data = one_line(data)
-            data_event = (b"event: %s\n" % kind.encode() if kind else b"") + b"data: " + data + b"\n\n"
+            data_event = (
+                (b"event: %s\n" % kind.encode() if kind else b"") + b"data: " + data + b"\n\n"
+            )
             if self.buffered:
                 buffered += data_event
             else:
@@ -138,7 +140,9 @@ class LocalServer:
         self.lock = threading.Lock()
         handler = type("BoundHandler", (Handler,), {"server_for_tests": self})
         self._server = _Listener(("127.0.0.1", 0), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
 
     @property
     def url(self) -> str:
@@ -169,7 +173,8 @@ class LocalServer:
         return Reply("", 404)
 
     def wait_for_disconnect(self, handler: Handler) -> None:
-        with contextlib.suppress(ConnectionResetError):  # a client with unread data resets the connection
+        # a client with unread data resets the connection
+        with contextlib.suppress(ConnectionResetError):
             handler.connection.recv(1)
         handler.close_connection = True
         self.hung_up.set()
@@ -193,7 +198,8 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(Request(self.path, dict(self.headers), None, "GET"))
 
     def _answer(self, request: Request) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client has disconnected
+        # the client has disconnected
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.server_for_tests.record_and_answer(request).send(self)
 
     def log_message(self, format: str, *args: object) -> None:

@@ -18,7 +18,10 @@ _SOCKET_METHODS = {
     "listen": "a socket listened{}",
     "sendto": "data was sent to{}",
 }
-_FUNCTIONS = {"getaddrinfo": "the name{} was looked up", "create_connection": "a connection to{} was opened"}
+_FUNCTIONS = {
+    "getaddrinfo": "the name{} was looked up",
+    "create_connection": "a connection to{} was opened",
+}
 
 
 @contextlib.contextmanager
@@ -34,7 +37,13 @@ def no_network() -> Iterator[None]:
         def refuse(*args: Any, **kwargs: Any) -> NoReturn:
             given = args[1:] if args and isinstance(args[0], socket.socket) else args
             at = next((each for each in given if isinstance(each, str | tuple)), None)
-            place = "" if at is None else f" {at}" if isinstance(at, str) else f" {':'.join(map(str, at[:2]))}"
+            place = (
+                ""
+                if at is None
+                else f" {at}"
+                if isinstance(at, str)
+                else f" {':'.join(map(str, at[:2]))}"
+            )
             problem = f"no_network(): {what.format(place)} inside its `with` block."
             raise ProgramError(problem, hint="See the traceback for who did it.")
 

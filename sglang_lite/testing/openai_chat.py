@@ -17,9 +17,12 @@ from sglang_lite.testing.api import problem, texts
 _FINISH = {"stop": "stop", "length": "length", "filter": "content_filter", "pause": "stop"}
 _RUST_CHARACTER = re.compile(r"\\x\{([0-9A-Fa-f]+)\}")
 _KINDS = {
-    400: "invalid_request_error", 401: "invalid_request_error", 403: "invalid_request_error",
-    404: "invalid_request_error", 429: "requests",
-}  # fmt: skip
+    400: "invalid_request_error",
+    401: "invalid_request_error",
+    403: "invalid_request_error",
+    404: "invalid_request_error",
+    429: "requests",
+}
 
 
 class OpenAiApi:
@@ -46,9 +49,11 @@ class OpenAiApi:
         from openai.types import ErrorObject
 
         answer = ErrorObject(
-            message=fail.message, type=fail.kind or _KINDS.get(fail.status, "server_error"), param=fail.parameter,
+            message=fail.message,
+            type=fail.kind or _KINDS.get(fail.status, "server_error"),
+            param=fail.parameter,
             code=fail.code,
-        )  # fmt: skip
+        )
         return {"error": json.loads(answer.to_json())}
 
     def error_event(self, fail: Fail, number: int) -> Json:
@@ -69,32 +74,58 @@ class Chat(OpenAiApi):
         elif tool is None and form.get("type") == "json_object":
             constraint = JsonSchema('{"type": "object"}')
         return RequestSummary(
-            body["model"], "\n".join(texts(body.get("messages"))), bool(body.get("stream")), body.get("n") or 1,
-            body.get("max_completion_tokens", body.get("max_tokens")), stops_of(body.get("stop")), constraint, tool,
-            custom, (body.get("top_logprobs") or 0) if body.get("logprobs") else None,
-        )  # fmt: skip
+            body["model"],
+            "\n".join(texts(body.get("messages"))),
+            bool(body.get("stream")),
+            body.get("n") or 1,
+            body.get("max_completion_tokens", body.get("max_tokens")),
+            stops_of(body.get("stop")),
+            constraint,
+            tool,
+            custom,
+            (body.get("top_logprobs") or 0) if body.get("logprobs") else None,
+        )
 
-    def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
+    def response(
+        self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int
+    ) -> Json:
         from openai.types.chat import ChatCompletion, ChatCompletionMessage
         from openai.types.chat.chat_completion import Choice
 
         choices = []
         for index, each in enumerate(answers):
-            calls: Any = [_call(call, f"call_{number}_{i}") for i, call in enumerate(each.calls)] or None
+            calls: Any = [
+                _call(call, f"call_{number}_{i}") for i, call in enumerate(each.calls)
+            ] or None
             message = ChatCompletionMessage(
-                role="assistant", content=each.text if not calls and not each.say.refusal else None,
-                refusal=each.say.refusal or None, tool_calls=calls,
-            )  # fmt: skip
+                role="assistant",
+                content=each.text if not calls and not each.say.refusal else None,
+                refusal=each.say.refusal or None,
+                tool_calls=calls,
+            )
             choices.append(
-                Choice(index=index, finish_reason=_reason(each), message=message, logprobs=_logprobs(each, request))
+                Choice(
+                    index=index,
+                    finish_reason=_reason(each),
+                    message=message,
+                    logprobs=_logprobs(each, request),
+                )
             )
         return ChatCompletion(
-            id=f"chatcmpl-{number}", choices=choices, created=number, model=request.model, object="chat.completion",
+            id=f"chatcmpl-{number}",
+            choices=choices,
+            created=number,
+            model=request.model,
+            object="chat.completion",
             usage=usage_of(answers),
-        )  # fmt: skip
+        )
 
     def events(
-        self, answers: Sequence[RenderedAnswer], request: RequestSummary, body: Mapping[str, Json], number: int
+        self,
+        answers: Sequence[RenderedAnswer],
+        request: RequestSummary,
+        body: Mapping[str, Json],
+        number: int,
     ) -> list[Json]:
         from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta, ChoiceDeltaToolCall
 
@@ -137,26 +168,44 @@ class Completions(OpenAiApi):
 
     def read(self, body: Mapping[str, Json]) -> RequestSummary:
         return RequestSummary(
-            body["model"], "\n".join(texts(body.get("prompt"))), bool(body.get("stream")), body.get("n") or 1,
-            body.get("max_tokens", 16), stops_of(body.get("stop")), logprobs=body.get("logprobs"),
-        )  # fmt: skip
+            body["model"],
+            "\n".join(texts(body.get("prompt"))),
+            bool(body.get("stream")),
+            body.get("n") or 1,
+            body.get("max_tokens", 16),
+            stops_of(body.get("stop")),
+            logprobs=body.get("logprobs"),
+        )
 
-    def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
+    def response(
+        self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int
+    ) -> Json:
         return _completion(
-            request, number, [_choice(i, each, request) for i, each in enumerate(answers)], usage_of(answers)
+            request,
+            number,
+            [_choice(i, each, request) for i, each in enumerate(answers)],
+            usage_of(answers),
         )
 
     def events(
-        self, answers: Sequence[RenderedAnswer], request: RequestSummary, body: Mapping[str, Json], number: int
+        self,
+        answers: Sequence[RenderedAnswer],
+        request: RequestSummary,
+        body: Mapping[str, Json],
+        number: int,
     ) -> list[Json]:
         found = []
         for index, each in enumerate(answers):
             pieces = each.pieces or [""]
             found += [
-                _completion(request, number, [_choice(index, each, request, piece, finished=False)], None)
+                _completion(
+                    request, number, [_choice(index, each, request, piece, finished=False)], None
+                )
                 for piece in pieces[:-1]
             ]
-            found.append(_completion(request, number, [_choice(index, each, request, pieces[-1])], None))
+            found.append(
+                _completion(request, number, [_choice(index, each, request, pieces[-1])], None)
+            )
         if (body.get("stream_options") or {}).get("include_usage"):
             found.append(_completion(request, number, [], usage_of(answers)))
         return [*found, "[DONE]"]
@@ -174,10 +223,16 @@ def usage_of(answers: Sequence[RenderedAnswer]) -> Json:
     completion = sum(each.completion_tokens for each in answers)
     say = answers[0].say
     return CompletionUsage(
-        prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=say.cached, cache_write_tokens=say.written),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=sum(t.reasoning_tokens for t in answers)),
-    )  # fmt: skip
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=say.cached, cache_write_tokens=say.written
+        ),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=sum(t.reasoning_tokens for t in answers)
+        ),
+    )
 
 
 def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | None]:
@@ -189,7 +244,11 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | Non
         return None, False, None
     kind = choice["type"]
     name = choice[kind]["name"]
-    tool = next(each[kind] for each in body.get("tools", ()) if each.get("type") == kind and each[kind]["name"] == name)
+    tool = next(
+        each[kind]
+        for each in body.get("tools", ())
+        if each.get("type") == kind and each[kind]["name"] == name
+    )
     if kind == "function":
         return name, False, JsonSchema(json.dumps(tool.get("parameters") or {}))
     return name, True, grammar_of((tool.get("format") or {}).get("grammar"))
@@ -200,7 +259,11 @@ def grammar_of(grammar: Mapping[str, Json] | None) -> Constraint | None:
     if grammar is None:
         return None
     definition = grammar["definition"]
-    return Lark(definition) if grammar["syntax"] == "lark" else Regex(_RUST_CHARACTER.sub(_escaped, definition))
+    return (
+        Lark(definition)
+        if grammar["syntax"] == "lark"
+        else Regex(_RUST_CHARACTER.sub(_escaped, definition))
+    )
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -218,7 +281,10 @@ def _arguments(call: ToolCall) -> str:
 
 
 def _call(call: ToolCall, key: str) -> Any:
-    from openai.types.chat import ChatCompletionMessageCustomToolCall, ChatCompletionMessageFunctionToolCall
+    from openai.types.chat import (
+        ChatCompletionMessageCustomToolCall,
+        ChatCompletionMessageFunctionToolCall,
+    )
     from openai.types.chat.chat_completion_message_custom_tool_call import Custom
     from openai.types.chat.chat_completion_message_function_tool_call import Function
 
@@ -233,23 +299,32 @@ def _chunk(request: RequestSummary, number: int, choices: list[Any], usage: Any 
     from openai.types.chat import ChatCompletionChunk
 
     return ChatCompletionChunk(
-        id=f"chatcmpl-{number}", choices=choices, created=number, model=request.model, object="chat.completion.chunk",
+        id=f"chatcmpl-{number}",
+        choices=choices,
+        created=number,
+        model=request.model,
+        object="chat.completion.chunk",
         usage=usage,
-    )  # fmt: skip
+    )
 
 
-def _logprobs(answer: RenderedAnswer, request: RequestSummary, pieces: Sequence[str] | None = None) -> Any:
-    """Makes log-probabilities up: each word is almost certain, and its alternatives are invented.
-    """
+def _logprobs(
+    answer: RenderedAnswer, request: RequestSummary, pieces: Sequence[str] | None = None
+) -> Any:
+    """Makes log-probabilities up: each word is almost certain, and its alternatives are invented."""
     if request.logprobs is None or answer.calls:
         return None
     from openai.types.chat.chat_completion import ChoiceLogprobs
-    from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob, TopLogprob
+    from openai.types.chat.chat_completion_token_logprob import (
+        ChatCompletionTokenLogprob,
+        TopLogprob,
+    )
 
     content = []
     for piece in answer.pieces if pieces is None else pieces:
         top = [
-            TopLogprob(token=piece if not i else f"{piece}{i}", logprob=-0.01 - 5 * i) for i in range(request.logprobs)
+            TopLogprob(token=piece if not i else f"{piece}{i}", logprob=-0.01 - 5 * i)
+            for i in range(request.logprobs)
         ]
         content.append(ChatCompletionTokenLogprob(token=piece, logprob=-0.01, top_logprobs=top))
     return ChoiceLogprobs(content=content, refusal=None)
@@ -259,12 +334,22 @@ def _completion(request: RequestSummary, number: int, choices: list[Any], usage:
     from openai.types import Completion
 
     return Completion(
-        id=f"cmpl-{number}", choices=choices, created=number, model=request.model, object="text_completion", usage=usage
+        id=f"cmpl-{number}",
+        choices=choices,
+        created=number,
+        model=request.model,
+        object="text_completion",
+        usage=usage,
     )
 
 
 def _choice(
-    index: int, answer: RenderedAnswer, request: RequestSummary, piece: str | None = None, *, finished: bool = True
+    index: int,
+    answer: RenderedAnswer,
+    request: RequestSummary,
+    piece: str | None = None,
+    *,
+    finished: bool = True,
 ) -> Any:
     from openai.types import CompletionChoice
     from openai.types.completion_choice import Logprobs
@@ -274,8 +359,12 @@ def _choice(
     logprobs = None
     if request.logprobs is not None:
         logprobs = Logprobs(
-            tokens=tokens, token_logprobs=[-0.01] * len(tokens), top_logprobs=[{token: -0.01} for token in tokens],
+            tokens=tokens,
+            token_logprobs=[-0.01] * len(tokens),
+            top_logprobs=[{token: -0.01} for token in tokens],
             text_offset=[0] * len(tokens),
-        )  # fmt: skip
+        )
     finish: Any = _FINISH[answer.finish] if finished else None
-    return CompletionChoice.construct(index=index, text=text, finish_reason=finish, logprobs=logprobs)
+    return CompletionChoice.construct(
+        index=index, text=text, finish_reason=finish, logprobs=logprobs
+    )

@@ -28,17 +28,32 @@ class Responses(OpenAiApi):
         form = (body.get("text") or {}).get("format") or {}
         if tool is None and form.get("type") == "json_schema":
             constraint = JsonSchema(json.dumps(form.get("schema", {})))
-        prompt = "\n".join(texts({"instructions": body.get("instructions"), "input": body.get("input")}))
+        prompt = "\n".join(
+            texts({"instructions": body.get("instructions"), "input": body.get("input")})
+        )
         return RequestSummary(
-            body["model"], prompt, bool(body.get("stream")), 1, body.get("max_output_tokens"), (), constraint, tool,
+            body["model"],
+            prompt,
+            bool(body.get("stream")),
+            1,
+            body.get("max_output_tokens"),
+            (),
+            constraint,
+            tool,
             custom,
-        )  # fmt: skip
+        )
 
-    def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
+    def response(
+        self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int
+    ) -> Json:
         return _response(answers[0], request, number, _items(answers[0], number))
 
     def events(
-        self, answers: Sequence[RenderedAnswer], request: RequestSummary, body: Mapping[str, Json], number: int
+        self,
+        answers: Sequence[RenderedAnswer],
+        request: RequestSummary,
+        body: Mapping[str, Json],
+        number: int,
     ) -> list[Json]:
         from openai.types import responses as types
 
@@ -47,7 +62,9 @@ class Responses(OpenAiApi):
         items = _items(each, number)
         in_progress = _response(each, request, number, [], status="in_progress")
         found: list[Any] = [
-            types.ResponseCreatedEvent(response=in_progress, sequence_number=next(numbers), type="response.created"),
+            types.ResponseCreatedEvent(
+                response=in_progress, sequence_number=next(numbers), type="response.created"
+            ),
             types.ResponseInProgressEvent(
                 response=in_progress, sequence_number=next(numbers), type="response.in_progress"
             ),
@@ -73,9 +90,12 @@ class Responses(OpenAiApi):
         from openai.types.responses import ResponseErrorEvent
 
         return ResponseErrorEvent(
-            code=fail.code or fail.kind or "server_error", message=fail.message, param=fail.parameter,
-            sequence_number=0, type="error",
-        )  # fmt: skip
+            code=fail.code or fail.kind or "server_error",
+            message=fail.message,
+            param=fail.parameter,
+            sequence_number=0,
+            type="error",
+        )
 
 
 def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | None]:
@@ -84,7 +104,11 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | Non
         return None, False, None
     kind = choice["type"]
     name = choice["name"]
-    tool = next(each for each in body.get("tools", ()) if each.get("type") == kind and each.get("name") == name)
+    tool = next(
+        each
+        for each in body.get("tools", ())
+        if each.get("type") == kind and each.get("name") == name
+    )
     if kind == "function":
         return name, False, JsonSchema(json.dumps(tool.get("parameters") or {}))
     form = tool.get("format") or {}
@@ -99,57 +123,90 @@ def _items(answer: RenderedAnswer, number: int) -> list[Any]:
     items: list[Any] = []
     if answer.say.thinking:
         summary = [Summary(text=answer.say.thinking, type="summary_text")]
-        items.append(types.ResponseReasoningItem(id=f"rs_{number}", summary=summary, type="reasoning"))
+        items.append(
+            types.ResponseReasoningItem(id=f"rs_{number}", summary=summary, type="reasoning")
+        )
     for i, call in enumerate(answer.calls):
         if isinstance(call.input, str):
             items.append(
                 types.ResponseCustomToolCall(
-                    id=f"ctc_{number}_{i}", call_id=f"call_{number}_{i}", input=call.input, name=call.name,
+                    id=f"ctc_{number}_{i}",
+                    call_id=f"call_{number}_{i}",
+                    input=call.input,
+                    name=call.name,
                     type="custom_tool_call",
                 )
-            )  # fmt: skip
+            )
         else:
             items.append(
                 types.ResponseFunctionToolCall(
-                    id=f"fc_{number}_{i}", call_id=f"call_{number}_{i}", arguments=json.dumps(call.input),
-                    name=call.name, type="function_call", status="completed",
+                    id=f"fc_{number}_{i}",
+                    call_id=f"call_{number}_{i}",
+                    arguments=json.dumps(call.input),
+                    name=call.name,
+                    type="function_call",
+                    status="completed",
                 )
-            )  # fmt: skip
+            )
     if not answer.calls:
         part: Any = (
             types.ResponseOutputRefusal(refusal=answer.say.refusal, type="refusal")
             if answer.say.refusal
-            else types.ResponseOutputText(annotations=[], text=answer.text, type="output_text", logprobs=[])
+            else types.ResponseOutputText(
+                annotations=[], text=answer.text, type="output_text", logprobs=[]
+            )
         )
         items.append(
             types.ResponseOutputMessage(
-                id=f"msg_{number}", content=[part], role="assistant", type="message",
+                id=f"msg_{number}",
+                content=[part],
+                role="assistant",
+                type="message",
                 status="completed" if answer.finish == "stop" else "incomplete",
             )
-        )  # fmt: skip
+        )
     return items
 
 
 def _response(
-    answer: RenderedAnswer, request: RequestSummary, number: int, items: list[Any], status: Any = None
+    answer: RenderedAnswer,
+    request: RequestSummary,
+    number: int,
+    items: list[Any],
+    status: Any = None,
 ) -> Any:
     from openai.types.responses import Response
     from openai.types.responses.response import IncompleteDetails
-    from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails, ResponseUsage
+    from openai.types.responses.response_usage import (
+        InputTokensDetails,
+        OutputTokensDetails,
+        ResponseUsage,
+    )
 
     why: Any = _INCOMPLETE.get(answer.finish)
     usage = ResponseUsage(
-        input_tokens=answer.prompt_tokens, output_tokens=answer.completion_tokens,
+        input_tokens=answer.prompt_tokens,
+        output_tokens=answer.completion_tokens,
         total_tokens=answer.prompt_tokens + answer.completion_tokens,
-        input_tokens_details=InputTokensDetails(cached_tokens=answer.say.cached, cache_write_tokens=answer.say.written),
+        input_tokens_details=InputTokensDetails(
+            cached_tokens=answer.say.cached, cache_write_tokens=answer.say.written
+        ),
         output_tokens_details=OutputTokensDetails(reasoning_tokens=answer.reasoning_tokens),
-    )  # fmt: skip
+    )
     return Response(
-        id=f"resp_{number}", created_at=number, model=request.model, object="response", output=items,
-        parallel_tool_calls=False, tool_choice="auto", tools=[], error=None,
+        id=f"resp_{number}",
+        created_at=number,
+        model=request.model,
+        object="response",
+        output=items,
+        parallel_tool_calls=False,
+        tool_choice="auto",
+        tools=[],
+        error=None,
         incomplete_details=IncompleteDetails(reason=why) if why and status is None else None,
-        status=status or ("incomplete" if why else "completed"), usage=usage if status is None else None,
-    )  # fmt: skip
+        status=status or ("incomplete" if why else "completed"),
+        usage=usage if status is None else None,
+    )
 
 
 def _item_events(item: Any, at: int, answer: RenderedAnswer, numbers: Any) -> list[Any]:
@@ -160,35 +217,63 @@ def _item_events(item: Any, at: int, answer: RenderedAnswer, numbers: Any) -> li
         return kind(output_index=at, sequence_number=next(numbers), type=name, **fields)
 
     key = item.id
-    added = step(types.ResponseOutputItemAddedEvent, "response.output_item.added", item=_begun(item))
+    added = step(
+        types.ResponseOutputItemAddedEvent, "response.output_item.added", item=_begun(item)
+    )
     found: list[Any] = []
     if item.type == "message":
         found = _message_events(item, answer, step)
     elif item.type == "custom_tool_call":
         name = "response.custom_tool_call_input"
         found = [
-            step(types.ResponseCustomToolCallInputDeltaEvent, f"{name}.delta", item_id=key, delta=item.input),
-            step(types.ResponseCustomToolCallInputDoneEvent, f"{name}.done", item_id=key, input=item.input),
+            step(
+                types.ResponseCustomToolCallInputDeltaEvent,
+                f"{name}.delta",
+                item_id=key,
+                delta=item.input,
+            ),
+            step(
+                types.ResponseCustomToolCallInputDoneEvent,
+                f"{name}.done",
+                item_id=key,
+                input=item.input,
+            ),
         ]
     elif item.type == "function_call":
         name = "response.function_call_arguments"
         half = len(item.arguments) // 2
         found = [
-            step(types.ResponseFunctionCallArgumentsDeltaEvent, f"{name}.delta", item_id=key, delta=part)
+            step(
+                types.ResponseFunctionCallArgumentsDeltaEvent,
+                f"{name}.delta",
+                item_id=key,
+                delta=part,
+            )
             for part in (item.arguments[:half], item.arguments[half:])
         ]
         found.append(
             step(
-                types.ResponseFunctionCallArgumentsDoneEvent, f"{name}.done", item_id=key, arguments=item.arguments,
+                types.ResponseFunctionCallArgumentsDoneEvent,
+                f"{name}.done",
+                item_id=key,
+                arguments=item.arguments,
                 name=item.name,
             )
-        )  # fmt: skip
-    return [added, *found, step(types.ResponseOutputItemDoneEvent, "response.output_item.done", item=item)]
+        )
+    return [
+        added,
+        *found,
+        step(types.ResponseOutputItemDoneEvent, "response.output_item.done", item=item),
+    ]
 
 
 def _begun(item: Any) -> Any:
     """Copies an item without its content."""
-    empty = {"message": {"content": []}, "custom_tool_call": {"input": ""}, "function_call": {"arguments": ""}}
+    empty = {
+        "message": {"content": []},
+        "custom_tool_call": {"input": ""},
+        "function_call": {"arguments": ""},
+    }
     return item.model_copy(update=empty.get(item.type, {}))
 
 
@@ -200,8 +285,12 @@ def _message_events(item: Any, answer: RenderedAnswer, step: Any) -> list[Any]:
     if part.type == "refusal":
         empty = part.model_copy(update={"refusal": ""})
         deltas = [
-            step(types.ResponseRefusalDeltaEvent, "response.refusal.delta", delta=part.refusal, **ids),
-            step(types.ResponseRefusalDoneEvent, "response.refusal.done", refusal=part.refusal, **ids),
+            step(
+                types.ResponseRefusalDeltaEvent, "response.refusal.delta", delta=part.refusal, **ids
+            ),
+            step(
+                types.ResponseRefusalDoneEvent, "response.refusal.done", refusal=part.refusal, **ids
+            ),
         ]
     else:
         empty = part.model_copy(update={"text": ""})
@@ -210,7 +299,9 @@ def _message_events(item: Any, answer: RenderedAnswer, step: Any) -> list[Any]:
             step(types.ResponseTextDeltaEvent, f"{name}.delta", delta=piece, logprobs=[], **ids)
             for piece in answer.pieces
         ]
-        deltas.append(step(types.ResponseTextDoneEvent, f"{name}.done", text=part.text, logprobs=[], **ids))
+        deltas.append(
+            step(types.ResponseTextDoneEvent, f"{name}.done", text=part.text, logprobs=[], **ids)
+        )
     return [
         step(types.ResponseContentPartAddedEvent, "response.content_part.added", part=empty, **ids),
         *deltas,

@@ -18,13 +18,17 @@ from typing import Any
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing.answers import Fail
 
-SAMPLERS = ("temperature", "top_p", "top_k")  # of Claude models; the SDK's types no longer have them
+# of Claude models; the SDK's types no longer have them
+SAMPLERS = ("temperature", "top_p", "top_k")
 
 _REASONS = re.compile(r"o\d|gpt-([5-9]|\d\d)(?!.*chat)")
-_MAY_NOT_REASON = re.compile(r"gpt-5\.[1-4](?!.*(codex|pro|chat))")  # models that reason only on request
-_NEWER_LIMIT = re.compile(r"o\d|gpt-([5-9]|\d\d)")  # models that accept `max_completion_tokens` only
+# models that reason only on request
+_MAY_NOT_REASON = re.compile(r"gpt-5\.[1-4](?!.*(codex|pro|chat))")
+# models that accept `max_completion_tokens` only
+_NEWER_LIMIT = re.compile(r"o\d|gpt-([5-9]|\d\d)")
 _NO_SCHEMA = re.compile(r"gpt-(4|4-.*|4o-2024-05-13|3\.5.*)$")
-_SAMPLING = {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0}  # with their defaults
+# with their defaults
+_SAMPLING = {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0}
 _NEVER_WHILE_REASONING = ("logprobs", "top_logprobs", "logit_bias", "stop")
 _MAX_STOPS = 4
 
@@ -42,16 +46,22 @@ def of_openai(problem: tuple[str, str] | None) -> Fail | None:
         return None
     parameter, why = problem
     if why.startswith("Extra inputs"):
-        return _openai(f"Unrecognized request argument supplied: {parameter}", parameter, "unknown_parameter")
+        return _openai(
+            f"Unrecognized request argument supplied: {parameter}", parameter, "unknown_parameter"
+        )
     if why.startswith("Field required"):
-        return _openai(f"Missing required parameter: '{parameter}'.", parameter, "missing_required_parameter")
+        return _openai(
+            f"Missing required parameter: '{parameter}'.", parameter, "missing_required_parameter"
+        )
     return _openai(f"Invalid value for '{parameter}': {why}.", parameter, "invalid_value")
 
 
 def of_chat(body: Mapping[str, Json]) -> Fail | None:
     model = base_name(body["model"])
     if "max_tokens" in body and _NEWER_LIMIT.match(model):
-        message = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        message = (
+            "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        )
         return _openai(f"Unsupported parameter: {message}", "max_tokens", "unsupported_parameter")
     asked = body.get("response_format") or {}
     if asked.get("type") == "json_schema":
@@ -74,7 +84,9 @@ def of_responses(body: Mapping[str, Json]) -> Fail | None:
         if fault is not None:
             message = f"Invalid schema for response_format '{form['name']}': {fault}"
             return _openai(message, "text.format.schema", "invalid_json_schema")
-    return _while_reasoning(base_name(body["model"]), body, (body.get("reasoning") or {}).get("effort"))
+    return _while_reasoning(
+        base_name(body["model"]), body, (body.get("reasoning") or {}).get("effort")
+    )
 
 
 def too_many_stops(body: Mapping[str, Json]) -> Fail | None:
@@ -92,7 +104,10 @@ def of_anthropic(problem: tuple[str, str] | None) -> Fail | None:
     if problem is None:
         return None
     parameter, why = problem
-    return Fail(400, f"{parameter}: {'Extra inputs are not permitted' if why.startswith('Extra inputs') else why}")
+    return Fail(
+        400,
+        f"{parameter}: {'Extra inputs are not permitted' if why.startswith('Extra inputs') else why}",
+    )
 
 
 def of_messages(body: Mapping[str, Json]) -> Fail | None:
@@ -102,8 +117,9 @@ def of_messages(body: Mapping[str, Json]) -> Fail | None:
         return Fail(400, f"`{samplers[0]}` is deprecated for this model.")
     if {"temperature", "top_p"} <= set(samplers) and _ONE_SAMPLER.match(model):
         return Fail(
-            400, "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
-        )  # fmt: skip
+            400,
+            "`temperature` and `top_p` cannot both be specified for this model. Please use only one.",
+        )
     if "format" in (body.get("output_config") or {}) and _NO_OUTPUT_FORMAT.match(model):
         return Fail(400, "output_config.format: This model does not support structured outputs.")
     turns = body["messages"]
@@ -115,7 +131,9 @@ def of_messages(body: Mapping[str, Json]) -> Fail | None:
             message = "This model does not support assistant message prefill."
             return Fail(400, f"{message} The conversation must end with a user message.")
         if isinstance(last["content"], str) and last["content"] != last["content"].rstrip():
-            return Fail(400, "messages: final assistant content cannot end with trailing whitespace")
+            return Fail(
+                400, "messages: final assistant content cannot end with trailing whitespace"
+            )
     return None
 
 
@@ -136,7 +154,9 @@ def not_strict(schema: Json, context: tuple[str, ...] = ()) -> Iterator[str]:
     if schema.get("type") == "object" or "properties" in schema:
         if schema.get("additionalProperties") is not False:
             yield f"In context={context!r}, 'additionalProperties' is required to be supplied and to be false."
-        missing = [name for name in schema.get("properties", {}) if name not in schema.get("required", ())]
+        missing = [
+            name for name in schema.get("properties", {}) if name not in schema.get("required", ())
+        ]
         if missing:
             yield (
                 f"In context={context!r}, 'required' is required to be supplied and to be an array including every key "

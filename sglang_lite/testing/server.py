@@ -52,13 +52,19 @@ class ServerForTests(LocalServer):
         requests: all requests, in order: `path`, `headers`, `body`.
         last: body of the last request.
         url: base address of the server.
-        openai, anthropic: `base_url` and `api_key` as keyword arguments of the SDKs' clients, `sgl.OpenAI` and
-            `sgl.Anthropic`.
+        openai, anthropic: `base_url` and `api_key` as keyword arguments of the SDKs' clients,
+            `sgl.OpenAI` and `sgl.Anthropic`.
         hung_up: event, set when a client has disconnected from an answer that holds.
     """
 
     def __init__(
-        self, answers: UserValue, models: Sequence[str] | None, api_key: str | None, seed: int, *, compatible: bool
+        self,
+        answers: UserValue,
+        models: Sequence[str] | None,
+        api_key: str | None,
+        seed: int,
+        *,
+        compatible: bool,
     ) -> None:
         self.answers = answers  # checked before a socket is opened
         super().__init__()
@@ -75,7 +81,9 @@ class ServerForTests(LocalServer):
     @answers.setter
     def answers(self, answers: UserValue) -> None:
         if isinstance(answers, bytes) or not (isinstance(answers, _SCRIPTS) or callable(answers)):
-            raise ParameterError("answers", f"{shown(answers)} is not a string, list, mapping or function.")
+            raise ParameterError(
+                "answers", f"{shown(answers)} is not a string, list, mapping or function."
+            )
         self._answers = answers
         self._rules = Rules(answers)
 
@@ -100,10 +108,20 @@ class ServerForTests(LocalServer):
             return self._model_answer(request, path, number)
         if path.endswith("/messages/count_tokens"):
             wrong = self._wrong_key(request)
-            return Reply(token_count(request.body)) if wrong is None else _error_reply(Messages(), wrong, number)
+            return (
+                Reply(token_count(request.body))
+                if wrong is None
+                else _error_reply(Messages(), wrong, number)
+            )
         if api is None or not isinstance(request.body, Mapping):
-            what = f"Unknown request URL: {request.method} {path}." if api is None else "The body is no JSON object."
-            return _error_reply(api or _api_of(request), Fail(404 if api is None else 400, what), number)
+            what = (
+                f"Unknown request URL: {request.method} {path}."
+                if api is None
+                else "The body is no JSON object."
+            )
+            return _error_reply(
+                api or _api_of(request), Fail(404 if api is None else 400, what), number
+            )
         scripted = self._rules.answer(_prompt(api, request.body), request)
         if isinstance(scripted, _RAW):
             return scripted
@@ -117,8 +135,7 @@ class ServerForTests(LocalServer):
             return _error_reply(api, Fail(500, words, headers={"x-should-retry": "false"}), number)
 
     def _refused(self, request: Request, api: ScriptedApi) -> Fail | None:
-        """Returns the error for a key, a model or a body that the provider would reject, or None.
-        """
+        """Returns the error for a key, a model or a body that the provider would reject, or None."""
         if (wrong := self._wrong_key(request)) is not None:
             return wrong
         model = request.body.get("model")
@@ -137,7 +154,9 @@ class ServerForTests(LocalServer):
             return None
         return Fail(401, "Incorrect API key provided.", code="invalid_api_key")
 
-    def _scripted(self, scripted: Answer, api: ScriptedApi, request: Request, number: int) -> HttpAnswer:
+    def _scripted(
+        self, scripted: Answer, api: ScriptedApi, request: Request, number: int
+    ) -> HttpAnswer:
         """Renders a scripted answer in the form in which it is sent."""
         match scripted:
             case Html(status, text):
@@ -148,7 +167,10 @@ class ServerForTests(LocalServer):
                 sent = self._scripted(answer, api, request, number)
                 if not isinstance(sent, Events):
                     return _error_reply(api, scripted, number)
-                return Events([*itertools.islice(sent.events, after), api.error_event(scripted, number)], "done")
+                return Events(
+                    [*itertools.islice(sent.events, after), api.error_event(scripted, number)],
+                    "done",
+                )
             case Cut(after, how, answer):
                 return _cut(self._scripted(answer, api, request, number), after, how)
             case Slow(seconds, answer):
@@ -158,13 +180,21 @@ class ServerForTests(LocalServer):
                 return _with_changes(sent, buffered=True) if isinstance(sent, Events) else sent
         return self._answered(scripted, api, request, number)
 
-    def _answered(self, given: Answer, api: ScriptedApi, request: Request, number: int) -> HttpAnswer:
+    def _answered(
+        self, given: Answer, api: ScriptedApi, request: Request, number: int
+    ) -> HttpAnswer:
         summary = api.read(request.body)
         scripted = [given]
         while len(scripted) < summary.n:  # each sample takes the next answer of a list
             scripted.append(self._rules.answer(summary.prompt, request))
-        answers: list[RenderedAnswer] = [render_answer(to_say(each), summary, self._random) for each in scripted]
-        headers = {"x-request-id": f"req_{number}", "request-id": f"req_{number}", **answers[0].say.headers}
+        answers: list[RenderedAnswer] = [
+            render_answer(to_say(each), summary, self._random) for each in scripted
+        ]
+        headers = {
+            "x-request-id": f"req_{number}",
+            "request-id": f"req_{number}",
+            **answers[0].say.headers,
+        }
         if summary.stream:
             return Events(api.events(answers, summary, request.body, number), headers=headers)
         return Reply(api.response(answers, summary, number), headers=headers)
@@ -177,13 +207,25 @@ class ServerForTests(LocalServer):
         names = list(self._models or ())
         name = path.rpartition("/models")[2].removeprefix("/")
         if name and self._models is not None and name not in names:
-            return _error_reply(api, Fail(404, f"The model `{name}` does not exist.", code="model_not_found"), number)
+            return _error_reply(
+                api,
+                Fail(404, f"The model `{name}` does not exist.", code="model_not_found"),
+                number,
+            )
         make = _openai_model if isinstance(api, OpenAiApi) else _anthropic_model
         if name:
             return Reply(make(name))
         data = [make(each).to_dict(mode="json") for each in names]
-        pages = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-        return Reply({"object": "list", "data": data} if isinstance(api, OpenAiApi) else {"data": data, **pages})
+        pages = {
+            "has_more": False,
+            "first_id": names[0] if names else None,
+            "last_id": names[-1] if names else None,
+        }
+        return Reply(
+            {"object": "list", "data": data}
+            if isinstance(api, OpenAiApi)
+            else {"data": data, **pages}
+        )
 
 
 def _with_changes(sent: HttpAnswer, **how: Any) -> HttpAnswer:
@@ -215,8 +257,7 @@ def _error_reply(api: ScriptedApi, fail: Fail, number: int) -> Reply:
 
 
 def _api_of(request: Request) -> ScriptedApi:
-    """Returns the API of the provider that a request is for, if its path does not identify the API.
-    """
+    """Returns the API of the provider that a request is for, if its path does not identify the API."""
     anthropic = any(name.lower() == "anthropic-version" for name in request.headers)
     return _APIS["/messages" if anthropic else "/chat/completions"]
 
@@ -231,12 +272,17 @@ def _anthropic_model(name: str) -> Any:
     from anthropic.types import ModelInfo
 
     created = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-    return ModelInfo(id=name, created_at=created, display_name=name, type="model", lifecycle="active")
+    return ModelInfo(
+        id=name, created_at=created, display_name=name, type="model", lifecycle="active"
+    )
 
 
 @explains_wrong_arguments
 def server_for_tests(
-    answers: Answer | Sequence[Answer] | Mapping[UserValue, UserValue] | Callable[[Request], Answer] = None,
+    answers: Answer
+    | Sequence[Answer]
+    | Mapping[UserValue, UserValue]
+    | Callable[[Request], Answer] = None,
     *,
     models: Sequence[str] | None = None,
     api_key: str | None = None,

@@ -1,6 +1,6 @@
-"""Calls without the marks of their format: JSON objects that name a tool, at the beginning of a line or in a code
-fence. Qwen2.5-Coder writes such calls, though its chat template asks for marks; and some of them within two braces, as
-the template shows its example.
+"""Calls without the marks of their format: JSON objects that name a tool, at the beginning of a
+line or in a code fence. Qwen2.5-Coder writes such calls, though its chat template asks for marks;
+and some of them within two braces, as the template shows its example.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ class FoundCall:
     """Beginning of a call in a text, or the end of a text that may become one.
 
     Attributes:
-        start, end: the characters of the beginning, with its fence, and with the arguments if these are a string.
+        start, end: the characters of the beginning, with its fence, and with the arguments if these
+            are a string.
         name: name of the tool; "" if the text ends before it.
-        arguments: JSON text of arguments that are written as a JSON string, or "" for an object, which follows.
+        arguments: JSON text of arguments that are written as a JSON string, or "" for an object,
+            which follows.
         doubled: whether the object is within two braces.
         whole: False if more text is needed to know whether it is a call.
     """
@@ -67,7 +69,9 @@ class BareCalls:
                 continue
             if found.partial:
                 named = self._named.match(text, at)
-                return FoundCall(at, len(text), named["name"] if named else "", "", doubled=False, whole=False)
+                return FoundCall(
+                    at, len(text), named["name"] if named else "", "", doubled=False, whole=False
+                )
             arguments = "" if found["string"] is None else _object_in(found["string"])
             if arguments is not None:
                 doubled = found["outer"] is not None
@@ -76,7 +80,9 @@ class BareCalls:
 
 
 def _object_in(string: str) -> str | None:
-    """Text of an object that is written as a JSON string, or None if the string is that of no object."""
+    """Text of an object that is written as a JSON string, or None if the string is that of no
+    object.
+    """
     try:
         text = json.loads(string)
         return text if isinstance(json.loads(text), dict) else None
@@ -85,7 +91,9 @@ def _object_in(string: str) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _patterns(heads: tuple[str, str], names: tuple[str, ...]) -> tuple[regex.Pattern[str], regex.Pattern[str]]:
+def _patterns(
+    heads: tuple[str, str], names: tuple[str, ...]
+) -> tuple[regex.Pattern[str], regex.Pattern[str]]:
     """Patterns of a call up to its arguments, and up to the end of its name."""
     begin, middle = (expression(text, blanks=True) for text in heads)
     named = rf"(?:{_FENCE})?(?P<outer>\{{)?{begin}(?P<name>{'|'.join(map(regex.escape, names))})"

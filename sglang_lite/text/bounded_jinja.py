@@ -1,19 +1,25 @@
-"""Jinja environment for untrusted templates: work and size are counted, and rendering fails at a limit.
+"""Jinja environment for untrusted templates: work and size are counted, and rendering fails at a
+limit.
 
-A step is roughly the evaluation of one node of the template; a character is counted wherever it is written. Everything
-that can loop or allocate is counted:
+A step is roughly the evaluation of one node of the template; a character is counted wherever it is
+written. Everything that can loop or allocate is counted:
 
-- loops (recursive ones, and those with `if`), macros, `call` blocks and blocks: each turn, by the size of its body;
-- output, `{% set %}…{% endset %}`, `{% filter %}`, texts of macros: each `{{ … }}`, by its characters;
-- `+`, `*`, `%`, `**` and the other arithmetic, `~`: before the result is computed; integers also have a maximum size;
-- lists, tuples and dictionaries, `dict(…)`, `namespace(…)`: their size with all nested values, which sharing makes
-  exponential (`[x, x]`); this also bounds writing, comparing, sorting and hashing them;
+- loops (recursive ones, and those with `if`), macros, `call` blocks and blocks: each turn, by the
+  size of its body;
+- output, `{% set %}…{% endset %}`, `{% filter %}`, texts of macros: each `{{ … }}`, by its
+  characters;
+- `+`, `*`, `%`, `**` and the other arithmetic, `~`: before the result is computed; integers also
+  have a maximum size;
+- lists, tuples and dictionaries, `dict(…)`, `namespace(…)`: their size with all nested values,
+  which sharing makes exponential (`[x, x]`); this also bounds writing, comparing, sorting and
+  hashing them;
 - comparisons, `in`, tests and slices: by the size of their operands;
-- calls: only listed methods of texts, lists and dictionaries are available, and the size of the result is checked
-  before methods that allocate are called (`center`, `replace`, `join`, `format` …);
-- filters: those that iterate accept a limited number of items; those that allocate are checked like methods. `lipsum`
-  is removed, as are the filters that no prompt needs and that have no bound (`pprint`, `striptags`, `urlize`,
-  `wordwrap`, `xmlattr`, `filesizeformat`);
+- calls: only listed methods of texts, lists and dictionaries are available, and the size of the
+  result is checked before methods that allocate are called (`center`, `replace`, `join`, `format`
+  …);
+- filters: those that iterate accept a limited number of items; those that allocate are checked like
+  methods. `lipsum` is removed, as are the filters that no prompt needs and that have no bound
+  (`pprint`, `striptags`, `urlize`, `wordwrap`, `xmlattr`, `filesizeformat`);
 - constant folding is off, so that all of this is counted during rendering, not during compilation.
 """
 
@@ -45,7 +51,15 @@ MAX_WIDTH = 10_000  # width of a formatted field
 
 _TURN = 10  # steps of a loop turn in addition to its body, of a call, and of a filter
 _PER_STEP = 64  # characters that are copied or compared in roughly one step
-_CONTAINERS: tuple[type, ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS: tuple[type, ...] = (
+    list,
+    tuple,
+    set,
+    frozenset,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
 _FORMAT = re.compile(r"%(?:\([^()]*\))?[#0 +-]*(\*|\d*)(?:\.(\*|\d*))?")
 
 
@@ -77,7 +91,9 @@ def _step(count: int) -> None:
     meter = _meter.get()
     meter.steps += count
     if meter.steps > MAX_STEPS:
-        raise LimitError(f"rendering takes more than {MAX_STEPS:,} steps. Simplify the loops of the template.")
+        raise LimitError(
+            f"rendering takes more than {MAX_STEPS:,} steps. Simplify the loops of the template."
+        )
 
 
 def _write(count: int) -> None:
@@ -90,12 +106,16 @@ def _write(count: int) -> None:
 def _count_text(chars: int) -> None:
     """Counts a text of `chars` characters as work. Raises LimitError if it is too long."""
     if chars > MAX_CHARS:
-        raise LimitError(f"the template makes a text of {chars:,} characters; the limit is {MAX_CHARS:,}.")
+        raise LimitError(
+            f"the template makes a text of {chars:,} characters; the limit is {MAX_CHARS:,}."
+        )
     _step(1 + chars // _PER_STEP)
 
 
 def _too_many(items: int) -> NoReturn:
-    raise LimitError(f"the template makes a value of {items:,} items or more; the limit is {MAX_ITEMS:,}.")
+    raise LimitError(
+        f"the template makes a value of {items:,} items or more; the limit is {MAX_ITEMS:,}."
+    )
 
 
 def _measure(value: Any) -> int:
@@ -154,7 +174,7 @@ def _items(value: Any) -> list[Any]:
     return found
 
 
-# ------------------------------------------------------------------------------------------- texts that grow
+# ---------------------------------------------------------------------------------- texts that grow
 
 
 def _check_width(value: Any) -> None:
@@ -169,25 +189,32 @@ def _check_replace(text: str, old: Any = "", new: Any = "", *_: Any, **__: Any) 
 
 def _check_join(separator: str, items: Sequence[Any]) -> None:
     _count_text(
-        sum(len(item) if isinstance(item, str) else _measure(item) for item in items) + len(items) * len(separator)
+        sum(len(item) if isinstance(item, str) else _measure(item) for item in items)
+        + len(items) * len(separator)
     )
 
 
 def _check_indent(text: str, width: Any = 4, *_: Any, **__: Any) -> None:
     _check_width(width)
-    _count_text(len(text) + (text.count("\n") + 1) * (len(width) if isinstance(width, str) else int(width)))
+    _count_text(
+        len(text) + (text.count("\n") + 1) * (len(width) if isinstance(width, str) else int(width))
+    )
 
 
 def _check_printf(text: str, values: Any) -> None:
     """Checks the size of `text % values` before it is computed."""
     if len(text) > MAX_WIDTH:
-        raise LimitError(f"the template formats with a text of {len(text):,} characters; the limit is {MAX_WIDTH:,}.")
+        raise LimitError(
+            f"the template formats with a text of {len(text):,} characters; the limit is {MAX_WIDTH:,}."
+        )
     fields = 0
     for match in _FORMAT.finditer(text):
         fields += 1
         for width in match.groups():
             if width == "*" or (width and int(width) > MAX_WIDTH):
-                raise LimitError(f"the template formats a field {width} wide; the limit is {MAX_WIDTH:,}.")
+                raise LimitError(
+                    f"the template formats a field {width} wide; the limit is {MAX_WIDTH:,}."
+                )
     _count_text(len(text) + fields * (_measure(values) + (MAX_WIDTH if fields > 16 else 0)))
 
 
@@ -202,13 +229,15 @@ class _Formatter(SandboxedFormatter):
         _count_read(value)
         for number in re.findall(r"\d+", format_spec[: 4 * MAX_WIDTH]):
             if len(number) > 9 or int(number) > MAX_WIDTH:
-                raise LimitError(f"the template formats a field {number} wide; the limit is {MAX_WIDTH:,}.")
+                raise LimitError(
+                    f"the template formats a field {number} wide; the limit is {MAX_WIDTH:,}."
+                )
         text = super().format_field(value, format_spec)
         _write(len(text))
         return text
 
 
-# --------------------------------------------------------------------------------------------------- methods
+# ------------------------------------------------------------------------------------------ methods
 
 _READ_METHODS = (
     "count", "endswith", "find", "index", "rfind", "rindex", "startswith", "isalnum", "isalpha", "isascii", "isdecimal",
@@ -218,7 +247,9 @@ _READ_METHODS = (
 )  # fmt: skip
 _TEXT_METHODS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(_READ_METHODS, lambda text, *_, **__: _count_text(len(text))),
-    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), lambda text, width, *_: _check_width(width)),
+    **dict.fromkeys(
+        ("center", "ljust", "rjust", "zfill"), lambda text, width, *_: _check_width(width)
+    ),
     "expandtabs": lambda text, tabsize=8: _count_text(len(text) + text.count("\t") * int(tabsize)),
     "replace": _check_replace,
 }
@@ -231,9 +262,11 @@ _METHODS: dict[type, frozenset[str]] = {
 }
 
 
-def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Checks a method call before it is made; returns its positional arguments. Raises LimitError if the method is not
-    allowed or would exceed a limit.
+def _check_method(
+    owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Checks a method call before it is made; returns its positional arguments. Raises LimitError
+    if the method is not allowed or would exceed a limit.
     """
     if isinstance(owner, str):
         if name == "join" and len(args) == 1:
@@ -248,10 +281,12 @@ def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
             if name in ("count", "index"):
                 _count_read(owner)
             return args
-    raise LimitError(f"the template calls {type(owner).__name__}.{name}, which is not for templates.")
+    raise LimitError(
+        f"the template calls {type(owner).__name__}.{name}, which is not for templates."
+    )
 
 
-# --------------------------------------------------------------------------------------------------- filters
+# ------------------------------------------------------------------------------------------ filters
 
 
 def _check_sum(value: Any, attribute: Any = None, start: Any = 0) -> None:
@@ -272,16 +307,24 @@ def _check_round(value: Any, precision: Any = 0, *_: Any, **__: Any) -> None:
 
 def _check_int(value: Any, *_: Any, **__: Any) -> None:
     if isinstance(value, str) and len(value) > MAX_BITS // 4:
-        raise LimitError(f"the template reads an integer of {len(value):,} digits; the limit is {MAX_BITS // 4:,}.")
+        raise LimitError(
+            f"the template reads an integer of {len(value):,} digits; the limit is {MAX_BITS // 4:,}."
+        )
 
 
 def _check_json(
-    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
+    value: Any,
+    ensure_ascii: Any = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: Any = False,
 ) -> None:
     _count_read(value)
     if isinstance(indent, int | str) and (indent if isinstance(indent, int) else len(indent)) > 100:
         raise LimitError("the template indents JSON by more than 100 characters.")
-    if isinstance(separators, list | tuple) and any(isinstance(each, str) and len(each) > 100 for each in separators):
+    if isinstance(separators, list | tuple) and any(
+        isinstance(each, str) and len(each) > 100 for each in separators
+    ):
         raise LimitError("the template separates parts of JSON by more than 100 characters.")
 
 
@@ -293,7 +336,8 @@ def _read_all(value: Any, *_: Any, **__: Any) -> None:
     _count_read(value)
 
 
-# Available filters, each with the check that runs first: those that iterate over their value, and the others.
+# Available filters, each with the check that runs first: those that iterate over their value, and
+# the others.
 _ITERATED: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("list", "map", "select", "reject", "selectattr", "rejectattr"), _no_check),
     **dict.fromkeys(("sort", "unique", "min", "max", "groupby"), _read_all),
@@ -361,22 +405,26 @@ def _bounded_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]
     return run
 
 
-# ------------------------------------------------------------------------------------------------ the environment
+# ---------------------------------------------------------------------------------- the environment
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: its text. Templates mark an assistant's text so for training."""
+    """`{% generation %}…{% endgeneration %}`: its text. Templates mark an assistant's text so for
+    training.
+    """
 
     tags = frozenset({"generation"})  # type: ignore[assignment] # jinja2 declares a set, and only looks tags up
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        return nodes.Scope(
+            parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line
+        )
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Sandbox for templates with limits. Templates must be rendered within `metered()`; they raise LimitError at a
-    limit.
+    """Sandbox for templates with limits. Templates must be rendered within `metered()`; they raise
+    LimitError at a limit.
 
     Args:
         filters, functions: additions to Jinja's own filters and global functions, by name.
@@ -385,7 +433,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(
-        self, filters: Mapping[str, Callable[..., UserValue]], functions: Mapping[str, Callable[..., UserValue]]
+        self,
+        filters: Mapping[str, Callable[..., UserValue]],
+        functions: Mapping[str, Callable[..., UserValue]],
     ) -> None:
         super().__init__(
             trim_blocks=True,
@@ -396,7 +446,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         )
         self.filters |= filters
         self.filters = {name: _bounded_filter(name, self.filters[name]) for name in _FILTERS}
-        self.tests = {name: _bounded_test(name, test) for name, test in dict[str, Any](self.tests).items()}
+        self.tests = {
+            name: _bounded_test(name, test) for name, test in dict[str, Any](self.tests).items()
+        }
         del self.globals["lipsum"]
         self.globals.update(functions)
 
@@ -406,7 +458,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         tree.set_environment(self)
         return tree
 
-    # ------------------------------------------------------------- what templates are rewritten to call
+    # --------------------------------------------------------- what templates are rewritten to call
 
     def step(self, count: int) -> bool:
         _step(count)
@@ -420,15 +472,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         _count_text(sum(map(len, texts)))
         return "".join(texts)
 
-    # ------------------------------------------------------------------------------------- jinja2's hooks
+    # ------------------------------------------------------------------------------- jinja2's hooks
 
-    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # any callable and value
+    # any callable and value
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(function, "__self__", None)
         if owner is self:
             return function(*args)
         _step(_TURN)
         is_method = isinstance(function, types.BuiltinFunctionType | types.MethodType)
-        if is_method and not type(owner).__module__.startswith("jinja2."):  # its loops and cyclers do little
+        # its loops and cyclers do little
+        if is_method and not type(owner).__module__.startswith("jinja2."):
             args = _check_method(owner, function.__name__, args, kwargs)
         return _result(super().call(context, function, *args, **kwargs))
 
@@ -449,12 +503,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             for value, times in ((left, right), (right, left)):
                 if isinstance(times, int) and isinstance(value, str):
                     _count_text(len(value) * times)
-                elif isinstance(times, int) and isinstance(value, list | tuple) and len(value) * times > MAX_ITEMS:
+                elif (
+                    isinstance(times, int)
+                    and isinstance(value, list | tuple)
+                    and len(value) * times > MAX_ITEMS
+                ):
                     _too_many(len(value) * times)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * abs(right)
             if bits > MAX_BITS:
-                raise LimitError(f"the template computes an integer of up to {bits:,} bits; the limit is {MAX_BITS:,}.")
+                raise LimitError(
+                    f"the template computes an integer of up to {bits:,} bits; the limit is {MAX_BITS:,}."
+                )
         return _result(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # any callable
@@ -465,7 +525,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         def formatted(*args: Any, **kwargs: Any) -> str:
             _count_text(len(text))
-            return _Formatter(self).vformat(text, () if is_map else args, args[0] if is_map else kwargs)
+            return _Formatter(self).vformat(
+                text, () if is_map else args, args[0] if is_map else kwargs
+            )
 
         return formatted
 
@@ -491,7 +553,9 @@ class _Counting(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.For:
         self._in_body(node)
         if node.test is not None:
-            node.test = nodes.And(_call("step", nodes.Const(_TURN + _weight([node.test]))), node.test)
+            node.test = nodes.And(
+                _call("step", nodes.Const(_TURN + _weight([node.test]))), node.test
+            )
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:

@@ -1,4 +1,5 @@
-"""Conversations: converts messages and tools to a prompt and a constraint, and reads the generated text.
+"""Conversations: converts messages and tools to a prompt and a constraint, and reads the generated
+text.
 
 Text of users, tools and earlier answers is never encoded as special tokens, even if it spells them.
 """
@@ -25,7 +26,13 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate, to_json
-from sglang_lite.text.reasoning import FORMATS, ReasoningParser, model_type_of, reasoning_format, with_reasoning
+from sglang_lite.text.reasoning import (
+    FORMATS,
+    ReasoningParser,
+    model_type_of,
+    reasoning_format,
+    with_reasoning,
+)
 from sglang_lite.text.tool_calls import Pieces, ToolParser, call_text, calls_constraint
 from sglang_lite.text.tool_formats import DEFAULT, family_of
 
@@ -41,14 +48,16 @@ class Tool:
 
     Attributes:
         parameters: JSON Schema of the arguments.
-        strict: True if keywords that can't be enforced are an error; False leaves them to the caller, and enforces the
-            others.
+        strict: True if keywords that can't be enforced are an error; False leaves them to the
+            caller, and enforces the others.
         custom: True if it takes a text, which is its only argument.
     """
 
     name: str
     description: str | None = None
-    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    parameters: Mapping[str, Any] = field(
+        default_factory=lambda: {"type": "object", "properties": {}}
+    )
     strict: bool = False
     custom: bool = False
 
@@ -72,20 +81,23 @@ class Conversation:
     """Conversation to continue, independent of a protocol.
 
     Attributes:
-        messages: messages as templates take them: role and content as text, tool calls with arguments as objects. The
-            content of a user with others is a list of parts: {"type": "text", "text": …} and {"type": "image"}, "video"
-            or "audio".
+        messages: messages as templates take them: role and content as text, tool calls with
+            arguments as objects. The content of a user with others is a list of parts: {"type":
+            "text", "text": …} and {"type": "image"}, "video" or "audio".
         tools: tools that may be called.
-        tool_choice: "auto": text and calls; "required": calls only; "named": one call of the allowed tool; "shown": no
-            calls, but the model sees the tools; "none": no calls, and the model doesn't see the tools.
+        tool_choice: "auto": text and calls; "required": calls only; "named": one call of the
+            allowed tool; "shown": no calls, but the model sees the tools; "none": no calls, and the
+            model doesn't see the tools.
         allowed: names of the tools that may be called, or of which one must be; None for all.
         parallel: True if there may be several calls, unless a tool is named.
         answer: constraint on the text of the answer.
-        input_of: name of the custom tool whose input is the whole answer; None if the answer is none.
-        continue_final: True if the last message is continued, instead of being answered by another one.
+        input_of: name of the custom tool whose input is the whole answer; None if the answer is
+            none.
+        continue_final: True if the last message is continued, instead of being answered by another
+            one.
         complete: True if the conversation is only read, so that no message follows.
-        variables: further variables for the template, as `enable_thinking`, by the field of the request that sets them.
-            Of two values of a variable the last one counts.
+        variables: further variables for the template, as `enable_thinking`, by the field of the
+            request that sets them. Of two values of a variable the last one counts.
         images: images, videos and sounds of the messages, in order.
     """
 
@@ -109,12 +121,14 @@ class RenderedConversation:
     Attributes:
         prompt: the rendered messages.
         constraint: constraint on the whole generated text.
-        family, reasoning: formats by which calls and reasoning are found in the text; None if they count as content.
+        family, reasoning: formats by which calls and reasoning are found in the text; None if they
+            count as content.
         schemas: JSON Schemas of the arguments by name, of the tools that may be called.
         unused: names of the request's fields that the template doesn't show.
         custom_tools: names of the custom tools.
         input_of: as of the conversation.
-        bare: whether JSON objects that name a tool are calls; not if the answer's constraint may allow such objects.
+        bare: whether JSON objects that name a tool are calls; not if the answer's constraint may
+            allow such objects.
         parallel: as of the conversation.
     """
 
@@ -133,13 +147,18 @@ class RenderedConversation:
         """Reader of one sample's text.
 
         Args:
-            separate: whether to split reasoning off; otherwise reasoning counts as content, with its marks.
+            separate: whether to split reasoning off; otherwise reasoning counts as content, with
+                its marks.
         """
         reasoning = self.reasoning if separate else None
         if self.family is not None:
-            tools = ToolParser(self.family, reasoning, self.schemas, bare=self.bare, parallel=self.parallel)
+            tools = ToolParser(
+                self.family, reasoning, self.schemas, bare=self.bare, parallel=self.parallel
+            )
             return AnswerReader(tools, None)
-        return AnswerReader(None, None if reasoning is None else ReasoningParser(reasoning, once=True))
+        return AnswerReader(
+            None, None if reasoning is None else ReasoningParser(reasoning, once=True)
+        )
 
 
 class AnswerReader:
@@ -186,7 +205,11 @@ class ChatFormat:
     """
 
     def __init__(
-        self, template: JinjaTemplate | None, control: Sequence[str], family: str | None, reasoning: str | None
+        self,
+        template: JinjaTemplate | None,
+        control: Sequence[str],
+        family: str | None,
+        reasoning: str | None,
     ) -> None:
         self._template = template
         source = "" if template is None else template.source
@@ -196,7 +219,9 @@ class ChatFormat:
         self._shows_tools = "tools" in source
         self._shows_calls = "tool_calls" in source
         self._system = template is None or template.has_system
-        spelled = sorted((re.escape(each) for each in (*control, *_MARKS) if each), key=len, reverse=True)
+        spelled = sorted(
+            (re.escape(each) for each in (*control, *_MARKS) if each), key=len, reverse=True
+        )
         self._control = re.compile("|".join(spelled))
 
     def render(self, conversation: Conversation) -> RenderedConversation:
@@ -215,7 +240,9 @@ class ChatFormat:
             raise ParameterError("tools", "two tools have the same name.")
         schemas = {tool.name: tool.schema for tool in conversation.tools}
         allowed = _allowed(schemas, conversation.allowed)
-        family = self.family if allowed and conversation.tool_choice not in ("shown", "none") else None
+        family = (
+            self.family if allowed and conversation.tool_choice not in ("shown", "none") else None
+        )
         constraint = conversation.answer
         if family is not None:
             constraint = self._calls(conversation, allowed, reasoning)
@@ -224,9 +251,17 @@ class ChatFormat:
         unused = [*self._unread(conversation), *self._unshown(conversation, prompt)]
         custom = frozenset(tool.name for tool in conversation.tools if tool.custom)
         return RenderedConversation(
-            prompt, constraint, family, reasoning, allowed, unused, custom, conversation.input_of,
-            bare=conversation.answer is None, parallel=conversation.parallel,
-        )  # fmt: skip
+            prompt,
+            constraint,
+            family,
+            reasoning,
+            allowed,
+            unused,
+            custom,
+            conversation.input_of,
+            bare=conversation.answer is None,
+            parallel=conversation.parallel,
+        )
 
     def _calls(
         self, conversation: Conversation, schemas: Mapping[str, JsonSchema], reasoning: str | None
@@ -235,11 +270,18 @@ class ChatFormat:
         choice = conversation.tool_choice
         assert choice != "shown"
         if choice != "auto" or answer is None:
-            return calls_constraint(self.family, schemas, choice, reasoning=reasoning, parallel=conversation.parallel)
-        either = OneOf((calls_constraint(self.family, schemas, "required", parallel=conversation.parallel), answer))
+            return calls_constraint(
+                self.family, schemas, choice, reasoning=reasoning, parallel=conversation.parallel
+            )
+        either = OneOf(
+            (
+                calls_constraint(self.family, schemas, "required", parallel=conversation.parallel),
+                answer,
+            )
+        )
         return either if reasoning is None else with_reasoning(reasoning, either)
 
-    # ------------------------------------------------------------------------------------------- rendering
+    # ------------------------------------------------------------------------------------ rendering
 
     def prompt(self, conversation: Conversation) -> Prompt:
         """Prompt that the model continues with its answer.
@@ -250,16 +292,24 @@ class ChatFormat:
             ParameterError: a variable has the name of one that the template always gets.
         """
         if self._template is None:
-            raise CapabilityError("the model has no chat template.", hint="Serve with --chat-template.")
+            raise CapabilityError(
+                "the model has no chat template.", hint="Serve with --chat-template."
+            )
         hidden: list[str] = []
-        messages = [self._hide(self._template_message(message), hidden) for message in conversation.messages]
+        messages = [
+            self._hide(self._template_message(message), hidden) for message in conversation.messages
+        ]
         if not all(map(self._template.shows, {image.kind for image in conversation.images})):
             messages = [_with_media_marks(message) for message in messages]
         tools = [self._hide(tool.shown, hidden) for tool in conversation.tools]
-        values = {name: value for each in conversation.variables.values() for name, value in each.items()}
+        values = {
+            name: value for each in conversation.variables.values() for name, value in each.items()
+        }
         for name in values:
             if name in ("messages", "tools", "add_generation_prompt"):
-                raise ParameterError("chat_template_kwargs", f"{name!r} is set by the server. Leave it out.")
+                raise ParameterError(
+                    "chat_template_kwargs", f"{name!r} is set by the server. Leave it out."
+                )
         variables = self._hide(values, hidden)
         if conversation.tool_choice != "none" and tools:
             if self._shows_tools:
@@ -274,7 +324,9 @@ class ChatFormat:
         if conversation.continue_final:
             text, found, _ = text.rpartition(_CUT)
             if not found:
-                raise TemplateError("the chat template changes the last message, so the message can't be continued.")
+                raise TemplateError(
+                    "the chat template changes the last message, so the message can't be continued."
+                )
         return Prompt(tuple(_spans(text, hidden)), images=tuple(conversation.images))
 
     def _text(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
@@ -285,12 +337,15 @@ class ChatFormat:
             if not any(message.get("tool_calls") for message in messages):
                 raise
             # DeepSeek's templates add the arguments of calls to text.
-            return self._template.render([_with_arguments_as_text(message) for message in messages], **variables)
+            return self._template.render(
+                [_with_arguments_as_text(message) for message in messages], **variables
+            )
 
     @cached_property
     def _no_text(self) -> str | None:
-        """Content of a message that has calls and no text: None, as in chat APIs, since some templates render calls
-        only then; "" if the template fails on None, or prints it."""
+        """Content of a message that has calls and no text: None, as in chat APIs, since some
+        templates render calls only then; "" if the template fails on None, or prints it.
+        """
         call = {"id": "0" * 9, "type": "function", "function": {"name": "f", "arguments": {}}}
         texts: list[str | None] = []
         for content in (None, ""):
@@ -301,21 +356,35 @@ class ChatFormat:
             except TemplateError:
                 texts.append(None)
         none, empty = texts
-        return None if none is not None and (empty is None or none.count("None") <= empty.count("None")) else ""
+        return (
+            None
+            if none is not None and (empty is None or none.count("None") <= empty.count("None"))
+            else ""
+        )
 
     def _unread(self, conversation: Conversation) -> list[str]:
-        """Fields of a request whose variables this template doesn't read, or that later fields override."""
-        setters = {name: field for field, values in conversation.variables.items() for name in values}
+        """Fields of a request whose variables this template doesn't read, or that later fields
+        override.
+        """
+        setters = {
+            name: field for field, values in conversation.variables.items() for name in values
+        }
         known = () if self._template is None else self._template.variables
         read = {field for name, field in setters.items() if name in known}
         return [field for field in conversation.variables if field not in read]
 
     def _unshown(self, conversation: Conversation, prompt: Prompt) -> list[str]:
-        """Names in messages that don't change the prompt. Each role is tried once: templates show names by role."""
+        """Names in messages that don't change the prompt. Each role is tried once: templates show
+        names by role.
+        """
         unshown: list[str] = []
         messages = conversation.messages
         for role in dict.fromkeys(message["role"] for message in messages if "name" in message):
-            named = [i for i, message in enumerate(messages) if message["role"] == role and "name" in message]
+            named = [
+                i
+                for i, message in enumerate(messages)
+                if message["role"] == role and "name" in message
+            ]
             bare = [
                 {name: value for name, value in message.items() if name != "name"}
                 if message["role"] == role
@@ -333,32 +402,45 @@ class ChatFormat:
             return {**message, "role": "system"}
         calls = message.get("tool_calls")
         if calls and not self._shows_calls:
-            written = [call_text(self.family, c["function"]["name"], c["function"]["arguments"]) for c in calls]
+            written = [
+                call_text(self.family, c["function"]["name"], c["function"]["arguments"])
+                for c in calls
+            ]
             return {**message, "content": "\n".join(filter(None, (message["content"], *written)))}
-        return {**message, "content": self._no_text} if calls and not message["content"] else message
+        return (
+            {**message, "content": self._no_text} if calls and not message["content"] else message
+        )
 
     def _with_tools(self, messages: list[Any], tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Messages for a template that doesn't render tools: the tools are described in the first message."""
+        """Messages for a template that doesn't render tools: the tools are described in the first
+        message.
+        """
         listed = "\n".join(to_json(tool) for tool in tools)
         example = call_text(self.family, "NAME", {"ARGUMENT": "VALUE"})
         return with_description(
-            messages, f"You can call these functions:\n{listed}\nA call is written so:\n{example}", self._system
+            messages,
+            f"You can call these functions:\n{listed}\nA call is written so:\n{example}",
+            self._system,
         )
 
     def _hide(self, value: Any, hidden: list[str]) -> Any:  # of plain data
-        """Copy of plain data, with placeholders in its texts for parts that spell control tokens; `hidden` collects
-        these parts."""
+        """Copy of plain data, with placeholders in its texts for parts that spell control tokens;
+        `hidden` collects these parts.
+        """
         if isinstance(value, str):
             return self._control.sub(lambda found: _hidden(found[0], hidden), value)
         if isinstance(value, Mapping):
-            return {self._hide(name, hidden): self._hide(each, hidden) for name, each in value.items()}
+            return {
+                self._hide(name, hidden): self._hide(each, hidden) for name, each in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self._hide(each, hidden) for each in value]
         return value
 
     def _reasoning_after(self, text: str) -> str | None:
-        """Format of the reasoning that follows a prompt, or None. The template may have opened the reasoning, or closed
-        it already."""
+        """Format of the reasoning that follows a prompt, or None. The template may have opened the
+        reasoning, or closed it already.
+        """
         if self.reasoning is None:
             return None
         known = reasoning_format(self.reasoning)
@@ -367,18 +449,28 @@ class ChatFormat:
             return None
         if end.endswith(known.start) and not known.open:
             marks = (known.start, known.end)
-            opened = (name for name, each in FORMATS.items() if each.open and (each.start, each.end) == marks)
+            opened = (
+                name
+                for name, each in FORMATS.items()
+                if each.open and (each.start, each.end) == marks
+            )
             return next(opened, self.reasoning)
         return self.reasoning
 
 
-def with_description(messages: Sequence[Mapping[str, Json]], text: str, system: bool) -> list[Mapping[str, Json]]:
-    """Messages with a text for the model at the beginning: in the system message, or in the first message if the
-    template has no system messages."""
+def with_description(
+    messages: Sequence[Mapping[str, Json]], text: str, system: bool
+) -> list[Mapping[str, Json]]:
+    """Messages with a text for the model at the beginning: in the system message, or in the first
+    message if the template has no system messages.
+    """
     if messages and (messages[0]["role"] == "system" or not system):
         first, *rest = messages
         if isinstance(first["content"], list):  # with images
-            return [{**first, "content": [{"type": "text", "text": f"{text}\n\n"}, *first["content"]]}, *rest]
+            return [
+                {**first, "content": [{"type": "text", "text": f"{text}\n\n"}, *first["content"]]},
+                *rest,
+            ]
         parts = (first["content"], text) if first["role"] == "system" else (text, first["content"])
         return [{**first, "content": "\n\n".join(filter(None, parts))}, *rest]
     return [{"role": "system", "content": text}, *messages]
@@ -389,23 +481,33 @@ def _with_media_marks(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return dict(message)
-    return {**message, "content": "".join(each["text"] if each["type"] == "text" else _MEDIUM for each in content)}
+    return {
+        **message,
+        "content": "".join(each["text"] if each["type"] == "text" else _MEDIUM for each in content),
+    }
 
 
 def _with_arguments_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if not message.get("tool_calls"):
         return message
     functions = [(call, call["function"]) for call in message["tool_calls"]]
-    written = [{**call, "function": {**each, "arguments": to_json(each["arguments"])}} for call, each in functions]
+    written = [
+        {**call, "function": {**each, "arguments": to_json(each["arguments"])}}
+        for call, each in functions
+    ]
     return {**message, "tool_calls": written}
 
 
-def _allowed(schemas: Mapping[str, JsonSchema], names: Sequence[str] | None) -> Mapping[str, JsonSchema]:
+def _allowed(
+    schemas: Mapping[str, JsonSchema], names: Sequence[str] | None
+) -> Mapping[str, JsonSchema]:
     """Schemas of the named tools. Raises ParameterError if a tool doesn't exist."""
     for name in names or ():
         if name not in schemas:
             raise ParameterError(
-                "tool_choice", f"{name!r} is not the name of a tool.", hint=f"Tools: {', '.join(schemas)}."
+                "tool_choice",
+                f"{name!r} is not the name of a tool.",
+                hint=f"Tools: {', '.join(schemas)}.",
             )
     return schemas if names is None else {name: schemas[name] for name in names}
 
@@ -422,7 +524,10 @@ def _spans(text: str, hidden: Sequence[str]) -> Sequence[Span]:
         spans += [Span(text[at : found.start()]), Span(hidden[int(found[1])], special=False)]
         at = found.end()
     return [
-        part for span in (*spans, Span(text[at:])) for part in _with_placeholders(span) if part.text or part.ids == ()
+        part
+        for span in (*spans, Span(text[at:]))
+        for part in _with_placeholders(span)
+        if part.text or part.ids == ()
     ]
 
 

@@ -1,8 +1,8 @@
 """Chat templates: the only place that turns roles into text.
 
-A program is rendered turn by turn, before the content of the turns is known. A template therefore returns the text
-before and after a turn's content (`get_prefix_and_suffix`); to find it, a Jinja template is rendered with marks in
-place of contents.
+A program is rendered turn by turn, before the content of the turns is known. A template therefore
+returns the text before and after a turn's content (`get_prefix_and_suffix`); to find it, a Jinja
+template is rendered with marks in place of contents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from sglang_lite.protocol import MediaKind, TemplateError
 from sglang_lite.protocol.anything import Json
 
 MAX_TEMPLATE_CHARS = 200_000
-_NO_ASCII = re.compile("[^\x00-~\ue000-\ue003]")  # nor a mark, of turns or of text that is hidden from a template
+# nor a mark, of turns or of text that is hidden from a template
+_NO_ASCII = re.compile("[^\x00-~\ue000-\ue003]")
 
 
 class TurnTemplate(Protocol):
@@ -34,8 +35,12 @@ class TurnTemplate(Protocol):
     @property
     def stop_str(self) -> Sequence[str]: ...
 
-    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Json]]) -> tuple[str, str]:
-        """Text before and after the content of a turn of `role` that follows the turns `hist_messages`."""
+    def get_prefix_and_suffix(
+        self, role: str, hist_messages: Sequence[Mapping[str, Json]]
+    ) -> tuple[str, str]:
+        """Text before and after the content of a turn of `role` that follows the turns
+        `hist_messages`.
+        """
         ...
 
 
@@ -66,34 +71,45 @@ class JinjaTemplate:
         from sglang_lite.text.bounded_jinja import BoundedEnvironment, metered
 
         if len(source) > MAX_TEMPLATE_CHARS:
-            raise TemplateError(f"{name}: {len(source):,} characters, the limit is {MAX_TEMPLATE_CHARS:,}.")
+            raise TemplateError(
+                f"{name}: {len(source):,} characters, the limit is {MAX_TEMPLATE_CHARS:,}."
+            )
         self.name = name
         self.source = source
         self.special_tokens = dict(special_tokens or {})
         environment = BoundedEnvironment(
-            {"tojson": to_json}, {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+            {"tojson": to_json},
+            {"raise_exception": _raise_exception, "strftime_now": _strftime_now},
         )
         self._metered = metered
         self._environment = environment
         try:
             self._template = environment.from_string(source)
-            self._template.globals = dict(self._template.globals)  # not a ChainMap, which renderings copy slowly
+            # not a ChainMap, which renderings copy slowly
+            self._template.globals = dict(self._template.globals)
         except Exception as error:  # jinja2's own, or Python's for deep nesting
             raise TemplateError(f"{name} is not valid: {_error_text(error)}") from error
         self._turn = lru_cache(maxsize=256)(self._find_turn)
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Names of the variables that the template reads and a rendering may set; special tokens are not among them."""
+        """Names of the variables that the template reads and a rendering may set; special tokens
+        are not among them.
+        """
         from jinja2.meta import find_undeclared_variables
 
-        return frozenset(find_undeclared_variables(self._environment.parse(self.source))) - self.special_tokens.keys()
+        return (
+            frozenset(find_undeclared_variables(self._environment.parse(self.source)))
+            - self.special_tokens.keys()
+        )
 
     @cached_property
     def has_system(self) -> bool:
         """True if a conversation may begin with a system message, and shows it."""
         try:
-            return _mark(0) in self.render([{"role": "system", "content": _mark(0)}, {"role": "user", "content": "x"}])
+            return _mark(0) in self.render(
+                [{"role": "system", "content": _mark(0)}, {"role": "user", "content": "x"}]
+            )
         except TemplateError:
             return False
 
@@ -114,11 +130,15 @@ class JinjaTemplate:
         Raises:
             TemplateError: the template refused these messages, failed, or exceeded a limit.
         """
-        shaped = [_in_parts(message) for message in messages] if self._reads_parts_alone else messages
+        shaped = (
+            [_in_parts(message) for message in messages] if self._reads_parts_alone else messages
+        )
         return self._rendered(shaped, add_generation_prompt=add_generation_prompt, **variables)
 
     def shows(self, kind: MediaKind) -> bool:
-        """True if the template writes placeholders for the images, videos or sounds among a message's parts."""
+        """True if the template writes placeholders for the images, videos or sounds among a
+        message's parts.
+        """
         return re.search(rf"""["']{kind}["']""", self.source) is not None
 
     @cached_property
@@ -126,11 +146,17 @@ class JinjaTemplate:
         """True if the template shows the text of a message only if its content is a list of parts."""
         message = {"role": "user", "content": _mark(0)}
         with contextlib.suppress(TemplateError):
-            return _mark(0) not in self._rendered([message]) and _mark(0) in self._rendered([_in_parts(message)])
+            return _mark(0) not in self._rendered([message]) and _mark(0) in self._rendered(
+                [_in_parts(message)]
+            )
         return False
 
     def _rendered(
-        self, messages: Sequence[Mapping[str, Json]], *, add_generation_prompt: bool = False, **variables: object
+        self,
+        messages: Sequence[Mapping[str, Json]],
+        *,
+        add_generation_prompt: bool = False,
+        **variables: object,
     ) -> str:
         try:
             with self._metered():
@@ -139,12 +165,17 @@ class JinjaTemplate:
                     messages=[_with_reasoning_names(message) for message in messages],
                     add_generation_prompt=add_generation_prompt,
                 )
-        except Exception as error:  # templates are foreign code: any exception is the template's failure
+        # templates are foreign code: any exception is the template's failure
+        except Exception as error:
             roles = [m["role"] for m in messages]
             more = f" and {len(roles) - 8} more" if len(roles) > 8 else ""
-            raise TemplateError(f"{self.name} failed on {roles[:8]}{more}: {_error_text(error)}") from error
+            raise TemplateError(
+                f"{self.name} failed on {roles[:8]}{more}: {_error_text(error)}"
+            ) from error
 
-    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Json]]) -> tuple[str, str]:
+    def get_prefix_and_suffix(
+        self, role: str, hist_messages: Sequence[Mapping[str, Json]]
+    ) -> tuple[str, str]:
         """Text before and after the content of a turn, as in TurnTemplate.
 
         Raises:
@@ -173,9 +204,10 @@ class JinjaTemplate:
         return prefix, suffix
 
     def _ends(self, messages: list[dict[str, str]]) -> tuple[str, str]:
-        """Text before and after the content of the last message. The text after it is empty if the next turn begins
-        otherwise: some templates end the last turn of a conversation differently, and some refuse a conversation of the
-        system's turn alone."""
+        """Text before and after the content of the last message. The text after it is empty if the
+        next turn begins otherwise: some templates end the last turn of a conversation differently,
+        and some refuse a conversation of the system's turn alone.
+        """
         role = messages[-1]["role"]
         own = None
         try:
@@ -186,7 +218,9 @@ class JinjaTemplate:
         if own is not None and role == "user":
             return own
         try:
-            before, between = self._around([*messages, {"role": "user", "content": _mark(len(messages))}], -2)
+            before, between = self._around(
+                [*messages, {"role": "user", "content": _mark(len(messages))}], -2
+            )
         except TemplateError:
             if own is None:
                 raise
@@ -224,7 +258,11 @@ def _with_reasoning_names(message: Mapping[str, Json]) -> Mapping[str, Json]:
 def _in_parts(message: Mapping[str, Json]) -> Mapping[str, Json]:
     """Message with its text as a list of one part."""
     content = message.get("content")
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+    return (
+        {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content, str)
+        else message
+    )
 
 
 def _mark(turn: int) -> str:
@@ -243,9 +281,12 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON text as chat templates expect it of `tojson`; parameters as in transformers. Marks stay as they are, so that
-    they are found in the text."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    """JSON text as chat templates expect it of `tojson`; parameters as in transformers. Marks stay
+    as they are, so that they are found in the text.
+    """
+    text = json.dumps(
+        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
+    )
     return _NO_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 

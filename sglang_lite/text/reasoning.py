@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sglang_lite.protocol import Choices, Constraint, InOrder, ParameterError, Regex, Repeated, StructuralTag, Tag
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    InOrder,
+    ParameterError,
+    Regex,
+    Repeated,
+    StructuralTag,
+    Tag,
+)
 from sglang_lite.text.stop import partial_match_start
 
 
@@ -17,8 +26,10 @@ class ReasoningFormat:
 
     Attributes:
         start, end: marks before and after reasoning.
-        open: True if the text starts inside reasoning because the template has already written the start mark.
-        dropped: marks around the answer that are not part of it; one of them also ends open reasoning.
+        open: True if the text starts inside reasoning because the template has already written the
+            start mark.
+        dropped: marks around the answer that are not part of it; one of them also ends open
+            reasoning.
     """
 
     start: str
@@ -31,9 +42,10 @@ _THINK = ReasoningFormat("<think>", "</think>")
 _OPEN = ReasoningFormat("<think>", "</think>", open=True)
 
 _HARMONY = ReasoningFormat(
-    "<|channel|>analysis<|message|>", "<|end|>",
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
     dropped=("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
-)  # fmt: skip
+)
 
 # Formats by SGLang's names.
 FORMATS = {
@@ -69,7 +81,9 @@ def reasoning_format(model_type: str) -> ReasoningFormat:
     """Format of a model type. Raises ParameterError if the model type is unknown."""
     found = FORMATS.get(model_type.lower()) if isinstance(model_type, str) else None
     if found is None:
-        raise ParameterError("model_type", f"{model_type!r} is unknown.", hint=f"Known: {', '.join(FORMATS)}.")
+        raise ParameterError(
+            "model_type", f"{model_type!r} is unknown.", hint=f"Known: {', '.join(FORMATS)}."
+        )
     return found
 
 
@@ -78,21 +92,31 @@ def model_type_of(template: str) -> str | None:
     if "<think>" in template and "</think>" in template:
         return "qwen3"
     others = (name for name, candidate in FORMATS.items() if candidate.start != _THINK.start)
-    return next((n for n in others if FORMATS[n].start.strip() in template and FORMATS[n].end in template), None)
+    return next(
+        (n for n in others if FORMATS[n].start.strip() in template and FORMATS[n].end in template),
+        None,
+    )
 
 
 _NEWLINES = r"((?:\\n|\n)*)"  # in a template's source, also as Jinja's strings spell them
 
-# Shares of `max_tokens`, in per cent, that a `reasoning_effort` lets a model think. OpenRouter has the same:
-# https://openrouter.ai/docs/use-cases/reasoning-tokens
+# Shares of `max_tokens`, in per cent, that a `reasoning_effort` lets a model think. OpenRouter has
+# the same: https://openrouter.ai/docs/use-cases/reasoning-tokens
 EFFORTS: Final[Mapping[str, int]] = {
-    "none": 0, "minimal": 10, "low": 20, "medium": 50, "high": 80, "xhigh": 95, "max": 95,
-}  # fmt: skip
+    "none": 0,
+    "minimal": 10,
+    "low": 20,
+    "medium": 50,
+    "high": 80,
+    "xhigh": 95,
+    "max": 95,
+}
 
 
 def thinking_of_effort(effort: str) -> str | None:
-    """Value of the parameter `thinking` for a `reasoning_effort`, or None if the effort is unknown: then only the
-    model's template may know it."""
+    """Value of the parameter `thinking` for a `reasoning_effort`, or None if the effort is unknown:
+    then only the model's template may know it.
+    """
     return f"{EFFORTS[effort]}%" if effort in EFFORTS else None
 
 
@@ -126,8 +150,11 @@ def closing_text(found: ReasoningFormat, template: str) -> ClosingText:
         template: its chat template, which shows the newlines around the end mark; empty for none.
     """
     ending = _NEWLINES + re.escape(found.end) + _NEWLINES
-    template = re.sub(re.escape(found.start.strip()) + ending, "", template)  # a thought without text
-    shown = ([len(side.replace("\\n", "\n")) for side in each] for each in re.findall(ending, template))
+    # a thought without text
+    template = re.sub(re.escape(found.start.strip()) + ending, "", template)
+    shown = (
+        [len(side.replace("\\n", "\n")) for side in each] for each in re.findall(ending, template)
+    )
     before, after = max(shown, key=sum, default=(0, 0))
     mark = found.dropped[0] if found.dropped else ""
     return ClosingText("\n" * before, found.end, "\n" * min(after, 2), mark)
@@ -139,13 +166,19 @@ def with_reasoning(model_type: str, answer: Constraint, between: str | None = No
     Args:
         model_type: key of FORMATS.
         answer: constraint of the answer.
-        between: text between reasoning and answer; if None, one of the model's answer marks, if it has any.
+        between: text between reasoning and answer; if None, one of the model's answer marks, if it
+            has any.
 
     Raises:
         ParameterError: the model type is unknown.
     """
     found = reasoning_format(model_type)
-    until = StructuralTag((Tag(found.end, Choices(("",)), ""),), (found.end,), at_least_one=True, stop_after_first=True)
+    until = StructuralTag(
+        (Tag(found.end, Choices(("",)), ""),),
+        (found.end,),
+        at_least_one=True,
+        stop_after_first=True,
+    )
     marks = Choices(found.dropped or ("",) if between is None else (between,))
     rest = InOrder((until, Regex(r"\n{0,2}"), marks))
     if found.open:
@@ -158,8 +191,8 @@ class ReasoningParser:
 
     Args:
         model_type: key of FORMATS.
-        once: whether reasoning only comes before the answer, in which the marks are then ordinary text. If False,
-            reasoning may recur later.
+        once: whether reasoning only comes before the answer, in which the marks are then ordinary
+            text. If False, reasoning may recur later.
 
     Raises:
         ParameterError: the model type is unknown.
@@ -170,8 +203,10 @@ class ReasoningParser:
         self._once = once
         self._answered = False
         self._inside = found.open
-        self._opening = found.open  # the model may repeat the start mark that the template has written
-        self._text_started = {True: False, False: False}  # by _inside: text has begun, so blanks are kept
+        # the model may repeat the start mark that the template has written
+        self._opening = found.open
+        # by _inside: text has begun, so blanks are kept
+        self._text_started = {True: False, False: False}
         self._pending = ""
 
     def push(self, piece: str) -> tuple[str, str]:

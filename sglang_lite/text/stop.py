@@ -14,40 +14,45 @@ from sglang_lite.protocol import ParameterError
 
 MAX_PATTERN_BYTES = 256
 MAX_REPEATS = 100_000
-# Time limit of all patterns for one piece, as CPU time of the thread, so that no pattern fails because the machine is
-# busy. Only patterns with catastrophic backtracking reach it.
+# Time limit of all patterns for one piece, as CPU time of the thread, so that no pattern fails
+# because the machine is busy. Only patterns with catastrophic backtracking reach it.
 _SECONDS = 0.1
 
 
 class StopMatcher:
-    """Matcher that cuts a growing text at the first stop, and holds back only text that may still become part of a
-    match.
+    """Matcher that cuts a growing text at the first stop, and holds back only text that may still
+    become part of a match.
 
-    A text ends at its shortest prefix that contains a stop string or a non-empty match of a pattern (for `$` and the
-    like, the end of the prefix is the end of the text). Among matches there, the one that begins first counts. The
-    result therefore does not depend on how the text is cut into pieces.
+    A text ends at its shortest prefix that contains a stop string or a non-empty match of a pattern
+    (for `$` and the like, the end of the prefix is the end of the text). Among matches there, the
+    one that begins first counts. The result therefore does not depend on how the text is cut into
+    pieces.
 
     Args:
         stops: non-empty stop strings.
-        patterns: stop patterns by source, compiled by the `regex` package, which can report partial matches.
+        patterns: stop patterns by source, compiled by the `regex` package, which can report partial
+            matches.
 
     Attributes:
         matched: stop string or source of the pattern that matched, or None before a match.
         matched_text: text of the match.
     """
 
-    def __init__(self, stops: tuple[str, ...], patterns: Mapping[str, regex.Pattern[str]] | None = None) -> None:
+    def __init__(
+        self, stops: tuple[str, ...], patterns: Mapping[str, regex.Pattern[str]] | None = None
+    ) -> None:
         self._stops = stops
         self._patterns = patterns or {}
         self._firsts = frozenset(stop[0] for stop in stops)
-        self._text = ""  # whole text if patterns, which may look behind, exist; else the part held back
+        # whole text if patterns, which may look behind, exist; else the part held back
+        self._text = ""
         self._pending = 0  # offset of the part that is held back
         self.matched: str | None = None
         self.matched_text = ""
 
     def append_unmatched(self, piece: str) -> str:
-        """Appends a piece in which no match may begin, and returns the piece. All calls must precede the
-        first `push`.
+        """Appends a piece in which no match may begin, and returns the piece. All calls must
+        precede the first `push`.
         """
         if self._patterns:
             self._text += piece
@@ -55,8 +60,8 @@ class StopMatcher:
         return piece
 
     def push(self, piece: str) -> str:
-        """Appends a piece and returns the text that is now certain to belong to the result. Text after a match is
-        dropped.
+        """Appends a piece and returns the text that is now certain to belong to the result. Text
+        after a match is dropped.
 
         Raises:
             ParameterError: a pattern takes too long.
@@ -75,7 +80,9 @@ class StopMatcher:
             until = start
         else:
             partial = [partial_match_start(self._text, self._pending, stop) for stop in self._stops]
-            until = min([*partial, *(self._partial_start(p, deadline) for p in self._patterns.values())])
+            until = min(
+                [*partial, *(self._partial_start(p, deadline) for p in self._patterns.values())]
+            )
         certain = self._text[self._pending : until]
         self._pending = until
         if not self._patterns:
@@ -90,20 +97,28 @@ class StopMatcher:
         return rest
 
     def _find(self, old_length: int, deadline: float) -> tuple[int, int, int, str] | None:
-        """Shortest prefix longer than `old_length` that contains a match, as (end of the prefix, start of the match,
-        end of the match, stop string or pattern source), or None.
+        """Shortest prefix longer than `old_length` that contains a match, as (end of the prefix,
+        start of the match, end of the match, stop string or pattern source), or None.
         """
         text = self._text
-        found = [(at + len(s), at, at + len(s), s) for s in self._stops if (at := text.find(s, self._pending)) >= 0]
+        found = [
+            (at + len(s), at, at + len(s), s)
+            for s in self._stops
+            if (at := text.find(s, self._pending)) >= 0
+        ]
         first = min(found, default=None)
         for end in range(old_length + 1, (first[0] if first else len(text)) + 1):
-            spans = [(self._search(p, end, deadline), source) for source, p in self._patterns.items()]
+            spans = [
+                (self._search(p, end, deadline), source) for source, p in self._patterns.items()
+            ]
             matches = [(end, *span, source) for span, source in spans if span is not None]
             if matches:
                 return min([*matches, first] if first and first[0] == end else matches)
         return first
 
-    def _search(self, pattern: regex.Pattern[str], end: int, deadline: float) -> tuple[int, int] | None:
+    def _search(
+        self, pattern: regex.Pattern[str], end: int, deadline: float
+    ) -> tuple[int, int] | None:
         start = self._pending
         while match := self._timed(pattern, start, end, deadline):
             if match.end() > match.start():
@@ -114,16 +129,23 @@ class StopMatcher:
         return None
 
     def _partial_start(self, pattern: regex.Pattern[str], deadline: float) -> int:
-        """Start of a possible match of which the text so far is only a part, given that the text contains no complete
-        match; the length of the text if there is none.
+        """Start of a possible match of which the text so far is only a part, given that the text
+        contains no complete match; the length of the text if there is none.
         """
         match = self._timed(pattern, self._pending, len(self._text), deadline, partial=True)
         if match is None:
             return len(self._text)
-        return match.start() if match.partial else self._pending  # an empty match hides partial ones
+        # an empty match hides partial ones
+        return match.start() if match.partial else self._pending
 
     def _timed(
-        self, pattern: regex.Pattern[str], start: int, end: int, deadline: float, *, partial: bool = False
+        self,
+        pattern: regex.Pattern[str],
+        start: int,
+        end: int,
+        deadline: float,
+        *,
+        partial: bool = False,
     ) -> regex.Match[str] | None:
         seconds = max(deadline - time.thread_time(), 1e-6)
         try:
@@ -138,8 +160,8 @@ class StopMatcher:
 
 
 def partial_match_start(text: str, start: int, stop: str) -> int:
-    """Start of the first prefix of `stop`, at or after `start`, that reaches to the end of `text`, or the length of
-    `text` if there is none.
+    """Start of the first prefix of `stop`, at or after `start`, that reaches to the end of `text`,
+    or the length of `text` if there is none.
     """
     at = text.find(stop[0], start)
     while at >= 0 and not stop.startswith(text[at:]):
@@ -149,20 +171,30 @@ def partial_match_start(text: str, start: int, stop: str) -> int:
 
 @lru_cache(maxsize=256)
 def compiled_stop(pattern: str) -> regex.Pattern[str]:
-    """Pattern in the syntax of Python's `re`, compiled by the `regex` package for its partial matches. Syntax that has
-    more meaning in `regex` than in `re` (fuzzy matches in braces, further flags) keeps the meaning of `re` or is
-    refused by `re`.
+    """Pattern in the syntax of Python's `re`, compiled by the `regex` package for its partial
+    matches. Syntax that has more meaning in `regex` than in `re` (fuzzy matches in braces, further
+    flags) keeps the meaning of `re` or is refused by `re`.
     """
     if (size := len(pattern.encode())) > MAX_PATTERN_BYTES:
-        raise ParameterError("stop_regex", f"a pattern of {size:,} bytes, the limit is {MAX_PATTERN_BYTES}.")
-    counts = (max(map(int, re.findall(r"\d+", braces))) for braces in re.findall(r"\{\d*,?\d+,?\}", pattern))
-    if (repeats := math.prod(count or 1 for count in counts)) > MAX_REPEATS:  # unrolled repeats take memory
-        raise ParameterError("stop_regex", f"{pattern!r} repeats {repeats:,} times, the limit is {MAX_REPEATS:,}.")
+        raise ParameterError(
+            "stop_regex", f"a pattern of {size:,} bytes, the limit is {MAX_PATTERN_BYTES}."
+        )
+    counts = (
+        max(map(int, re.findall(r"\d+", braces)))
+        for braces in re.findall(r"\{\d*,?\d+,?\}", pattern)
+    )
+    # unrolled repeats take memory
+    if (repeats := math.prod(count or 1 for count in counts)) > MAX_REPEATS:
+        raise ParameterError(
+            "stop_regex", f"{pattern!r} repeats {repeats:,} times, the limit is {MAX_REPEATS:,}."
+        )
     try:
         re.compile(pattern)
         return regex.compile(_BRACE.sub(lambda m: m[0] if len(m[0]) > 1 else r"\{", pattern))
     except (re.error, regex.error, OverflowError, RecursionError, Warning) as error:
-        raise ParameterError("stop_regex", f"{pattern!r} is no regular expression: {error}.") from None
+        raise ParameterError(
+            "stop_regex", f"{pattern!r} is no regular expression: {error}."
+        ) from None
 
 
 # An escape, or a brace that does not open a repeat.

@@ -1,4 +1,6 @@
-"""Arguments of a call as text, in JSON or between tags: writers, and incremental readers that return JSON."""
+"""Arguments of a call as text, in JSON or between tags: writers, and incremental readers that
+return JSON.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def arguments_text(tags: Tags | None, arguments: Mapping[str, Json]) -> str:
     """
     if tags is None:
         return json.dumps(arguments, ensure_ascii=False)
-    return "".join(_member(tags, tags.before, name, value, tags.after) for name, value in arguments.items())
+    return "".join(
+        _member(tags, tags.before, name, value, tags.after) for name, value in arguments.items()
+    )
 
 
 def _member(tags: Tags, before: str, name: str, value: Any, after: str) -> str:
@@ -49,7 +53,13 @@ def _named(tag: str, name: str, type_name: str) -> str:
 
 
 def _type(value: Any) -> int:
-    kinds = ((type(None), _NULL), (bool, _BOOLEAN), (int | float, _NUMBER), (str, _STRING), (list, _ARRAY))
+    kinds = (
+        (type(None), _NULL),
+        (bool, _BOOLEAN),
+        (int | float, _NUMBER),
+        (str, _STRING),
+        (list, _ARRAY),
+    )
     return next((number for kind, number in kinds if isinstance(value, kind)), _OBJECT)
 
 
@@ -59,7 +69,8 @@ def pattern(text: str, *, blanks: bool) -> regex.Pattern[str]:
 
     Args:
         text: text to match.
-        blanks: whether whitespace in the text matches any whitespace of up to 100 characters, or none.
+        blanks: whether whitespace in the text matches any whitespace of up to 100 characters, or
+            none.
     """
     return regex.compile(expression(text, blanks=blanks))
 
@@ -71,7 +82,8 @@ def expression(text: str, *, blanks: bool) -> str:
 
 
 class JsonArguments:
-    """Incremental search for the end of a JSON object. Text that does not begin with a brace or bracket ends at once.
+    """Incremental search for the end of a JSON object. Text that does not begin with a brace or
+    bracket ends at once.
 
     Attributes:
         done: True once the object has ended.
@@ -83,7 +95,9 @@ class JsonArguments:
         self._in_string = self._escaped = False
 
     def push(self, text: str) -> tuple[int, str]:
-        """Reads the next text. Returns the number of characters that belong to the object, and those characters."""
+        """Reads the next text. Returns the number of characters that belong to the object, and
+        those characters.
+        """
         length = self.length(text)
         return length, text[:length]
 
@@ -157,7 +171,9 @@ class _Value:
 
     def is_json(self) -> bool:
         """Returns True if a text that begins like an array or object is one."""
-        return _STRING not in self.types or (self.allowed.schema is not None and self.allowed.containers)
+        return _STRING not in self.types or (
+            self.allowed.schema is not None and self.allowed.containers
+        )
 
 
 class TaggedArguments:
@@ -165,8 +181,8 @@ class TaggedArguments:
 
     Args:
         tags: tags of the format.
-        schema: schema of the arguments, which determines the values that are strings. If None, text that is valid JSON
-            is not a string.
+        schema: schema of the arguments, which determines the values that are strings. If None, text
+            that is valid JSON is not a string.
 
     Attributes:
         done: True once the following text is not a member.
@@ -181,19 +197,25 @@ class TaggedArguments:
         self._value: _Value | None = None
 
     def push(self, text: str) -> tuple[int, str]:
-        """Reads as much of the text as possible. Returns the number of characters read, and their JSON text."""
+        """Reads as much of the text as possible. Returns the number of characters read, and their
+        JSON text.
+        """
         at = 0
         found = ""
         while not self.done:
-            step = self._between(text[at:]) if self._value is None else self._inside(self._value, text[at:])
+            step = (
+                self._between(text[at:])
+                if self._value is None
+                else self._inside(self._value, text[at:])
+            )
             if step is None:
                 break
             at += step[0]
             found += step[1]
         return at, found
 
-    # Each of the following methods reads what it can and returns (characters read, their JSON text), or None if more
-    # text is needed.
+    # Each of the following methods reads what it can and returns (characters read, their JSON
+    # text), or None if more text is needed.
 
     def _between(self, text: str) -> tuple[int, str] | None:
         """Reads between members: the head of the next member, or the end."""
@@ -214,25 +236,46 @@ class TaggedArguments:
         name = fields.get("name") or ""
         allowed = inner.allowed.item(inner.count) if inner.array else inner.allowed.member(name)
         types = (i for i, each in enumerate(self._tags.types) if fields.get("type") in (None, each))
-        before, after = self._tags.item if inner.array and self._tags.item else (self._tags.before, self._tags.after)
-        self._value = _Value(allowed, frozenset(types), before, _named(after, name, fields.get("type") or ""))
+        before, after = (
+            self._tags.item
+            if inner.array and self._tags.item
+            else (self._tags.before, self._tags.after)
+        )
+        self._value = _Value(
+            allowed, frozenset(types), before, _named(after, name, fields.get("type") or "")
+        )
         inner.count += 1
         prefix = inner.brackets()[0] if inner.count == 1 else ", "
-        return blank + head.end(), prefix if inner.array else f"{prefix}{json.dumps(name, ensure_ascii=False)}: "
+        return (
+            blank + head.end(),
+            prefix if inner.array else f"{prefix}{json.dumps(name, ensure_ascii=False)}: ",
+        )
 
     def _inside(self, value: _Value, text: str) -> tuple[int, str] | None:
         if value.types == {_STRING} or (_STRING in value.types and value.allowed.only_strings):
-            return self._complete_value(value, text) if value.allowed.choices else self._string(value, text)
+            return (
+                self._complete_value(value, text)
+                if value.allowed.choices
+                else self._string(value, text)
+            )
         kind: str | None = "scalar"
         if self._tags.item is not None and _STRING in value.types:
             kind = self._kind_by_start(value, text)
         elif self._tags.item is not None:
-            kind = "array" if value.types == {_ARRAY} else "object" if value.types == {_OBJECT} else kind
+            kind = (
+                "array"
+                if value.types == {_ARRAY}
+                else "object"
+                if value.types == {_OBJECT}
+                else kind
+            )
         match kind:
             case None:
                 return None
             case "empty":
-                return self._ended(text.index(value.close) + len(value.close), value.allowed.empty())
+                return self._ended(
+                    text.index(value.close) + len(value.close), value.allowed.empty()
+                )
             case "scalar":
                 return self._complete_value(value, text)
         self._value = None
@@ -240,8 +283,8 @@ class TaggedArguments:
         return 0, ""
 
     def _kind_by_start(self, value: _Value, text: str) -> str | None:
-        """Kind of a value whose tag does not state its type, judged by its beginning: "scalar", "array", "object" or
-        "empty"; None if more text is needed.
+        """Kind of a value whose tag does not state its type, judged by its beginning: "scalar",
+        "array", "object" or "empty"; None if more text is needed.
         """
         stripped = text.lstrip()
         if stripped.startswith(value.close) and (text == stripped or not value.allowed.strings):
@@ -282,7 +325,12 @@ class TaggedArguments:
     def _complete_value(self, value: _Value, text: str) -> tuple[int, str] | None:
         """Reads any other value once it is complete."""
         start = len(text) - len(text.lstrip())
-        if text[start : start + 1] in ("{", "[") and self._tags.item is None and value.is_json() and not value.scan:
+        if (
+            text[start : start + 1] in ("{", "[")
+            and self._tags.item is None
+            and value.is_json()
+            and not value.scan
+        ):
             value.scan = JsonArguments()
             value.searched = start
         if value.scan and not value.scan.done:  # strings inside may contain the closing tag
@@ -299,7 +347,9 @@ class TaggedArguments:
             content = content.removeprefix("\n")
         if value.after.startswith("\n"):
             content = content.removesuffix("\n")
-        return self._ended(end + len(value.close), value.allowed.json(content, unquoted=_STRING in value.types))
+        return self._ended(
+            end + len(value.close), value.allowed.json(content, unquoted=_STRING in value.types)
+        )
 
     def _ended(self, length: int, text: str) -> tuple[int, str]:
         self._value = None
@@ -310,7 +360,9 @@ class TaggedArguments:
         found = expression(tag.rstrip(), blanks=True).replace("><", r">\s{0,100}<")
         name_group = r'(?P<name>[^<>"&/\n\r][^<>"&\n\r]*?)'
         type_group = r"(?P<type>\w+)"
-        return regex.compile(found.replace(r"\{name\}", name_group).replace(r"\{type\}", type_group))
+        return regex.compile(
+            found.replace(r"\{name\}", name_group).replace(r"\{type\}", type_group)
+        )
 
 
 def _escaped(text: str) -> str:

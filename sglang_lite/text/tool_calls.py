@@ -1,5 +1,5 @@
-"""Tool calls in the formats of model families (tool_formats.py): constraints that enforce a format, and parsers of
-calls.
+"""Tool calls in the formats of model families (tool_formats.py): constraints that enforce a format,
+and parsers of calls.
 """
 
 from __future__ import annotations
@@ -52,19 +52,23 @@ def calls_constraint(
 
     Args:
         family: name in text.tool_formats.
-        tools: schema of the arguments by tool name. To force one of several tools, pass that tool alone.
-        choice: "auto" for text that may contain calls, "required" for one or more calls, "named" for one call, "none"
-            for no calls.
-        reasoning: key of text.reasoning.FORMATS for the model's reasoning marks, or None for no reasoning.
+        tools: schema of the arguments by tool name. To force one of several tools, pass that tool
+            alone.
+        choice: "auto" for text that may contain calls, "required" for one or more calls, "named"
+            for one call, "none" for no calls.
+        reasoning: key of text.reasoning.FORMATS for the model's reasoning marks, or None for no
+            reasoning.
         parallel: whether several calls are allowed; not with "named".
 
     Raises:
-        ParameterError: the family, model type or choice is unknown, a forced call has no tools, or a tool's name could
-            not be parsed back.
+        ParameterError: the family, model type or choice is unknown, a forced call has no tools, or
+            a tool's name could not be parsed back.
     """
     call_format = tool_format(family)
     if choice not in ("auto", "required", "named", "none"):
-        raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required', 'named' or 'none'.")
+        raise ParameterError(
+            "tool_choice", f"{choice!r} is not 'auto', 'required', 'named' or 'none'."
+        )
     forced = choice in ("required", "named")
     if forced and not tools:
         raise ParameterError("tool_choice", f"{choice!r} needs tools.")
@@ -73,16 +77,25 @@ def calls_constraint(
             hint = "Use up to 256 letters, digits, and _ . : -"
             raise ParameterError("tools", f"{name!r} can't be the name of a tool.", hint=hint)
     calls: Constraint = OneOf(
-        tuple(InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,)))) for tag in _tags(call_format, tools))
+        tuple(
+            InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,))))
+            for tag in _tags(call_format, tools)
+        )
     )
     if parallel and choice != "named":
         calls = InOrder((calls, Repeated(InOrder((Choices((call_format.separator,)), calls)))))
-    excluded = () if reasoning is None else (reasoning_format(reasoning).start, reasoning_format(reasoning).end)
+    excluded = (
+        ()
+        if reasoning is None
+        else (reasoning_format(reasoning).start, reasoning_format(reasoning).end)
+    )
     if forced:
         before = (
             call_format.text[1] if not call_format.text[0] else ""
         )  # text without a start mark is present, though empty
-        answer: Constraint = InOrder((Choices((before + call_format.opening,)), calls, Choices((call_format.closing,))))
+        answer: Constraint = InOrder(
+            (Choices((before + call_format.opening,)), calls, Choices((call_format.closing,)))
+        )
     elif call_format.final != ("", ""):
         answer = _in_channels(call_format, calls if choice == "auto" and tools else None, excluded)
     else:
@@ -92,36 +105,57 @@ def calls_constraint(
         elif choice == "auto":
             tags = tuple(_tags(call_format, tools))
         once = bool(tags) and (not parallel or bool(call_format.closing))
-        answer = StructuralTag(tags, (call_format.trigger,), stop_after_first=once, excludes=excluded)
+        answer = StructuralTag(
+            tags, (call_format.trigger,), stop_after_first=once, excludes=excluded
+        )
     return answer if reasoning is None else with_reasoning(reasoning, answer, call_format.between)
 
 
-def _in_channels(call_format: ToolFormat, calls: Constraint | None, excluded: tuple[str, ...]) -> Constraint:
-    """Constraint of text and calls in a format with separate marks for text before calls and text without calls."""
+def _in_channels(
+    call_format: ToolFormat, calls: Constraint | None, excluded: tuple[str, ...]
+) -> Constraint:
+    """Constraint of text and calls in a format with separate marks for text before calls and text
+    without calls.
+    """
     (first, last), (begin, end) = call_format.text, call_format.final
     nothing = Choices(("",))
     if end:  # both kinds of text begin alike; their ends differ
         tags = (
             Tag(end, nothing, ""),
-            *(() if calls is None else (Tag(last + call_format.opening, calls, call_format.closing),)),
+            *(
+                ()
+                if calls is None
+                else (Tag(last + call_format.opening, calls, call_format.closing),)
+            ),
         )
         return StructuralTag(tags, (last,), True, True, (*call_format.excluded, *excluded))
-    alone = InOrder((Choices((begin,)), StructuralTag((), (*call_format.marks, *call_format.excluded))))
+    alone = InOrder(
+        (Choices((begin,)), StructuralTag((), (*call_format.marks, *call_format.excluded)))
+    )
     if calls is None:
         return alone
     ends = tuple(mark for mark in call_format.marks if last.startswith(mark))
     note = InOrder(
-        (Choices((first,)), StructuralTag((Tag(last, nothing, ""),), ends, True, True, call_format.excluded))
+        (
+            Choices((first,)),
+            StructuralTag((Tag(last, nothing, ""),), ends, True, True, call_format.excluded),
+        )
     )
     return OneOf((alone, InOrder((Repeated(note, 0, 1), calls))))
 
 
 def _tags(call_format: ToolFormat, tools: Mapping[str, JsonSchema]) -> Iterator[Tag]:
     for name, schema in tools.items():
-        arguments = schema if call_format.arguments is None else TaggedObject(schema, call_format.arguments)
+        arguments = (
+            schema if call_format.arguments is None else TaggedObject(schema, call_format.arguments)
+        )
         for begin, middle in call_format.heads:
             before, number, after = f"{begin}{name}{middle}".partition("#")
-            content = InOrder((Regex("[0-9]{1,3}"), Choices((after,)), arguments)) if number else arguments
+            content = (
+                InOrder((Regex("[0-9]{1,3}"), Choices((after,)), arguments))
+                if number
+                else arguments
+            )
             yield Tag(before, content, call_format.end)
 
 
@@ -129,11 +163,13 @@ def call_text(family: str, name: str, arguments: Mapping[str, Json]) -> str:
     """Text of a call in the family's format."""
     call_format = tool_format(family)
     begin, middle = (part.replace("#", "0") for part in call_format.heads[0])
-    call = f"{begin}{name}{middle}{arguments_text(call_format.arguments, arguments)}{call_format.end}"
+    call = (
+        f"{begin}{name}{middle}{arguments_text(call_format.arguments, arguments)}{call_format.end}"
+    )
     return f"{call_format.opening}{call}{call_format.closing}"
 
 
-# -------------------------------------------------------------------------------------------------- reading back
+# ------------------------------------------------------------------------------------- reading back
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +214,8 @@ class ParsedAnswer:
     """Whole answer, parsed.
 
     Attributes:
-        complete: False if a call was cut short: either the last of `calls`, or one whose beginning ends `content`.
+        complete: False if a call was cut short: either the last of `calls`, or one whose beginning
+            ends `content`.
     """
 
     reasoning: str
@@ -193,11 +230,13 @@ class ToolParser:
     Args:
         family: name in text.tool_formats.
         reasoning: key of text.reasoning.FORMATS, or None to split off no reasoning.
-        tools: schema of the arguments by tool name. Calls without marks (text.bare_calls) have to name one of these. In
-            formats with unquoted strings, text that is valid JSON is not read as a string without a schema.
+        tools: schema of the arguments by tool name. Calls without marks (text.bare_calls) have to
+            name one of these. In formats with unquoted strings, text that is valid JSON is not read
+            as a string without a schema.
         bare: whether to read calls without marks.
-        parallel: whether there may be several calls. If not, a call without marks is only read as the first one, and
-            what follows it is content: the constraint can't end the answer there.
+        parallel: whether there may be several calls. If not, a call without marks is only read as
+            the first one, and what follows it is content: the constraint can't end the answer
+            there.
 
     Attributes:
         open: True if a call has begun and not ended.
@@ -225,12 +264,17 @@ class ToolParser:
         self._pending = ""
         self._read = self._text
         self._inside = False  # between the format's `opening` and `closing`
-        self._bare = BareCalls(found.bare, tuple(self._tools)) if bare and found.bare and self._tools else None
+        self._bare = (
+            BareCalls(found.bare, tuple(self._tools))
+            if bare and found.bare and self._tools
+            else None
+        )
         self._parallel = parallel
         self._is_bare = False  # of the latest call
         self._bare_end = END
         self._at_line = True  # the pending text begins a line, or follows a call
-        self._named = False  # the pending text has the name of a tool, and may become a call without marks
+        # the pending text has the name of a tool, and may become a call without marks
+        self._named = False
         self.ended = 0
         self._scan: JsonArguments | TaggedArguments = JsonArguments()
         self._content: list[str] = []
@@ -249,12 +293,20 @@ class ToolParser:
         """Ends the text; returns the remaining parts."""
         reasoning, answer = ("", "") if self._reasoning is None else self._reasoning.flush()
         pieces = self._pieces(reasoning, answer)
-        cut = self._read in (self._arguments, self._end) or (self._read == self._after and self._inside)
+        cut = self._read in (self._arguments, self._end) or (
+            self._read == self._after and self._inside
+        )
         while self._format.marks and not cut and self._pending.startswith(self._format.marks):
-            self._consume(next(len(mark) for mark in self._format.marks if self._pending.startswith(mark)))
+            self._consume(
+                next(len(mark) for mark in self._format.marks if self._pending.startswith(mark))
+            )
         pending = self._pending
         self._pending = ""
-        ends = ("`", "``", "```") if self._read == self._after_bare else (self._format.separator.strip(),)
+        ends = (
+            ("`", "``", "```")
+            if self._read == self._after_bare
+            else (self._format.separator.strip(),)
+        )
         if cut or (self.ended and pending.strip() in ("", *ends)):
             pending = ""
         return Pieces(pieces.reasoning, pieces.content + pending, pieces.calls)
@@ -269,8 +321,8 @@ class ToolParser:
         self._calls.clear()
         return Pieces(reasoning, content, calls)
 
-    # Each of the following states reads what it can of the pending text, and returns True if another state may read
-    # more.
+    # Each of the following states reads what it can of the pending text, and returns True if
+    # another state may read more.
 
     def _text(self) -> bool:
         if self.ended and self._is_bare and not self._parallel:
@@ -288,7 +340,9 @@ class ToolParser:
 
     def _find_bare(self, text: str, *, at_line: bool) -> FoundCall | None:
         allowed = self._bare is not None and (self._parallel or not self.ended)
-        found = self._bare.find(text, at_line=at_line) if self._bare is not None and allowed else None
+        found = (
+            self._bare.find(text, at_line=at_line) if self._bare is not None and allowed else None
+        )
         self._named = found is not None and not found.whole and bool(found.name)
         return found
 
@@ -316,7 +370,9 @@ class ToolParser:
         if (before and before.partial) or (head and head.partial):
             return False
         if head is None:
-            stop = next((each for each in self._stops if self._pending.startswith(each)), self._pending[:1])
+            stop = next(
+                (each for each in self._stops if self._pending.startswith(each)), self._pending[:1]
+            )
             self._consume(len(stop))
             if stop not in self._format.marks:
                 self._content.append(stop)
@@ -326,7 +382,9 @@ class ToolParser:
         self._is_bare = False
         name = head["name"]
         tags = self._format.arguments
-        self._scan = JsonArguments() if tags is None else TaggedArguments(tags, self._tools.get(name))
+        self._scan = (
+            JsonArguments() if tags is None else TaggedArguments(tags, self._tools.get(name))
+        )
         self._calls.append(CallPiece(self.ended, name, ""))
         return self._switch_to(self._arguments, inside=bool(self._format.opening))
 
@@ -338,7 +396,11 @@ class ToolParser:
         return self._scan.done and self._switch_to(self._end, inside=self._inside)
 
     def _end(self) -> bool:
-        found = self._bare_end if self._is_bare else pattern(self._format.end, blanks=self._format.any_blanks)
+        found = (
+            self._bare_end
+            if self._is_bare
+            else pattern(self._format.end, blanks=self._format.any_blanks)
+        )
         end = found.match(self._pending, partial=True)
         if end and end.partial:
             return False
@@ -347,7 +409,9 @@ class ToolParser:
         if end is None:  # impossible under the format's constraint
             return self._switch_to(self._text, inside=False)
         self._consume(end.end())
-        return self._switch_to(self._after_bare if self._is_bare else self._after, inside=self._inside)
+        return self._switch_to(
+            self._after_bare if self._is_bare else self._after, inside=self._inside
+        )
 
     def _after_bare(self) -> bool:
         """Reads the end of a fence after a call without marks."""
@@ -359,12 +423,18 @@ class ToolParser:
         return self._switch_to(self._between, inside=False)
 
     def _between(self) -> bool:
-        """Reads blanks between a call without marks and another call; before text they are part of the text."""
+        """Reads blanks between a call without marks and another call; before text they are part of
+        the text.
+        """
         rest = self._pending.lstrip()
         blanks = self._pending[: len(self._pending) - len(rest)]
         found = self._find_bare(rest, at_line=blanks == "" or blanks.endswith("\n"))
         follows = found is not None and not found.start
-        if not rest or self._format.trigger.startswith(rest) or (follows and found is not None and not found.whole):
+        if (
+            not rest
+            or self._format.trigger.startswith(rest)
+            or (follows and found is not None and not found.whole)
+        ):
             return False
         if follows or (self._parallel and rest.startswith(self._format.trigger)):
             self._pending = rest
@@ -380,7 +450,9 @@ class ToolParser:
         begin = self._format.begin if self._inside else self._format.trigger
         for follows, read in ((separator + begin, self._begin), (closing, self._text)):
             found = (
-                pattern(follows, blanks=self._format.any_blanks).match(self._pending, partial=True) if follows else None
+                pattern(follows, blanks=self._format.any_blanks).match(self._pending, partial=True)
+                if follows
+                else None
             )
             if found and found.partial:
                 return False

@@ -1,7 +1,7 @@
 """Formats of tool calls by model family. tool_calls.py enforces them and parses calls.
 
-Sources: the models' chat templates; xgrammar 0.2.8, `builtin_structural_tag`; mistral-common for Mistral's; OpenAI's
-description of Harmony for gpt-oss.
+Sources: the models' chat templates; xgrammar 0.2.8, `builtin_structural_tag`; mistral-common for
+Mistral's; OpenAI's description of Harmony for gpt-oss.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from sglang_lite.protocol import ParameterError, Tags
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Format of tool calls. A call is `begin`, the name of the tool, `middle`, its arguments, and `end`; a # in them
-    stands for a number.
+    """Format of tool calls. A call is `begin`, the name of the tool, `middle`, its arguments, and
+    `end`; a # in them stands for a number.
 
     Attributes:
         trigger: text that begins calls and occurs in no other text of an answer.
@@ -28,8 +28,8 @@ class ToolFormat:
         final: marks around text without calls.
         excluded: strings that this text must not contain.
         between: text between reasoning and answer, or None for the model's reasoning marks.
-        bare: text before and after the name in calls that are JSON objects without marks (bare_calls.py), or None if
-            these are no calls. A blank stands for any blanks.
+        bare: text before and after the name in calls that are JSON objects without marks
+            (bare_calls.py), or None if these are no calls. A blank stands for any blanks.
     """
 
     trigger: str
@@ -62,7 +62,12 @@ class ToolFormat:
 _DEEPSEEK = "<｜tool▁calls▁begin｜>"
 _MINIMAX_M3 = "]<]minimax[>["
 _HARMONY = "<|channel|>commentary to=functions."
-_HARMONY_MARKS = ("<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|start|>assistant", "<|end|>")
+_HARMONY_MARKS = (
+    "<|channel|>final<|message|>",
+    "<|channel|>commentary<|message|>",
+    "<|start|>assistant",
+    "<|end|>",
+)
 
 
 def _dsml(calls: str, blank: str = "") -> ToolFormat:
@@ -71,11 +76,18 @@ def _dsml(calls: str, blank: str = "") -> ToolFormat:
     closing = f"</｜DSML｜{calls}>"
     end = f"</｜DSML｜{blank}parameter>"
     types = ("false", "false", "false", "true", "false", "false")
-    tags = Tags(f'<｜DSML｜{blank}parameter name="{{name}}" string="{{type}}">', end + "\n", end, types)
+    tags = Tags(
+        f'<｜DSML｜{blank}parameter name="{{name}}" string="{{type}}">', end + "\n", end, types
+    )
     return ToolFormat(
-        opening[:-1], f'<｜DSML｜{blank}invoke name="', '">\n', f"</｜DSML｜{blank}invoke>\n",
-        opening=opening, closing=closing, arguments=tags,
-    )  # fmt: skip
+        opening[:-1],
+        f'<｜DSML｜{blank}invoke name="',
+        '">\n',
+        f"</｜DSML｜{blank}invoke>\n",
+        opening=opening,
+        closing=closing,
+        arguments=tags,
+    )
 
 
 # Formats by SGLang's names; "cohere" is xgrammar's name, because SGLang has no such format.
@@ -177,11 +189,17 @@ FORMATS = {
     ),
 }  # fmt: skip
 _OTHER_NAMES = {
-    "qwen25": "qwen", "hermes": "qwen", "glm": "glm45", "step3p5": "qwen3_coder", "nanbeige": "qwen3_coder",
-}  # fmt: skip
-DEFAULT = "qwen"  # for other families: most models without their own format were trained with this one
+    "qwen25": "qwen",
+    "hermes": "qwen",
+    "glm": "glm45",
+    "step3p5": "qwen3_coder",
+    "nanbeige": "qwen3_coder",
+}
+# for other families: most models without their own format were trained with this one
+DEFAULT = "qwen"
 
-# Tokens with these texts are part of a model's output text, even if its tokenizer marks them as special.
+# Tokens with these texts are part of a model's output text, even if its tokenizer marks them as
+# special.
 MARKS = frozenset({
     "<think>", "</think>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]",
     "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
@@ -192,8 +210,8 @@ MARKS = frozenset({
     "<|START_THINKING|>", "<|END_THINKING|>", "<cofl:tool_calls>", "</cofl:tool_calls>",
 })  # fmt: skip
 
-# Subset of MARKS that never separates turns. If a tokenizer does not mark these tokens as special, they are ordinary
-# text.
+# Subset of MARKS that never separates turns. If a tokenizer does not mark these tokens as special,
+# they are ordinary text.
 NON_TURN_MARKS = MARKS - {"<|open|>", "<|close|>", "<|sep|>"}
 
 _HARMONY_TOKENS = frozenset({"<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"})
@@ -202,10 +220,12 @@ _HARMONY_TOKENS = frozenset({"<|channel|>", "<|message|>", "<|constrain|>", "<|s
 def marks_among(tokens: Iterable[str]) -> frozenset[str]:
     """Texts of a tokenizer's special tokens that are part of the model's output text."""
     found = frozenset(tokens)
-    return found & (MARKS | _HARMONY_TOKENS if "<|constrain|>" in found else MARKS)  # <|end|> ends turns elsewhere
+    # <|end|> ends turns elsewhere
+    return found & (MARKS | _HARMONY_TOKENS if "<|constrain|>" in found else MARKS)
 
 
-# Strings by which a chat template reveals its format of calls (None for an unsupported format). The first match counts.
+# Strings by which a chat template reveals its format of calls (None for an unsupported format). The
+# first match counts.
 _TEMPLATE_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
     (None, ("[CALL_ID]",)),
     ("kimi_k3", ("<|open|>", "'tools'", "'argument'")),
@@ -235,11 +255,13 @@ _TEMPLATE_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
 
 
 def family_of(template: str | None) -> str | None:
-    """Key of FORMATS for a model's chat template, or None if the template shows no calls or an unsupported
-    format.
+    """Key of FORMATS for a model's chat template, or None if the template shows no calls or an
+    unsupported format.
     """
     source = (template or "").replace("\\n", "\n").replace('\\"', '"')
-    return next((family for family, signs in _TEMPLATE_SIGNS if all(sign in source for sign in signs)), None)
+    return next(
+        (family for family, signs in _TEMPLATE_SIGNS if all(sign in source for sign in signs)), None
+    )
 
 
 def tool_format(family: str) -> ToolFormat:

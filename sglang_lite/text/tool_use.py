@@ -1,7 +1,8 @@
-"""Tool calls as one JSON object: `{"tool": name, "arguments": {…}}`, several as `{"calls": [{…}, {…}]}`, or `{"answer":
-text}`; and results of calls as text of a turn.
+"""Tool calls as one JSON object: `{"tool": name, "arguments": {…}}`, several as `{"calls": [{…},
+{…}]}`, or `{"answer": text}`; and results of calls as text of a turn.
 
-The schema of these texts carries a mark, so that a provider with its own tool protocol can be asked for calls instead.
+The schema of these texts carries a mark, so that a provider with its own tool protocol can be asked
+for calls instead.
 """
 
 from __future__ import annotations
@@ -68,12 +69,17 @@ def tool_use_schema(
         once: whether a list has exactly one call.
     """
     options = [
-        {"description": each.description, **_exactly(tool={"const": each.name}, arguments=each.parameters)}
+        {
+            "description": each.description,
+            **_exactly(tool={"const": each.name}, arguments=each.parameters),
+        }
         for each in functions
     ]
     if parallel:
         most = {"maxItems": 1} if once else {}
-        options = [_exactly(calls={"type": "array", "items": {"anyOf": options}, "minItems": 1, **most})]
+        options = [
+            _exactly(calls={"type": "array", "items": {"anyOf": options}, "minItems": 1, **most})
+        ]
     if not required:
         options.append(_exactly(answer={"type": "string"}))
     return json_schema({"$comment": _MARK, "anyOf": options, **shared})
@@ -105,8 +111,8 @@ def tool_use_of(constraint: Constraint | None) -> ToolUse | None:
 
 
 def arguments_schema(parameters: Mapping[str, Json], shared: Mapping[str, Json]) -> dict[str, Json]:
-    """Parameters as a self-contained object schema at the root, as providers require, with the definitions that it
-    uses.
+    """Parameters as a self-contained object schema at the root, as providers require, with the
+    definitions that it uses.
     """
     if "$id" in parameters:  # references in it are to itself
         return {key: value for key, value in parameters.items() if key != "$id"}
@@ -120,13 +126,17 @@ def arguments_schema(parameters: Mapping[str, Json], shared: Mapping[str, Json])
             if each in definitions and each not in used:
                 used[each] = definitions[each]
                 referring.append(used[each])
-    others = {key: value for key, value in shared.items() if key != "$defs"} if root is parameters else {}
+    others = (
+        {key: value for key, value in shared.items() if key != "$defs"}
+        if root is parameters
+        else {}
+    )
     return {**root, **others, **({"$defs": used} if used else {})}
 
 
 def call_object(name: str, arguments: str) -> str:
-    """JSON text of a call. `arguments` is JSON text; invalid text is inserted unchanged, so that the reader
-    reports it.
+    """JSON text of a call. `arguments` is JSON text; invalid text is inserted unchanged, so that
+    the reader reports it.
     """
     return f'{{"tool": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments.strip() or "{}"}}}'
 
@@ -142,8 +152,9 @@ def result_text(name: str, result: str) -> str:
 
 
 def results_of(names: Sequence[str], text: str | Json) -> list[str | Json]:
-    """Results of calls in a user's turn, in the order of the calls. Each call is given the whole content if it is not
-    text or does not list the results one after another in the form of `result_text`, whose mark is left out.
+    """Results of calls in a user's turn, in the order of the calls. Each call is given the whole
+    content if it is not text or does not list the results one after another in the form of
+    `result_text`, whose mark is left out.
 
     Args:
         names: names of the tools that were called.
@@ -169,4 +180,9 @@ def answer_object(text: str) -> str:
 
 def _exactly(**properties: Any) -> dict[str, Any]:
     """Schema of an object with exactly these properties."""
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }

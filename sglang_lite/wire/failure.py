@@ -11,9 +11,12 @@ from sglang_lite.wire.limits import LIMITS
 from sglang_lite.wire.plain_data import is_plain
 
 ERRORS: Final[dict[str, type[SglError]]] = {
-    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, SglError)
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, SglError)
 }
-_OWN: Final[dict[type[SglError], dict[str, bool]]] = {  # members that a class adds, and whether they are required
+# members that a class adds, and whether they are required
+_OWN: Final[dict[type[SglError], dict[str, bool]]] = {
     errors.ParameterError: {"parameter": True},
     errors.CapabilityError: {"parameter": False},
     errors.ConstraintError: {"pointer": False},
@@ -45,7 +48,9 @@ def as_failure(error: SglError) -> Failure:
         type=kind.__name__,
         message=_text(error.message),
         hint=_text(error.hint),
-        where=None if error.where is None else (_text(error.where.file), error.where.line, _text(error.where.function)),
+        where=None
+        if error.where is None
+        else (_text(error.where.file), error.where.line, _text(error.where.function)),
         notes=tuple(notes),
         **own,
     )
@@ -69,7 +74,8 @@ def as_error(failure: Failure) -> SglError:
     """Returns the error that a record describes.
 
     Raises:
-        WireError: the error's class is unknown, a required member is missing, or a member does not belong to the class.
+        WireError: the error's class is unknown, a required member is missing, or a member does not
+            belong to the class.
     """
     kind = ERRORS.get(failure.type)
     if kind is None:
@@ -77,10 +83,22 @@ def as_error(failure: Failure) -> SglError:
         raise WireError(what, pointer="/data/type", hint=f"Use {', '.join(ERRORS)}.")
     names = _OWN.get(kind, {})
     own: dict[str, Any] = {}
-    for name in ("parameter", "pointer", "text", "value", "partial", "results", "limit", "left_out", "max_tokens"):
+    for name in (
+        "parameter",
+        "pointer",
+        "text",
+        "value",
+        "partial",
+        "results",
+        "limit",
+        "left_out",
+        "max_tokens",
+    ):
         value = getattr(failure, name)
         if value is not None and name not in names:
-            raise WireError(f"a {kind.__name__} has no `{name}`", pointer=f"/data/{name}", hint="Leave it out.")
+            raise WireError(
+                f"a {kind.__name__} has no `{name}`", pointer=f"/data/{name}", hint="Leave it out."
+            )
         if value is None and names.get(name):
             raise WireError(f"`{name}` is missing: a {kind.__name__} requires it", pointer="/data")
         if name in names:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-# Unicode line ends (and those of `str.splitlines`) that JSON permits unescaped in a string, in UTF-8.
+# Unicode line ends (and those of `str.splitlines`) that JSON permits unescaped in a string, in
+# UTF-8.
 _LINE_ENDS: Final = (
     (b"\xc2\x85", b"\\u0085"),
     (b"\xe2\x80\xa8", b"\\u2028"),

@@ -35,8 +35,12 @@ def pointer_to(path: Iterable[str | int]) -> str:
 
 
 def size_error(size: int, limits: Limits) -> WireError:
-    return WireError(f"{size} bytes are more than {limits.bytes}", hint="Send less, or raise the limit.")
+    return WireError(
+        f"{size} bytes are more than {limits.bytes}", hint="Send less, or raise the limit."
+    )
 
 
 def depth_error(path: Iterable[str | int], limits: Limits) -> WireError:
-    return WireError(f"nested deeper than {limits.depth}", pointer=pointer_to(path), hint="Nest less.")
+    return WireError(
+        f"nested deeper than {limits.depth}", pointer=pointer_to(path), hint="Nest less."
+    )

@@ -20,7 +20,10 @@ def named(body: bytes) -> bytes:
     if len(body) < LONG:
         return body
     return _SCHEMA.sub(
-        lambda found: found[0] if len(found[1]) < LONG else b'"schema":{"$sha256":"%s"}' % _digest(found[1]), body
+        lambda found: (
+            found[0] if len(found[1]) < LONG else b'"schema":{"$sha256":"%s"}' % _digest(found[1])
+        ),
+        body,
     )
 
 

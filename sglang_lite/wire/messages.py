@@ -11,7 +11,16 @@ import msgspec
 
 from sglang_lite.errors import ParameterError, SglError, WireError
 from sglang_lite.program import graph, nodes
-from sglang_lite.protocol import constraints, prompt, recording, results, sampling, saved, trace, trajectory
+from sglang_lite.protocol import (
+    constraints,
+    prompt,
+    recording,
+    results,
+    sampling,
+    saved,
+    trace,
+    trajectory,
+)
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Delta, Generation, Played, Selection
 from sglang_lite.wire.failure import Failure, as_error, as_failure
@@ -37,7 +46,18 @@ class PlayedData(Record, frozen=True):
 # Types that may be sent, by name: all records of these modules.
 TYPES: Final[dict[str, type[Record]]] = {
     kind.__name__: kind
-    for home in (sampling, constraints, prompt, results, recording, saved, trace, trajectory, graph, nodes)
+    for home in (
+        sampling,
+        constraints,
+        prompt,
+        results,
+        recording,
+        saved,
+        trace,
+        trajectory,
+        graph,
+        nodes,
+    )
     for kind in vars(home).values()
     if isinstance(kind, type) and issubclass(kind, Record) and kind.__module__ == home.__name__
     if kind not in (nodes.BaseNode, Failure)
@@ -45,7 +65,8 @@ TYPES: Final[dict[str, type[Record]]] = {
 _READ: Final[dict[str, type[Record]]] = {**TYPES, "Played": PlayedData, "Error": Failure}
 _DATA: Final = b',"data":'
 _PREFIXES: Final = {
-    b'{"version":%d,"type":"%b"%b' % (VERSION, name.encode(), _DATA): kind for name, kind in _READ.items()
+    b'{"version":%d,"type":"%b"%b' % (VERSION, name.encode(), _DATA): kind
+    for name, kind in _READ.items()
 }
 _LONG_DIGITS: Final = re.compile(rb"[0-9]{19}")
 _MAYBE_WIDE_INTEGER: Final = re.compile(rb"[0-9]{20}|-[0-9]{19}")  # may have more than 64 bits
@@ -83,7 +104,9 @@ def decode(data: bytes | bytearray | memoryview, *, limits: Limits = LIMITS) -> 
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise ParameterError(
-            "data", f"a {type(data).__name__} is not bytes.", hint="Give bytes, as `encode` returns them."
+            "data",
+            f"a {type(data).__name__} is not bytes.",
+            hint="Give bytes, as `encode` returns them.",
         )
     if (size := data.nbytes if isinstance(data, memoryview) else len(data)) > limits.bytes:
         raise size_error(size, limits)
@@ -118,9 +141,13 @@ def _named(message: Message) -> tuple[str, Record]:
         return "Error", as_failure(message)
     name = type(message).__name__
     if TYPES.get(name) is not type(message):
-        raise WireError(f"a {name} can't be sent", hint=f"Send one of {', '.join(TYPES)}, or an SglError.")
+        raise WireError(
+            f"a {name} can't be sent", hint=f"Send one of {', '.join(TYPES)}, or an SglError."
+        )
     if isinstance(message, Played) and isinstance(message.event, SglError):
-        return name, PlayedData(message.path, message.name, as_failure(message.event), message.attempt)
+        return name, PlayedData(
+            message.path, message.name, as_failure(message.event), message.attempt
+        )
     return name, message
 
 
@@ -132,15 +159,27 @@ def _opened(data: bytes) -> tuple[str, msgspec.Raw]:
         raise WireError(f"no message: {error}") from None
     version = _value(envelope, "version", int)
     if version != VERSION:
-        hint = "Upgrade sglang_lite here." if version > VERSION else "Upgrade sglang_lite where it was sent."
-        raise WireError(f"version {version} of the format is not {VERSION}", pointer="/version", hint=hint)
+        hint = (
+            "Upgrade sglang_lite here."
+            if version > VERSION
+            else "Upgrade sglang_lite where it was sent."
+        )
+        raise WireError(
+            f"version {version} of the format is not {VERSION}", pointer="/version", hint=hint
+        )
     name = _value(envelope, "type", str)
     if name not in _READ:
-        raise WireError(f"{name!r:.80} is not a type of message", pointer="/type", hint=f"Use {', '.join(_READ)}.")
+        raise WireError(
+            f"{name!r:.80} is not a type of message",
+            pointer="/type",
+            hint=f"Use {', '.join(_READ)}.",
+        )
     if envelope.keys() != _ENVELOPE:
         member = min(envelope.keys() ^ _ENVELOPE)
         problem = "is missing" if member in _ENVELOPE else "is not a member of a message"
-        raise WireError(f"`{member:.80}` {problem}", hint=f"A message has {', '.join(sorted(_ENVELOPE))}.")
+        raise WireError(
+            f"`{member:.80}` {problem}", hint=f"A message has {', '.join(sorted(_ENVELOPE))}."
+        )
     return name, envelope["data"]
 
 
@@ -196,7 +235,9 @@ def _translated(error: Exception, above: str) -> WireError:
     """Converts an error of msgspec to a WireError; its path (`$.a[0]`) becomes a JSON Pointer."""
     message, _, path = str(error).partition(" - at `")
     path = path.rpartition("$")[2].rstrip("`")
-    return WireError(message, pointer=above + path.replace(".", "/").replace("[", "/").replace("]", ""))
+    return WireError(
+        message, pointer=above + path.replace(".", "/").replace("[", "/").replace("]", "")
+    )
 
 
 def _encode_special_floats(value: Any) -> Any:

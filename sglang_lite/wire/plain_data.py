@@ -36,7 +36,8 @@ def check(record: Record, limits: Limits) -> bool:
         True if the record has a float that JSON lacks (infinite or NaN).
     """
     try:
-        return _check(record, limits.depth - 1, plain=False)  # the message object itself takes one level
+        # the message object itself takes one level
+        return _check(record, limits.depth - 1, plain=False)
     except _RefusedError as refused:
         pointer = pointer_to(("data", *reversed(refused.path)))
         raise WireError(refused.problem, pointer=pointer, hint=refused.hint) from None
@@ -69,8 +70,13 @@ def _check(value: Any, depth: int, *, plain: bool) -> bool:
         return False
     parts: Iterable[tuple[str | int, Any]] = ()
     if kind is list or (kind is tuple and not plain):
-        if set(map(type, value)) != {int} or min(value) not in INTEGERS or max(value) not in INTEGERS:
-            parts = enumerate(value)  # a list of integers, such as token ids, needs no further checks
+        if (
+            set(map(type, value)) != {int}
+            or min(value) not in INTEGERS
+            or max(value) not in INTEGERS
+        ):
+            # a list of integers, such as token ids, needs no further checks
+            parts = enumerate(value)
     elif kind is dict and plain:
         parts = _members(value)
     elif not plain and isinstance(value, Record):
@@ -105,7 +111,9 @@ def _check(value: Any, depth: int, *, plain: bool) -> bool:
 def _members(value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
     for name, each in value.items():
         if type(name) is not str or name == FLOAT:
-            raise _RefusedError(f"{name!r:.60} can't be the name of a member", f"Use texts other than {FLOAT!r}.")
+            raise _RefusedError(
+                f"{name!r:.60} can't be the name of a member", f"Use texts other than {FLOAT!r}."
+            )
         _check_text(name)
         yield name, each
 

@@ -15,8 +15,8 @@ from sglang_lite.wire.limits import INTEGERS, Limits, depth_error, pointer_to
 
 FLOAT: Final = "$float"  # only name in an object that stands for a number JSON lacks
 
-# Possessive quantifiers: no text causes backtracking. An unterminated string has a separate group for the same
-# reason.
+# Possessive quantifiers: no text causes backtracking. An unterminated string has a separate group
+# for the same reason.
 _JSON: Final = re.compile(
     r"""("[^"\\]*+(?:\\.[^"\\]*+)*+") ([ \t\r\n]*+:)?+
     |   (")
@@ -43,8 +43,8 @@ def scan_json(text: str, limits: Limits) -> bool:
     items = 0
     floats = False
     wide = _DIGITS.search(text) is not None  # somewhere, perhaps only in a string
-    # The open containers, outermost first: the name or index of the current item. `outer` has the names seen so far (None
-    # for a list); those of the innermost container are in `names`.
+    # The open containers, outermost first: the name or index of the current item. `outer` has the
+    # names seen so far (None for a list); those of the innermost container are in `names`.
     path: list[Any] = []
     outer: list[set[str] | None] = []
     names: set[str] | None = None
@@ -54,7 +54,9 @@ def scan_json(text: str, limits: Limits) -> bool:
             name = token[1]
             path[-1] = name = _unescaped(name) if "\\" in name else name[1:-1]
             if name in names:
-                raise WireError("a name occurs twice", pointer=pointer_to(path), hint="Give each name once.")
+                raise WireError(
+                    "a name occurs twice", pointer=pointer_to(path), hint="Give each name once."
+                )
             names.add(name)
             floats = floats or name == FLOAT
             items += 1
@@ -86,10 +88,14 @@ def scan_json(text: str, limits: Limits) -> bool:
             path.pop()
             names = outer.pop()
         elif kind == _CUT:
-            raise WireError("the data is cut short", pointer=pointer_to(path), hint="Send the whole message.")
+            raise WireError(
+                "the data is cut short", pointer=pointer_to(path), hint="Send the whole message."
+            )
         if items > limits.items:
             hint = "Send less, or raise the limit."
-            raise WireError(f"more than {limits.items} values and names", pointer=pointer_to(path), hint=hint)
+            raise WireError(
+                f"more than {limits.items} values and names", pointer=pointer_to(path), hint=hint
+            )
     return floats
 
 
@@ -97,7 +103,9 @@ def _check_integers(run: str, path: list[Any]) -> None:
     for found in _INTEGER.finditer(run):
         if len(found[0]) > 20 or int(found[0]) not in INTEGERS:
             before = run.count(",", 0, found.start())
-            place = [*path[:-1], path[-1] + before] if before and isinstance(path[-1], int) else path
+            place = (
+                [*path[:-1], path[-1] + before] if before and isinstance(path[-1], int) else path
+            )
             hint = "Use a float or a text."
             raise WireError("an integer of more than 64 bits", pointer=pointer_to(place), hint=hint)
 

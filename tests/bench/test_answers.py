@@ -1,5 +1,6 @@
-"""The cases are what they are said to be, runs with other files and second runs of held-out or fresh cases are refused,
-what is right is counted so, and every way runs, on a model without meaning.
+"""The cases are what they are said to be, runs with other files and second runs of held-out or
+fresh cases are refused, what is right is counted so, and every way runs, on a model without
+meaning.
 """
 
 import json
@@ -31,7 +32,10 @@ from benchmarks.answers.toolbox import TOOLS, world_tools
 from benchmarks.answers.ways import WAYS, fenced_calls, qwen_calls
 from tests.server.conftest import TEMPLATE, folder  # noqa: F401 # a fixture
 
-CASES = {task: [case for half in ("open", "held_out") for case in load_cases(task, half)] for task in TASKS}
+CASES = {
+    task: [case for half in ("open", "held_out") for case in load_cases(task, half)]
+    for task in TASKS
+}
 FRESH = load_cases("extraction", "fresh")
 
 
@@ -39,13 +43,17 @@ def right_outcome(task, case):
     """Outcome that has the case's answer, the first one where several are right."""
 
     def first(values):
-        return {name: value[0] if isinstance(value, list) else value for name, value in values.items()}
+        return {
+            name: value[0] if isinstance(value, list) else value for name, value in values.items()
+        }
 
     answer = case["answer"]
     if task == "extraction":
         return Outcome(value=json.loads(SCHEMAS[case["schema"]](**first(answer)).model_dump_json()))
     if task == "tools":
-        return Outcome(calls=[(call["name"], json.dumps(first(call["arguments"]))) for call in answer])
+        return Outcome(
+            calls=[(call["name"], json.dumps(first(call["arguments"]))) for call in answer]
+        )
     return Outcome(value=answer)
 
 
@@ -62,7 +70,9 @@ def test_there_are_as_many_cases_as_documented():
     for task, cases in CASES.items():
         assert len({case["id"] for case in cases}) == len(cases)
         assert abs(len(load_cases(task, "open")) - len(load_cases(task, "held_out"))) <= 4
-    texts = {half: {case["text"] for case in load_cases("quotes", half)} for half in ("open", "held_out")}
+    texts = {
+        half: {case["text"] for case in load_cases("quotes", half)} for half in ("open", "held_out")
+    }
     assert not texts["open"] & texts["held_out"]  # what is held out is new
 
 
@@ -71,7 +81,9 @@ def test_the_fresh_set_is_as_documented():
     fields, stated = (sum(each[key] for each in counts) for key in ("fields", "stated"))
     assert (len(FRESH), fields, fields - stated) == (240, 840, 267)
     kinds = Counter((case["schema"], case["language"]) for case in FRESH)
-    assert set(kinds) == {(schema, language) for schema in SCHEMAS for language in ("en", "de", "es")}
+    assert set(kinds) == {
+        (schema, language) for schema in SCHEMAS for language in ("en", "de", "es")
+    }
     assert set(kinds.values()) == {10}
     others = CASES["extraction"]
     for key in ("id", "text"):
@@ -105,20 +117,35 @@ def test_a_run_with_other_files_is_refused(tmp_path):
     with (copy / "data" / "labels.open.jsonl").open("a") as file:
         file.write("\n")
     (copy / "data" / "more.jsonl").touch()
-    with pytest.raises(ChangedFilesError, match=r"data/labels\.open\.jsonl, data/more\.jsonl: not what MANIFEST"):
+    with pytest.raises(
+        ChangedFilesError, match=r"data/labels\.open\.jsonl, data/more\.jsonl: not what MANIFEST"
+    ):
         check_manifest(copy)
 
 
 def test_held_out_and_fresh_cases_are_run_once(tmp_path):
     record = tmp_path / "HELD_OUT.jsonl"
-    first = {"date": "2026-11-28", "commit": "", "model": "a", "task": "labels", "ways": ["free text"]}
+    first = {
+        "date": "2026-11-28",
+        "commit": "",
+        "model": "a",
+        "task": "labels",
+        "ways": ["free text"],
+    }
     record.write_text(json.dumps(first) + "\n")  # as lines were before they named a half
     record_run("a", "held_out", "labels", ["select"], record)
     record_run("a", "held_out", "labels", ["masked Literal"], record)
     record_run("b", "held_out", "labels", ["select"], record)
     record_run("a", "fresh", "labels", ["free text", "select"], record)
-    for half, ways in (("held_out", ["free text"]), ("held_out", ["other", "select"]), ("fresh", ["select"])):
-        with pytest.raises(HeldOutError, match=rf"{half} labels, {ways[-1]}: already run with a on \d{{4}}-.*--show"):
+    for half, ways in (
+        ("held_out", ["free text"]),
+        ("held_out", ["other", "select"]),
+        ("fresh", ["select"]),
+    ):
+        with pytest.raises(
+            HeldOutError,
+            match=rf"{half} labels, {ways[-1]}: already run with a on \d{{4}}-.*--show",
+        ):
             record_run("a", half, "labels", ways, record)
     uses = [json.loads(line) for line in record.read_text().splitlines()]
     assert [(use["model"], use["half"], use["ways"]) for use in uses[1:]] == [
@@ -134,8 +161,14 @@ def test_held_out_and_fresh_cases_are_run_once(tmp_path):
             ("--half", "fresh", "--tasks", "extraction", "tools", "quotes"),
             "--tasks tools quotes: no fresh cases. Name other tasks, or leave --tasks out.",
         ),
-        (("--half", "fresh", "--cases", "1"), "--cases tries the open half; fresh cases are run whole, once."),
-        (("--half", "held_out", "--cases", "1"), "--cases tries the open half; held_out cases are run whole, once."),
+        (
+            ("--half", "fresh", "--cases", "1"),
+            "--cases tries the open half; fresh cases are run whole, once.",
+        ),
+        (
+            ("--half", "held_out", "--cases", "1"),
+            "--cases tries the open half; held_out cases are run whole, once.",
+        ),
         (
             ("--half", "fresh", "--ways", "instructor, JSON", "--instructor", "no/python"),
             "no/python: no such program, and it is needed for: instructor, JSON. README.md says how to install it, "
@@ -143,7 +176,9 @@ def test_held_out_and_fresh_cases_are_run_once(tmp_path):
         ),
         (
             ("--half", "fresh", "--ways", "masks", "selected", "Ours"),
-            "--ways selected; Ours: no such way of extraction. There are: " + "; ".join(WAYS["extraction"]) + ".",
+            "--ways selected; Ours: no such way of extraction. There are: "
+            + "; ".join(WAYS["extraction"])
+            + ".",
         ),
     ],
 )
@@ -160,16 +195,34 @@ def test_a_run_that_cannot_be_whole_is_refused_before_it_is_recorded(arguments, 
 def test_a_fresh_run_is_recorded_and_has_results_of_its_own(folder, tmp_path):  # noqa: F811 # the fixture
     """In a copy, whose fresh set is an open case: nothing here reads the fresh texts into a model."""
     ignored = shutil.ignore_patterns("results", "pictures", "__pycache__", "*.md")
-    answers = Path(shutil.copytree(FOLDER.parent, tmp_path / "benchmarks", ignore=ignored)) / "answers"
+    answers = (
+        Path(shutil.copytree(FOLDER.parent, tmp_path / "benchmarks", ignore=ignored)) / "answers"
+    )
     line = (answers / "data" / "extraction.open.jsonl").read_text().splitlines()[0]
     (answers / "data" / "extraction.fresh.jsonl").write_text(line + "\n")
-    (answers / "MANIFEST").write_text("".join(f"{digest}  {name}\n" for name, digest in hashes(answers).items()))
-    command = [sys.executable, "-m", "benchmarks.answers", folder, "--half", "fresh", "--ways", "masks"]
+    (answers / "MANIFEST").write_text(
+        "".join(f"{digest}  {name}\n" for name, digest in hashes(answers).items())
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.answers",
+        folder,
+        "--half",
+        "fresh",
+        "--ways",
+        "masks",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     use = json.loads((answers / "HELD_OUT.jsonl").read_text().splitlines()[-1])
     model = Path(folder).stem
-    assert [use[key] for key in ("model", "half", "task", "ways")] == [model, "fresh", "extraction", ["masks"]]
+    assert [use[key] for key in ("model", "half", "task", "ways")] == [
+        model,
+        "fresh",
+        "extraction",
+        ["masks"],
+    ]
     assert [path.name for path in (answers / "results").iterdir()] == [f"{model}.fresh.json"]
     assert done.stdout.strip() == show(answers / "results")
     assert f"| extraction: {model}, fresh |" in done.stdout
@@ -177,12 +230,17 @@ def test_a_fresh_run_is_recorded_and_has_results_of_its_own(folder, tmp_path):  
 
 def test_each_half_has_tables_of_its_own(tmp_path):
     for half in ("open", "fresh"):
-        (tmp_path / f"a-1.5b.{half}.json").write_text(json.dumps({"extraction": {"masks": _extraction_result()}}))
+        (tmp_path / f"a-1.5b.{half}.json").write_text(
+            json.dumps({"extraction": {"masks": _extraction_result()}})
+        )
     shown = show(tmp_path)
     assert [line.split("|")[1].strip() for line in shown.splitlines() if "| valid |" in line] == [
         "extraction: a-1.5b, fresh", "extraction: a-1.5b, open",
     ]  # fmt: skip
-    assert shown.count("a-1.5b, fresh: there are no fresh cases for tools, labels, agents, quotes.") == 1
+    assert (
+        shown.count("a-1.5b, fresh: there are no fresh cases for tools, labels, agents, quotes.")
+        == 1
+    )
     assert shown.count("there are no") == 1
 
 
@@ -219,7 +277,10 @@ def test_tools_change_their_world():
     assert (tools["change_stock"]("tea", -1), tools["change_stock"]("milk", 1)) == (
         "1 left", "no such item; there are tea",
     )  # fmt: skip
-    assert tools["add_event"]("Tea", "May 1", "5 pm") == "the date must be YYYY-MM-DD and the time HH:MM"
+    assert (
+        tools["add_event"]("Tea", "May 1", "5 pm")
+        == "the date must be YYYY-MM-DD and the time HH:MM"
+    )
     tools["add_event"]("Tea", "2025-05-01", "17:00")
     assert world == {"stock": {"tea": 1}, "calendar": {"Tea": "2025-05-01 17:00"}}
 
@@ -249,8 +310,19 @@ def test_an_event_that_was_left_in_place_is_seen():
 @pytest.mark.slow
 def test_every_way_runs(folder, tmp_path):  # noqa: F811 # the fixture
     (Path(folder) / "chat_template.jinja").write_text(TEMPLATE)
-    ways = [way for ways in WAYS.values() for way in ways if "instructor" not in way]  # which is not installed here
-    command = [sys.executable, "-m", "benchmarks.answers", folder, "--cases", "1", "--log", str(tmp_path), "--ways"]
+    # which is not installed here
+    ways = [way for ways in WAYS.values() for way in ways if "instructor" not in way]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.answers",
+        folder,
+        "--cases",
+        "1",
+        "--log",
+        str(tmp_path),
+        "--ways",
+    ]
     done = subprocess.run([*command, *ways], cwd=FOLDER.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = [line.split("|")[1].strip() for line in done.stdout.splitlines() if line.startswith("|")]
@@ -265,5 +337,13 @@ def _result():
 
 
 def _extraction_result():
-    counts = {"valid": 1, "fields": 3, "right": 1, "stated": 2, "found": 1, "null": 1, "invented": 1}
+    counts = {
+        "valid": 1,
+        "fields": 3,
+        "right": 1,
+        "stated": 2,
+        "found": 1,
+        "null": 1,
+        "invented": 1,
+    }
     return {**_result(), "cases": [{"id": "1", **counts}]}

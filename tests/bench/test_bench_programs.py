@@ -36,7 +36,8 @@ def test_both_columns_come_from_one_run(monkeypatch, capsys):
     assert main(["bench", "--shape", "small", "--workload", *SMALL, "--repeat", "1"]) == 0
     table = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
     for name in SMALL:
-        requests, program, times = (float(table[name][i]) for i in (1, 8, 9))  # median, as program, times
+        # median, as program, times
+        requests, program, times = (float(table[name][i]) for i in (1, 8, 9))
         assert program / requests == pytest.approx(times, rel=0.2, abs=0.01)
 
 
@@ -101,5 +102,6 @@ def test_two_gpus_take_half_the_time_and_that_of_their_sums():
     work, spec = Workload(0, (1000,) * 8, (3,) * 8), SHAPES["llama-3.1-8b"]
     one, two = (lower_bound(spec, work, Rates(n * 4e12, n * 8e14, n, 4e11)) for n in (1, 2))
     tokens = 8 * (1000 + 2)  # of the prompts, and of two steps
-    each = 64 * 4096 * 2 / 4e11  # a rank sends half of a sum's numbers, and then the sum of the other half
+    # a rank sends half of a sum's numbers, and then the sum of the other half
+    each = 64 * 4096 * 2 / 4e11
     assert two == pytest.approx(one / 2 + tokens * each)

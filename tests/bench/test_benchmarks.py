@@ -17,7 +17,18 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
     "attacks.py": ["--seconds", "0.2", "--attacks", "idle"],
     "adapters.py": ["--help"],  # it writes an adapter of the default model
-    "adjusted_rows.py": ["--shape", "small", "--rows", "2", "--prompt", "4", "--new", "2", "--repeat", "1"],
+    "adjusted_rows.py": [
+        "--shape",
+        "small",
+        "--rows",
+        "2",
+        "--prompt",
+        "4",
+        "--new",
+        "2",
+        "--repeat",
+        "1",
+    ],
     "calibration.py": ["--texts", "1"],
     "shortened.py": ["--generations", "26", "--ways", "library"],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
@@ -25,11 +36,30 @@ SMALL = {
     "constrained_gpu.py": ["--help"],  # it needs a GPU, as others below
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
     "cpu_formats.py": ["--help"],  # it needs folders of half a gigabyte in all
-    "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto", "--sampling", "greedy", "top_p"],
+    "cpu_decode.py": [
+        "--batches",
+        "1",
+        "--new",
+        "2",
+        "--systems",
+        "sglang_lite auto",
+        "--sampling",
+        "greedy",
+        "top_p",
+    ],
     "day.py": ["--help"],  # it takes minutes
     "descriptions.py": ["--help"],  # it needs a model that can extract
     "distribution.py": ["--draws", "2"],
-    "engine_process.py": ["--repeat", "1", "--tokens", "2", "--workloads", "decode1", "--requests", "1"],
+    "engine_process.py": [
+        "--repeat",
+        "1",
+        "--tokens",
+        "2",
+        "--workloads",
+        "decode1",
+        "--requests",
+        "1",
+    ],
     "experts.py": ["--small"],
     "embedding.py": ["--shape", "small", "--texts", "2", "--tokens", "8", "--repeat", "1"],
     "expert_balance.py": ["--experts", "8", "--layers", "2", "--groups", "2", "--redundant", "2"],
@@ -74,7 +104,18 @@ SMALL = {
     "appending.py": ["--shape", "small", "--rows", "4", "--tokens", "32", "--repeat", "1"],
     "permuted.py": ["--help"],  # its folders have half a gigabyte
     "playground.py": ["--help"],  # it opens a browser, as the playground's own tests do
-    "host_ranks.py": ["--device", "cpu", "--shape", "small", "--tp", "1", "--rows", "1", "--tokens", "50"],
+    "host_ranks.py": [
+        "--device",
+        "cpu",
+        "--shape",
+        "small",
+        "--tp",
+        "1",
+        "--rows",
+        "1",
+        "--tokens",
+        "50",
+    ],
     "host_step.py": ["--rows", "4", "--steps", "2"],
     "images.py": [
         "--shape",
@@ -104,7 +145,18 @@ SMALL = {
     "english.py": ["sglang_lite/text"],
     "gguf_turns.py": ["--help"],  # it needs llama.cpp, which the tests do not install
     "quotes.py": ["--tokens", "2000", "--quotes", "3"],
-    "programs_gpu.py": ["--shape", "small", "--rows", "2", "--own", "8", "--tokens", "2", "--repeat", "1"],
+    "programs_gpu.py": [
+        "--shape",
+        "small",
+        "--rows",
+        "2",
+        "--own",
+        "8",
+        "--tokens",
+        "2",
+        "--repeat",
+        "1",
+    ],
     "prefix_reuse.py": ["--questions", "1", "--shots", "0"],
     "programs.py": ["--size", "0.05"],
     "quality.py": ["--dtypes", "bfloat16", "--tokens", "32"],
@@ -134,12 +186,30 @@ SMALL = {
     "speculation_gpu.py": ["--help"],  # it needs a GPU
     "way.py": ["--in-process"],
     "windows.py": ["--help"],  # it needs a GPU
-    "speculation.py": ["--only", "tokens", "--requests", "1", "--answer", "2", "--work", "extraction"],
+    "speculation.py": [
+        "--only",
+        "tokens",
+        "--requests",
+        "1",
+        "--answer",
+        "2",
+        "--work",
+        "extraction",
+    ],
     "token_records.py": ["--help"],  # its smallest mixture of experts has gigabytes
     "turns.py": [],
     "tensor_parallel.py": ["--help"],  # tests/runtime/parallel tests what it runs
     "tracing.py": ["--seconds", "0.01", "--nodes", "20", "--programs", "1"],
-    "shared_prefix.py": ["--requests", "2", "--new", "2", "--prefix", "8", "--systems", "sglang_lite auto"],
+    "shared_prefix.py": [
+        "--requests",
+        "2",
+        "--new",
+        "2",
+        "--prefix",
+        "8",
+        "--systems",
+        "sglang_lite auto",
+    ],
 }
 SECTIONS = {  # run one by one
     "engine_process.py": ("undisturbed", "busy", "program", "streams", "start", "hostile"),
@@ -160,14 +230,19 @@ RUNS = [(name, section) for name in SMALL for section in SECTIONS.get(name, (Non
 
 
 def test_every_benchmark_is_run():
-    assert {path.name for path in FOLDER.glob("*.py") if "def main" in path.read_text()} == set(SMALL)
+    assert {path.name for path in FOLDER.glob("*.py") if "def main" in path.read_text()} == set(
+        SMALL
+    )
 
 
 @pytest.fixture
 def printed(monkeypatch):
-    """Runs a benchmark in this process, with those that it would start for itself; returns its output."""
+    """Runs a benchmark in this process, with those that it would start for itself; returns its
+    output.
+    """
     monkeypatch.syspath_prepend(FOLDER)
-    monkeypatch.setattr(importlib.import_module("machine"), "seconds", lambda work, repeats=1: 1.0)  # its limits
+    # its limits
+    monkeypatch.setattr(importlib.import_module("machine"), "seconds", lambda work, repeats=1: 1.0)
 
     really = subprocess.run
 
@@ -204,6 +279,8 @@ def test_a_benchmark_of_a_gpu_runs(name, tmp_path, printed):
     arguments = ON_A_GPU[name]
     if name == "constrained_gpu.py":
         words = [bytes([i]) for i in range(256)]
-        (tmp_path / "bytes.tiktoken").write_text("".join(f"{b64encode(w).decode()} {i}\n" for i, w in enumerate(words)))
+        (tmp_path / "bytes.tiktoken").write_text(
+            "".join(f"{b64encode(w).decode()} {i}\n" for i, w in enumerate(words))
+        )
         arguments = ["--vocabulary", str(tmp_path / "bytes.tiktoken")]
     assert len(printed(name, arguments).splitlines()) >= 2

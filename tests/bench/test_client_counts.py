@@ -35,7 +35,9 @@ def asked(counts, path, answer="{}", status=200, method="POST"):
 
     async def ask():
         transport = httpx2.MockTransport(lambda _: httpx2.Response(status, text=answer))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://a", event_hooks=counts.hooks()) as http:
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://a", event_hooks=counts.hooks()
+        ) as http:
             counts.answered((await http.request(method, path)).content)
 
     asyncio.run(ask())
@@ -67,7 +69,11 @@ def test_each_difference_is_named(server, told):
 def test_those_who_left_may_have_been_answered():
     counts = ClientCounts(LEAVER, is_exact=False)
     counts.sent("POST", "/generate")
-    for server in ((), (response(1, 499, "/generate", counts.hash),), (response(1, 200, "/generate", counts.hash),)):
+    for server in (
+        (),
+        (response(1, 499, "/generate", counts.hash),),
+        (response(1, 200, "/generate", counts.hash),),
+    ):
         assert differences(metrics(*server), [counts]) == []
     (line,) = differences(metrics(response(2, 499, "/generate", counts.hash)), [counts])
     assert "2 responses more, but 1 clients left" in line

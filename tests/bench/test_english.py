@@ -48,7 +48,10 @@ def test_each_habit_is_counted_once(folder):
 
 def test_names_that_many_classes_share_are_counted(tmp_path):
     for count, expected in ((7, 0), (8, 8)):
-        classes = [f"class C{i}:\n    def end(self): pass\n    def __len__(self): pass" for i in range(count)]
+        classes = [
+            f"class C{i}:\n    def end(self): pass\n    def __len__(self): pass"
+            for i in range(count)
+        ]
         (tmp_path / "module.py").write_text("\n".join(classes))
         assert len(measure([tmp_path])["common names"].places) == expected
 
@@ -75,4 +78,7 @@ def test_a_figure_above_its_limit_fails_the_check(folder, capsys):
         main([str(folder), "--check"])
     assert "missed" in capsys.readouterr().out
     main([str(folder), "--list", "participles"])
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["fetched", "told"]
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == [
+        "fetched",
+        "told",
+    ]

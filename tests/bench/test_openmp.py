@@ -17,7 +17,18 @@ def test_waiting_threads_are_compared(tmp_path):
         num_key_value_heads=2, bos_token_id=0, eos_token_id=1, pad_token_id=None,
     )  # fmt: skip
     model = str(save(LlamaForCausalLM(config), tmp_path))
-    command = [sys.executable, str(SCRIPT), "--rounds", "1", "--settings", "ours", "--new", "2", "--model", model]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--rounds",
+        "1",
+        "--settings",
+        "ours",
+        "--new",
+        "2",
+        "--model",
+        model,
+    ]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     name, *figures = shown[1].split()
     assert name == "ours"

@@ -1,4 +1,6 @@
-"""`sglang-lite bench` beside vllm and sglang, whose places small fakes take that accept only the real ones' parameters."""
+"""`sglang-lite bench` beside vllm and sglang, whose places small fakes take that accept only the
+real ones' parameters.
+"""
 
 import gc
 import json
@@ -40,7 +42,9 @@ def install(tmp_path, monkeypatch):
         for name in ("fake_peer", *names):
             shutil.copy(FAKES / f"{name}.py", tmp_path)
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]))
+        monkeypatch.setenv(
+            "PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+        )
         monkeypatch.setenv("FAKE_PEER_LOG", str(tmp_path / "log"))
         monkeypatch.setenv("FAKE_PEER_MISHAP", mishap)
         return tmp_path / "log"
@@ -54,7 +58,9 @@ def test_a_peer_gets_a_config_of_our_shape(name, tmp_path):
     (rope,), (read,) = ours.ropes, theirs.ropes
     turned = rope.rotary_dim or ours.layers[0].attention.key_size
     assert (read.theta, read.kind, read.rotary_dim) == (rope.theta, "default", turned)
-    layers = tuple(replace(layer, attention=replace(layer.attention, rope=read)) for layer in ours.layers)
+    layers = tuple(
+        replace(layer, attention=replace(layer.attention, rope=read)) for layer in ours.layers
+    )
     assert theirs == replace(ours, layers=layers)
     (tmp_path / "config.json").write_text(json.dumps(hf_config(name)))
     config = AutoConfig.from_pretrained(tmp_path)
@@ -65,7 +71,8 @@ def test_a_peer_gets_a_config_of_our_shape(name, tmp_path):
 def test_peers_run_the_same_workloads_and_stand_beside_ours(install, capfd):
     log = install("vllm", "sglang")
     compare("qwen3-0.6b", OURS, 3, fp8=True)
-    # The fakes' clock: 5 s for a warm-up, then 1, 3 and 2; and 7 for what puts shared tokens into the cache.
+    # The fakes' clock: 5 s for a warm-up, then 1, 3 and 2; and 7 for what puts shared tokens into
+    # the cache.
     assert capfd.readouterr().out.splitlines() == [
         "seconds        ours    ideal     vllm   sglang",
         "decode1       4.000    3.500    2.000    2.000",
@@ -87,13 +94,18 @@ def test_without_fp8_a_peer_runs_in_bfloat16_at_the_workloads_temperature(instal
     log = install("sglang")
     compare("llama-3.1-8b", {"w1": (1.0, 1.0)}, 1)
     assert "sglang 0.5.23\n" in capfd.readouterr().out
-    (load, vocab, layers, settings), *rest = [json.loads(line) for line in log.read_text().splitlines()]
+    (load, vocab, layers, settings), *rest = [
+        json.loads(line) for line in log.read_text().splitlines()
+    ]
     assert (load, vocab, layers) == ("load", 128_256, 32)
     assert settings["dtype"] == "bfloat16"
     assert settings["quantization"] is None
     assert settings["kv_cache_dtype"] == "auto"
     work = WORKLOADS["w1"]()
-    assert rest == [["flush"], ["generate", 256, work.suffix_lengths[0], work.output_lengths[0], 0.6]] * 2
+    assert (
+        rest
+        == [["flush"], ["generate", 256, work.suffix_lengths[0], work.output_lengths[0], 0.6]] * 2
+    )
 
 
 def test_no_peer_no_table(monkeypatch, capfd):
@@ -158,11 +170,15 @@ def test_peers_come_after_ours_is_closed_and_gone(monkeypatch, capfd, tmp_path):
         assert isinstance(layer.attention, AttentionSpec)
         attention = replace(layer.attention, heads=2, kv_heads=1, key_size=8, value_size=8)
         layer = replace(layer, attention=attention, feed_forward=DenseSpec(16))
-        spec = replace(SHAPES[name], vocab_size=10_001, hidden_size=16, max_positions=64, layers=(layer,))
+        spec = replace(
+            SHAPES[name], vocab_size=10_001, hidden_size=16, max_positions=64, layers=(layer,)
+        )
         cpu = torch.device("cpu")
         model = Decoder(spec, DummySource(cpu), precision("float32", cpu), cpu, spec.max_positions)
         models.append(weakref.ref(model))
-        return LoadedModel(name, model, tokenizer(), spec.vocab_size, frozenset(), spec.max_positions)
+        return LoadedModel(
+            name, model, tokenizer(), spec.vocab_size, frozenset(), spec.max_positions
+        )
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
@@ -191,6 +207,11 @@ def test_peers_come_after_ours_is_closed_and_gone(monkeypatch, capfd, tmp_path):
     assert told["peers"]["vllm"]["seconds"] == {"decode1": 2.0}
     (row,) = told["rows"]
     runs = row["requests"]
-    assert (row["workload"], row["tokens"], runs["count"], len(runs["seconds"])) == ("decode1", 9, 2, 2)
+    assert (row["workload"], row["tokens"], runs["count"], len(runs["seconds"])) == (
+        "decode1",
+        9,
+        2,
+        2,
+    )
     assert runs["median"] == pytest.approx(sum(runs["seconds"]) / 2)
     assert runs["first"] > 0

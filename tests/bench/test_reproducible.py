@@ -22,7 +22,19 @@ def test_equal_answers_are_counted(tmp_path, monkeypatch, capsys):
     model = str(save(randomise(LlamaForCausalLM(config)), tmp_path))
     monkeypatch.syspath_prepend(SCRIPT.parent)
     monkeypatch.setattr(sgl, "Engine", functools.partial(sgl.Engine, in_process=True))
-    command = [str(SCRIPT), "--prompts", "3", "--new", "4", "--rows", "2", "--threads", "1", "--model", model]
+    command = [
+        str(SCRIPT),
+        "--prompts",
+        "3",
+        "--new",
+        "4",
+        "--rows",
+        "2",
+        "--threads",
+        "1",
+        "--model",
+        model,
+    ]
     for options in ([], ["--deterministic", "--temperature", "1"]):
         monkeypatch.setattr(sys, "argv", [*command, *options])
         runpy.run_path(str(SCRIPT), run_name="__main__")

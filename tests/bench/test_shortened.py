@@ -32,7 +32,9 @@ def draws(text, finish="stop"):
 
 def judged(limit, got, *, schema=SCHEMA, whole=WHOLE, finish="stop", drawn=None):
     judge, free = Judge(Bytes()), draws(whole, finish)
-    judge.judge("way", schema, limit, free, drawn or Draws((), free.ids[:limit], "length"), got, "case")
+    judge.judge(
+        "way", schema, limit, free, drawn or Draws((), free.ids[:limit], "length"), got, "case"
+    )
     return judge
 
 
@@ -44,13 +46,17 @@ def closed(limit):
     """What has to be answered under a limit: cuts tried from the end with a plain reader of JSON."""
     raw = WHOLE.encode()[:limit].decode("utf-8", "ignore")
     for end in range(len(raw), 0, -1):
-        drawn_end = raw[end - 1] in '"}]{[el' or (raw[end - 1].isdigit() and raw[end : end + 1] in (",", "}", "]"))
+        drawn_end = raw[end - 1] in '"}]{[el' or (
+            raw[end - 1].isdigit() and raw[end : end + 1] in (",", "}", "]")
+        )
         for closing in ("}", "]}", "}]}") if drawn_end else ():
             try:
                 value = json.loads(raw[:end] + closing)
             except ValueError:
                 continue
-            if "shop" in value and all(set(item) == {"name", "price"} for item in value.get("items", [])):
+            if "shop" in value and all(
+                set(item) == {"name", "price"} for item in value.get("items", [])
+            ):
                 return raw[:end] + closing, value
     return raw, None
 
@@ -85,11 +91,23 @@ def test_right_answers_pass_at_every_limit():
 @pytest.mark.parametrize(
     ("limit", "got", "kind"),
     [
-        (40, Outcome('{"shop": "A\\"}]", "items": []}', "stop", []), "unmarked, and not the unlimited answer"),
+        (
+            40,
+            Outcome('{"shop": "A\\"}]", "items": []}', "stop", []),
+            "unmarked, and not the unlimited answer",
+        ),
         (12, Outcome('{"shop": "A"}', "length", ["/items"]), "text is not as drawn"),
-        (12, Outcome('{"shop": "A"}', "length", ["/items"]), "a scalar differs from the unlimited answer"),
+        (
+            12,
+            Outcome('{"shop": "A"}', "length", ["/items"]),
+            "a scalar differs from the unlimited answer",
+        ),
         (12, Outcome('{"shop": "A', "length", [""]), "no value, and its text is not as cut"),
-        (20, Outcome('{"shop": "A\\"}]"}', "length", []), "nothing is shortened, and the unlimited answer has more"),
+        (
+            20,
+            Outcome('{"shop": "A\\"}]"}', "length", []),
+            "nothing is shortened, and the unlimited answer has more",
+        ),
         (20, Outcome('{"shop": "A\\"}]"}', "stop", ["/items"]), "marked, and its reason is 'stop'"),
         (20, Outcome('{"shop": "A\\"}]"}', "length", ["/shop"]), "a pointer names what is there"),
         (20, Outcome('{"shop": "A\\"}]"}', "length", ["/what/else"]), "a pointer names no place"),
@@ -107,7 +125,10 @@ def test_a_number_ends_where_its_end_was_drawn():
     assert not kinds(right)
     assert not right.notes
     bent = judged(6, Outcome("[1, 23]", "length", ["/2"]), schema=schema, whole=whole)
-    assert set(kinds(bent)) == {"a number's end was not drawn", "a scalar differs from the unlimited answer"}
+    assert set(kinds(bent)) == {
+        "a number's end was not drawn",
+        "a scalar differs from the unlimited answer",
+    }
     unsure = judged(7, Outcome("[1, 234]", "length", ["/2"]), schema=schema, whole=whole)
     assert set(kinds(unsure)) == {"a number's end was not drawn"}
 

@@ -19,7 +19,9 @@ def talked(lines, answers):
         return answers[len(prompts) - 1]
 
     backend = sgl.ScriptedBackend(answer)
-    after = chat(io.StringIO("\n".join(lines)), out, backend, Dialogue(), max_tokens=20, temperature=0)
+    after = chat(
+        io.StringIO("\n".join(lines)), out, backend, Dialogue(), max_tokens=20, temperature=0
+    )
     return out.getvalue(), after, prompts
 
 
@@ -75,7 +77,14 @@ def test_a_failed_answer_leaves_the_conversation_as_it_was():
         raise sgl.ProgramError("no answer today.")
 
     out = io.StringIO()
-    after = chat(io.StringIO("Hi\n"), out, sgl.ScriptedBackend(fails), Dialogue(), max_tokens=5, temperature=0)
+    after = chat(
+        io.StringIO("Hi\n"),
+        out,
+        sgl.ScriptedBackend(fails),
+        Dialogue(),
+        max_tokens=5,
+        temperature=0,
+    )
     assert "no answer today" in out.getvalue()
     assert after == Dialogue()
 

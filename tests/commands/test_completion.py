@@ -20,7 +20,10 @@ def script(shell, capsys):
         (["sglang-lite", "run", "--ro"], {"--rows"}),
         (["sglang-lite", "models", "pu"], {"pull"}),
         (["sglang-lite", "completion", "z"], {"zsh"}),
-        (["sglang-lite", "chat", "--"], {"--model", "--system", "--max-tokens", "--temperature", "--help"}),
+        (
+            ["sglang-lite", "chat", "--"],
+            {"--model", "--system", "--max-tokens", "--temperature", "--help"},
+        ),
         (["sglang-lite", "nonsense", "--"], set()),
     ],
 )

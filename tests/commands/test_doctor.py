@@ -31,7 +31,16 @@ def found():
 def test_this_machine_is_told_with_the_speed_of_the_default_model(model_file, capsys):
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
-    for about in ("package", "[local]", "processor", "compiler", "GPU", "cache", "keys", "terminal"):
+    for about in (
+        "package",
+        "[local]",
+        "processor",
+        "compiler",
+        "GPU",
+        "cache",
+        "keys",
+        "terminal",
+    ):
         assert f"{about:12} " in printed
     assert "tokens/s in one generation" in printed
 

@@ -71,12 +71,17 @@ def test_a_run_that_failed_counts_as_wrong(files, capsys):
         "accuracy of kind": "50.0%", "exact of kind": "0.0%", "accuracy of return.parts.0": "50.0%",
         f"judge {program}:judge": "37.5%",
     }  # fmt: skip
-    assert f"1 of 4 rows failed; those that ran count as wrong:\n  {data}:4: ValueError: bad text\n" in out
+    assert (
+        f"1 of 4 rows failed; those that ran count as wrong:\n  {data}:4: ValueError: bad text\n"
+        in out
+    )
 
 
 def test_broken_lines_are_named_and_the_others_run(files, capsys):
     program, data = files
-    broken = b'{"text"\n[1]\n{"kind": "bug"}\n{"text": "a parcel"}\n{"text": "\xff", "kind": "bug"}\n'
+    broken = (
+        b'{"text"\n[1]\n{"kind": "bug"}\n{"text": "a parcel"}\n{"text": "\xff", "kind": "bug"}\n'
+    )
     data.write_bytes(b'\xef\xbb\xbf{"text": "a crash", "kind": "bug"}\n\n' + broken)
     assert evaluate(program, data, "--metric", ACCURACY) == 1
     out = capsys.readouterr().out
@@ -100,7 +105,9 @@ def test_a_stopped_run_goes_on_wherever_its_file_was_cut(files, tmp_path, capsys
         before = len(calls(program))
         evaluate(program, data, "--metric", ACCURACY, "--out", str(out))
         kept = [json.loads(line)["arguments"]["text"] for line in whole[:size].split(b"\n")[1:-1]]
-        assert sorted(calls(program)[before:]) == sorted({"a crash", "a parcel", "a bill"} - {*kept})
+        assert sorted(calls(program)[before:]) == sorted(
+            {"a crash", "a parcel", "a bill"} - {*kept}
+        )
         assert capsys.readouterr().out == table
         assert sorted(out.read_bytes().split(b"\n")) == sorted(whole.split(b"\n"))
 
@@ -112,7 +119,10 @@ def test_results_of_something_else_are_refused(files, tmp_path, capsys):
     kept = out.read_bytes()
     program.write_text(PROGRAM + "\n# changed\n")
     assert evaluate(program, data, "--metric", ACCURACY, "--out", str(out)) == 1
-    assert "has results of another program, model or seed. Give another file." in capsys.readouterr().err
+    assert (
+        "has results of another program, model or seed. Give another file."
+        in capsys.readouterr().err
+    )
     for content in (b"notes", b'{"text": "a"}', b"no results\n", b"[]\n", b'{"a": 1}\n{"b": 2}\n'):
         out.write_bytes(content)
         assert evaluate(program, data, "--metric", ACCURACY, "--out", str(out)) == 1
@@ -154,9 +164,15 @@ def test_a_judge_scores_again_what_it_scored_by_another_label_or_code(files, tmp
     program, data = files
     judge, out = tmp_path / "judge_file.py", tmp_path / "results.jsonl"
     asked = ["--metric", f"judge:{judge}", "--out", str(out)]
-    body = "import sglang_lite as sgl\n@sgl.function\ndef agrees(s, want):\n    return want == {!r}\n"
+    body = (
+        "import sglang_lite as sgl\n@sgl.function\ndef agrees(s, want):\n    return want == {!r}\n"
+    )
     judge.write_text(body.format("yes"))
-    for want, answer, share in (("no", "yes", "0.0%"), ("yes", "yes", "75.0%"), ("yes", "no", "0.0%")):
+    for want, answer, share in (
+        ("no", "yes", "0.0%"),
+        ("yes", "yes", "75.0%"),
+        ("yes", "no", "0.0%"),
+    ):
         judge.write_text(body.format(answer))
         data.write_text("".join(json.dumps({**row, "want": want}) + "\n" for row in ROWS))
         before = len(calls(program))
@@ -183,7 +199,9 @@ def test_the_page_has_wrong_rows_first_and_texts_stay_texts(files, tmp_path):
 
 def test_select_has_its_shares_as_confidence(files, capsys):
     program, data = files
-    program.write_text(PROGRAM.replace('sgl.gen("kind", max_tokens=3)', 'sgl.select("kind", [" bug", " bill"])'))
+    program.write_text(
+        PROGRAM.replace('sgl.gen("kind", max_tokens=3)', 'sgl.select("kind", [" bug", " bill"])')
+    )
     assert evaluate(program, data, "--metric", "calibration:kind") == 1
     assert "calibration of kind" in capsys.readouterr().out
 
@@ -194,20 +212,29 @@ def test_an_interval_has_the_ends_that_the_mean_is_1_96_deviations_from():
             score = mean("", [1.0] * k + [0.0] * (n - k))
             for end in (score.low, score.high):
                 assert end is not None
-                assert (score.value - end) ** 2 == pytest.approx(1.96**2 * end * (1 - end) / n, abs=1e-12)
+                assert (score.value - end) ** 2 == pytest.approx(
+                    1.96**2 * end * (1 - end) / n, abs=1e-12
+                )
 
 
 def test_calibration_is_the_mean_gap_of_ten_bins():
     dice = random.Random(0)
     for _ in range(50):
         judged = [
-            (dice.choice([dice.random(), 0.0, 0.5, 1.0]), dice.random() < 0.5) for _ in range(dice.randint(1, 60))
+            (dice.choice([dice.random(), 0.0, 0.5, 1.0]), dice.random() < 0.5)
+            for _ in range(dice.randint(1, 60))
         ]
         expected = 0.0
         for low in range(10):
-            held = [each for each in judged if low <= each[0] * 10 < low + 1 or (low == 9 and each[0] == 1)]
+            held = [
+                each
+                for each in judged
+                if low <= each[0] * 10 < low + 1 or (low == 9 and each[0] == 1)
+            ]
             if held:
-                gap = sum(sure for sure, _ in held) / len(held) - sum(was for _, was in held) / len(held)
+                gap = sum(sure for sure, _ in held) / len(held) - sum(was for _, was in held) / len(
+                    held
+                )
                 expected += abs(gap) * len(held) / len(judged)
         assert calibration("", judged).value == pytest.approx(expected)
 

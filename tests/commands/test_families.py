@@ -29,7 +29,9 @@ def layers_in(heading):
 def test_the_families_are_listed_with_their_architectures(capsys):
     lines = lines_of(capsys)
     assert len(lines) == len(FAMILIES)
-    assert re.fullmatch(r"qwen3 +Qwen3ForCausalLM", next(line for line in lines if line.startswith("qwen3 ")))
+    assert re.fullmatch(
+        r"qwen3 +Qwen3ForCausalLM", next(line for line in lines if line.startswith("qwen3 "))
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -62,7 +64,15 @@ def test_a_model_of_no_family_is_refused(capsys):
 
 
 def test_a_model_of_transformers_code_is_refused_with_the_families(tmp_path, capsys):
-    config = GPT2Config(vocab_size=96, n_embd=32, n_layer=1, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=1)
+    config = GPT2Config(
+        vocab_size=96,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        n_positions=64,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
     assert main(["families", str(save(GPT2LMHeadModel(config), tmp_path))]) == 1
     told = capsys.readouterr().err
     assert "computed by transformers' code" in told

@@ -1,4 +1,6 @@
-"""The project that `sglang-lite init` writes. tests/test_docs.py runs its program on the default model."""
+"""The project that `sglang-lite init` writes. tests/test_docs.py runs its program on the default
+model.
+"""
 
 import os
 import subprocess
@@ -11,10 +13,23 @@ def test_its_test_passes_and_its_program_runs_on_its_rows(tmp_path, capsys, monk
     folder = tmp_path / "a project"
     assert main(["init", str(folder)]) == 0
     printed = capsys.readouterr().out
-    assert sorted(path.name for path in folder.iterdir()) == ["extract.py", "notes.jsonl", "test_extract.py"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "extract.py",
+        "notes.jsonl",
+        "test_extract.py",
+    ]
     assert "sglang-lite run extract.py --rows notes.jsonl" in printed
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a reader has none of ours
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(folder),
+    ]
     ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout
     assert "2 passed" in ran.stdout

@@ -57,7 +57,9 @@ def test_rows_are_a_line_each_and_a_failed_one_has_its_error(file, tmp_path, cap
 def test_a_value_is_json_unless_its_parameter_is_text(file, capsys):
     other = file.with_name("echo_file.py")
     other.write_text(PROGRAM.replace('return s["answer"].upper()', "return [day, count, text]"))
-    assert main(["run", str(other), "--arg", "day=[1, 2]", "--arg", "count=3", "--arg", "text=3"]) == 0
+    assert (
+        main(["run", str(other), "--arg", "day=[1, 2]", "--arg", "count=3", "--arg", "text=3"]) == 0
+    )
     assert json.loads(capsys.readouterr().out)["return"] == [[1, 2], 3, "3"]
 
 
@@ -95,6 +97,8 @@ def test_a_terminal_without_utf8_gets_what_it_can_show(file, monkeypatch):
 
 
 def test_a_model_of_the_command_line_answers(file, small_file, capsys):
-    assert main(["run", str(file), "--arg", "day=1", "--model", str(small_file), "--seed", "3"]) == 0
+    assert (
+        main(["run", str(file), "--arg", "day=1", "--model", str(small_file), "--seed", "3"]) == 0
+    )
     first = capsys.readouterr().out
     assert json.loads(first)["answer"] != "yes"

@@ -1,4 +1,6 @@
-"""`sglang-lite verify`: what passes, what it has to find wrong, and what it refuses before anything is loaded."""
+"""`sglang-lite verify`: what passes, what it has to find wrong, and what it refuses before anything
+is loaded.
+"""
 
 import json
 import logging
@@ -36,7 +38,12 @@ def whole(tmp_path_factory):
     )  # fmt: skip
     torch.manual_seed(0)
     randomise(LlamaForCausalLM(config)).save_pretrained(folder)
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     added = [
         {"id": 256 + i, "content": text, "special": True, "normalized": False, "lstrip": False, "rstrip": False,
          "single_word": False}
@@ -48,14 +55,20 @@ def whole(tmp_path_factory):
         "model": {"type": "BPE", "vocab": {letter: i for i, letter in enumerate(letters())}, "merges": []},
     }  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": CHAT}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|end|>",
+        "chat_template": CHAT,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 
 @pytest.fixture(autouse=True)
 def _exact_engines_here(monkeypatch):
-    """Engines in float32 run in this process, as starting one takes seconds; the engine that is served has its own."""
+    """Engines in float32 run in this process, as starting one takes seconds; the engine that is
+    served has its own.
+    """
 
     def start(model, **config):
         return Engine(model, **config, in_process="dtype" in config)
@@ -104,12 +117,18 @@ def test_the_served_engine_has_the_settings_that_were_given(whole, tmp_path, cap
     distances = {}
     for name in ("int4", None):
         flags = ["--quantization", name] if name else []
-        _, report = reported(whole, tmp_path / "report.json", "--only", "served", "--dtype", "bfloat16", *flags)
+        _, report = reported(
+            whole, tmp_path / "report.json", "--only", "served", "--dtype", "bfloat16", *flags
+        )
         served = next(check for check in report["checks"] if check["name"] == "served")
         distances[name] = served["figures"]["mean_difference"]
-        assert report["settings"] == {"dtype": "bfloat16"} | ({"quantization": name} if name else {})
+        assert report["settings"] == {"dtype": "bfloat16"} | (
+            {"quantization": name} if name else {}
+        )
     assert distances["int4"] > 2 * distances[None]
-    assert "served in bfloat16 on cpu (dtype=bfloat16, quantization=int4)" in capsys.readouterr().out
+    assert (
+        "served in bfloat16 on cpu (dtype=bfloat16, quantization=int4)" in capsys.readouterr().out
+    )
 
 
 def test_a_setting_that_an_engine_refuses_is_refused_before_anything_is_loaded(whole, capsys):
@@ -163,7 +182,9 @@ def test_other_token_ids_fail(whole, tmp_path, monkeypatch, capsys):
     assert "have other ids than transformers': '7'" in capsys.readouterr().out
 
 
-def test_control_tokens_that_transformers_leaves_out_of_a_gguf_file_are_given_back(tmp_path, monkeypatch, capsys):
+def test_control_tokens_that_transformers_leaves_out_of_a_gguf_file_are_given_back(
+    tmp_path, monkeypatch, capsys
+):
     """transformers 5.17 reads those of Qwen2.5-Coder's file as text, and 5.23 doesn't."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -178,10 +199,14 @@ def test_control_tokens_that_transformers_leaves_out_of_a_gguf_file_are_given_ba
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", without_controls)
     status, report = reported("smollm2-135m", tmp_path / "report.json", "--only", "tokenizer")
     assert (status, report["checks"][0]["status"]) == (0, "passed")
-    assert "17 control tokens, which transformers leaves out" in " ".join(capsys.readouterr().out.split())
+    assert "17 control tokens, which transformers leaves out" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
-def test_a_model_that_transformers_can_not_load_is_verified_without(whole, tmp_path, monkeypatch, capsys):
+def test_a_model_that_transformers_can_not_load_is_verified_without(
+    whole, tmp_path, monkeypatch, capsys
+):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     def refuse(*_, **__):
@@ -189,7 +214,9 @@ def test_a_model_that_transformers_can_not_load_is_verified_without(whole, tmp_p
 
     for loader in (AutoModelForCausalLM, AutoTokenizer):
         monkeypatch.setattr(loader, "from_pretrained", refuse)
-    status, report = reported(whole, tmp_path / "report.json", "--only", "template", "tokenizer", "greedy", "long")
+    status, report = reported(
+        whole, tmp_path / "report.json", "--only", "template", "tokenizer", "greedy", "long"
+    )
     assert status == 0
     found = statuses(report)
     assert (found["template"], found["greedy"]) == ("left out", "left out")
@@ -207,9 +234,13 @@ def test_a_model_larger_than_memory_is_refused_with_both_numbers(whole, monkeypa
     assert "are free on cpu" in said
 
 
-def test_too_little_memory_for_float32_leaves_out_what_needs_it(whole, tmp_path, monkeypatch, capsys):
+def test_too_little_memory_for_float32_leaves_out_what_needs_it(
+    whole, tmp_path, monkeypatch, capsys
+):
     free = iter([1 << 40])
-    monkeypatch.setattr("sglang_lite.runtime.models.memory_check.free_bytes", lambda _: next(free, 1000))
+    monkeypatch.setattr(
+        "sglang_lite.runtime.models.memory_check.free_bytes", lambda _: next(free, 1000)
+    )
     status, report = reported(whole, tmp_path / "report.json", "--only", "greedy", "long")
     assert status == 0
     assert set(statuses(report).values()) == {"left out"}
@@ -239,7 +270,8 @@ def test_an_embedding_model_is_refused_with_what_to_do(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("report", "said"), [("", "it is a folder"), ("none/report.json", "there is no folder"), ("/proc/r.json", "/proc")]
+    ("report", "said"),
+    [("", "it is a folder"), ("none/report.json", "there is no folder"), ("/proc/r.json", "/proc")],
 )
 def test_a_report_that_can_not_be_written_is_refused_before_the_run(report, said, tmp_path, capsys):
     assert main(["verify", "nowhere.gguf", "--report", str(tmp_path / report)]) == 1

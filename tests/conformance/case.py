@@ -30,8 +30,8 @@ class Case:
         blocking: SGLang's blocking hooks can play it, too.
         engine: the engine can play it (it sees no images).
         streams: it can run with stream=True (a shown text can't be taken back).
-        programs: that an engine sees in a run: one a run that generates or selects on its backend, and one more for
-            each program that the body runs by itself.
+        programs: that an engine sees in a run: one a run that generates or selects on its backend,
+            and one more for each program that the body runs by itself.
     """
 
     program: SglFunction
@@ -57,7 +57,9 @@ class Outcome:
 
 
 def expected(case: Case) -> Outcome:
-    return Outcome(None, {}, case.raises) if case.raises else Outcome(case.text, dict(case.variables))
+    return (
+        Outcome(None, {}, case.raises) if case.raises else Outcome(case.text, dict(case.variables))
+    )
 
 
 def outcome(case: Case, backend: sgl.BaseBackend, **settings: Any) -> Outcome:
@@ -66,7 +68,9 @@ def outcome(case: Case, backend: sgl.BaseBackend, **settings: Any) -> Outcome:
         state = case.program.run(backend=backend, **case.arguments, **{**case.settings, **settings})
     except Exception as error:
         return Outcome(None, {}, type(error))
-    return Outcome(read(state.text), {name: read(state.__getitem__, name) for name in case.variables})
+    return Outcome(
+        read(state.text), {name: read(state.__getitem__, name) for name in case.variables}
+    )
 
 
 def read(what: Any, *args: Any) -> Any:

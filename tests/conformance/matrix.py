@@ -1,4 +1,6 @@
-"""The matrix of docs/backends.md: what each backend does with each feature. `python -m tests.conformance.matrix` prints it."""
+"""The matrix of docs/backends.md: what each backend does with each feature. `python -m
+tests.conformance.matrix` prints it.
+"""
 
 from typing import Any
 
@@ -36,8 +38,12 @@ COLUMNS = {
     "vllm": lambda **policy: sgl.OpenAI("local", profile="vllm", api_key="key", **policy),
     "sglang": lambda **policy: sgl.OpenAI("local", profile="sglang", api_key="key", **policy),
     "llamacpp": lambda **policy: sgl.OpenAI("local", profile="llamacpp", api_key="key", **policy),
-    "sglang_lite": lambda **policy: sgl.OpenAI("local", profile="sglang_lite", api_key="key", **policy),
-    "compatible": lambda **policy: sgl.OpenAI("local", profile="compatible", api_key="key", **policy),
+    "sglang_lite": lambda **policy: sgl.OpenAI(
+        "local", profile="sglang_lite", api_key="key", **policy
+    ),
+    "compatible": lambda **policy: sgl.OpenAI(
+        "local", profile="compatible", api_key="key", **policy
+    ),
 }
 
 
@@ -76,7 +82,9 @@ FEATURES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def rows():
     """The lines of the table."""
-    backends = {name: (make(policy="strict"), make(policy="emulate")) for name, make in COLUMNS.items()}
+    backends = {
+        name: (make(policy="strict"), make(policy="emulate")) for name, make in COLUMNS.items()
+    }
     yield f"| | {' | '.join(COLUMNS)} |"
     yield "|" + "---|" * (len(COLUMNS) + 1)
     for feature, (program, arguments) in FEATURES.items():

@@ -1,8 +1,9 @@
-"""A plain interpreter of what the documentation says that a program means. It shares no code with the package.
+"""A plain interpreter of what the documentation says that a program means. It shares no code with
+the package.
 
-A step is taken when its turn comes and is done at once: nothing is queued, nothing runs beside anything else. So what a
-program gives here is what it has to give however its answers arrive. The model is a rule as well: its next character
-depends on all of the text before it.
+A step is taken when its turn comes and is done at once: nothing is queued, nothing runs beside
+anything else. So what a program gives here is what it has to give however its answers arrive. The
+model is a rule as well: its next character depends on all of the text before it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from tests.conformance.steps import (
     walk,
 )
 
-# -------------------------------------------------------------------------------------------------- the model
+# ---------------------------------------------------------------------------------------- the model
 
 END = "\0"  # of a generation
 LIKELY = "ab01. "
@@ -79,7 +80,10 @@ def logits(state: int) -> list[float]:
     state = (state ^ (state >> 29)) * 0xBF58476D1CE4E5B9 & MASK
     state ^= state >> 32
     a, b, c = 1 + state % (PRIME - 1), state // 128 % PRIME, 1 + state // 2**40 % 1008
-    found = [40.0 * ((a * i + b) % PRIME) + 5.0 * (c * (i + 1) % 1009) / 1009 for i in range(len(ALPHABET))]
+    found = [
+        40.0 * ((a * i + b) % PRIME) + 5.0 * (c * (i + 1) % 1009) / 1009
+        for i in range(len(ALPHABET))
+    ]
     for i in range(1, 1 + len(LIKELY)):
         found[i] += 40 * PRIME
     found[0] += 80 * PRIME if state % 4 == 0 else 0
@@ -91,9 +95,15 @@ def spelled(text: str) -> list[int]:
 
 
 def generated(
-    prompt: str, limit: int, stops: Sequence[str] = (), keep_stop: bool = False, words: frozenset[str] | None = None
+    prompt: str,
+    limit: int,
+    stops: Sequence[str] = (),
+    keep_stop: bool = False,
+    words: frozenset[str] | None = None,
 ) -> str:
-    """The model's text: of at most `limit` letters, up to one of the stops, and one of the words if there are any."""
+    """The model's text: of at most `limit` letters, up to one of the stops, and one of the words if
+    there are any.
+    """
     before, out = spelled(prompt), ""
     if not prompt:
         raise NotDrawnError("engines refuse it")
@@ -101,11 +111,18 @@ def generated(
         known = logits(state_of(before))
         allowed = set(ALPHABET)
         if words is not None:
-            allowed = {word[len(out)] if len(word) > len(out) else END for word in words if word.startswith(out)}
-            if END in allowed and len(allowed) > 1:  # it ends where the model goes elsewhere, not in a word
+            allowed = {
+                word[len(out)] if len(word) > len(out) else END
+                for word in words
+                if word.startswith(out)
+            }
+            # it ends where the model goes elsewhere, not in a word
+            if END in allowed and len(allowed) > 1:
                 allowed |= {x for x in ALPHABET if not (out[-1:].isalpha() and x.isalpha())}
         letter = max(allowed, key=lambda letter: known[IDS[letter]])
-        if letter == END or (words is not None and not any(word.startswith(out + letter) for word in words)):
+        if letter == END or (
+            words is not None and not any(word.startswith(out + letter) for word in words)
+        ):
             break
         out += letter
         before.append(IDS[letter])
@@ -132,7 +149,7 @@ def chosen(prompt: str, choices: Iterable[str]) -> str:
     return best
 
 
-# ------------------------------------------------------------------------------------------------- languages
+# ---------------------------------------------------------------------------------------- languages
 
 
 def letters(least: int, most: int) -> frozenset[str]:
@@ -168,10 +185,18 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 
 
-def continuing(words: frozenset[str], before: str, part: frozenset[str] | None = None) -> frozenset[str]:
-    """What may follow `before` in one of the words: all of the rest, or those of `part` that it may begin with."""
+def continuing(
+    words: frozenset[str], before: str, part: frozenset[str] | None = None
+) -> frozenset[str]:
+    """What may follow `before` in one of the words: all of the rest, or those of `part` that it may
+    begin with.
+    """
     rest = frozenset(word[len(before) :] for word in words if word.startswith(before))
-    return rest if part is None else frozenset(p for p in part if any(word.startswith(p) for word in rest))
+    return (
+        rest
+        if part is None
+        else frozenset(p for p in part if any(word.startswith(p) for word in rest))
+    )
 
 
 def values_of(options: dict[str, Any]) -> dict[str, Any] | None:
@@ -182,7 +207,7 @@ def number(value: Any) -> int:
     return zlib.crc32(repr(value).encode())
 
 
-# --------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------- checks
 
 CHECKS = {
     "accepts": lambda value, call: True,
@@ -193,11 +218,12 @@ CHECKS = {
     "second": lambda value, call: call >= 2,
     "third": lambda value, call: call >= 3,
 }
-FAILURES = {"never": "RequestTimeoutError", "down": "OverloadedError"}  # of backends that don't answer
+# of backends that don't answer
+FAILURES = {"never": "RequestTimeoutError", "down": "OverloadedError"}
 FLAKY = {"flaky": 1, "flaky twice": 2}  # of backends that fail so often first
 
 
-# ---------------------------------------------------------------------------------------------- interpretation
+# ----------------------------------------------------------------------------------- interpretation
 
 
 @dataclass(frozen=True)
@@ -214,7 +240,9 @@ class Outcome:
 def outcome(branch: Branch, told: list[Any], about: Iterable[str]) -> Outcome:
     turns = [{"role": role, "content": content} for role, content in branch.turns]
     messages = known(branch.error) if branch.error else turns
-    return Outcome(None, told, branch.read(None), messages, {name: branch.read(name) for name in about})
+    return Outcome(
+        None, told, branch.read(None), messages, {name: branch.read(name) for name in about}
+    )
 
 
 class Interpreter:
@@ -224,7 +252,9 @@ class Interpreter:
         instead: texts that the nodes of these places have in place of their answers.
     """
 
-    def __init__(self, settings: dict[str, Any], instead: dict[tuple[Any, ...], str] | None = None) -> None:
+    def __init__(
+        self, settings: dict[str, Any], instead: dict[tuple[Any, ...], str] | None = None
+    ) -> None:
         self.settings, self.instead = settings, instead or {}
         self.races: list[Race] = []  # between the bodies of forks that run at the same time
         self.stopped = False  # from outside
@@ -373,7 +403,13 @@ class Interpreter:
     def use_tools(self, s: Branch, name: str, most: int, told: list[Any]) -> Any:
         for i in range(most + 1):
             call = f"{name}_call_{i}"
-            self.step(s, Turn("assistant", (Gen(call, (("tools", "auto"), ("max_tokens", MOST))),), block=True), told)
+            self.step(
+                s,
+                Turn(
+                    "assistant", (Gen(call, (("tools", "auto"), ("max_tokens", MOST))),), block=True
+                ),
+                told,
+            )
             s.names[call].see()
             if error := s.names[call].error:
                 raise RaisedError(error)
@@ -410,7 +446,7 @@ class Interpreter:
         s.failure_seen = False
         s.names, s.turns = dict(mark.names), list(mark.turns)  # joins may have what was declared
 
-    # ------------------------------------------------------------------------------------------------- forks
+    # ---------------------------------------------------------------------------------------- forks
 
     def forked(self, s: Branch, size: int) -> list[Branch]:
         s.touch()
@@ -474,7 +510,7 @@ class Interpreter:
             parts = tuple(value for value in found if value is not None)
             s.declare(name, Value(value, errors[0] if errors else None, parts=parts))
 
-    # ------------------------------------------------------------------------------------------------- nodes
+    # ---------------------------------------------------------------------------------------- nodes
 
     def set(self, s: Branch, name: str | None, value: Value) -> None:
         if name is not None:
@@ -520,7 +556,11 @@ class Interpreter:
         if "json_schema" in options:  # that nothing satisfies
             raise RaisedError("ConstraintError")
         attempts = 1 + options.get("retries", self.settings.get("retries", 0))
-        backend, check, samples = options.get("backend"), CHECKS[options.get("check", "accepts")], options.get("n", 1)
+        backend, check, samples = (
+            options.get("backend"),
+            CHECKS[options.get("check", "accepts")],
+            options.get("n", 1),
+        )
         part = LANGUAGES[options["regex"]] if "regex" in options else None
         values = values_of(options)
         if values is not None:
@@ -547,8 +587,13 @@ class Interpreter:
                 if all(check(each, asked - failing + i) for i in range(samples)):
                     return text, value
                 # An exception that is none of the package arrives as a ProgramError.
-                error, refused = "ProgramError" if options["check"] == "raises" else "ValueValidationError", refused + 1
-            cold = refused and options.get("temperature", self.settings.get("temperature", 1.0)) == 0
+                error, refused = (
+                    "ProgramError" if options["check"] == "raises" else "ValueValidationError",
+                    refused + 1,
+                )
+            cold = (
+                refused and options.get("temperature", self.settings.get("temperature", 1.0)) == 0
+            )
             if asked == attempts or cold:
                 raise RaisedError(error)
 
@@ -567,7 +612,9 @@ class Interpreter:
         while left:
             before = ", " if found else ""
             asked = Branch(text=s.text + text)
-            picked, _ = self.select(asked, [*(before + choice for choice in left), *(["\n"] if found else [])], method)
+            picked, _ = self.select(
+                asked, [*(before + choice for choice in left), *(["\n"] if found else [])], method
+            )
             if picked == "\n":
                 break
             text += picked

@@ -1,4 +1,5 @@
-"""Branches of a plain interpreter: texts that grow, their values, and what a cancellation leaves of them.
+"""Branches of a plain interpreter: texts that grow, their values, and what a cancellation leaves of
+them.
 
 Imports nothing of the package.
 """
@@ -10,7 +11,9 @@ from typing import Any
 
 
 class RaisedError(Exception):
-    """An error at a line of the body: of the package (its class's name), or the body's own ("OwnError")."""
+    """An error at a line of the body: of the package (its class's name), or the body's own
+    ("OwnError").
+    """
 
 
 @dataclass(eq=False)
@@ -27,7 +30,9 @@ class Wait:
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """Point in a branch, behind so many of its waits. Whoever waits for it has waited for all before."""
+    """Point in a branch, behind so many of its waits. Whoever waits for it has waited for all
+    before.
+    """
 
     branch: Branch
     waits: tuple[Wait, ...]
@@ -47,10 +52,11 @@ class Point:
 
 
 class Race:
-    """Bodies that run at the same time, and what each has waited for of what stands before their fork.
+    """Bodies that run at the same time, and what each has waited for of what stands before their
+    fork.
 
-    A cancellation keeps a branch's text if all before its fork was waited for. If other bodies have waited for some of
-    that, and the body that cancels has not, their speed decides.
+    A cancellation keeps a branch's text if all before its fork was waited for. If other bodies have
+    waited for some of that, and the body that cancels has not, their speed decides.
 
     Args:
         fork_point: where the branches were forked.
@@ -62,7 +68,8 @@ class Race:
             self._unknown += [wait for wait in fork_point.waits if not wait.known]
             fork_point = fork_point.branch.fork_point
         self._seen: list[bool] = []  # by the bodies that have ended
-        self._cancelled: list[bool] = []  # whether bodies were cancelled when they had not waited for all of it
+        # whether bodies were cancelled when they had not waited for all of it
+        self._cancelled: list[bool] = []
         self._all: list[Wait] = []  # that some body has waited for
 
     def next(self) -> None:
@@ -95,9 +102,11 @@ class Race:
 
 @dataclass(eq=False)
 class Value:
-    """What a variable has, or the class of the error that reading it raises. `node`: the node that made it, as its path
-    in the program's tree and its number there. `point`: what whoever reads it has waited for. `parts`: values that it
-    was joined from. `taken`: a cancellation took it away."""
+    """What a variable has, or the class of the error that reading it raises. `node`: the node that
+    made it, as its path in the program's tree and its number there. `point`: what whoever reads it
+    has waited for. `parts`: values that it was joined from. `taken`: a cancellation took it
+    away.
+    """
 
     value: Any = None
     error: str | None = None
@@ -141,26 +150,36 @@ class Branch:
     fork_point: Point | None = None  # of its parent
     # Its own, also those whose name has another value now or that a rollback has removed.
     declared: list[Value] = field(default_factory=list)
-    claims: dict[int, int] = field(default_factory=dict)  # number of the last wait that joins took, by their depth
+    # number of the last wait that joins took, by their depth
+    claims: dict[int, int] = field(default_factory=dict)
     failure_seen: bool = False
     cancelled: int | None = None  # number of the last wait that a cancellation has left
     stopped: bool = False  # from outside: nothing undoes it
 
     def copied(self) -> Branch:
         return replace(
-            self, names=dict(self.names), turns=list(self.turns), forks=list(self.forks), declared=list(self.declared)
+            self,
+            names=dict(self.names),
+            turns=list(self.turns),
+            forks=list(self.forks),
+            declared=list(self.declared),
         )
 
     def fork(self, number: int) -> Branch:
         child = replace(self.copied(), path=(*self.path, len(self.forks), number), nodes=0)
         child.inherited, child.begins, child.forks = dict(self.names), len(self.text), []
-        child.depth, child.waits, child.count, child.fork_point = self.depth + 1, (), 0, self.point()
+        child.depth, child.waits, child.count, child.fork_point = (
+            self.depth + 1,
+            (),
+            0,
+            self.point(),
+        )
         child.declared, child.claims = [], {}
         child.failure_seen = child.stopped = False
         child.cancelled = None
         return child
 
-    # ------------------------------------------------------------------------------------------ cancellations
+    # -------------------------------------------------------------------------------- cancellations
 
     def point(self) -> Point:
         return Point(self, self.waits)
@@ -187,7 +206,9 @@ class Branch:
             child.claim(depth)
 
     def cancel(self, depth: int, outside: bool) -> None:
-        """Keeps what was waited for, and what joins above the cancelled branch, of this depth, have taken."""
+        """Keeps what was waited for, and what joins above the cancelled branch, of this depth, have
+        taken.
+        """
         for child in self.forks:
             child.cancel(depth, outside)
         self.stopped = self.stopped or outside
@@ -211,7 +232,11 @@ class Branch:
                 value.take()
 
     def own(self) -> dict[str, Value]:
-        return {name: value for name, value in self.names.items() if self.inherited.get(name) is not value}
+        return {
+            name: value
+            for name, value in self.names.items()
+            if self.inherited.get(name) is not value
+        }
 
     def write(self, text: str) -> None:
         """Appends text, unless the branch has failed."""

@@ -27,7 +27,9 @@ class RuleModel(ScriptedModel):
 
 def tokenizer() -> Backend:
     """A token a byte."""
-    backend = Backend(models.BPE({NAMES.get(letter, letter): i for i, letter in enumerate(ALPHABET)}, []))
+    backend = Backend(
+        models.BPE({NAMES.get(letter, letter): i for i, letter in enumerate(ALPHABET)}, [])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return backend

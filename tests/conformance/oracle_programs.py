@@ -34,14 +34,21 @@ REGEXES = ("[ab]{3}", "[ab]{2}", "aa|bb|ab", "[0-9]", "aaaab|aaaba")
 
 
 class OracleDrawing(Drawing):
-    """Programs without what depends on seeds and tokens: draws, penalties, several choices, most types."""
+    """Programs without what depends on seeds and tokens: draws, penalties, several choices, most
+    types.
+    """
 
     def program(self) -> RandomProgram:
         draw = self.draw
         self.stops = draw.choice((0.0, 0.0, 0.05, 0.15))  # how often a step cancels
         whole = super().program()
-        settings: dict[str, Any] = {key: whole.settings[key] for key in ("stream", "retries") if key in whole.settings}
-        settings |= {"max_new_tokens": draw.choice((3, 6, 10)), "temperature": draw.choice((0.0, 1.0, 1.0))}
+        settings: dict[str, Any] = {
+            key: whole.settings[key] for key in ("stream", "retries") if key in whole.settings
+        }
+        settings |= {
+            "max_new_tokens": draw.choice((3, 6, 10)),
+            "temperature": draw.choice((0.0, 1.0, 1.0)),
+        }
         return replace(whole, settings=settings)
 
     def step(self, at: Open) -> Step:
@@ -49,7 +56,8 @@ class OracleDrawing(Drawing):
         if draw.random() < 0.08:
             self.left -= 1
             return Set(
-                draw.choice(at.readable) if at.readable and draw.random() < 0.5 else self.name(), draw.randrange(9)
+                draw.choice(at.readable) if at.readable and draw.random() < 0.5 else self.name(),
+                draw.randrange(9),
             )
         if draw.random() < self.stops:
             self.left -= 1
@@ -105,8 +113,15 @@ class OracleDrawing(Drawing):
         return Gen(self.name() if draw.random() < 0.9 else None, tuple(given.items()))
 
     def select(self, at: Open) -> Step:
-        method = self.draw.choice(("token_length_normalized", "token_length_normalized", "shortest"))
-        return Select(self.name(), self.draw.choice(random_programs.CHOICES), method, multi=self.draw.random() < 0.1)
+        method = self.draw.choice(
+            ("token_length_normalized", "token_length_normalized", "shortest")
+        )
+        return Select(
+            self.name(),
+            self.draw.choice(random_programs.CHOICES),
+            method,
+            multi=self.draw.random() < 0.1,
+        )
 
     def fork(self, at: Open) -> Step:
         fork = super().fork(at)
@@ -118,9 +133,12 @@ class OracleDrawing(Drawing):
             beside.append(Set(draw.choice(there), draw.randrange(9)))
         elif at.readable and draw.random() < 0.2:
             beside.append(
-                draw.choice((Set, lambda name, _: Gen(name, (("max_tokens", 3),))))(draw.choice(at.readable), 7)
+                draw.choice((Set, lambda name, _: Gen(name, (("max_tokens", 3),))))(
+                    draw.choice(at.readable), 7
+                )
             )
-        first = tuple(step for step in fork.first if not counted(step))  # which all branches would count together
+        # which all branches would count together
+        first = tuple(step for step in fork.first if not counted(step))
         fork = replace(fork, first=first, join=draw.choice(JOINS), beside=tuple(beside))
         if draw.random() < 0.25 and not at.stream:
             fork = replace(fork, undone=self.steps(inner, 1))
@@ -146,11 +164,24 @@ class OracleDrawing(Drawing):
             room -= 3
             body += self.stop()
             if room >= 6 and draw.random() < 0.2:
-                parts = tuple((Gen(self.name(), (("regex", "[ab]{3}"),)), *self.stop()) for _ in range(2))
-                body.append(Fork((), parts, (), draw.choice(JOINS), bool(self.stops) and draw.random() < 0.5, ()))
+                parts = tuple(
+                    (Gen(self.name(), (("regex", "[ab]{3}"),)), *self.stop()) for _ in range(2)
+                )
+                body.append(
+                    Fork(
+                        (),
+                        parts,
+                        (),
+                        draw.choice(JOINS),
+                        bool(self.stops) and draw.random() < 0.5,
+                        (),
+                    )
+                )
                 room -= 6
         if self.bad():
-            body.append(draw.choice((Select(self.name(), ("c", "d")), Gen(self.name(), (("regex", "c"),)))))
+            body.append(
+                draw.choice((Select(self.name(), ("c", "d")), Gen(self.name(), (("regex", "c"),))))
+            )
         body.append(draw.choice((Text("."), Gen(self.name(), (("max_tokens", 60),)))))
         return self.attempted(Grammar("[ab]{0,9}[.]", tuple(body)))
 

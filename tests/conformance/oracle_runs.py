@@ -26,7 +26,17 @@ from tests.conformance.oracle import ALPHABET, LANGUAGES, TYPES, Interpreter, Ou
 from tests.conformance.oracle_branches import Branch
 from tests.conformance.oracle_model import model, tokenizer
 from tests.conformance.oracle_tools import TOOLS, ToolCall
-from tests.conformance.random_steps import Ending, OwnError, Ran, body_of, known, node, ran, read_of, streamed
+from tests.conformance.random_steps import (
+    Ending,
+    OwnError,
+    Ran,
+    body_of,
+    known,
+    node,
+    ran,
+    read_of,
+    streamed,
+)
 from tests.conformance.steps import (
     Abandoned,
     Checkpoint,
@@ -43,10 +53,12 @@ from tests.conformance.steps import (
 )
 from tests.server.conftest import serving
 
-# --------------------------------------------------------------------------------------------- scripted backends
+# -------------------------------------------------------------------------------- scripted backends
 
 
-def tools_constraint(tools: Any, tool_choice: Any = "auto", parallel_tool_calls: bool = False) -> Any:
+def tools_constraint(
+    tools: Any, tool_choice: Any = "auto", parallel_tool_calls: bool = False
+) -> Any:
     return Toolbox.of(tools, tool_choice, parallel=parallel_tool_calls).value_type(None).constraint
 
 
@@ -66,12 +78,19 @@ def answer(call: Any) -> Any:
         case None:
             words = None
         case Continuation(whole, text, part):
-            words = oracle.continuing(LANGUAGES[whole.pattern], text, LANGUAGES[part.pattern] if part else None)
+            words = oracle.continuing(
+                LANGUAGES[whole.pattern], text, LANGUAGES[part.pattern] if part else None
+            )
         case Regex(pattern):
             words = LANGUAGES[pattern]
         case constraint:
             both = [(TYPES, TYPED), (TOOLS, TOOLED)]
-            found = [texts[name] for texts, known in both for name, each in known.items() if each == constraint]
+            found = [
+                texts[name]
+                for texts, known in both
+                for name, each in known.items()
+                if each == constraint
+            ]
             words = oracle_tools.offered(prompt, frozenset(found[0] if found else ()))
     if words is not None and not words:
         return sgl.ConstraintError("no text satisfies it.")
@@ -105,7 +124,7 @@ class Shuffled(sgl.ScriptedBackend):
         return await super().aselect(prompt, choices, unconditional=unconditional)
 
 
-# --------------------------------------------------------------------------------------------------- engines
+# ------------------------------------------------------------------------------------------ engines
 
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -115,7 +134,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "short of memory": {"max_total_tokens": 4096, "max_running": 12, "page_size": 16},
 }
 
-# ---------------------------------------------------------------------------------------------------- outcomes
+# ----------------------------------------------------------------------------------------- outcomes
 
 
 @dataclass
@@ -146,11 +165,17 @@ def plain(found: Any) -> Any:
 
 
 def outcome(found: Ran) -> Outcome:
-    return Outcome(*(plain(each) for each in (found.raised, found.told, found.text, found.messages, found.variables)))
+    return Outcome(
+        *(
+            plain(each)
+            for each in (found.raised, found.told, found.text, found.messages, found.variables)
+        )
+    )
 
 
 Pair: TypeAlias = "tuple[Any, Any]"  # what comes, and what has to
-Way: TypeAlias = "Callable[[RandomProgram, Expected], Pair | None]"  # None where a program has nothing to try
+# None where a program has nothing to try
+Way: TypeAlias = "Callable[[RandomProgram, Expected], Pair | None]"
 
 
 def run_on(make: Callable[[], sgl.BaseBackend], **settings: Any) -> Way:
@@ -170,7 +195,9 @@ def early_on(make: Callable[[], sgl.BaseBackend]) -> Way:
             state.cancel()
             found = read_of(state, program, [])
             ending.wait()
-            all_of_it = [plain(each) for each in (found.text, found.messages, *found.variables.values())]
+            all_of_it = [
+                plain(each) for each in (found.text, found.messages, *found.variables.values())
+            ]
             return all_of_it, [oracle_branches.known("RequestAbortedError")] * len(all_of_it)
         found = read_of(state, program, told)
         ending.wait()
@@ -182,7 +209,9 @@ def early_on(make: Callable[[], sgl.BaseBackend]) -> Way:
 
 
 def goes_back(step: Step) -> bool:
-    return isinstance(step, Checkpoint | Abandoned) or (isinstance(step, Fork) and bool(step.undone))
+    return isinstance(step, Checkpoint | Abandoned) or (
+        isinstance(step, Fork) and bool(step.undone)
+    )
 
 
 def arun_on(make: Callable[[], sgl.BaseBackend]) -> Way:
@@ -190,14 +219,17 @@ def arun_on(make: Callable[[], sgl.BaseBackend]) -> Way:
         async def started() -> Ran:
             told, ending = list[Any](), Ending()
             try:
-                state = await body_of(program).arun(program.steps, told, ending, backend=make(), **program.settings)
+                state = await body_of(program).arun(
+                    program.steps, told, ending, backend=make(), **program.settings
+                )
             except (sgl.SglError, OwnError) as error:
                 return Ran(known(error), told)
             if program.settings.get("stream"):
                 with contextlib.suppress(sgl.SglError, OwnError):
                     async for _ in state.text_async_iter():
                         pass
-            await asyncio.to_thread(ending.wait)  # the text of a branch that has failed ends before the body
+            # the text of a branch that has failed ends before the body
+            await asyncio.to_thread(ending.wait)
             if ending.raised:
                 return Ran(ending.raised, told)
             return await asyncio.to_thread(read_of, state, program, told)
@@ -214,7 +246,9 @@ def batch_on(make: Callable[[], sgl.BaseBackend]) -> Way:
         items = [(program.steps, each) for each in told]
         states = body_of(program).run_batch(items, backend=make(), on_error="return", **settings)
         found = [
-            plain(known(state)) if isinstance(state, Exception) else outcome(read_of(state, program, each))
+            plain(known(state))
+            if isinstance(state, Exception)
+            else outcome(read_of(state, program, each))
             for state, each in zip(states, told)
         ]
         failed = want.outcome.raised or (want.oracle.main.error and want.outcome.text)
@@ -224,16 +258,22 @@ def batch_on(make: Callable[[], sgl.BaseBackend]) -> Way:
 
 
 def for_engines(way: Way) -> Way:
-    """The way without programs in which a model would answer in words of its own, or is shown its tools."""
+    """The way without programs in which a model would answer in words of its own, or is shown its
+    tools.
+    """
 
     def shown(step: Step, turn: bool) -> bool:
         if isinstance(step, Gen):
             choice = dict(step.given).get("tools")
             return choice == "auto" or (turn and choice is not None)
         inner = [each for steps in inside(step).values() for each in steps]
-        return isinstance(step, UseTools) or any(shown(each, turn or isinstance(step, Turn)) for each in inner)
+        return isinstance(step, UseTools) or any(
+            shown(each, turn or isinstance(step, Turn)) for each in inner
+        )
 
-    return lambda program, want: None if any(shown(s, False) for s in program.steps) else way(program, want)
+    return lambda program, want: (
+        None if any(shown(s, False) for s in program.steps) else way(program, want)
+    )
 
 
 def without_stream(program: RandomProgram) -> dict[str, Any]:
@@ -244,7 +284,9 @@ def ended(program: RandomProgram, backend: sgl.BaseBackend) -> tuple[Any, list[A
     """State of a run to its end, and what its body read."""
     told = list[Any]()
     settings = without_stream(program)
-    return body_of(program).run(program.steps, told, backend=backend, use_thread=False, **settings), told
+    return body_of(program).run(
+        program.steps, told, backend=backend, use_thread=False, **settings
+    ), told
 
 
 def kept(branch: Branch) -> Branch:
@@ -275,7 +317,10 @@ def loaded_on(make: Callable[[], sgl.BaseBackend], folder: Path) -> Way:
         restored = oracle.outcome(kept(main), want.outcome.told, names(program.steps))
         main.cancelled = None  # what is loaded is a run of its own
         want.oracle.node(main, MORE)
-        return (before, after), (restored, oracle.outcome(main, want.outcome.told, (*names(program.steps), "more")))
+        return (before, after), (
+            restored,
+            oracle.outcome(main, want.outcome.told, (*names(program.steps), "more")),
+        )
 
     return run
 
@@ -292,14 +337,18 @@ def continued_on(make: Callable[[], sgl.BaseBackend]) -> Way:
         pieces = plain(streamed(state))
         found = outcome(read_of(state, program, told, "more"))
         want.oracle.node(want.oracle.main, MORE)
-        wanted = oracle.outcome(want.oracle.main, want.outcome.told, (*names(program.steps), "more"))
+        wanted = oracle.outcome(
+            want.oracle.main, want.outcome.told, (*names(program.steps), "more")
+        )
         return (pieces, found), (wanted.text, wanted)
 
     return run
 
 
 def nodes_of(program: RandomProgram, want: Expected) -> list[tuple[str, Gen | Select, Branch]]:
-    """Variables of the state that a node of its own text has made: name, node and the branch as the node had ended."""
+    """Variables of the state that a node of its own text has made: name, node and the branch as the
+    node had ended.
+    """
     found = []
     for name, value in want.oracle.main.names.items():
         if value.node in want.oracle.made and len(value.node) == 1:
@@ -324,7 +373,9 @@ def forked_on(make: Callable[[], sgl.BaseBackend]) -> Way:
             other += node(MORE)
             found.append(outcome(read_of(other, program, told, "more")))
         want.oracle.node(kept(branch), MORE)
-        return found, [oracle.outcome(branch, want.outcome.told, (*names(program.steps), "more"))] * 2
+        return found, [
+            oracle.outcome(branch, want.outcome.told, (*names(program.steps), "more"))
+        ] * 2
 
     return run
 
@@ -407,7 +458,7 @@ def _backend(kind: str, folder: Path, stack: contextlib.ExitStack) -> Callable[[
     return lambda: backend
 
 
-# ------------------------------------------------------------------------------------------ an engine in a child
+# ----------------------------------------------------------------------------- an engine in a child
 
 
 @contextlib.contextmanager
@@ -422,9 +473,13 @@ def child(folder: Path) -> Iterator[Engine]:
 
     class Spawned(spawned_process.SpawnedProcess):
         def __init__(self, module: str, *more: Any) -> None:
-            super().__init__("tests.conformance.oracle_child" if module.endswith("child.main") else module, *more)
+            super().__init__(
+                "tests.conformance.oracle_child" if module.endswith("child.main") else module, *more
+            )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_process, "SpawnedProcess", Spawned)
-        with Engine(str(folder / "rule"), max_total_tokens=16384, dtype="float32", threads=1) as engine:
+        with Engine(
+            str(folder / "rule"), max_total_tokens=16384, dtype="float32", threads=1
+        ) as engine:
             yield engine

@@ -1,4 +1,6 @@
-"""Texts of calls of tools, and what they mean to a plain interpreter. Imports nothing of the package."""
+"""Texts of calls of tools, and what they mean to a plain interpreter. Imports nothing of the
+package.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ PICK: dict[str, Any] = {
     for given in ({}, {"sure": True}, {"sure": False})
 }
 COUNT: dict[str, Any] = {written("count", {}): ToolCall("count", {})}
-ANSWERS: dict[str, Any] = {json.dumps({"answer": answer}): answer for answer in ("a", "x", "é")}  # a script's
+# a script's
+ANSWERS: dict[str, Any] = {json.dumps({"answer": answer}): answer for answer in ("a", "x", "é")}
 # The texts of each choice of tools that a program may have, and their values.
 TOOLS: dict[str, dict[str, Any]] = {
     "one": PICK,
@@ -47,6 +50,8 @@ TOOLS: dict[str, dict[str, Any]] = {
 
 
 def offered(prompt: str, words: frozenset[str]) -> frozenset[str]:
-    """Those of the words that the model may take: with a choice, calls after some prompts and answers after others."""
+    """Those of the words that the model may take: with a choice, calls after some prompts and
+    answers after others.
+    """
     calls = words - ANSWERS.keys()
     return calls if len(prompt) % 3 or calls == words else words - calls

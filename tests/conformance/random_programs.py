@@ -36,7 +36,7 @@ from tests.conformance.steps import (
     walk,
 )
 
-# -------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------ drawing
 
 WORDS = ("a", "b ", "ab", " ba", "0", ": ", "abba ", ", ", "é", '"', "\n", "aab b", "a: ", "bb")
 CHOICES = (("a", "b"), ("ab", "abb", "b"), ("a b", "ba", "b", "0"), ("no", "yes"), ("é", "a"))
@@ -69,7 +69,10 @@ class Drawing:
     def program(self) -> RandomProgram:
         draw = self.draw
         is_async, stream = draw.random() < 0.25, draw.random() < 0.2
-        settings: dict[str, Any] = {"seed": draw.randrange(1000), "max_new_tokens": draw.choice((3, 6, 10))}
+        settings: dict[str, Any] = {
+            "seed": draw.randrange(1000),
+            "max_new_tokens": draw.choice((3, 6, 10)),
+        }
         settings["temperature"] = draw.choice((0, 0.7, 1.0))
         if stream:
             settings["stream"] = True
@@ -78,7 +81,8 @@ class Drawing:
         if draw.random() < 0.1:
             settings["timeout"] = 600
         steps = (Text(draw.choice(WORDS)), *self.steps(Open(0, stream=stream), at_least=2))
-        # Over before anything is asked. (Once that is known, a rollback is refused, and a branch is not cancelled any more.)
+        # Over before anything is asked. (Once that is known, a rollback is refused, and a branch is
+        # not cancelled any more.)
         racy = any(isinstance(step, Checkpoint | Cancel) for step in walk(steps))
         if draw.random() < 0.5 * self.trouble and not racy:
             settings["timeout"] = 1e-9
@@ -105,11 +109,22 @@ class Drawing:
     def step(self, at: Open) -> Step:
         self.left -= 1
         draw = self.draw
-        kinds: dict[Callable[[Open], Step], float] = {self.text: 3, self.gen: 5, self.select: 1.5, self.read: 1.5}
+        kinds: dict[Callable[[Open], Step], float] = {
+            self.text: 3,
+            self.gen: 5,
+            self.select: 1.5,
+            self.read: 1.5,
+        }
         if self.trouble:
             kinds[self.oops] = 10 * self.trouble
         if at.depth < 4:
-            kinds |= {self.sum: 1, self.fork: 2.5, self.copy: 0.3, self.scope: 0.7, self.nested: 0.3}
+            kinds |= {
+                self.sum: 1,
+                self.fork: 2.5,
+                self.copy: 0.3,
+                self.scope: 0.7,
+                self.nested: 0.3,
+            }
             kinds[self.attempt] = 0.3
             if not at.stream:
                 kinds[self.checkpoint] = 1.5
@@ -167,23 +182,40 @@ class Drawing:
         return Select(self.name(), draw.choice(CHOICES), method, temperature, multi)
 
     def sum(self, at: Open) -> Step:
-        parts = [self.draw.choice((self.text, self.gen, self.gen, self.select))(at) for _ in range(3)]
-        return Sum((Text(self.draw.choice(WORDS)), *parts)) if isinstance(parts[0], Text) else Sum(tuple(parts))
+        parts = [
+            self.draw.choice((self.text, self.gen, self.gen, self.select))(at) for _ in range(3)
+        ]
+        return (
+            Sum((Text(self.draw.choice(WORDS)), *parts))
+            if isinstance(parts[0], Text)
+            else Sum(tuple(parts))
+        )
 
     def read(self, at: Open) -> Step:
         draw = self.draw
         name = draw.choice(at.readable) if at.readable and draw.random() < 0.8 else None
-        ways = tuple(self.steps(at.deeper()) for _ in range(2)) if at.depth < 4 and draw.random() < 0.5 else ()
+        ways = (
+            tuple(self.steps(at.deeper()) for _ in range(2))
+            if at.depth < 4 and draw.random() < 0.5
+            else ()
+        )
         return Read(name, draw.random() < 0.5, ways)
 
     def fork(self, at: Open) -> Step:
         draw = self.draw
         size = draw.choice((1, 2, 2, 3, 4))
         inner = at.deeper()
-        first = tuple(draw.choice((self.text, self.gen, self.select))(inner) for _ in range(draw.choice((0, 1, 2))))
-        inner = replace(inner, readable=(*inner.readable, *(name for step in first for name in made(step))))
+        first = tuple(
+            draw.choice((self.text, self.gen, self.select))(inner)
+            for _ in range(draw.choice((0, 1, 2)))
+        )
+        inner = replace(
+            inner, readable=(*inner.readable, *(name for step in first for name in made(step)))
+        )
         bodies = tuple(self.steps(inner) for _ in range(size))
-        read = [(i, name) for i in range(size) for step in (*first, *bodies[i]) for name in made(step)]
+        read = [
+            (i, name) for i in range(size) for step in (*first, *bodies[i]) for name in made(step)
+        ]
         return Fork(
             first, bodies, self.steps(at.deeper()) if draw.random() < 0.3 else (),
             draw.choice(JOINS),
@@ -198,11 +230,15 @@ class Drawing:
 
     def turn(self, at: Open) -> Step:
         return Turn(
-            self.draw.choice(("user", "assistant")), self.steps(at.deeper(turn=True), 1), self.draw.random() < 0.7
+            self.draw.choice(("user", "assistant")),
+            self.steps(at.deeper(turn=True), 1),
+            self.draw.random() < 0.7,
         )
 
     def grammar(self, at: Open) -> Step:
-        """Text and generations of the language's parts; now and then something that it has no place for."""
+        """Text and generations of the language's parts; now and then something that it has no place
+        for.
+        """
         draw, body = self.draw, list[Step]()
         for _ in range(draw.choice((1, 2, 3))):
             body.append(draw.choice((
@@ -213,7 +249,15 @@ class Drawing:
                 parts = tuple((Gen(self.name(), (("regex", "[ab]{1,3}"),)),) for _ in range(2))
                 body.append(Fork((), parts, (), draw.choice(JOINS), False, ()))
         if self.bad():
-            body.append(draw.choice((Text("x"), Select(self.name(), ("c", "d")), Gen(self.name(), (("regex", "c"),)))))
+            body.append(
+                draw.choice(
+                    (
+                        Text("x"),
+                        Select(self.name(), ("c", "d")),
+                        Gen(self.name(), (("regex", "c"),)),
+                    )
+                )
+            )
         body.append(draw.choice((Text("."), Gen(self.name(), (("max_tokens", 60),)))))
         return self.attempted(Grammar("[ab]{0,60}[.]", tuple(body)))
 
@@ -228,13 +272,17 @@ class Drawing:
         return Checkpoint(body, draw.choice((0, 1, 1, 2)), read, self.steps(inner))
 
     def attempt(self, at: Open) -> Step:
-        return Attempt((*self.steps(at.deeper(), 1), *((Raise(),) if self.draw.random() < 0.3 else ())))
+        return Attempt(
+            (*self.steps(at.deeper(), 1), *((Raise(),) if self.draw.random() < 0.3 else ()))
+        )
 
     def nested(self, at: Open) -> Step:
         return Nested(self.steps(at.deeper(), 1))
 
     def call(self, at: Open) -> Step:
-        return Call((Text(self.draw.choice(WORDS)), *self.steps(Open(at.depth + 1, stream=at.stream), 1)))
+        return Call(
+            (Text(self.draw.choice(WORDS)), *self.steps(Open(at.depth + 1, stream=at.stream), 1))
+        )
 
     def oops(self, at: Open) -> Step:
         """Something that goes wrong."""
@@ -281,7 +329,7 @@ def drawn(seed: int) -> RandomProgram:
     return Drawing(seed).program()
 
 
-# ------------------------------------------------------------------------------------------------ shrinking
+# ---------------------------------------------------------------------------------------- shrinking
 
 
 def smaller(whole: RandomProgram, fails: Callable[[RandomProgram], bool]) -> RandomProgram:

@@ -1,7 +1,8 @@
 """A body that takes the steps of programs as data, and what a run of one gives.
 
-What a run of one gives is a function of the program and the model. No step's outcome depends on the clock: a limit of
-time is on a node that never gets its answer, and cancelled is what can't have ended.
+What a run of one gives is a function of the program and the model. No step's outcome depends on the
+clock: a limit of time is on a node that never gets its answer, and cancelled is what can't have
+ended.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from tests.conformance.steps import (
     names,
 )
 
-# -------------------------------------------------------------------------------------- what nodes are given
+# ----------------------------------------------------------------------------- what nodes are given
 
 
 class OwnError(Exception):
@@ -59,7 +60,15 @@ class OwnError(Exception):
 class Shortest(ChoicesSamplingMethod):
     """A method of the user's own."""
 
-    def __call__(self, *, choices, normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs, **more):
+    def __call__(
+        self,
+        *,
+        choices,
+        normalized_prompt_logprobs,
+        input_token_logprobs,
+        output_token_logprobs,
+        **more,
+    ):
         return ChoicesDecision(min(choices, key=lambda c: (len(c), c)), {})
 
 
@@ -106,13 +115,18 @@ def flaky(failures: int) -> sgl.BaseBackend:
     calls = iter(range(1, 100))
 
     def answer(call: Any) -> Any:
-        return sgl.OverloadedError("down.") if next(calls) <= failures else f"s{len(call.prompt.text) % 7}"
+        return (
+            sgl.OverloadedError("down.")
+            if next(calls) <= failures
+            else f"s{len(call.prompt.text) % 7}"
+        )
 
     return sgl.ScriptedBackend(answer)
 
 
 CHECKS: dict[str, Callable[[Any], Any]] = {
-    check.__name__: check for check in (accepts, picky, refuses, picky_later, never, raises, undecided)
+    check.__name__: check
+    for check in (accepts, picky, refuses, picky_later, never, raises, undecided)
 }
 COUNTED = {"second": 2, "third": 3}  # checks that accept from that call on
 METHODS: dict[str, Any] = {
@@ -128,7 +142,8 @@ ELSEWHERE: dict[str, Callable[[], sgl.BaseBackend]] = {
     "flaky twice": lambda: flaky(2),
     "script": lambda: sgl.ScriptedBackend(lambda call: f"s{len(call.prompt.text) % 7}"),
 }
-BROKEN = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "minItems": 2}  # nothing satisfies it
+# nothing satisfies it
+BROKEN = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "minItems": 2}
 TYPES: dict[str, Any] = {
     "int": int, "bool": bool, "literal": Literal["a", "ab", "b"], "list": list[bool],
     "up to two": Annotated[list[bool], Field(max_length=2)], "three values": bool | None,
@@ -151,16 +166,22 @@ TOOLS: dict[str, dict[str, Any]] = {
     "one": {"tools": [pick], "tool_choice": "required"},
     "several": {"tools": [pick, count], "tool_choice": "required"},
     "named": {"tools": [pick, count], "tool_choice": pick},
-    "named, in a list": {"tools": [count, pick], "tool_choice": "pick", "parallel_tool_calls": True},
+    "named, in a list": {
+        "tools": [count, pick],
+        "tool_choice": "pick",
+        "parallel_tool_calls": True,
+    },
     "auto": {"tools": [pick, count]},
 }
 
-# ---------------------------------------------------------------------------------------------- taking steps
+# ------------------------------------------------------------------------------------- taking steps
 
 
 @dataclass
 class Wanted:
-    """Request of a body to whoever drives it: of a state the value of a variable, or (None) its text."""
+    """Request of a body to whoever drives it: of a state the value of a variable, or (None) its
+    text.
+    """
 
     state: Any
     name: str | None
@@ -211,7 +232,11 @@ def node(step: Step) -> Any:
             return sgl.gen(name, **options)
         case Select(name, choices, method, temperature, multi):
             return sgl.select(
-                name, choices=choices, temperature=temperature, choices_method=METHODS[method], multi=multi
+                name,
+                choices=choices,
+                temperature=temperature,
+                choices_method=METHODS[method],
+                multi=multi,
             )
         case Sum(parts):
             found = node(parts[0])
@@ -403,7 +428,8 @@ def in_threads(parts: list[Body]) -> None:
             raised[i] = error
 
     threads = [
-        threading.Thread(target=contextvars.copy_context().run, args=(run, i), daemon=True) for i in range(len(parts))
+        threading.Thread(target=contextvars.copy_context().run, args=(run, i), daemon=True)
+        for i in range(len(parts))
     ]
     for thread in threads:
         thread.start()
@@ -469,7 +495,7 @@ async def aprogram(s, steps, told, ending=None):
         await adrive(take(s, steps, told))
 
 
-# ------------------------------------------------------------------------------------------------- outcomes
+# ----------------------------------------------------------------------------------------- outcomes
 
 
 @dataclass(frozen=True)
@@ -488,7 +514,9 @@ def ran(drawn: RandomProgram, backend: sgl.BaseBackend, **settings: Any) -> Ran:
     told: list[Any] = []
     ending = Ending()
     try:
-        state = body_of(drawn).run(drawn.steps, told, ending, backend=backend, **{**drawn.settings, **settings})
+        state = body_of(drawn).run(
+            drawn.steps, told, ending, backend=backend, **{**drawn.settings, **settings}
+        )
     except (sgl.SglError, OwnError) as error:
         return Ran(known(error), told)
     pieces = streamed(state) if drawn.settings.get("stream") else None

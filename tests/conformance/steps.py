@@ -45,7 +45,9 @@ class Sum(Step):
 
 @dataclass(frozen=True)
 class Read(Step):
-    """Reads a variable, or the text, and continues by what it is. `paste`: adds it to the text, too."""
+    """Reads a variable, or the text, and continues by what it is. `paste`: adds it to the text,
+    too.
+    """
 
     name: str | None
     paste: bool
@@ -62,7 +64,8 @@ class Fork(Step):
         join: how the branches are joined; None: not.
         together: the bodies run in threads or tasks of their own.
         read: of which branches which names are read, before the join.
-        undone: of the first branch, taken before the join in a checkpoint that is rolled back after it.
+        undone: of the first branch, taken before the join in a checkpoint that is rolled back after
+            it.
         after: what the branches do after the join, one a branch.
         again: how the branches are joined once more.
     """
@@ -80,8 +83,9 @@ class Fork(Step):
 
 @dataclass(frozen=True)
 class Abandoned(Step):
-    """A fork behind a checkpoint that is rolled back: `read` is read of the first branch before, `after` is done in the
-    branches afterwards."""
+    """A fork behind a checkpoint that is rolled back: `read` is read of the first branch before,
+    `after` is done in the branches afterwards.
+    """
 
     body: Steps
     bodies: tuple[Steps, ...]
@@ -211,4 +215,6 @@ def inside(step: Step) -> dict[tuple[str, int | None], Steps]:
 
 
 def names(steps: Steps) -> list[str]:
-    return sorted({step.name for step in walk(steps) if isinstance(getattr(step, "name", None), str)})
+    return sorted(
+        {step.name for step in walk(steps) if isinstance(getattr(step, "name", None), str)}
+    )

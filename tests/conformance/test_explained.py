@@ -10,10 +10,13 @@ from sglang_lite.protocol.sampling import PARAMETERS
 from tests.conformance.case import cases
 from tests.conformance.matrix import rows
 
-CASES = {name: case for name, case in cases().items() if name != "threads"}  # whose threads' errors nobody catches
+# whose threads' errors nobody catches
+CASES = {name: case for name, case in cases().items() if name != "threads"}
 BACKENDS = {
     "gpt-4o": lambda server: sgl.OpenAI("gpt-4o", policy="warn", max_retries=0, **server.openai),
-    "claude-opus-5": lambda server: sgl.Anthropic("claude-opus-5", policy="emulate", max_retries=0, **server.anthropic),
+    "claude-opus-5": lambda server: sgl.Anthropic(
+        "claude-opus-5", policy="emulate", max_retries=0, **server.anthropic
+    ),
     "davinci-002": lambda server: sgl.OpenAI("davinci-002", max_retries=0, **server.openai),
     "vllm": lambda server: sgl.OpenAI("local", profile="vllm", max_retries=0, **server.openai),
 }
@@ -45,14 +48,24 @@ def lines(location):
 
 def explained(case, backend):
     """Strategies, and the calls at best and worst, by lines; and the lines of what is refused."""
-    known = {parameter.name: parameter for parameter in PARAMETERS} | {each.sglang: each for each in PARAMETERS}
-    given = {known[key]: value for key, value in case.settings.items() if key in known and value is not False}
+    known = {parameter.name: parameter for parameter in PARAMETERS} | {
+        each.sglang: each for each in PARAMETERS
+    }
+    given = {
+        known[key]: value
+        for key, value in case.settings.items()
+        if key in known and value is not False
+    }
     params = {parameter.name: parameter.read(value) for parameter, value in given.items()}
     retries = case.settings.get("retries", 0)
-    found = backend.explain(case.program, params=SamplingParams(**params), retries=retries, **case.arguments)
+    found = backend.explain(
+        case.program, params=SamplingParams(**params), retries=retries, **case.arguments
+    )
     strategies: dict = {}
     for node in found.nodes:
-        strategies.setdefault(lines(node.where), []).append(({node.strategy, node.otherwise}, node.calls))
+        strategies.setdefault(lines(node.where), []).append(
+            ({node.strategy, node.otherwise}, node.calls)
+        )
     return strategies, {lines(node.where) for node in found.refused}
 
 
@@ -74,13 +87,22 @@ def test_no_node_is_served_otherwise_than_explained(backend, name):
         error = raised
     if isinstance(error, sgl.CapabilityError) and name not in RUNNING_OTHERS:
         assert lines(error.where) in refused, error
-    played = [] if state is None else [node for node in state.trace().nodes if node.kind in ("gen", "select")]
+    played = (
+        []
+        if state is None
+        else [node for node in state.trace().nodes if node.kind in ("gen", "select")]
+    )
     for node in played:
         for meta in (result.meta for result in node.results):
             if "strategy" in meta:  # another backend's has none
-                served = "turn" if meta.get("turn", {}).get("by", "own") != "own" else meta["strategy"]
+                served = (
+                    "turn" if meta.get("turn", {}).get("by", "own") != "own" else meta["strategy"]
+                )
                 said = strategies[node.where[:2]]
-                assert any(served in each and meta["calls"] <= most for each, (_, most) in said), (meta, said)
+                assert any(served in each and meta["calls"] <= most for each, (_, most) in said), (
+                    meta,
+                    said,
+                )
 
 
 def test_the_matrix_of_the_docs_is_what_explain_says():

@@ -1,7 +1,7 @@
 """An engine sees one program a run, whatever the run is told and however its timing falls.
 
-SGLANG_LITE_RUNS=100 SGLANG_LITE_CASES=all runs every conformance program so often in each way, else some once in some
-ways, by turns.
+SGLANG_LITE_RUNS=100 SGLANG_LITE_CASES=all runs every conformance program so often in each way, else
+some once in some ways, by turns.
 """
 
 import asyncio
@@ -44,7 +44,8 @@ def told(node):
     return with_settings
 
 
-WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of settings of the run, and of each generation
+# of settings of the run, and of each generation
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "timeout": ({"timeout": 60}, {}),
     "retries": ({"retries": 2}, {}),
@@ -105,12 +106,16 @@ def test_a_run_is_one_program(backend, monkeypatch, name, way):
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.streams and not case.raises])
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if case.streams and not case.raises]
+)
 def test_a_streamed_run_is_one_program(backend, name):
     case = CASES[name]
 
     def run():
-        state = case.program.run(backend=backend, stream=True, **case.arguments, **{**case.settings, **FIXED})
+        state = case.program.run(
+            backend=backend, stream=True, **case.arguments, **{**case.settings, **FIXED}
+        )
         with contextlib.suppress(sgl.SglError):  # few tokens may be too few for a value
             list(state.text_iter())
 
@@ -122,8 +127,12 @@ def test_a_streamed_run_is_one_program(backend, name):
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.raises])
 def test_a_batch_is_a_program_an_item(backend, name):
     case = CASES[name]
-    settings = {key: value for key, value in {**case.settings, **FIXED}.items() if key != "use_thread"}
-    run = partial(case.program.run_batch, [case.arguments] * 3, backend=backend, on_error="return", **settings)
+    settings = {
+        key: value for key, value in {**case.settings, **FIXED}.items() if key != "use_thread"
+    }
+    run = partial(
+        case.program.run_batch, [case.arguments] * 3, backend=backend, on_error="return", **settings
+    )
     assert seen(backend, run) == (3 * case.programs, 0)
 
 
@@ -137,7 +146,12 @@ def test_a_run_that_is_asked_node_by_node_is_no_program(backend, name):
 def test_a_node_on_another_backend_of_the_engine_is_a_request(backend):
     @sgl.function
     def program(s):
-        s += "a" + sgl.gen("x", max_tokens=2) + "b" + sgl.gen("y", max_tokens=2, backend=LocalBackend(backend.engine))
+        s += (
+            "a"
+            + sgl.gen("x", max_tokens=2)
+            + "b"
+            + sgl.gen("y", max_tokens=2, backend=LocalBackend(backend.engine))
+        )
         s += "c" + sgl.gen("z", max_tokens=2)
 
     assert seen(backend, lambda: program.run(backend=backend, **FIXED)["z"]) == (1, 1)

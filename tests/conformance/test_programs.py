@@ -1,7 +1,7 @@
 """Every conformance program means the same on every backend.
 
-On scripted backends a program gives what its file says. On the engine, whose answers nobody knows beforehand, it gives
-the same whether the engine plays whole programs or is asked node by node.
+On scripted backends a program gives what its file says. On the engine, whose answers nobody knows
+beforehand, it gives the same whether the engine plays whole programs or is asked node by node.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Blocking(sgl.BaseBackend):
     def generate(self, s, sampling_params):
         stop, most = sampling_params.stop, sampling_params.max_new_tokens
         params = SamplingParams(
-            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()), max_tokens=most, n=sampling_params.n
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            max_tokens=most,
+            n=sampling_params.n,
         )
         found = self._script.answer_now(Prompt((Span(s.text_),)), params, None)
         texts = [(generation.text, _meta(generation)) for generation in found]
@@ -71,10 +73,14 @@ def test_a_script_gives_what_the_file_says(name, backend):
     assert outcome(case, backend(case.answers)) == expected(case)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.streams and not case.raises])
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if case.streams and not case.raises]
+)
 def test_the_pieces_of_a_stream_are_the_text(name):
     case = CASES[name]
-    state = case.program.run(backend=Waiting(case.answers), stream=True, **case.arguments, **case.settings)
+    state = case.program.run(
+        backend=Waiting(case.answers), stream=True, **case.arguments, **case.settings
+    )
     if isinstance(case.text, str):
         assert "".join(state.text_iter()) == case.text
     else:

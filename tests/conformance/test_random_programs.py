@@ -49,7 +49,10 @@ class Model(ScriptedModel):
     """Logits that are a random function of all tokens so far, over a vocabulary that merges text."""
 
     def logits(self, hidden):
-        rows = [np.random.default_rng(state).normal(0, 2, EOS + 1) for state in hidden[:, 0].numpy().view(np.uint64)]
+        rows = [
+            np.random.default_rng(state).normal(0, 2, EOS + 1)
+            for state in hidden[:, 0].numpy().view(np.uint64)
+        ]
         return torch.from_numpy(np.array(rows, np.float32)) + LIKELY
 
 
@@ -88,9 +91,13 @@ def test_a_random_program_means_the_same_whole_and_node_by_node(number, caplog):
             outcomes = list(pool.map(both, map(drawn, seeds)))
         for seed, (one, other) in zip(seeds, outcomes):
             if one != other:
-                less = smaller(drawn(seed), lambda program: len({repr(found) for found in both(program)}) > 1)
+                less = smaller(
+                    drawn(seed), lambda program: len({repr(found) for found in both(program)}) > 1
+                )
                 one, other = both(less)
-                raise AssertionError(f"program {seed}: {less}\nwhole:        {one}\nnode by node: {other}")
+                raise AssertionError(
+                    f"program {seed}: {less}\nwhole:        {one}\nnode by node: {other}"
+                )
         for _ in range(1000):  # branches that nobody has read
             stats = engine.stats()
             if not stats["running"] + stats["waiting"]:

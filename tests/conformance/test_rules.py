@@ -1,5 +1,6 @@
-"""Rules of joins, rollbacks and failures: the same on every backend, however a program is handed over, and whatever has
-been played when a rollback comes."""
+"""Rules of joins, rollbacks and failures: the same on every backend, however a program is handed
+over, and whatever has been played when a rollback comes.
+"""
 
 import threading
 from functools import partial
@@ -16,7 +17,9 @@ from tests.server.conftest import serving
 
 PATIENCE = 60  # seconds for a run
 SETTINGS: dict[str, Any] = {"seed": 1, "temperature": 1.0, "max_new_tokens": 4}
-ENGINE: dict[str, Any] = dict(dtype="float32", max_running=8, max_total_tokens=4096, threads=1, deterministic=True)
+ENGINE: dict[str, Any] = dict(
+    dtype="float32", max_running=8, max_total_tokens=4096, threads=1, deterministic=True
+)
 
 
 def nothing(state):
@@ -139,7 +142,11 @@ def branches_of_a_fork_behind_the_mark(s, wait):
         for name in ("before", "y", "z"):
             yield partial(branch.__getitem__, name)
         yield from (branch.text, branch.messages, branch.sync, branch.fork, branch.copy().__enter__)
-        yield from (branch.checkpoint().__enter__, partial(branch.set_var, "z", 1), lambda: list(branch.text_iter()))
+        yield from (
+            branch.checkpoint().__enter__,
+            partial(branch.set_var, "z", 1),
+            lambda: list(branch.text_iter()),
+        )
 
     found = {error_of(use) for branch in (fork[0], fork[1], deeper[0]) for use in uses(branch)}
     found |= {error_of(fork.join), error_of(fork.__iadd__, "text"), type(fork[0].error()).__name__}
@@ -219,11 +226,16 @@ def backends(folders):
     """Backends that play or take whole programs, by how they do it."""
     with (
         sgl.Engine(folders[0], **ENGINE, in_process=True) as here,
-        sgl.Engine(folders[0], **ENGINE, dp_size=some(1, 2)) as own,  # the rules hold for replicas, too
+        # the rules hold for replicas, too
+        sgl.Engine(folders[0], **ENGINE, dp_size=some(1, 2)) as own,
         serving(here) as url,
     ):
         remote = sgl.RuntimeEndpoint(url, retries=0)
-        yield {"in this process": LocalBackend(here), "in a child": LocalBackend(own), "over HTTP": remote}
+        yield {
+            "in this process": LocalBackend(here),
+            "in a child": LocalBackend(own),
+            "over HTTP": remote,
+        }
         remote.shutdown()
 
 
@@ -282,7 +294,15 @@ class Stalling(ChoicesSamplingMethod):
     def __init__(self):
         self.asked, self.gate = threading.Event(), threading.Event()
 
-    def __call__(self, *, choices, normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs, **more):
+    def __call__(
+        self,
+        *,
+        choices,
+        normalized_prompt_logprobs,
+        input_token_logprobs,
+        output_token_logprobs,
+        **more,
+    ):
         self.asked.set()
         self.gate.wait()
         return ChoicesDecision(choices[0], {})
@@ -316,7 +336,13 @@ def test_a_failure_that_a_rollback_took_back_stays_taken_back_after_another_one(
         fork = s.fork(2)
         with fork[0].checkpoint() as place:
             fork[0] += sgl.gen(
-                "x", json_schema={"type": "array", "items": {"const": 1}, "uniqueItems": True, "minItems": 2}
+                "x",
+                json_schema={
+                    "type": "array",
+                    "items": {"const": 1},
+                    "uniqueItems": True,
+                    "minItems": 2,
+                },
             )
             assert error_of(fork[0].__getitem__, "x") == "ConstraintError"
             place.rollback()

@@ -1,4 +1,6 @@
-"""Every conformance program gives the same when its nodes go to the engine as data, and its events come back so."""
+"""Every conformance program gives the same when its nodes go to the engine as data, and its events
+come back so.
+"""
 
 from functools import partial
 
@@ -80,12 +82,16 @@ def test_a_program_means_the_same_over_the_wire(engine, name):
     here.chat_template = there.chat_template = get_chat_template("chatml")
     run = partial(outcome, CASES[name], seed=3, max_new_tokens=24)
     assert run(there) == run(here)
-    assert [said(found) for _, found in there.messages] == [said(sent) for sent, _ in there.messages]
+    assert [said(found) for _, found in there.messages] == [
+        said(sent) for sent, _ in there.messages
+    ]
     assert len(there.messages) >= CASES[name].programs
 
 
 @pytest.mark.sampled(12)
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.streams and not case.raises])
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if case.streams and not case.raises]
+)
 def test_a_stream_comes_over_the_wire(engine, name):
     case = CASES[name]
     there = OverTheWire(engine)
@@ -95,5 +101,7 @@ def test_a_stream_comes_over_the_wire(engine, name):
     pieces = read(lambda: list(state.text_iter()))
     if isinstance(pieces, list):
         assert "".join(pieces) == state.text()
-    assert [said(found) for _, found in there.messages] == [said(sent) for sent, _ in there.messages]
+    assert [said(found) for _, found in there.messages] == [
+        said(sent) for sent, _ in there.messages
+    ]
     assert not any(isinstance(found, WireError) for _, found in there.messages)

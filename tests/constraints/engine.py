@@ -18,7 +18,9 @@ def compiled(constraint):
     """The grammar and None, or None and the error that refuses it."""
     try:
         grammar = byte_engine().compile(constraint)
-        return with_mask_rules(grammar, byte_engine().ending_tokens, mask_rules_of(constraint)), None
+        return with_mask_rules(
+            grammar, byte_engine().ending_tokens, mask_rules_of(constraint)
+        ), None
     except ConstraintError as error:
         return None, error
 

@@ -1,4 +1,6 @@
-"""Constraints that are meant to break the product: without the limits most of these would run for minutes or out of memory."""
+"""Constraints that are meant to break the product: without the limits most of these would run for
+minutes or out of memory.
+"""
 
 from typing import Annotated
 
@@ -96,25 +98,40 @@ KEPT = {
 
 
 def alternatives(count):
-    either = [{"anyOf": [{"required": [f"p{i}", "both"]}, {"required": [f"q{i}"]}]} for i in range(count)]
+    either = [
+        {"anyOf": [{"required": [f"p{i}", "both"]}, {"required": [f"q{i}"]}]} for i in range(count)
+    ]
     return {"type": "object", "allOf": either}
 
 
 REFUSED = {
     "contradiction": ({"type": "string", "allOf": [{"type": "integer"}]}, "contradicts itself"),
     "contradiction below": (
-        {"type": "object", "properties": {"a": {"enum": ["x"], "pattern": "^y"}}, "required": ["a"]},
+        {
+            "type": "object",
+            "properties": {"a": {"enum": ["x"], "pattern": "^y"}},
+            "required": ["a"],
+        },
         "contradicts itself",
     ),
-    "nothing finite": ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "contradicts itself"),
-    "exponential oneOf": (chain(25, lambda s: {"oneOf": [s, s]}, {"type": "integer"}), "contradicts itself"),
+    "nothing finite": (
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        "contradicts itself",
+    ),
+    "exponential oneOf": (
+        chain(25, lambda s: {"oneOf": [s, s]}, {"type": "integer"}),
+        "contradicts itself",
+    ),
     "itself": ({"$ref": "#"}, "refers to itself without an end"),
     "not itself": ({"not": {"$ref": "#"}}, "refers to itself without an end"),
     "each other": (
         {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
         "refers to itself without an end",
     ),
-    "30,000 properties": ({"properties": {f"p{i}": {"type": "integer"} for i in range(30_000)}}, "too large"),
+    "30,000 properties": (
+        {"properties": {f"p{i}": {"type": "integer"} for i in range(30_000)}},
+        "too large",
+    ),
     "alternatives that multiply": (alternatives(20), "alternatives multiply"),
     "patterns of names that multiply": (
         {"type": "object", "patternProperties": {f"a{i}.*b{i}": {"const": i} for i in range(12)}},
@@ -123,7 +140,11 @@ REFUSED = {
     "a lone surrogate": ({"const": "\ud800"}, "lone surrogate"),
     "a grammar without a text": (Ebnf('root ::= "a" root'), "contradicts itself"),
     "exponential rules": (
-        Ebnf("\n".join([*(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(40)), 'r40 ::= "a"', "root ::= r0"])),
+        Ebnf(
+            "\n".join(
+                [*(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(40)), 'r40 ::= "a"', "root ::= r0"]
+            )
+        ),
         "nested too deeply|more than",
     ),
     "a hundred million letters": (Regex("(a{10000}){10000}"), "more than 100,000 characters"),
@@ -145,16 +166,23 @@ REFUSED = {
     "fewer than no times": (Repeated(Regex("a"), -1), "not possible"),
     "nothing to choose from": (OneOf(()), "contradicts itself"),
     "a constant of a megabyte": ({"const": "x" * 1_000_000}, "more than 100,000 characters"),
-    "an enum of megabytes": ({"enum": ["x" * 500_000, "y" * 500_000]}, "more than 100,000 characters"),
+    "an enum of megabytes": (
+        {"enum": ["x" * 500_000, "y" * 500_000]},
+        "more than 100,000 characters",
+    ),
     "a choice of a megabyte": (Choices(("x" * 1_000_000,)), "more than 100,000 characters"),
     "a very long minimum": ({"minLength": 200_000}, "minLength goes up to 100,000"),
     "900 groups": (Regex("(" * 900 + ")" * 900), "nest deeper than 100"),
     "a count of 5,000 digits": (Ebnf('root ::= "a"{' + "9" * 5_000 + "}"), "counts up to 10,000"),
     "an address that is none": ({"$id": "http://[::1", "$ref": "x"}, "is no reference"),
-    "an index of 5,000 digits": ({"$ref": "#/enum/" + "9" * 5_000, "enum": [1]}, "leads to nothing"),
+    "an index of 5,000 digits": (
+        {"$ref": "#/enum/" + "9" * 5_000, "enum": [1]},
+        "leads to nothing",
+    ),
 }
 
-# Texts that can be read in more ways with each character: the work of the next one grows with the square of that.
+# Texts that can be read in more ways with each character: the work of the next one grows with the
+# square of that.
 AMBIGUOUS = {
     "groups that may be empty": (
         'root ::= ((x* "cab"{1,2} x){1,2} | "b"{2} [^a]{1,2}) x root{2} | root? ""{1,2}\n'

@@ -1,5 +1,6 @@
-"""Lark grammars as people publish them: marks, aliases and comments at the ends of lines. Their words have one reading
-each, so that a greedy lexer takes what every derivation does."""
+"""Lark grammars as people publish them: marks, aliases and comments at the ends of lines. Their
+words have one reading each, so that a greedy lexer takes what every derivation does.
+"""
 
 OWN = {
     "arithmetic": r"""

@@ -1,4 +1,6 @@
-"""Schemas, regexes and grammars with something changed at random, for which nobody wrote code: most are broken."""
+"""Schemas, regexes and grammars with something changed at random, for which nobody wrote code: most
+are broken.
+"""
 
 import json
 import re
@@ -38,7 +40,9 @@ _LARKS = [
 def schemas():
     """Schemas to mutate."""
     real = (schema for _, schema, _ in maskbench(7))
-    official = (schema for draft in ("draft2020-12", "draft7") for _, schema, _, _ in official_groups(draft))
+    official = (
+        schema for draft in ("draft2020-12", "draft7") for _, schema, _, _ in official_groups(draft)
+    )
     return [schema for schema in (*real, *official) if len(json.dumps(schema)) < SMALL]
 
 
@@ -46,7 +50,11 @@ def mutated(random, schemas):
     """A constraint that was changed in a few places; it need not be one any more."""
     kind = random.randrange(8)
     if kind < 5:
-        schema = random_schemas.schema(random) if kind == 0 else json.loads(json.dumps(random.choice(schemas)))
+        schema = (
+            random_schemas.schema(random)
+            if kind == 0
+            else json.loads(json.dumps(random.choice(schemas)))
+        )
         for _ in range(random.randint(1, 4)):
             schema = _changed(random, schema)
         text = json.dumps(schema, ensure_ascii=random.random() < 0.5)
@@ -70,16 +78,26 @@ def _changed(random, value):
         name = random.choice(list(value))
         match random.randrange(5):
             case 0:
-                return {**value, random.choice(_KEYWORDS): random.choice([value[name], *random.sample(_VALUES, 3)])}
+                return {
+                    **value,
+                    random.choice(_KEYWORDS): random.choice(
+                        [value[name], *random.sample(_VALUES, 3)]
+                    ),
+                }
             case 1:
-                return {random.choice(_KEYWORDS) if each == name else each: below for each, below in value.items()}
+                return {
+                    random.choice(_KEYWORDS) if each == name else each: below
+                    for each, below in value.items()
+                }
         return {**value, name: _changed(random, value[name])}
     if isinstance(value, list) and value and random.random() < 0.8:
         i = random.randrange(len(value))
         return [*value[:i], _changed(random, value[i]), *value[i + (random.random() < 0.8) :]]
     nested = value
     for _ in range(random.choice([1, 2, 30, 220])):
-        nested = random.choice([{"not": nested}, {"items": nested}, {"properties": {"a": nested}}, [nested]])
+        nested = random.choice(
+            [{"not": nested}, {"items": nested}, {"properties": {"a": nested}}, [nested]]
+        )
     return random.choice([*random.sample(_VALUES, 4), random_schemas.schema(random), nested])
 
 
@@ -87,7 +105,11 @@ def _edited(random, text):
     start, end = sorted(random.randrange(len(text) + 1) for _ in range(2))
     piece = random.choice([*_PIECES, text[start:end]])
     return random.choice(
-        [text[:start] + piece + text[start:], text[:start] + piece + text[end:], text[:start] + text[end:]]
+        [
+            text[:start] + piece + text[start:],
+            text[:start] + piece + text[end:],
+            text[:start] + text[end:],
+        ]
     )
 
 

@@ -17,7 +17,11 @@ def _sequence(random, depth):
 
 def _item(random, depth):
     item = random.choice(
-        [*['"a"', '"b"', '"ab"', '"bc"', '"cab"', '""', "[ab]", "[^a]", "([b-c]+)", '"c"'], *RULES, *RULES[1:]]
+        [
+            *['"a"', '"b"', '"ab"', '"bc"', '"cab"', '""', "[ab]", "[^a]", "([b-c]+)", '"c"'],
+            *RULES,
+            *RULES[1:],
+        ]
     )
     if depth < 2 and random.random() < 0.2:
         item = f"({_options(random, depth + 1)})"

@@ -1,4 +1,6 @@
-"""Random regexes in the part of Python's dialect that we take, and texts that have something to do with them."""
+"""Random regexes in the part of Python's dialect that we take, and texts that have something to do
+with them.
+"""
 
 _PIECES = [
     "a",
@@ -27,7 +29,9 @@ _TEXTS = ["a", "b", "A", "é", "É", "1", "-", "_", ".", " ", "\n", "ſ", "s", "
 
 def pattern(random):
     return (
-        random.choice(["", "", "", "(?i)", "^", r"\A"]) + _options(random, 0) + random.choice(["", "", "", "$", r"\Z"])
+        random.choice(["", "", "", "(?i)", "^", r"\A"])
+        + _options(random, 0)
+        + random.choice(["", "", "", "$", r"\Z"])
     )
 
 
@@ -37,7 +41,10 @@ def _options(random, depth):
 
 def _sequence(random, depth):
     """Atoms; none only outside of groups, as the package `regex` reads `(?i:)?` wrongly."""
-    return "".join(_atom(random, depth) + random.choice(_SIGNS) for _ in range(random.choice([depth > 0, 1, 2, 2, 3])))
+    return "".join(
+        _atom(random, depth) + random.choice(_SIGNS)
+        for _ in range(random.choice([depth > 0, 1, 2, 2, 3]))
+    )
 
 
 def _atom(random, depth):
@@ -45,7 +52,8 @@ def _atom(random, depth):
         return random.choice(["({})", "(?:{})", "(?i:{})"]).format(_options(random, depth + 1))
     if random.random() < 0.25:
         sign, parts = random.choice(["", "^"]), random.sample(_IN_CLASS, random.choice([1, 2, 3]))
-        if sign and r"\w" in parts:  # the package `regex` reads `[^\w\W]`, which is empty, as any character
+        # the package `regex` reads `[^\w\W]`, which is empty, as any character
+        if sign and r"\w" in parts:
             parts = [part for part in parts if part != r"\W"]
         return f"[{sign}{''.join(parts)}]"
     return random.choice(_PIECES)
@@ -53,7 +61,13 @@ def _atom(random, depth):
 
 def texts(random, pattern):
     letters = [*_TEXTS, *(letter for letter in pattern if letter.isalnum())]
-    return ["", *("".join(random.choices(letters, k=random.choice([1, 1, 2, 2, 3, 4, 6]))) for _ in range(29))]
+    return [
+        "",
+        *(
+            "".join(random.choices(letters, k=random.choice([1, 1, 2, 2, 3, 4, 6])))
+            for _ in range(29)
+        ),
+    ]
 
 
 _ASSERTIONS = [
@@ -61,12 +75,41 @@ _ASSERTIONS = [
     "(?=-|$)", "(?!a$)",
 ]  # fmt: skip
 _PLAIN = ["a", "b", "1", "-", ".", "[ab]", "[^a]", r"\w", r"\W", r"\n", " ", "\n"]
-_GROUPS = ["({})", "(?:{})", "(?>{})", "(?={})", "(?!{})", "(?i:{})", "(?a:{})", "(?x: {} #)\n)", "(?m:{})", "(?s:{})"]
-_REPEATS = ["", "", "", "?", "*", "+", "*?", "+?", "{2}", "{0,2}", "*+", "++", "?+", "{1,2}+", "(?#))*"]
+_GROUPS = [
+    "({})",
+    "(?:{})",
+    "(?>{})",
+    "(?={})",
+    "(?!{})",
+    "(?i:{})",
+    "(?a:{})",
+    "(?x: {} #)\n)",
+    "(?m:{})",
+    "(?s:{})",
+]
+_REPEATS = [
+    "",
+    "",
+    "",
+    "?",
+    "*",
+    "+",
+    "*?",
+    "+?",
+    "{2}",
+    "{0,2}",
+    "*+",
+    "++",
+    "?+",
+    "{1,2}+",
+    "(?#))*",
+]
 
 
 def pattern_with_assertions(random):
-    """A pattern with anchors, lookaround, flags, atomic groups and possessive repeats; Python may refuse it."""
+    """A pattern with anchors, lookaround, flags, atomic groups and possessive repeats; Python may
+    refuse it.
+    """
     flags = random.choice(["", "", "", "(?m)", "(?x)", "(?a)", "(?i)", "(?s)", "(?ms)"])
     return flags + _asserting_options(random, 0)
 
@@ -81,4 +124,6 @@ def _asserting_sequence(random, depth):
             return random.choice(_GROUPS).format(_asserting_options(random, depth + 1))
         return random.choice(random.choice([_PLAIN, _ASSERTIONS]))
 
-    return "".join(atom() + random.choice(_REPEATS) for _ in range(random.choice([1, 1, 2, 2, 3, 4])))
+    return "".join(
+        atom() + random.choice(_REPEATS) for _ in range(random.choice([1, 1, 2, 2, 3, 4]))
+    )

@@ -4,8 +4,10 @@ NAMES = ("start", "x", "y", "z")
 
 
 def rules(random):
-    """Alternatives of each rule, each a list of items (kind, what, least, most); `most` None is without end. A rule is
-    back at itself only beside a text, as the `lark` package does not end on circles."""
+    """Alternatives of each rule, each a list of items (kind, what, least, most); `most` None is
+    without end. A rule is back at itself only beside a text, as the `lark` package does not end on
+    circles.
+    """
     return {
         name: [_sequence(random, 0, NAMES[i + 1 :]) for _ in range(random.choice([1, 2, 2, 3]))]
         for i, name in enumerate(NAMES)
@@ -28,13 +30,17 @@ def _text(random):
 
 def _other(random, depth, names):
     if depth == 0 and random.random() < 0.3:
-        options = [_sequence(random, 1, names) or [_counted(random, 1, *_text(random))] for _ in range(2)]
+        options = [
+            _sequence(random, 1, names) or [_counted(random, 1, *_text(random))] for _ in range(2)
+        ]
         return _counted(random, 0, "group", options)
     return _counted(random, depth, "rule", random.choice(names)) if names else None
 
 
 def _counted(random, depth, kind, what):
-    """Item with a sign; none inside a group, as the `lark` package writes out every combination of signs."""
+    """Item with a sign; none inside a group, as the `lark` package writes out every combination of
+    signs.
+    """
     counts = [(1, 1)] * 8 + [(0, 1), (0, None), (1, None), (2, 2), (1, 3)]
     return kind, what, *random.choice(counts if depth == 0 else counts[:1])
 
@@ -49,8 +55,12 @@ def in_lark(rules, random):
     for name, options in rules.items():
         mark = blank("?", "!", "?!", "!?")
         bar = random.choice([" | ", "\n   | ", "  // one\n\n   | "])
-        body = bar.join(_lark_sequence(option, random) + blank(" -> made", "->made") for option in options)
-        lines.append(f"{mark}{name}{blank('.2')}{blank(' ')}:{blank(' ')}{body}{blank('  // end', ' # end')}")
+        body = bar.join(
+            _lark_sequence(option, random) + blank(" -> made", "->made") for option in options
+        )
+        lines.append(
+            f"{mark}{name}{blank('.2')}{blank(' ')}:{blank(' ')}{body}{blank('  // end', ' # end')}"
+        )
         lines += random.choice([[], [], ["", "// between"], [""]])
     return "\n".join(lines) + blank("\n", "\n\n")
 
@@ -63,7 +73,9 @@ def _lark_item(item, random):
     kind, what, least, most = item
     match kind:
         case "group":
-            options = random.choice([" | ", "\n  | "]).join(_lark_sequence(option, random) for option in what)
+            options = random.choice([" | ", "\n  | "]).join(
+                _lark_sequence(option, random) for option in what
+            )
             if (least, most) == (0, 1) and random.random() < 0.5:
                 return f"[{options}]"
             written = f"({options})"
@@ -80,8 +92,12 @@ def _lark_item(item, random):
 def in_gbnf(rules, random):
     lines = []
     for name, options in rules.items():
-        body = random.choice([" | ", " |\n    "]).join(_gbnf_sequence(option) or '""' for option in options)
-        lines.append(f"{'root' if name == 'start' else name} ::= {body}{random.choice(['', '', ' # end'])}")
+        body = random.choice([" | ", " |\n    "]).join(
+            _gbnf_sequence(option) or '""' for option in options
+        )
+        lines.append(
+            f"{'root' if name == 'start' else name} ::= {body}{random.choice(['', '', ' # end'])}"
+        )
     return "\n".join(lines) + "\n"
 
 

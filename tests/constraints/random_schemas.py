@@ -31,8 +31,20 @@ def schema(random, depth=0):
         keyword = random.choice(_SCALAR if depth > 2 else [*_SCALAR, *_NESTED, *_NESTED])
         found |= keyword(random, depth + 1)
     if random.random() < 0.4:
-        kinds = ["null", "boolean", "integer", "number", "string", "array", "object", "object", "array"]
-        found["type"] = random.choice(kinds) if random.random() < 0.7 else random.sample(sorted(set(kinds)), 2)
+        kinds = [
+            "null",
+            "boolean",
+            "integer",
+            "number",
+            "string",
+            "array",
+            "object",
+            "object",
+            "array",
+        ]
+        found["type"] = (
+            random.choice(kinds) if random.random() < 0.7 else random.sample(sorted(set(kinds)), 2)
+        )
     return found
 
 
@@ -56,7 +68,9 @@ _SCALAR = [
     lambda r, d: {"format": "date"},
     lambda r, d: {"const": value(r, 1)},
     lambda r, d: {"enum": [value(r, 1) for _ in range(r.randint(1, 4))]},
-    lambda r, d: {"type": r.choice(["null", "boolean", "integer", "number", "string", "array", "object"])},
+    lambda r, d: {
+        "type": r.choice(["null", "boolean", "integer", "number", "string", "array", "object"])
+    },
     lambda r, d: {"required": r.sample(_NAMES, r.randint(1, 2))},
     lambda r, d: {"minItems": r.randrange(3)},
     lambda r, d: {"maxItems": r.randrange(4)},
@@ -68,7 +82,9 @@ _SCALAR = [
 _NESTED = [
     lambda r, d: {"properties": {name: _below(r, d) for name in r.sample(_NAMES, r.randint(1, 3))}},
     lambda r, d: {"properties": {name: _below(r, d) for name in r.sample(_NAMES, r.randint(1, 3))}},
-    lambda r, d: {"patternProperties": {p: _below(r, d) for p in r.sample(_PATTERNS, r.randint(1, 2))}},
+    lambda r, d: {
+        "patternProperties": {p: _below(r, d) for p in r.sample(_PATTERNS, r.randint(1, 2))}
+    },
     lambda r, d: {"additionalProperties": _below(r, d)},
     lambda r, d: {"propertyNames": _below(r, d)},
     lambda r, d: {"items": _below(r, d)},

@@ -1,4 +1,6 @@
-"""Other libraries that read grammars, as functions from a text to whether it belongs: none has a line of ours."""
+"""Other libraries that read grammars, as functions from a text to whether it belongs: none has a
+line of ours.
+"""
 
 from functools import lru_cache
 
@@ -12,7 +14,9 @@ class NotRead(Exception):  # noqa: N818 # not an error: another dialect
 
 
 def by_lark(grammar):
-    """The `lark` package, with every derivation of Earley's algorithm and every length of a terminal."""
+    """The `lark` package, with every derivation of Earley's algorithm and every length of a
+    terminal.
+    """
     try:
         parser = lark.Lark(grammar, parser="earley", lexer="dynamic_complete", ambiguity="forest")
     except lark.exceptions.LarkError as error:
@@ -57,7 +61,11 @@ def drawn_by_llguidance(grammar, random, longest):
     """Text that llguidance's masks lead to, by bytes at random; it may be cut."""
     at = _llguidance(grammar).deep_copy()
     data = bytearray()
-    while len(data) < longest and not at.is_stopped() and not (at.is_accepting() and random.random() < 0.2):
+    while (
+        len(data) < longest
+        and not at.is_stopped()
+        and not (at.is_accepting() and random.random() < 0.2)
+    ):
         mask = int.from_bytes(at.compute_bitmask(), "little")
         allowed = [byte for byte in range(256) if mask >> byte & 1]
         if not allowed:
@@ -77,7 +85,9 @@ def edited(random, text):
 
 @lru_cache(maxsize=8)
 def _llguidance(grammar):
-    matcher = llguidance.LLMatcher(_bytes(), llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0)
+    matcher = llguidance.LLMatcher(
+        _bytes(), llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0
+    )
     if matcher.is_error():
         raise NotRead(matcher.get_error())
     return matcher

@@ -26,8 +26,10 @@ def _official():
 
 
 def official_groups(draft, part="drafts"):
-    """Groups of the official suite, or of its "optional" part, as (name, schema, resources, cases); a schema that does
-    not name its draft is made to. The resources are the suite's remotes, where the schema refers to some."""
+    """Groups of the official suite, or of its "optional" part, as (name, schema, resources, cases);
+    a schema that does not name its draft is made to. The resources are the suite's remotes, where
+    the schema refers to some.
+    """
     for file, groups in _official()[part][draft].items():
         for group in groups:
             schema = group["schema"]
@@ -38,7 +40,9 @@ def official_groups(draft, part="drafts"):
 
 
 def parts_accepted_wrongly():
-    """Parts of the official suite of which the docs say that wrong documents are accepted, as "draft7/content"."""
+    """Parts of the official suite of which the docs say that wrong documents are accepted, as
+    "draft7/content".
+    """
     return set(re.findall(r"^\| `(draft[^`]+)` \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
 
 
@@ -63,6 +67,8 @@ def maskbench(stride=1):
 
 
 def regexes():
-    """Patterns of public Python code, each with its package, version and licence, and whether it is refused."""
+    """Patterns of public Python code, each with its package, version and licence, and whether it is
+    refused.
+    """
     with lzma.open(DATA / "regexes.jsonl.xz", "rt", encoding="utf-8") as lines:
         yield from map(json.loads, lines)

@@ -1,4 +1,6 @@
-"""Hostile constraints (hostile.py) give a result or a clear error, within bounds of work and memory."""
+"""Hostile constraints (hostile.py) give a result or a clear error, within bounds of work and
+memory.
+"""
 
 import re
 import subprocess
@@ -54,7 +56,16 @@ def test_it_is_refused_where_it_is_written(name):
 
 
 @pytest.mark.parametrize(
-    "aim", [5, {"type": "x"}, {"minimum": "x"}, {"multipleOf": 0}, {"properties": 5}, {"not": {"type": "x"}}], ids=str
+    "aim",
+    [
+        5,
+        {"type": "x"},
+        {"minimum": "x"},
+        {"multipleOf": 0},
+        {"properties": 5},
+        {"not": {"type": "x"}},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef"])
 def test_what_only_a_reference_leads_to_has_to_be_a_schema(aim, keyword):
@@ -62,7 +73,12 @@ def test_what_only_a_reference_leads_to_has_to_be_a_schema(aim, keyword):
         {keyword: "#/default"},
         {"properties": {"a": {"$ref": "#/examples/0"}}, "examples": [{keyword: "#/default"}]},
     )
-    for ask in (g.json_schema, g.check, lambda schema: g.matches(schema, "1"), lambda schema: g.validate(schema, "1")):
+    for ask in (
+        g.json_schema,
+        g.check,
+        lambda schema: g.matches(schema, "1"),
+        lambda schema: g.validate(schema, "1"),
+    ):
         for schema in whole:
             with pytest.raises(ConstraintError, match="at /default"):
                 ask({**schema, "default": aim})
@@ -88,7 +104,11 @@ def test_there_are_many():
 
 def test_no_refusal_looks_at_a_clock(monkeypatch):
     schema = json_schema(
-        {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a.*b"}}, "minProperties": 1}
+        {
+            "type": "object",
+            "properties": {"a": {"type": "string", "pattern": "^a.*b"}},
+            "minProperties": 1,
+        }
     )
     grammar = Ebnf('root ::= x "ab"* x\nx ::= "a" | "(" x ")" "b"?')
     memo.clear()

@@ -17,7 +17,10 @@ from tests.counts import some
 PERSON = json_schema(
     {
         "type": "object",
-        "properties": {"näme": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "maximum": 130}},
+        "properties": {
+            "näme": {"type": "string", "maxLength": 5},
+            "age": {"type": "integer", "maximum": 130},
+        },
         "required": ["näme", "age"],
         "additionalProperties": False,
     }
@@ -73,8 +76,16 @@ def test_a_walk_through_random_grammars_ends_where_a_text_is_in_the_language():
 @pytest.mark.parametrize(
     ("texts", "refused", "message"),
     [
-        ((), "[", r"does not allow '\[' here, from character 1 of it on\. It continues with '\{\"näme\": \"'"),
-        (('{"n',), 'äme": "é\n', r"'äme\": \"é\\n' here, from character 9 of it on, after '\{\"näme\": \"é'\.$"),
+        (
+            (),
+            "[",
+            r"does not allow '\[' here, from character 1 of it on\. It continues with '\{\"näme\": \"'",
+        ),
+        (
+            ('{"n',),
+            'äme": "é\n',
+            r"'äme\": \"é\\n' here, from character 9 of it on, after '\{\"näme\": \"é'\.$",
+        ),
         (('{"näme": "abcde',), "f", "after '.*abcde'. It continues with"),
         (('{"näme": "", "age": 1',), "!", "continues with one of '0', '1', .*'9', '}'"),
         (('{"näme": "", "age": 1}',), " ", "It is complete"),
@@ -97,14 +108,19 @@ def test_of_several_texts_the_possible_ones_are_left():
     walk = walked(PERSON, '{"näme": "a')
     assert walk.filter(["", "bcdef", "bcde", '", "age"', '","age"']) == ("", "bcde", '", "age"')
     walk.push('", ')
-    with pytest.raises(ConstraintError, match=r"allows none of 'x', 'y' here. It continues with '\"age\": '"):
+    with pytest.raises(
+        ConstraintError, match=r"allows none of 'x', 'y' here. It continues with '\"age\": '"
+    ):
         walk.filter(["x", "y"])
 
 
 def test_what_a_schema_leaves_to_be_checked_is_checked_at_the_end():
     with pytest.raises(sgl.ValueValidationError, match="non-unique"):
         walked(
-            json_schema({"type": "array", "items": {"type": "object"}, "uniqueItems": True}, enforce="best_effort"),
+            json_schema(
+                {"type": "array", "items": {"type": "object"}, "uniqueItems": True},
+                enforce="best_effort",
+            ),
             "[{}, ",
             "{}]",
         ).end()

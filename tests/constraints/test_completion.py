@@ -23,13 +23,20 @@ def brute(options, text):
         rests = [rest[1:] for rest in rests]
     follows = {rest[0] for rest in rests if rest}
     ascii_ = "".join(sorted(char for char in follows if char.isascii()))
-    return Completion(forced, ascii_, any(not char.isascii() for char in follows), "" in rests, text in options)
+    return Completion(
+        forced, ascii_, any(not char.isascii() for char in follows), "" in rests, text in options
+    )
 
 
 def test_of_choices_it_is_what_their_list_says():
     draw = random.Random(1)
     for _ in range(60):
-        options = tuple({"".join(draw.choices("abcéü€", k=draw.randint(0, 6))) for _ in range(draw.randint(1, 5))})
+        options = tuple(
+            {
+                "".join(draw.choices("abcéü€", k=draw.randint(0, 6)))
+                for _ in range(draw.randint(1, 5))
+            }
+        )
         whole = draw.choice(options)
         text = whole[: draw.randint(0, len(whole))]
         assert complete(sgl.Choices(options), text) == brute(options, text), (options, text)
@@ -42,7 +49,9 @@ def test_what_a_schema_forces_is_told():
     assert not ahead.complete
     end = complete(City, '{"name": "Rome", "inhabitants": 3')
     assert "}" in end.follows
-    assert complete(City, '{"name": "Rome", "inhabitants": 3}') == Completion("", "", False, True, True)
+    assert complete(City, '{"name": "Rome", "inhabitants": 3}') == Completion(
+        "", "", False, True, True
+    )
 
 
 def test_a_number_may_end_or_continue():

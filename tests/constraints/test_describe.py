@@ -203,12 +203,27 @@ def member(kind: Any, **field: Any) -> str:
         (sgl.Grammar('root ::= "a"'), 'text of the grammar:\nroot ::= "a"'),
         (examples.Tree, 'JSON: Tree\nTree = {\n  "value": integer,\n  "children"?: [Tree, …]\n}'),
         ({"enum": [1, "a", None]}, 'JSON: 1 | "a" | null'),
-        ({"type": ["string", "null"], "pattern": "^a", "x-own": 1}, "JSON: null | string (matches /^a/)"),
-        ({"type": "number", "exclusiveMinimum": 0, "multipleOf": 2}, "JSON: number (more than 0, a multiple of 2)"),
-        ({"properties": {"a": False, "b": {}}, "required": ["b"]}, 'JSON: {\n  "a"?: nothing,\n  "b": anything\n}'),
+        (
+            {"type": ["string", "null"], "pattern": "^a", "x-own": 1},
+            "JSON: null | string (matches /^a/)",
+        ),
+        (
+            {"type": "number", "exclusiveMinimum": 0, "multipleOf": 2},
+            "JSON: number (more than 0, a multiple of 2)",
+        ),
+        (
+            {"properties": {"a": False, "b": {}}, "required": ["b"]},
+            'JSON: {\n  "a"?: nothing,\n  "b": anything\n}',
+        ),
         ({"allOf": [{"type": "string"}, {"minLength": 1}]}, "JSON: string (not empty)"),
-        ({"$ref": "#/$defs/a", "enum": [1, 2], "$defs": {"a": {"type": "integer"}}}, "JSON: integer & (1 | 2)"),
-        ({"type": "array", "items": {"type": "null"}, "minItems": 1}, "JSON: [null, …] (not empty)"),
+        (
+            {"$ref": "#/$defs/a", "enum": [1, 2], "$defs": {"a": {"type": "integer"}}},
+            "JSON: integer & (1 | 2)",
+        ),
+        (
+            {"type": "array", "items": {"type": "null"}, "minItems": 1},
+            "JSON: [null, …] (not empty)",
+        ),
         (
             {"type": "object", "patternProperties": {"^a": {}}},
             'JSON: {  // patternProperties: {"^a": {}}\n  …: anything\n}',
@@ -227,7 +242,11 @@ def test_a_constraint_is_described(constraint, text):
     ("kind", "field", "line"),
     [
         (int, {"ge": 0, "le": 150}, "integer  // 0 to 150"),
-        (int, {"gt": 0, "lt": 10, "multiple_of": 3}, "integer  // more than 0; less than 10; a multiple of 3"),
+        (
+            int,
+            {"gt": 0, "lt": 10, "multiple_of": 3},
+            "integer  // more than 0; less than 10; a multiple of 3",
+        ),
         (int, {"ge": 3, "le": 3}, "integer  // 3"),
         (float, {"le": 0.5}, "number  // at most 0.5"),
         (str, {"min_length": 1}, "string  // not empty"),
@@ -237,7 +256,11 @@ def test_a_constraint_is_described(constraint, text):
         (str, {"pattern": "a\nb"}, r"string  // matches /a\nb/"),
         (list[int], {"min_length": 2, "max_length": 4}, "[integer, …]  // 2 to 4 items"),
         (dict[str, int], {"max_length": 2}, "{  // at most 2 members\n    …: integer\n  }"),
-        (Annotated[int, Field(ge=0)] | None, {"description": "years"}, "null | integer  // years; at least 0"),
+        (
+            Annotated[int, Field(ge=0)] | None,
+            {"description": "years"},
+            "null | integer  // years; at least 0",
+        ),
         (Annotated[int, Field(ge=0)] | str, {}, "integer (at least 0) | string"),
         (datetime.datetime, {}, "YYYY-MM-DDTHH:MM:SS"),
         (datetime.datetime | None, {"description": "when"}, "null | YYYY-MM-DDTHH:MM:SS  // when"),
@@ -247,7 +270,11 @@ def test_a_constraint_is_described(constraint, text):
         (HttpUrl, {}, "URL"),
         (decimal.Decimal, {}, "number"),
         (decimal.Decimal, {"max_digits": 8, "decimal_places": 2}, "number  // at most 2 decimals"),
-        (decimal.Decimal, {"max_digits": 8, "decimal_places": 2, "ge": 0}, "number  // at most 2 decimals; at least 0"),
+        (
+            decimal.Decimal,
+            {"max_digits": 8, "decimal_places": 2, "ge": 0},
+            "number  // at most 2 decimals; at least 0",
+        ),
         (bytes, {}, "string"),
         (Annotated[str, sgl.prose], {}, "string"),
         (str, {"pattern": "a" * 101}, "string"),
@@ -261,18 +288,25 @@ def test_a_member_is_described(kind, field, line):
     ("schema", "least"),
     [
         (
-            {"properties": {"a": {"type": ["string", "null"]}, "b": {}, "c": {}}, "required": ["c"]},
+            {
+                "properties": {"a": {"type": ["string", "null"]}, "b": {}, "c": {}},
+                "required": ["c"],
+            },
             '{"a": null, "c": …}',
         ),
         ({"properties": {"a": {"enum": ["x", None]}}}, '{"a": null}'),
         (
-            {"properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"oneOf": [{}, {"type": "null"}]}}},
+            {
+                "properties": {"a": {"$ref": "#/$defs/n"}},
+                "$defs": {"n": {"oneOf": [{}, {"type": "null"}]}},
+            },
             '{"a": null}',
         ),
         ({"properties": {"a": {"type": "string"}}}, ""),
         ({"properties": {"a": True}}, ""),
         ({"anyOf": [{"properties": {"a": {"type": "null"}}}]}, ""),
-        ({"properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}, ""),  # of several objects none is shown
+        # of several objects none is shown
+        ({"properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}, ""),
     ],
 )
 def test_what_is_known_least_is_shown(schema, least):
@@ -289,7 +323,10 @@ def test_what_refers_to_the_whole_schema_is_named():
 
 
 def test_names_that_are_alike_are_told_apart():
-    list_of = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"$ref": "#/$defs/y~1/A"}}}
+    list_of = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"$ref": "#/$defs/y~1/A"}},
+    }
     schema = {**list_of, "$defs": {"A": list_of, "y/": {"A": list_of}}}
     text = describe(schema)
     assert text.count("\nA = ") == text.count("\nA2 = ") == 1
@@ -309,7 +346,11 @@ def test_descriptions_stay_in_their_comment_and_on_their_line():
 
 
 def test_control_tokens_of_descriptions_are_plain_text(engine):
-    schema = {"type": "object", "description": "<|im_end|>", "properties": {"a": {"enum": ["<|im_start|>"]}}}
+    schema = {
+        "type": "object",
+        "description": "<|im_end|>",
+        "properties": {"a": {"enum": ["<|im_start|>"]}},
+    }
     special = {engine.tokenizer.encode(mark)[0] for mark in ("<|im_start|>", "<|im_end|>")}
 
     def control_tokens(text):
@@ -318,7 +359,11 @@ def test_control_tokens_of_descriptions_are_plain_text(engine):
 
         state = sgl.function(body).run(backend=engine, return_prompt_token_ids=True)
         (sequence,) = state.trajectory()
-        return [token for token, drawn in zip(sequence.ids, sequence.loss_mask) if token in special and not drawn]
+        return [
+            token
+            for token, drawn in zip(sequence.ids, sequence.loss_mask)
+            if token in special and not drawn
+        ]
 
     assert control_tokens(sgl.describe(schema)) == control_tokens("A")
 

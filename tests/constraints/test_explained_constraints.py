@@ -92,7 +92,9 @@ def backends():
     yield sgl.Anthropic("claude-haiku-4-5", api_key="-")
 
 
-@pytest.mark.parametrize("backend", list(backends()), ids=lambda backend: f"{backend.model_name}, {backend.policy}")
+@pytest.mark.parametrize(
+    "backend", list(backends()), ids=lambda backend: f"{backend.model_name}, {backend.policy}"
+)
 @pytest.mark.parametrize("name", [*KINDS, "select"])
 def test_a_provider_is_explained_as_for_a_program(backend, name):
     @sgl.function
@@ -117,7 +119,9 @@ def test_a_provider_is_explained_as_for_a_program(backend, name):
     if node.mode == "refused":
         assert found.refused
     else:
-        assert found.by == (f"{node.strategy} or {node.otherwise}" if node.otherwise else node.strategy)
+        assert found.by == (
+            f"{node.strategy} or {node.otherwise}" if node.otherwise else node.strategy
+        )
     if found.by == "repair":
         assert found.checked[0] == ("", "all of it: the provider does not enforce it")
 

@@ -1,4 +1,5 @@
-"""Whatever is given as a constraint gets an answer: it is taken, or refused by an error of ours, within its limits.
+"""Whatever is given as a constraint gets an answer: it is taken, or refused by an error of ours,
+within its limits.
 
 SGLANG_LITE_FUZZ=10000 takes so many mutations.
 """
@@ -21,7 +22,19 @@ LIMIT_S = 20  # on the CPU: what is compiled and looked at several times, each w
 PART = 500  # of a process
 LONGEST = 200  # of the texts that are walked: each of their characters may take a millisecond
 
-TEXTS = ["", "1", "a", '"a"', "null", "[]", '{"a": 1}', "[1, 1]", "1" * 400, "[" * 950 + "]" * 950, '"\\ud800"']
+TEXTS = [
+    "",
+    "1",
+    "a",
+    '"a"',
+    "null",
+    "[]",
+    '{"a": 1}',
+    "[1, 1]",
+    "1" * 400,
+    "[" * 950 + "]" * 950,
+    '"\\ud800"',
+]
 
 
 @lru_cache(maxsize=1)
@@ -56,7 +69,9 @@ def every_mutation_gets_an_answer(first, last):
         except SglError:
             pass
         except BaseException as error:
-            raise AssertionError(f"{seed}: {error!r} for {mutations.printable(constraint)}") from error
+            raise AssertionError(
+                f"{seed}: {error!r} for {mutations.printable(constraint)}"
+            ) from error
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 

@@ -1,4 +1,5 @@
-"""Texts that a model with random logits generates under random schemas are valid, or were cut short.
+"""Texts that a model with random logits generates under random schemas are valid, or were cut
+short.
 
 SGLANG_LITE_RANDOM_SCHEMAS=1000 takes that many schemas.
 """
@@ -29,17 +30,25 @@ SAMPLES = 3
 
 PIECES = ['", "', '": ', '{"', '{}', '"}', '"]', "]}", "[]", "[{", "}, {", ", ", "true", "false", "null", "aa", "ab", "b",
           '"a": ', '"b": ', '"a', '"b', "2024-", "-02", "10", "0.5", "é", "\\n", "\n\n", "  "]  # fmt: skip
-TOKENS = list(dict.fromkeys([*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in PIECES)]))
+TOKENS = list(
+    dict.fromkeys([*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in PIECES)])
+)
 EOS = len(TOKENS)
-# Else strings and objects would hardly ever end, and their names would hardly ever be those of the schema.
-LIKELY = torch.tensor([3.0 * (t in b'"}]:ab0' or (len(t) > 1 and not t.isspace())) for t in TOKENS] + [3.0])
+# Else strings and objects would hardly ever end, and their names would hardly ever be those of the
+# schema.
+LIKELY = torch.tensor(
+    [3.0 * (t in b'"}]:ab0' or (len(t) > 1 and not t.isspace())) for t in TOKENS] + [3.0]
+)
 
 
 class RandomModel(ScriptedModel):
     """Logits that are a random function of all tokens so far."""
 
     def logits(self, hidden):
-        rows = [np.random.default_rng(state).normal(0, 2, EOS + 1) for state in hidden[:, 0].numpy().view(np.uint64)]
+        rows = [
+            np.random.default_rng(state).normal(0, 2, EOS + 1)
+            for state in hidden[:, 0].numpy().view(np.uint64)
+        ]
         return torch.from_numpy(np.array(rows, np.float32)) + LIKELY
 
 
@@ -58,7 +67,9 @@ def byte_alphabet():
     """GPT-2's: printed characters stand for themselves, the others for those from 256 on."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
-    return {byte: chr(byte) for byte in printed} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printed} | {
+        byte: chr(256 + i) for i, byte in enumerate(others)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -132,13 +143,20 @@ def test_generated_quotes_are_spans_and_the_metadata_says_which(engine, seed):
 
     @sgl.function
     def cite(s):
-        s += "x" + sgl.gen("quotes", type=list[Annotated[str, sgl.quote(*documents)]], max_tokens=400, temperature=1)
+        s += "x" + sgl.gen(
+            "quotes",
+            type=list[Annotated[str, sgl.quote(*documents)]],
+            max_tokens=400,
+            temperature=1,
+        )
 
     states = [cite.run(backend=engine, seed=5 * seed + i) for i in range(5)]
     finished = [state for state in states if state.error() is None]
     for state in finished:
         found = state.get_meta_info("quotes")["quotes"]
         assert [each["pointer"] for each in found] == [f"/{i}" for i in range(len(state["quotes"]))]
-        assert [documents[each["source"]][each["start"] : each["end"]] for each in found] == state["quotes"]
+        assert [documents[each["source"]][each["start"] : each["end"]] for each in found] == state[
+            "quotes"
+        ]
     assert all("max_tokens ended" in str(state) for state in states if state not in finished)
     assert finished

@@ -17,19 +17,34 @@ class Point(BaseModel):
 
 
 def test_a_report_tells_what_will_be_kept():
-    report = g.check({"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]})
+    report = g.check(
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": 3}},
+            "required": ["a"],
+        }
+    )
     assert report.refused == ()
     assert report.checked == (("", "that an object has a name which is not listed once"),)
     assert report.example is not None
     assert g.matches({"type": "object"}, report.example)
     assert report.rules > 2
     refused = g.check(
-        {"items": {"uniqueItems": True, "items": {"type": "object", "maxProperties": 9}, "pattern": "(?<=ab)"}}
+        {
+            "items": {
+                "uniqueItems": True,
+                "items": {"type": "object", "maxProperties": 9},
+                "pattern": "(?<=ab)",
+            }
+        }
     )
     assert {pointer for pointer, _ in refused.refused} == {"/items/uniqueItems", "/items/pattern"}
     assert refused.example is None
     loose = g.check(
-        g.json_schema({"uniqueItems": True, "items": {"type": "object", "maxProperties": 9}}, enforce="best_effort")
+        g.json_schema(
+            {"uniqueItems": True, "items": {"type": "object", "maxProperties": 9}},
+            enforce="best_effort",
+        )
     )
     assert loose.checked[0][0] == "/uniqueItems"
     assert "lookbehind" in g.check(g.Regex("a(?<=ab)")).refused[0][1]
@@ -65,14 +80,18 @@ def test_the_public_names_are_the_records():
             sgl.Choices(options)  # type: ignore[arg-type]  # wrong on purpose
 
 
-@pytest.mark.parametrize("source", [sgl.Regex("[ab]"), sgl.Grammar('start: "a"'), {"enum": ["a"]}, Literal["a"]])
+@pytest.mark.parametrize(
+    "source", [sgl.Regex("[ab]"), sgl.Grammar('start: "a"'), {"enum": ["a"]}, Literal["a"]]
+)
 def test_gen_takes_whatever_is_a_constraint(source):
     node = sgl.gen("x", constraint=source).node
     assert g.matches(node.constraint, g.check(source).example)  # type: ignore[arg-type]  # there is one
 
 
 def test_a_report_lists_keywords_by_what_they_do():
-    report = g.check({"type": "string", "format": "none", "title": "T", "maxLenght": 3, "pattern": "(?<=ab)"})
+    report = g.check(
+        {"type": "string", "format": "none", "title": "T", "maxLenght": 3, "pattern": "(?<=ab)"}
+    )
     assert report.enforced == ("/type",)
     assert [pointer for pointer, _ in report.refused] == ["/pattern"]
     assert report.remarks == ("/format", "/maxLenght")
@@ -92,7 +111,9 @@ def test_json_matches_in_any_style_but_not_with_a_member_twice_for_two():
 
 
 def test_best_effort_matches_only_what_is_valid():
-    constraint = g.json_schema({"items": {"type": ["integer", "object"]}, "uniqueItems": True}, enforce="best_effort")
+    constraint = g.json_schema(
+        {"items": {"type": ["integer", "object"]}, "uniqueItems": True}, enforce="best_effort"
+    )
     assert g.matches(constraint, "[1, 2]")
     assert not g.matches(constraint, "[1, 1]")
 
@@ -139,7 +160,9 @@ def test_gen_takes_grammars_and_any_constraint():
     assert set(state["l"]) == {"a"}
     assert g.matches(tag, state["t"])
     assert state["j"] == "null"
-    assert sgl.gen("x", constraint=sgl.Grammar('root ::= "a"')).node.constraint == Ebnf('root ::= "a"')
+    assert sgl.gen("x", constraint=sgl.Grammar('root ::= "a"')).node.constraint == Ebnf(
+        'root ::= "a"'
+    )
     assert sgl.gen("x", constraint=sgl.Grammar('start: "a"')).node.constraint == Lark('start: "a"')
 
 
@@ -149,13 +172,29 @@ def test_gen_takes_grammars_and_any_constraint():
         ({"constraint": Ebnf("root ::= ")}, None, None),
         ({"constraint": Ebnf("root := 1")}, sgl.ConstraintError, "::= expected"),
         ({"constraint": Lark("start: b")}, sgl.ConstraintError, "no rule 'b'"),
-        ({"constraint": Ebnf("")}, sgl.ConstraintError, r"(?s)the grammar is empty.*Begin with: root ::="),
-        ({"json_schema": [1]}, sgl.ParameterError, "json_schema: a list is not a schema. Give a dict"),
-        ({"constraint": "a+"}, sgl.ConstraintError, r"'a\+' is text, not a constraint. Say what it is: sgl.Regex"),
+        (
+            {"constraint": Ebnf("")},
+            sgl.ConstraintError,
+            r"(?s)the grammar is empty.*Begin with: root ::=",
+        ),
+        (
+            {"json_schema": [1]},
+            sgl.ParameterError,
+            "json_schema: a list is not a schema. Give a dict",
+        ),
+        (
+            {"constraint": "a+"},
+            sgl.ConstraintError,
+            r"'a\+' is text, not a constraint. Say what it is: sgl.Regex",
+        ),
         ({"constraint": sgl.Regex("a(")}, sgl.ConstraintError, "regex"),
         ({"constraint": sgl.Grammar("root ::= b")}, sgl.ConstraintError, "no rule 'b'"),
         ({"constraint": 3}, sgl.ConstraintError, "can't be generated"),
-        ({"constraint": Ebnf('root ::= "a"'), "regex": "a"}, sgl.ParameterError, "can't be combined"),
+        (
+            {"constraint": Ebnf('root ::= "a"'), "regex": "a"},
+            sgl.ParameterError,
+            "can't be combined",
+        ),
     ],
 )
 def test_broken_grammars_are_refused_where_they_are_written(arguments, error, message):

@@ -36,13 +36,18 @@ def test_the_number_that_a_text_begins_with(text, integer, floating):
 @example(INTEGER, ["1", ",234", "5"])
 @example(FLOAT, ["1,234", ".", "e"])
 def test_a_growing_text_says_what_is_certain(number, pieces):
-    """The certain part never shrinks, and the whole text begins with it; before the end something was open."""
+    """The certain part never shrinks, and the whole text begins with it; before the end something
+    was open.
+    """
     growing, text, shown = NumberText(number), "", ""
     assert growing.certain == ""
     whole = first_number(number, "".join(pieces))
     for piece in pieces:
         assert not growing.finished
-        assert any(first_number(number, text + more) not in ("", first_number(number, text)) for more in MORE)
+        assert any(
+            first_number(number, text + more) not in ("", first_number(number, text))
+            for more in MORE
+        )
         growing.push(piece)
         text += piece
         assert growing.certain.startswith(shown)
@@ -58,7 +63,14 @@ def test_a_growing_text_says_what_is_certain(number, pieces):
     assert kept == len(pieces) or len("".join(pieces[: kept + 1])) > len(whole)
 
 
-MORE = [digits for count in range(4) for digits in ("1" * count,)] + ["0", "+1", "1e5", "5", "25", "345"]
+MORE = [digits for count in range(4) for digits in ("1" * count,)] + [
+    "0",
+    "+1",
+    "1e5",
+    "5",
+    "25",
+    "345",
+]
 
 
 @given(PIECES)

@@ -39,7 +39,10 @@ SCHEMA = {
     "required": ["id", "name", "kind", "code", "mail", "list", "any", "free", "two", "tree"],
     "$defs": {
         "flag": {"type": "boolean"},
-        "tree": {"type": "object", "properties": {"below": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}},
+        "tree": {
+            "type": "object",
+            "properties": {"below": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+        },
     },
 }
 CONSTRAINTS = [

@@ -73,7 +73,10 @@ def test_formats(found, valid, invalid):
         ({}, "/format"),
         (tag(type="token_triggered_tags"), "/format"),
         (tag(type="tag", begin=3, content=INTEGER, end=""), "/format/begin"),
-        (tag(type="triggered_tags", triggers=["<"], tags=[], at_least_one="no"), "/format/at_least_one"),
+        (
+            tag(type="triggered_tags", triggers=["<"], tags=[], at_least_one="no"),
+            "/format/at_least_one",
+        ),
         (tag(type="triggered_tags", triggers=["<"], tags=[], excludes="no"), "/format/excludes"),
         (tag(type="triggered_tags", triggers=["<"], tags=[], stop=1), "/format/stop"),
         (
@@ -97,7 +100,10 @@ def test_what_is_not_supported_is_refused_with_its_pointer(found, pointer):
         (tag(type="tag", content=INTEGER, end=""), "'begin' must be a string, but it is missing"),
         (tag(type="tag", begin=[3], content=INTEGER, end=""), "'begin' must be a string, not [3]"),
         (tag(type="sequence", elements={}), "'elements' must be a list, not {}"),
-        (tag(type="tags_with_separator", tags=["a"], separator=""), 'an object must be here, not "a"'),
+        (
+            tag(type="tags_with_separator", tags=["a"], separator=""),
+            'an object must be here, not "a"',
+        ),
     ],
 )
 def test_a_refusal_says_what_must_be_there(found, problem):
@@ -106,7 +112,9 @@ def test_a_refusal_says_what_must_be_there(found, problem):
     assert problem in caught.value.message
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, '"x"', '{"structures": 3, "triggers": []}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", "[" * 100_000, '"x"', '{"structures": 3, "triggers": []}']
+)
 def test_what_is_none_is_refused(text):
     with pytest.raises(ConstraintError, match="structural_tag"):
         parse(text)

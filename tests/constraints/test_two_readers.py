@@ -1,4 +1,5 @@
-"""Random grammars, regexes and schemas: ours reads them as two libraries do that share no code with it.
+"""Random grammars, regexes and schemas: ours reads them as two libraries do that share no code with
+it.
 
 SGLANG_LITE_READINGS=5000 takes so many of each.
 """
@@ -29,7 +30,9 @@ WORDS = ["".join(word) for length in range(6) for word in itertools.product("abc
 
 
 def ours(constraint, texts):
-    """Texts that masks and reference allow, which must be the same; None if no text satisfies the constraint."""
+    """Texts that masks and reference allow, which must be the same; None if no text satisfies the
+    constraint.
+    """
     grammar, refusal = compiled(constraint)
     if refusal is not None:
         assert "contradicts itself" in str(refusal), constraint
@@ -74,9 +77,15 @@ def test_schemas(seeds):
     for seed in seeds:
         rng = Random(seed)
         schema = random_schemas.schema(rng)
-        values = [value for value in (random_schemas.value(rng) for _ in range(20)) if "\n" not in str(value)]
+        values = [
+            value
+            for value in (random_schemas.value(rng) for _ in range(20))
+            if "\n" not in str(value)
+        ]
         readers = (
-            jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker(["date"])).is_valid,
+            jsonschema.Draft202012Validator(
+                schema, format_checker=jsonschema.FormatChecker(["date"])
+            ).is_valid,
             jsonschema_rs.Draft202012Validator(schema, validate_formats=True).is_valid,
         )
         for value in values:

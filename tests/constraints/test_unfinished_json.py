@@ -54,7 +54,10 @@ def random_value(rng, depth=0):
     if kind < 6:
         return rng.choice([True, False, None])
     if kind < 8:
-        return {rng.choice('ab"/~é') + str(i): random_value(rng, depth + 1) for i in range(rng.randrange(4))}
+        return {
+            rng.choice('ab"/~é') + str(i): random_value(rng, depth + 1)
+            for i in range(rng.randrange(4))
+        }
     return [random_value(rng, depth + 1) for i in range(rng.randrange(4))]
 
 
@@ -91,7 +94,10 @@ def test_each_value_that_is_left_is_one_of_the_whole_text(ascii_only):
             found = close(ANY, text[:cut])
             assert found is not None
             left = json.loads(found[0])
-            assert all(at in whole and whole[at] == each for at, each in scalars(left).items()), (text[:cut], found)
+            assert all(at in whole and whole[at] == each for at, each in scalars(left).items()), (
+                text[:cut],
+                found,
+            )
             assert containers(left) <= containers(value)
 
 
@@ -102,8 +108,12 @@ def test_nothing_that_has_ended_is_lost():
         closed, _ = close(ANY, text[:cut])
         kept = closed.rstrip("]}")
         rest = text[len(kept) : cut].lstrip("]}")
-        # What is dropped begins no second value: a separator, a name and the beginning of one value at most.
-        assert re.fullmatch(r',? ?("(\w("(: ?)?)?)?)?(-?[\d.e]*|"\w?|t|tr|tru|n|nu|nul)?', rest), (text[:cut], closed)
+        # What is dropped begins no second value: a separator, a name and the beginning of one value
+        # at most.
+        assert re.fullmatch(r',? ?("(\w("(: ?)?)?)?)?(-?[\d.e]*|"\w?|t|tr|tru|n|nu|nul)?', rest), (
+            text[:cut],
+            closed,
+        )
 
 
 CUTS = {

@@ -31,7 +31,9 @@ def address(documented: sgl.Engine) -> Iterator[str]:
 
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[sgl.testing.ServerForTests]:
-    """Server with OpenAI's and Anthropic's APIs, to which their SDKs send what has no other address."""
+    """Server with OpenAI's and Anthropic's APIs, to which their SDKs send what has no other
+    address.
+    """
     with sgl.server_for_tests(ANSWERS) as server:
         for name in KEYS:
             monkeypatch.setenv(name, "key-for-tests")

@@ -30,7 +30,9 @@ def right(mistake):
     """What is written instead."""
     if "command" in mistake:
         return "```sh\n" + "\n".join(mistake["corrected"]) + "\n```\n"
-    return f"```py\n{textwrap.dedent(mistake.get('instead') or mistake['corrected']).strip()}\n```\n"
+    return (
+        f"```py\n{textwrap.dedent(mistake.get('instead') or mistake['corrected']).strip()}\n```\n"
+    )
 
 
 def test_the_page_has_the_message_of_each_mistake(tmp_path, monkeypatch, capsys):
@@ -43,4 +45,6 @@ def test_the_page_has_the_message_of_each_mistake(tmp_path, monkeypatch, capsys)
     made = ROOT / "build" / "mistakes.md"
     made.parent.mkdir(exist_ok=True)
     made.write_text("\n".join(parts), encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == made.read_text(encoding="utf-8"), f"if it is right: cp {made} {PAGE}"
+    assert PAGE.read_text(encoding="utf-8") == made.read_text(encoding="utf-8"), (
+        f"if it is right: cp {made} {PAGE}"
+    )

@@ -4,14 +4,23 @@ from pathlib import Path
 
 import pytest
 
-nbclient = pytest.importorskip("nbclient", reason="the environment is older than this test: make brings nbclient")
+nbclient = pytest.importorskip(
+    "nbclient", reason="the environment is older than this test: make brings nbclient"
+)
 pytest.importorskip("ipykernel", reason="as above")
 nbformat = pytest.importorskip("nbformat", reason="as above")
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 # What a notebook shows as HTML, in order, by the beginning of its plain representation.
 SHOWN = {
-    "first_program": ["Engine(", "SglFunction(", "ProgramState(", "Selection(", "Confidence(", "Engine("],
+    "first_program": [
+        "Engine(",
+        "SglFunction(",
+        "ProgramState(",
+        "Selection(",
+        "Confidence(",
+        "Engine(",
+    ],
     "branches": ["ProgramState(", "Trace(", "Graph("],
     "batches": ["BatchResults(", "Usage("],
 }
@@ -26,8 +35,10 @@ def test_each_notebook_is_tested():
 def test_a_notebook_shows_html_and_writes_nothing_in_red(path, model_file):
     notebook = nbformat.read(path, 4)
     nbformat.validate(notebook)
-    assert not [cell.outputs for cell in notebook.cells if cell.get("outputs")]  # none are committed
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()  # an error of a cell is raised
+    # none are committed
+    assert not [cell.outputs for cell in notebook.cells if cell.get("outputs")]
+    # an error of a cell is raised
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert [output.text for output in outputs if output.get("name") == "stderr"] == []
     results = [output.data for output in outputs if output.output_type == "execute_result"]

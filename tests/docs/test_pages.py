@@ -1,8 +1,10 @@
-"""The pages of the docs: their code blocks run, in the order of the page, and print what the page shows below them.
+"""The pages of the docs: their code blocks run, in the order of the page, and print what the page
+shows below them.
 
-A page's blocks are one program. A block with a title is also a file of that name. What a block prints stands in a block
-`text` right behind it; an error that ends a block is printed as in a traceback's last line. Two comments may stand before
-a block: `not run:` with the reason, and `trace:` with a state, whose trace the site shows below the block.
+A page's blocks are one program. A block with a title is also a file of that name. What a block
+prints stands in a block `text` right behind it; an error that ends a block is printed as in a
+traceback's last line. Two comments may stand before a block: `not run:` with the reason, and
+`trace:` with a state, whose trace the site shows below the block.
 """
 
 import ast
@@ -48,7 +50,8 @@ class Block:
 
 
 FENCE = re.compile(
-    r'(?:^<!-- (not run|trace): ([^\n]*) -->\n)?^```(\w*)(?: title="([^"]+)")?\n(.*?)^```\n', re.DOTALL | re.MULTILINE
+    r'(?:^<!-- (not run|trace): ([^\n]*) -->\n)?^```(\w*)(?: title="([^"]+)")?\n(.*?)^```\n',
+    re.DOTALL | re.MULTILINE,
 )
 
 
@@ -56,10 +59,16 @@ def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text()
     found = list(FENCE.finditer(text))
     for match, after in zip(found, [*found[1:], None]):
-        follows = after is not None and after[3] == "text" and not text[match.end() : after.start()].strip()
+        follows = (
+            after is not None
+            and after[3] == "text"
+            and not text[match.end() : after.start()].strip()
+        )
         shown = after[5] if follows and after is not None else None
         note, about, language, title, code = match.groups()
-        yield Block(note, about, language, title, code, shown, text.count("\n", 0, match.start()) + 1)
+        yield Block(
+            note, about, language, title, code, shown, text.count("\n", 0, match.start()) + 1
+        )
 
 
 def printed(block: Block, names: dict[str, object], file: str) -> str:
@@ -106,8 +115,9 @@ def flags_there_are(command: str) -> None:
 
 @pytest.fixture
 def reader(documented, provider, tmp_path, monkeypatch):
-    """What a reader has: an empty folder, the default engine, keys. `sgl.Engine()` is the engine that all pages share, and
-    the hub's model that reads images is a random one."""
+    """What a reader has: an empty folder, the default engine, keys. `sgl.Engine()` is the engine
+    that all pages share, and the hub's model that reads images is a random one.
+    """
     real = sgl.Engine
 
     def seeing():
@@ -132,7 +142,8 @@ def reader(documented, provider, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_prints_what_it_shows(page, reader, address, monkeypatch):
     module = ModuleType(f"page_{page.stem}")  # not `typing`
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # where saved values find their classes
+    # where saved values find their classes
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in blocks(page):
         where = f"{page}:{block.line}"
         text = re.sub(r"http://(localhost|127\.0\.0\.1):(8000|30000)", address, block.text)
@@ -141,7 +152,9 @@ def test_a_page_prints_what_it_shows(page, reader, address, monkeypatch):
         if block.note == "not run":
             compile(text, where, "exec")
         elif block.language == "python":
-            shown = printed(replace(block, text=text), vars(module), block.title or f"{page.stem}.py")
+            shown = printed(
+                replace(block, text=text), vars(module), block.title or f"{page.stem}.py"
+            )
             assert shown == (block.shown or ""), where
         elif block.language == "console":
             for command, out, expected in answers(block, monkeypatch):
@@ -165,31 +178,46 @@ def test_a_page_prints_what_it_shows(page, reader, address, monkeypatch):
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_a_page_with_a_program_shows_a_trace_of_it(page):
     found = list(blocks(page))
-    assert any(block.note == "trace" for block in found) or not any(block.language == "python" for block in found)
+    assert any(block.note == "trace" for block in found) or not any(
+        block.language == "python" for block in found
+    )
 
 
 def test_the_tests_of_the_page_on_testing_pass(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a reader has none of ours
-    texts = [block.text for block in blocks(ROOT / "docs" / "testing.md") if "def test_" in block.text]
+    texts = [
+        block.text for block in blocks(ROOT / "docs" / "testing.md") if "def test_" in block.text
+    ]
     files = [tmp_path / f"test_page{i}.py" for i in range(len(texts))]
     for file, text in zip(files, texts):
         file.write_text(text)
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    ran = subprocess.run([sys.executable, "-m", "pytest", *options, *files], capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *files], capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stdout
     assert len(files) == 3
 
 
 def test_programs_in_docstrings_run_and_print_what_they_say(reader, provider):
     found = [
-        block for file in (ROOT / "sglang_lite").rglob("*.py") for block in programs_in(ast.parse(file.read_text()))
+        block
+        for file in (ROOT / "sglang_lite").rglob("*.py")
+        for block in programs_in(ast.parse(file.read_text()))
     ]
     assert len(found) >= 2
-    names = {"sgl": sgl, "program": sgl.function(lambda s: s.__iadd__("Paris is the capital of" + sgl.gen("country")))}
+    names = {
+        "sgl": sgl,
+        "program": sgl.function(
+            lambda s: s.__iadd__("Paris is the capital of" + sgl.gen("country"))
+        ),
+    }
     for text in found:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(compile(text, "docstring", "exec"), names)
-        assert out.getvalue().splitlines() == re.findall(r"^print\(.*\)  # (.*)$", text, re.MULTILINE)
+        assert out.getvalue().splitlines() == re.findall(
+            r"^print\(.*\)  # (.*)$", text, re.MULTILINE
+        )
 
 
 def programs_in(tree: ast.Module) -> Iterator[str]:

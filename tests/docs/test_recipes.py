@@ -1,4 +1,5 @@
-"""The recipes of the cookbook: each runs with the command of its page, and prints what the page shows.
+"""The recipes of the cookbook: each runs with the command of its page, and prints what the page
+shows.
 
 `python -m tests.docs.test_recipes NAME …` writes what they print into their pages.
 """
@@ -31,7 +32,10 @@ def default_model_as_folder(folder: Path) -> None:
 
     file = resolve("smollm2-135m")
     model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype="bfloat16", quantization_config=GgufConfig(dequantize=True)
+        file.parent,
+        gguf_file=file.name,
+        dtype="bfloat16",
+        quantization_config=GgufConfig(dequantize=True),
     )
     for part in (model, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)):
         part.save_pretrained(folder)
@@ -43,7 +47,9 @@ def hub_of_the_default_model() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         default_model_as_folder(folder / "model")
-        url = stack.enter_context(local_hub({"HuggingFaceTB/SmolLM2-135M-Instruct": folder / "model"}))
+        url = stack.enter_context(
+            local_hub({"HuggingFaceTB/SmolLM2-135M-Instruct": folder / "model"})
+        )
         ask(url, folder / "cache", stack.enter_context(pytest.MonkeyPatch.context()))
         yield
 

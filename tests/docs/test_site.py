@@ -1,5 +1,6 @@
-"""The site, after `make docs` has built it: links lead somewhere, and a browser finds no fault with any page, narrow or
-wide, light or dark."""
+"""The site, after `make docs` has built it: links lead somewhere, and a browser finds no fault with
+any page, narrow or wide, light or dark.
+"""
 
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -12,11 +13,17 @@ from tests.browser import Errors, chromium
 
 SITE = Path(__file__).parents[2] / "build" / "site"
 # The pages of traces have tests of their own; 404.html is for servers.
-PAGES = [page for page in sorted(SITE.rglob("*.html")) if page.parent.name != "traces" and page.name != "404.html"]
-SIZES = [(0, 1280), (1, 1280), (1, 390), (0, 390)]  # number of the palette in mkdocs.yml: light, dark; width
+PAGES = [
+    page
+    for page in sorted(SITE.rglob("*.html"))
+    if page.parent.name != "traces" and page.name != "404.html"
+]
+# number of the palette in mkdocs.yml: light, dark; width
+SIZES = [(0, 1280), (1, 1280), (1, 390), (0, 390)]
 pytestmark = pytest.mark.skipif(not PAGES, reason="make docs builds the site")
 
-# Texts of less contrast than AA asks for: 3 : 1 if they are large, else 4.5 : 1. axe's rule, which takes seconds a page.
+# Texts of less contrast than AA asks for: 3 : 1 if they are large, else 4.5 : 1. axe's rule, which
+# takes seconds a page.
 FAINT = """() => {
   const rgba = text => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return [r, g, b, a] }
   const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3])).concat(1)
@@ -67,7 +74,9 @@ def test_links_lead_to_files_and_places_that_there_are():
         for link in found.links:
             parts = urlsplit(link)
             target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
-            if not target.is_file() or (target in pages and unquote(parts.fragment) not in pages[target].places):
+            if not target.is_file() or (
+                target in pages and unquote(parts.fragment) not in pages[target].places
+            ):
                 broken.append((page.name, link))
     assert broken == []
 

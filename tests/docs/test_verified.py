@@ -17,14 +17,19 @@ SEND = "`sglang-lite verify NAME --report NAME.json`"
 
 
 def reports():
-    return {file.stem: json.loads(file.read_text()) for file in sorted((ROOT / "docs" / "verified").glob("*.json"))}
+    return {
+        file.stem: json.loads(file.read_text())
+        for file in sorted((ROOT / "docs" / "verified").glob("*.json"))
+    }
 
 
 def alias_of(report):
     """The short name of a model: as it was given, or that of a packaged file with the same sum."""
     sums = report["sha256"].values()
     same = (
-        name for name, each in ALIASES.items() if isinstance(each, PackagedModel | HubFile) and each.file_sha256 in sums
+        name
+        for name, each in ALIASES.items()
+        if isinstance(each, PackagedModel | HubFile) and each.file_sha256 in sums
     )
     return report["model"] if report["model"] in ALIASES else next(same, None)
 
@@ -53,11 +58,19 @@ def row(name, report):
         for status in ("passed", "failed", "left out")
     }
     told = [f"{len(names)} {status}" for status, names in counts.items() if names]
-    told += [f"({', '.join(names)})" for status, names in counts.items() if names and status != "passed"]
+    told += [
+        f"({', '.join(names)})" for status, names in counts.items() if names and status != "passed"
+    ]
     greedy, served = checks["greedy"]["figures"], checks["served"]["figures"]
-    exact = f"{greedy['equal']} of {greedy['prompts']} equal, {greedy['largest_difference']:.1e}" if greedy else "–"
+    exact = (
+        f"{greedy['equal']} of {greedy['prompts']} equal, {greedy['largest_difference']:.1e}"
+        if greedy
+        else "–"
+    )
     settings = "".join(f", `{key}={value}`" for key, value in report.get("settings", {}).items())
-    distance = f"{served['dtype']}{settings}: {served['equal_share']:.1%} of tokens" if served else "–"
+    distance = (
+        f"{served['dtype']}{settings}: {served['equal_share']:.1%} of tokens" if served else "–"
+    )
     machine, versions = report["machine"], report["versions"]
     where = machine.get("gpu") or f"{machine['processor']}, {machine['cores']} cores"
     cells = [
@@ -73,7 +86,9 @@ def test_the_table_is_that_of_the_reports():
 
 
 def test_reports_are_whole_and_name_no_folder():
-    """A report of a part of the checks, or one with a path of the sender's, is not to be checked in."""
+    """A report of a part of the checks, or one with a path of the sender's, is not to be checked
+    in.
+    """
     for name, report in reports().items():
         assert sorted(check["name"] for check in report["checks"]) == sorted(CHECKS), name
         assert all("--only" not in check["summary"] for check in report["checks"]), name

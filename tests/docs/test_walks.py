@@ -1,4 +1,6 @@
-"""The ten walks of the cookbook: from an empty folder to a working program, as their page says, command by command."""
+"""The ten walks of the cookbook: from an empty folder to a working program, as their page says,
+command by command.
+"""
 
 import contextlib
 import io
@@ -16,12 +18,17 @@ from tests.docs.test_recipes import default_model_as_folder
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cookbook" / "walks.md").read_text()
 WALKS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
-ANSWERS = {"The two-letter code": "FR", "Extract name and age": '{"name": "Maria Lopez", "age": 34}'}
+ANSWERS = {
+    "The two-letter code": "FR",
+    "Extract name and age": '{"name": "Maria Lopez", "age": 34}',
+}
 
 
 @pytest.fixture
 def newcomer(documented, model_file, tmp_path, monkeypatch):
-    """An empty folder, the reader's own model in two forms, a server of vLLM's and a key of OpenAI's: imitations."""
+    """An empty folder, the reader's own model in two forms, a server of vLLM's and a key of
+    OpenAI's: imitations.
+    """
     monkeypatch.chdir(tmp_path)
     with sgl.testing.server_for_tests(ANSWERS, compatible=True) as server:
         monkeypatch.setenv("VLLM_URL", server.openai["base_url"])
@@ -54,11 +61,15 @@ def test_a_walk_arrives(walk, newcomer, model_file):
         shutil.copy(model_file, "own.gguf")
     if "own_folder" in text:
         default_model_as_folder(Path("own_folder"))
-    for name, program in re.findall(r'^```python title="([^"]+)"\n(.*?)^```$', text, re.DOTALL | re.MULTILINE):
+    for name, program in re.findall(
+        r'^```python title="([^"]+)"\n(.*?)^```$', text, re.DOTALL | re.MULTILINE
+    ):
         Path(name).write_text(program)
     commands = re.findall(r"^```console\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert commands
     for command, shown in re.findall(
-        r"^\$ ((?:python|sglang-lite) [^\n]*)\n((?:(?!\$ (?:python|sglang)).*\n)*)", "".join(commands), re.MULTILINE
+        r"^\$ ((?:python|sglang-lite) [^\n]*)\n((?:(?!\$ (?:python|sglang)).*\n)*)",
+        "".join(commands),
+        re.MULTILINE,
     ):
         assert typed(command) == shown

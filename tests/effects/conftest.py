@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def engines(small_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], sgl.Engine]]:
+def engines(
+    small_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], sgl.Engine]]:
     """Gives the engine of a name, which is started when it is first asked for."""
     with ExitStack() as stack:
         started: dict[str, sgl.Engine] = {}
@@ -78,7 +80,9 @@ def _reads_texts(kind: str, **config: Any) -> Callable[[Path, pytest.TempPathFac
         folder = folders.mktemp("reads")
         if kind.startswith("Llama"):
             written(folder, getattr(transformers, kind), **config)
-            return sgl.Engine(folder, in_process=True, threads=1, device="cpu", chat_template=READS_ALL)
+            return sgl.Engine(
+                folder, in_process=True, threads=1, device="cpu", chat_template=READS_ALL
+            )
         saved(getattr(transformers, kind), folder, **config)
         return sgl.Engine(folder, in_process=True, threads=1)
 
@@ -112,12 +116,20 @@ def _mixture(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
 
     folder = save(randomise(Qwen3MoeForCausalLM(CONFIG)), folders.mktemp("mixture"))
     adapter = folders.mktemp("adapter")
-    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    settings = {
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": ["q_proj"],
+        "task_type": "CAUSAL_LM",
+    }
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
     noise = torch.Generator().manual_seed(0)
     name = "base_model.model.model.layers.0.self_attn.q_proj"
     tensors = {f"{name}.lora_A.weight": torch.randn((2, CONFIG.hidden_size), generator=noise)}
-    tensors[f"{name}.lora_B.weight"] = torch.randn((CONFIG.num_attention_heads * CONFIG.head_dim, 2), generator=noise)
+    tensors[f"{name}.lora_B.weight"] = torch.randn(
+        (CONFIG.num_attention_heads * CONFIG.head_dim, 2), generator=noise
+    )
     save_file(tensors, adapter / "adapter_model.safetensors")
     return sgl.Engine(
         str(folder), dtype="float32", in_process=True, enable_return_routed_experts=True,
@@ -155,7 +167,9 @@ READS_ALL = (
 
 
 def _bytes(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
-    """Random weights and a token a byte, so that each letter of a prompt counts; prefixes of one token are cached."""
+    """Random weights and a token a byte, so that each letter of a prompt counts; prefixes of one
+    token are cached.
+    """
     return _of_bytes(folders.mktemp("bytes"), max_running=4)
 
 
@@ -174,7 +188,9 @@ def _whisper(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
     from tests.runtime.media.seeing import engine_of
     from tests.runtime.media.whispering import save_whisper
 
-    save_whisper(folder := folders.mktemp("whisper"), suppress_tokens=None, begin_suppress_tokens=None)
+    save_whisper(
+        folder := folders.mktemp("whisper"), suppress_tokens=None, begin_suppress_tokens=None
+    )
     return engine_of(folder)
 
 

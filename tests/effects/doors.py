@@ -1,6 +1,8 @@
-"""Doors through which a generation is asked for. Each gives an answer in the form of `Engine.generate`.
+"""Doors through which a generation is asked for. Each gives an answer in the form of
+`Engine.generate`.
 
-A question has sampling parameters by this package's names and, beside them, `prompt`, `regex` and `json_schema`.
+A question has sampling parameters by this package's names and, beside them, `prompt`, `regex` and
+`json_schema`.
 """
 
 from __future__ import annotations
@@ -36,14 +38,20 @@ def ask_completions(url: str, *, prompt: str = PROMPT, **given: Any) -> Any:
     """Answer of a server's `/v1/completions`; a list for several samples."""
     schema = given.pop("json_schema", None)
     form = {"name": "value", "schema": json.loads(schema)} if schema else None
-    scored = {"logprobs": given.pop("top_logprobs_num", 0)} if given.pop("return_logprob", False) else {}
+    scored = (
+        {"logprobs": given.pop("top_logprobs_num", 0)} if given.pop("return_logprob", False) else {}
+    )
     body = {
         **{"no_stop_trim" if name == "include_stop" else name: value for name, value in given.items()}, **scored,
         "prompt": prompt, "return_token_ids": True, "return_meta_info": True,
         **({"response_format": {"type": "json_schema", "json_schema": form}} if form else {}),
     }  # fmt: skip
     answers = [
-        {"text": choice["text"], "output_ids": choice["token_ids"], "meta_info": choice["meta_info"]}
+        {
+            "text": choice["text"],
+            "output_ids": choice["token_ids"],
+            "meta_info": choice["meta_info"],
+        }
         for choice in _answer(f"{url}/v1/completions", body)["choices"]
     ]
     return answers if len(answers) > 1 else answers[0]
@@ -56,9 +64,11 @@ def _program(s: sgl.ProgramState, prompt: str, options: dict[str, Any]) -> None:
 
 
 def ask_program(engine: sgl.Engine, *, prompt: str = PROMPT, **given: Any) -> Any:
-    """Answer of a `gen` in a program; a list for several samples. Ids are those of the log-probabilities, records of
-    tokens those of the run's trajectory."""
-    recorded = not _RECORDS.isdisjoint(given)  # the trajectory that has records needs the ids of the prompt
+    """Answer of a `gen` in a program; a list for several samples. Ids are those of the
+    log-probabilities, records of tokens those of the run's trajectory.
+    """
+    # the trajectory that has records needs the ids of the prompt
+    recorded = not _RECORDS.isdisjoint(given)
     ids_too = {"return_prompt_token_ids": True} if recorded else {}
     state = _program.run(prompt, {"return_logprob": True, **ids_too, **given}, backend=engine)
     text, meta = state["a"], state.get_meta_info("a") or {}
@@ -69,14 +79,19 @@ def ask_program(engine: sgl.Engine, *, prompt: str = PROMPT, **given: Any) -> An
     if recorded:
         (sequence,) = state.trajectory().sequences
         prompt_ids = [token for token, drawn in zip(sequence.ids, sequence.loss_mask) if not drawn]
-        records = {"routed_experts": sequence.routed_experts, "hidden_states": sequence.hidden_states}
+        records = {
+            "routed_experts": sequence.routed_experts,
+            "hidden_states": sequence.hidden_states,
+        }
         return {**answer, "prompt_token_ids": prompt_ids, "meta_info": {**meta, **records}}
     return answer
 
 
 def _split(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keys of SGLang's dictionary, and fields beside it."""
-    params = {_SGLANG.get(name, name): value for name, value in given.items() if name not in _OF_REQUESTS}
+    params = {
+        _SGLANG.get(name, name): value for name, value in given.items() if name not in _OF_REQUESTS
+    }
     return params, {_SGLANG[name]: value for name, value in given.items() if name in _OF_REQUESTS}
 
 

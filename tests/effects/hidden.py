@@ -1,10 +1,11 @@
 """Runs tests while a setting is hidden: whatever reads it finds its default.
 
-`python -m tests.effects.hidden` does so with each setting that settings_effects.py has a test for, which must fail. Names
-as arguments (`engine.max_running`) choose settings; `--find` looks for a test of each instead.
+`python -m tests.effects.hidden` does so with each setting that settings_effects.py has a test for,
+which must fail. Names as arguments (`engine.max_running`) choose settings; `--find` looks for a
+test of each instead.
 
-Each setting is hidden in a fork of one process that has imported all, so that it costs a few seconds. What another
-process of an engine reads is hidden, too, as this process sends it.
+Each setting is hidden in a fork of one process that has imported all, so that it costs a few
+seconds. What another process of an engine reads is hidden, too, as this process sends it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ DEADLINE_S = 300  # of one test
 _QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins are imported before a fork
 
 
-# Functions that see the value all the same: those that make and check the settings. What else is made of them is hidden.
+# Functions that see the value all the same: those that make and check the settings. What else is
+# made of them is hidden.
 _CHECKS = re.compile(r"__init__|__post_init__|make|_?check\w*")
 _OF_SETTINGS = {"<string>", *(str(ROOT / "sglang_lite" / name) for name in (
     "runtime/config.py", "runtime/config_checks.py", "server/settings.py",
@@ -73,12 +75,24 @@ def fails(test: str, settings: type | None = None, name: str = "") -> bool:
         signal.alarm(DEADLINE_S)
         code = 1
         try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
                 if settings is not None:
                     hide_setting(settings, name)
                 code = int(
                     pytest.main(
-                        ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", *_QUIET, str(ROOT / test)]
+                        [
+                            "-q",
+                            "-x",
+                            "-p",
+                            "no:cacheprovider",
+                            "-p",
+                            "no:faulthandler",
+                            *_QUIET,
+                            str(ROOT / test),
+                        ]
                     )
                 )
         finally:
@@ -100,7 +114,10 @@ def tests_that_name(name: str) -> Iterator[str]:
                 if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                     first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                     source = "\n".join(lines[first - 1 : node.end_lineno])
-                    if re.search(rf"\b{name}=|[\"']{name}[\"']", source) and "refus" not in node.name:
+                    if (
+                        re.search(rf"\b{name}=|[\"']{name}[\"']", source)
+                        and "refus" not in node.name
+                    ):
                         found.append((len(source), f"{file.relative_to(ROOT)}::{node.name}"))
     return (test for _, test in sorted(found))
 
@@ -114,10 +131,12 @@ def find_test(settings: type, name: str) -> str | None:
 
 
 def main(names: list[str]) -> int:
-    """Hides settings one after the other. Returns the number of those whose test passes all the same.
+    """Hides settings one after the other. Returns the number of those whose test passes all the
+    same.
 
     Args:
-        names: settings as `engine.NAME` or `server.NAME`, after `--find` if tests are looked for; none for all.
+        names: settings as `engine.NAME` or `server.NAME`, after `--find` if tests are looked for;
+            none for all.
     """
     from tests.effects.settings_effects import SEEN, TABLES
 

@@ -1,7 +1,7 @@
 """Takes an effect away at the place that a row names.
 
-A mutation hides a value from one module, which reads the field's default instead. All other modules read the value, so
-a row that names the wrong module is found.
+A mutation hides a value from one module, which reads the field's default instead. All other modules
+read the value, so a row that names the wrong module is found.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ class PackageCopy:
         for name in _COPIED:
             source, target = ROOT / name, folder / name
             if source.is_dir():
-                shutil.copytree(source, target, ignore=_LEFT_OUT)  # with bytecode and times, so it stays valid
+                # with bytecode and times, so it stays valid
+                shutil.copytree(source, target, ignore=_LEFT_OUT)
             else:
                 shutil.copy2(source, target)
 
@@ -38,7 +39,9 @@ class PackageCopy:
         """Inserts a text before the first occurrence of another in a file."""
         file = self._open(path)
         content = file.read_text()
-        assert before in content, f"CONTRIBUTING's recipe changes {path} before {before!r}, which is not there."
+        assert before in content, (
+            f"CONTRIBUTING's recipe changes {path} before {before!r}, which is not there."
+        )
         file.write_text(content.replace(before, text + before, 1))
 
     def append(self, path: str, text: str) -> None:
@@ -50,13 +53,19 @@ class PackageCopy:
         """Runs Python in the copy. Returns what it prints."""
         environment = os.environ | {"PYTHONPATH": str(self._folder), "SGLANG_LITE_CASES": "all"}
         run = subprocess.run(
-            [sys.executable, *arguments], cwd=self._folder, env=environment, capture_output=True, text=True
+            [sys.executable, *arguments],
+            cwd=self._folder,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
         return run.stdout + run.stderr
 
     def failing(self, *tests: str) -> set[str]:
         """Runs tests in the copy. Returns the names of those that fail."""
-        printed = self.run("-m", "pytest", "-q", "-rfE", "--tb=line", "-p", "no:cacheprovider", *tests)
+        printed = self.run(
+            "-m", "pytest", "-q", "-rfE", "--tb=line", "-p", "no:cacheprovider", *tests
+        )
         assert re.search(r"^\d+ passed|^\d+ failed|passed|\[100%\]", printed, re.MULTILINE), printed
         return set(re.findall(r"^(?:FAILED|ERROR) \S+?::(\S+)", printed, re.MULTILINE))
 

@@ -34,7 +34,9 @@ class Client:
     url: str
     engine: Any
 
-    def __call__(self, path: str, body: object = None, method: str = "POST", **options: Any) -> Answer:
+    def __call__(
+        self, path: str, body: object = None, method: str = "POST", **options: Any
+    ) -> Answer:
         """Answer to a request; 404 and 405 are failures of the test."""
         found = httpx2.request(method, self.url + path, json=body, timeout=60, **options)
         assert found.status_code not in (404, 405), found.text
@@ -64,7 +66,9 @@ def route(names: str, server: str = "bytes") -> Callable[[Shows], Shows]:
     return add
 
 
-def answers(names: str, body: Mapping[str, Any] | None, path: str, server: str = "bytes", **query: Any) -> None:
+def answers(
+    names: str, body: Mapping[str, Any] | None, path: str, server: str = "bytes", **query: Any
+) -> None:
     """Adds cases of routes whose answer has something at a place.
 
     Args:
@@ -102,22 +106,39 @@ answers("GET /internal_state", None, "internal_states.0.total_tokens")
 answers("GET /v1/loads", None, "loads.0.max_running_requests")
 answers("POST /tokenize, POST /v1/tokenize", {"prompt": "abc"}, "tokens.2")
 answers("POST /detokenize, POST /v1/detokenize", {"tokens": [66, 67]}, "text")
-answers("POST /separate_reasoning", {"text": "<think>a</think>b", "reasoning_parser": "qwen3"}, "reasoning_text")
+answers(
+    "POST /separate_reasoning",
+    {"text": "<think>a</think>b", "reasoning_parser": "qwen3"},
+    "reasoning_text",
+)
 answers("POST /parse_function_call", {
     "text": '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>', "tool_call_parser": "qwen25",
     "tools": [{"type": "function", "function": {"name": "add"}}],
 }, "calls.0.name")  # fmt: skip
-answers("POST /v1/chat/completions, POST /invocations", {"messages": USER, "max_tokens": 4}, "usage.completion_tokens")
+answers(
+    "POST /v1/chat/completions, POST /invocations",
+    {"messages": USER, "max_tokens": 4},
+    "usage.completion_tokens",
+)
 answers("POST /v1/completions", {"prompt": "x", "max_tokens": 4}, "usage.completion_tokens")
 answers("POST /v1/messages", {"messages": USER, "max_tokens": 4}, "usage.output_tokens")
 answers("POST /v1/messages/count_tokens", {"messages": USER}, "input_tokens")
 answers("POST /v1/responses", {"input": "x", "max_output_tokens": 4}, "usage.output_tokens")
 answers("POST /v1/responses/input_tokens", {"input": "x"}, "input_tokens")
-answers("POST /v1/decisions", {"model": "", "input": "x", "questions": [QUESTION]}, "answers.0.probability")
+answers(
+    "POST /v1/decisions",
+    {"model": "", "input": "x", "questions": [QUESTION]},
+    "answers.0.probability",
+)
 answers("POST /v1/score", {"prompt": "ab", "continuations": ["c"]}, "scores.0.logprob")
 answers("POST /v1/embeddings", {"input": "the sea"}, "data.0.embedding.0", "embedder")
 answers("POST /encode", {"text": "the sea"}, "embedding.0", "embedder")
-answers("POST /v1/rerank, POST /rerank", {"query": "a", "documents": ["b"]}, "results.0.relevance_score", "reranker")
+answers(
+    "POST /v1/rerank, POST /rerank",
+    {"query": "a", "documents": ["b"]},
+    "results.0.relevance_score",
+    "reranker",
+)
 answers("POST /classify, POST /v1/classify", {"input": "the sea"}, "data.0.label", "classifier")
 answers("POST /pooling", {"input": "the sea"}, "data.0.data.0", "pooler")
 answers(
@@ -125,9 +146,15 @@ answers(
     {"instances": [{"text": "ab"}], "parameters": {"sampling_params": GREEDY}},
     "predictions.0.text",
 )
-answers("POST /api/chat", {"model": "", "messages": USER, "stream": False, "options": {"num_predict": 4}}, "eval_count")
 answers(
-    "POST /api/generate", {"model": "", "prompt": "x", "stream": False, "options": {"num_predict": 4}}, "eval_count"
+    "POST /api/chat",
+    {"model": "", "messages": USER, "stream": False, "options": {"num_predict": 4}},
+    "eval_count",
+)
+answers(
+    "POST /api/generate",
+    {"model": "", "prompt": "x", "stream": False, "options": {"num_predict": 4}},
+    "eval_count",
 )
 answers("GET /api/tags, GET /api/ps", None, "models.0.digest")
 answers("POST /api/show", {"model": "served"}, "template")
@@ -140,7 +167,9 @@ answers(
     "POST /playground/run", {"turns": [{"role": "user", "kind": "gen", "max_tokens": 2}]}, "data",
     headers={"x-token": TOKEN},
 )  # fmt: skip
-answers("POST /playground/check", {"kind": "regex", "text": "a+"}, "rules", headers={"x-token": TOKEN})
+answers(
+    "POST /playground/check", {"kind": "regex", "text": "a+"}, "rules", headers={"x-token": TOKEN}
+)
 
 
 @route("GET /")
@@ -177,7 +206,12 @@ ROUTES["POST /flush_cache"] = ("bytes", lambda client: _forgets(client, "POST"))
 
 @route("POST /abort_request")
 def ends_a_request(client: Client) -> bool:
-    body = {"text": "a", "rid": "r", "stream": True, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
+    body = {
+        "text": "a",
+        "rid": "r",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 300, "ignore_eos": True},
+    }
     with httpx2.stream("POST", f"{client.url}/generate", json=body, timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)
@@ -200,7 +234,9 @@ def changes_the_log(client: Client) -> bool:
 @route("POST /open_session, POST /close_session")
 def opens_and_closes(client: Client) -> bool:
     name = client("/open_session", {"capacity_of_str_len": 100}).body
-    found = client("/generate", {"text": "ab", "sampling_params": GREEDY, "session_params": {"id": name}})
+    found = client(
+        "/generate", {"text": "ab", "sampling_params": GREEDY, "session_params": {"id": name}}
+    )
     client("/close_session", {"session_id": name})
     again = httpx2.post(f"{client.url}/close_session", json={"session_id": name})
     return (found.status, again.status_code) == (200, 404)
@@ -217,7 +253,10 @@ def _profiles(client: Client, start: str, stop: str) -> bool:
 
 for start, stop in (("GET", "POST"), ("POST", "GET")):
     for name in (f"{start} /start_profile", f"{stop} /stop_profile"):
-        ROUTES[name] = ("bytes", lambda client, start=start, stop=stop: _profiles(client, start, stop))
+        ROUTES[name] = (
+            "bytes",
+            lambda client, start=start, stop=stop: _profiles(client, start, stop),
+        )
 
 
 def _records(client: Client, method: str) -> bool:
@@ -233,10 +272,12 @@ for action in ("start", "stop", "dump"):
         )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------------ weights
+# ------------------------------------------------------------------------------------------ weights
 
 
-@route("POST /release_memory_occupation, POST /resume_memory_occupation, GET /is_sleeping", "keeper")
+@route(
+    "POST /release_memory_occupation, POST /resume_memory_occupation, GET /is_sleeping", "keeper"
+)
 def gives_memory_back(client: Client) -> bool:
     return _sleeps(client, "/release_memory_occupation", "/resume_memory_occupation")
 
@@ -289,7 +330,9 @@ def _version(client: Client) -> str:
 
 
 def _tensor(client: Client, method: str = "POST") -> list[float]:
-    found: list[float] = client("/get_weights_by_name", {"name": WEIGHT, "truncate_size": 64}, method).body
+    found: list[float] = client(
+        "/get_weights_by_name", {"name": WEIGHT, "truncate_size": 64}, method
+    ).body
     return found
 
 
@@ -309,7 +352,8 @@ def waits(client: Client) -> bool:
         paused = client("/pause_generation", {"mode": "retract"}).body
         return "num_paused_requests" in paused and client("/continue_generation").status == 200
     finally:
-        weights.continue_generation(client.engine)  # where the route is taken out, the engine still waits
+        # where the route is taken out, the engine still waits
+        weights.continue_generation(client.engine)
 
 
 def refuses(names: str, body: Mapping[str, Any], word: str) -> None:
@@ -325,7 +369,11 @@ def refuses(names: str, body: Mapping[str, Any], word: str) -> None:
 
 
 GROUP = {"master_address": "127.0.0.1", "group_name": "g"}
-refuses("POST /init_weights_update_group", {**GROUP, "master_port": 1, "rank_offset": 5, "world_size": 2}, "backend")
+refuses(
+    "POST /init_weights_update_group",
+    {**GROUP, "master_port": 1, "rank_offset": 5, "world_size": 2},
+    "backend",
+)
 refuses(
     "POST /update_weights_from_distributed",
     {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "g"},
@@ -337,10 +385,14 @@ refuses(
     {**GROUP, "ports": "1", "group_rank": 9, "world_size": 2},
     "rank",
 )
-refuses("POST /send_weights_to_remote_instance", {"master_address": "127.0.0.1", "ports": "1", "group_name": "g"}, "g")
+refuses(
+    "POST /send_weights_to_remote_instance",
+    {"master_address": "127.0.0.1", "ports": "1", "group_name": "g"},
+    "g",
+)
 
 
-# ---------------------------------------------------------------------------------------------------------- responses
+# ---------------------------------------------------------------------------------------- responses
 
 
 def _made(client: Client) -> str:
@@ -374,7 +426,7 @@ def says_what_else_to_do(client: Client) -> bool:
     return "summary" in client("/v1/responses/compact", {}).text
 
 
-# ------------------------------------------------------------------------------------------------ programs and others
+# ------------------------------------------------------------------------------ programs and others
 
 
 @route("POST /load_lora_adapter, POST /unload_lora_adapter", "mixture")
@@ -391,7 +443,9 @@ def writes_down(client: Client) -> bool:
     from tests.media_files import wav
 
     found = [
-        httpx2.post(f"{client.url}/v1/audio/{kind}", files={"file": ("a.wav", wav(1.3).data)}, timeout=60)
+        httpx2.post(
+            f"{client.url}/v1/audio/{kind}", files={"file": ("a.wav", wav(1.3).data)}, timeout=60
+        )
         for kind in ("transcriptions", "translations")
     ]
     return all(each.status_code == 200 and each.json()["text"] for each in found)

@@ -1,7 +1,8 @@
 """What shows the effect of each sampling parameter, in an answer in the form of `Engine.generate`.
 
-Each case asks with and without its parameter. What it looks for has to be there with the parameter only: a token, a
-text, an end, a number of the answer. Nothing that an answer repeats of its request counts.
+Each case asks with and without its parameter. What it looks for has to be there with the parameter
+only: a token, a text, an end, a number of the answer. Nothing that an answer repeats of its request
+counts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from sglang_lite.protocol import ParameterError
 
 Answer: TypeAlias = dict[str, Any]
 Entry: TypeAlias = tuple[float, int, str | None]
-Ask: TypeAlias = Callable[..., Any]  # parameters by this package's names, and others of doors.py -> an answer
+# parameters by this package's names, and others of doors.py -> an answer
+Ask: TypeAlias = Callable[..., Any]
 A, B, EOS = 81, 82, 2  # tokens of the default model: "a", "b" and the end of sequence
 PREFERRED = {A: 100, B: 80}
 DRAWN: dict[str, Any] = {"temperature": 1, "seed": 7, "max_tokens": 12}
@@ -50,7 +52,11 @@ class Effect:
             given: whether the parameter is given.
         """
         own = {self.parameter: self.value} if given else {}
-        return self.shows(lambda **more: answer(**{"temperature": 0, "max_tokens": 6, **self.beside, **own, **more}))
+        return self.shows(
+            lambda **more: answer(
+                **{"temperature": 0, "max_tokens": 6, **self.beside, **own, **more}
+            )
+        )
 
 
 EFFECTS: dict[str, list[Effect]] = {}
@@ -68,7 +74,7 @@ def effect(
     return add
 
 
-# --------------------------------------------------------------------------------------------------- length and end
+# ----------------------------------------------------------------------------------- length and end
 
 
 @effect("max_tokens", 3)
@@ -107,7 +113,10 @@ def ends_before_the_pattern(ask: Ask) -> bool:
 @effect("stop_token_ids", [A], logit_bias={A: 100})
 def ends_at_the_token(ask: Ask) -> bool:
     answer = ask()
-    return ids(answer) == [A] and answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": A}
+    return ids(answer) == [A] and answer["meta_info"]["finish_reason"] == {
+        "type": "stop",
+        "matched": A,
+    }
 
 
 @effect("include_stop", True, regex="a{3}b{3}", stop="b")
@@ -115,7 +124,7 @@ def keeps_the_stop(ask: Ask) -> bool:
     return ask()["text"] == "aaab"
 
 
-# -------------------------------------------------------------------------------------------------------------- draws
+# -------------------------------------------------------------------------------------------- draws
 
 
 @effect("temperature", 0, **{**DRAWN, "temperature": None})
@@ -129,7 +138,8 @@ def draws_one_of_the_likeliest(ask: Ask) -> bool:
     return set(found) > {0} and max(found) < 4
 
 
-@effect("top_k", 3, **{**DRAWN, "max_tokens": 60})  # enough that each of the three is drawn, on any device
+# enough that each of the three is drawn, on any device
+@effect("top_k", 3, **{**DRAWN, "max_tokens": 60})
 def draws_one_of_three(ask: Ask) -> bool:
     return set(ranks(ask(**REPORTED))) == {0, 1, 2}
 
@@ -142,7 +152,10 @@ def draws_what_the_nucleus_has(ask: Ask) -> bool:
 @effect("min_p", 0.5, **DRAWN)
 def draws_half_as_likely_tokens(ask: Ask) -> bool:
     answer = ask(**REPORTED)
-    return all(entry[0] >= tops[0][0] + math.log(0.5) for entry, tops in zip(drawn(answer), likeliest(answer)))
+    return all(
+        entry[0] >= tops[0][0] + math.log(0.5)
+        for entry, tops in zip(drawn(answer), likeliest(answer))
+    )
 
 
 @effect("sampling_order", "sequential", top_k=4, top_p=0.3, **DRAWN)
@@ -194,7 +207,7 @@ def has_an_adapters_tokens(ask: Ask) -> bool:
     return ids(ask()) != ids(ask(lora_path=None))
 
 
-# ----------------------------------------------------------------------------------------------- text and constraints
+# ----------------------------------------------------------------------------- text and constraints
 
 
 @effect("skip_special_tokens", False, logit_bias={EOS: 100}, ignore_eos=True)
@@ -213,7 +226,14 @@ def ends_its_thought(ask: Ask) -> bool:
     return ask()["text"] == "<think>abcdefghij.\n</think>\n\nABC"
 
 
-@effect("reasoning_format", "qwen3", engine="untold thinker", prompt="x<think>", thinking=3, max_tokens=40)
+@effect(
+    "reasoning_format",
+    "qwen3",
+    engine="untold thinker",
+    prompt="x<think>",
+    thinking=3,
+    max_tokens=40,
+)
 def knows_the_marks_of_thoughts(ask: Ask) -> bool:
     try:
         return "</think>" in ask()["text"]
@@ -221,7 +241,7 @@ def knows_the_marks_of_thoughts(ask: Ask) -> bool:
         return False
 
 
-# -------------------------------------------------------------------------------------------------- what is reported
+# --------------------------------------------------------------------------------- what is reported
 
 
 @effect("return_logprob", True)
@@ -276,7 +296,7 @@ def reports_the_models_own_choice(ask: Ask) -> bool:
     return len(found) > 0 and max(found) < 0
 
 
-# ------------------------------------------------------------------------------------------------ reading of an answer
+# ----------------------------------------------------------------------------- reading of an answer
 
 
 def ids(answer: Answer) -> list[int]:
@@ -297,11 +317,15 @@ def likeliest(answer: Answer) -> list[list[Entry]]:
 def ranks(answer: Answer) -> list[int]:
     """Rank of each token; 4 if it is none of the four likeliest."""
     found = [[top[1] for top in tops] for tops in likeliest(answer)]
-    return [tops.index(token) if token in tops else len(tops) for token, tops in zip(ids(answer), found)]
+    return [
+        tops.index(token) if token in tops else len(tops) for token, tops in zip(ids(answer), found)
+    ]
 
 
 def mass_before(answer: Answer) -> list[float]:
-    """Probability of the tokens that are likelier than each token; 1 if it is none of the four likeliest."""
+    """Probability of the tokens that are likelier than each token; 1 if it is none of the four
+    likeliest.
+    """
     return [
         sum(math.exp(top[0]) for top in tops[:rank]) if rank < len(tops) else 1.0
         for rank, tops in zip(ranks(answer), likeliest(answer))
@@ -309,7 +333,9 @@ def mass_before(answer: Answer) -> list[float]:
 
 
 def lost(ask: Ask, penalty: str, nothing: float) -> list[float]:
-    """What the logit of token A loses by a penalty at each position, compared with that of B, to two places."""
+    """What the logit of token A loses by a penalty at each position, compared with that of B, to
+    two places.
+    """
     gaps = []
     for given in ({penalty: nothing}, {}):
         pairs = likeliest(ask(**given, return_logprob=True, top_logprobs_num=2))

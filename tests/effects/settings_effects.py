@@ -1,4 +1,6 @@
-"""Tests that see the effect of a setting of an engine or a server: each fails where the setting is hidden (hidden.py)."""
+"""Tests that see the effect of a setting of an engine or a server: each fails where the setting is
+hidden (hidden.py).
+"""
 
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.server.settings import ServerSettings

@@ -1,6 +1,8 @@
-"""Every field of a request's body has an effect that its answer shows, and has none while it is hidden.
+"""Every field of a request's body has an effect that its answer shows, and has none while it is
+hidden.
 
-Fields without effect are accepted by name (`neutral` in sglang_lite/server/fields.py), or reported in a header.
+Fields without effect are accepted by name (`neutral` in sglang_lite/server/fields.py), or reported
+in a header.
 """
 
 from pathlib import Path
@@ -14,7 +16,11 @@ from tests.effects.fields.case import UNUSED, Ask, hide_body_field
 
 TABLES = [*(route.fields for route in ROUTES if route.fields is not None), OPTIONS]
 RECORDS = {fields.record.__name__: fields.record for fields in TABLES}
-ROWS = {f"{name}.{field}" for name, record in RECORDS.items() for field in record.__struct_encode_fields__}
+ROWS = {
+    f"{name}.{field}"
+    for name, record in RECORDS.items()
+    for field in record.__struct_encode_fields__
+}
 ALL = [
     pytest.param(name, field, case, id=f"{name}.{field}")
     for name, cases in CASES.items()
@@ -23,7 +29,9 @@ ALL = [
 
 
 def test_every_field_has_a_case_or_is_listed():
-    seen = {f"{name}.{field}" for name, cases in CASES.items() for field in cases if name in RECORDS}
+    seen = {
+        f"{name}.{field}" for name, cases in CASES.items() for field in cases if name in RECORDS
+    }
     assert sorted(ROWS - seen - NOT_SEEN.keys()) == [], "add a case to tests/effects/fields"
     assert (seen | NOT_SEEN.keys()) - ROWS == set()
     assert not seen & NOT_SEEN.keys()
@@ -41,7 +49,9 @@ def test_a_field_has_an_effect_and_none_while_it_is_hidden(name, field, case, se
 
 
 def _seen_anyhow(case, url, door, field, *, given):
-    """Whether the effect is seen; without the field the request may be refused, so its answer has not the parts."""
+    """Whether the effect is seen; without the field the request may be refused, so its answer has
+    not the parts.
+    """
     try:
         return case.seen(url, door, field, given=given)
     except (AssertionError, TypeError, KeyError, IndexError):

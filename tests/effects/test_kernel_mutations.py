@@ -1,7 +1,9 @@
-"""Sampling parameters whose effect kernels make: without it inside the kernel, the effect test of the parameter fails.
+"""Sampling parameters whose effect kernels make: without it inside the kernel, the effect test of
+the parameter fails.
 
-A mutation is a change of the kernels' source, and is looked for in draws from random logits. That an engine's answers have
-the effects, test_sampling.py sees; penalties, which change logits before kernels draw, are looked for in them.
+A mutation is a change of the kernels' source, and is looked for in draws from random logits. That
+an engine's answers have the effects, test_sampling.py sees; penalties, which change logits before
+kernels draw, are looked for in them.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from tests.effects.doors import ask_engine
 from tests.effects.sampling_effects import EFFECTS, REPORTED, A, Ask, B, Effect, ids, likeliest
 from tests.runtime.kernels import needs_kernels
 
-# By parameter: a statement of kernels/sampling.py, and what it becomes. The first of each hides the parameter from the
-# kernels, the others take the effect away where it is made.
+# By parameter: a statement of kernels/sampling.py, and what it becomes. The first of each hides the
+# parameter from the kernels, the others take the effect away where it is made.
 SOURCE_MUTATIONS = {
     "temperature": [
-        ("temperature = tl.load(temperatures + slot)", "temperature = tl.load(temperatures + slot) * 0.0 + 1.0"),
+        (
+            "temperature = tl.load(temperatures + slot)",
+            "temperature = tl.load(temperatures + slot) * 0.0 + 1.0",
+        ),
         ("return x * (1.0 / temperature) -", "return x -"),
     ],
     "top_k": [
@@ -61,7 +66,9 @@ LOGIT_MUTATIONS = {
 
 
 def falls_behind(ask: Ask) -> bool:
-    """Whether a token that the prompt has, ahead of another by a hair, is not the one that is drawn."""
+    """Whether a token that the prompt has, ahead of another by a hair, is not the one that is
+    drawn.
+    """
     alike = ask(repetition_penalty=1.0, logit_bias={A: 100, B: 100}, max_tokens=1, **REPORTED)
     scores = {token: score for score, token, _ in likeliest(alike)[0]}
     lead = scores[A] - scores[B]
@@ -75,17 +82,23 @@ CASES = {
 
 pytestmark = needs_kernels
 MUTATIONS = [
-    pytest.param(name, *each, id=f"{name}: {each[0]}") for name, changes in SOURCE_MUTATIONS.items() for each in changes
+    pytest.param(name, *each, id=f"{name}: {each[0]}")
+    for name, changes in SOURCE_MUTATIONS.items()
+    for each in changes
 ]
-NOT_CAPTURED = pytest.mark.skipif(torch.cuda.is_available(), reason="captured graphs have the kernels as they were")
+NOT_CAPTURED = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="captured graphs have the kernels as they were"
+)
 
-# ------------------------------------------------------------------------------------------------- draws from logits
+# -------------------------------------------------------------------------------- draws from logits
 
 ROWS, SIZE = 32, 24
 
 
 def drawn(seed: float = 7, **given: float) -> torch.Tensor:
-    """Ranks of tokens that kernels draw from random logits: one of each row, by the neutral values of what is not given."""
+    """Ranks of tokens that kernels draw from random logits: one of each row, by the neutral values
+    of what is not given.
+    """
     logits = torch.randn((ROWS, SIZE), generator=torch.Generator().manual_seed(1)) * 2
     parameters = sampling.DeviceSampling.allocate(ROWS, torch.device("cpu"))
     for name, value in {"temperature": 1.0, "seed": seed, **given}.items():
@@ -116,11 +129,19 @@ BOTH = {"top_k": 4, "top_p": 0.5}
 # What draws have with a parameter alone.
 DRAWS = {
     "temperature": lambda **own: drawn(**({"temperature": 0.05} if own["given"] else {})).max() < 3,
-    "top_k": lambda **own: set(drawn(**({"top_k": 3} if own["given"] else {})).tolist()) == {0, 1, 2},
-    "top_p": lambda **own: bool((masses(drawn(**({"top_p": 0.3} if own["given"] else {}))) <= 0.3).all()),
-    "min_p": lambda **own: bool((ratios(drawn(**({"min_p": 0.5} if own["given"] else {}))) >= 0.5 - 1e-6).all()),
+    "top_k": lambda **own: (
+        set(drawn(**({"top_k": 3} if own["given"] else {})).tolist()) == {0, 1, 2}
+    ),
+    "top_p": lambda **own: bool(
+        (masses(drawn(**({"top_p": 0.3} if own["given"] else {}))) <= 0.3).all()
+    ),
+    "min_p": lambda **own: bool(
+        (ratios(drawn(**({"min_p": 0.5} if own["given"] else {}))) >= 0.5 - 1e-6).all()
+    ),
     "sampling_order": lambda **own: bool(
-        (masses(drawn(**BOTH, **({"sequential": 1} if own["given"] else {})), 4) <= 0.5 + 1e-6).all()
+        (
+            masses(drawn(**BOTH, **({"sequential": 1} if own["given"] else {})), 4) <= 0.5 + 1e-6
+        ).all()
     ),
     "seed": lambda **own: (drawn(7) == drawn(8 if own["given"] else 7)).float().mean() < 0.9,
 }
@@ -140,7 +161,7 @@ def test_without_its_effect_in_the_kernel_draws_show_none(name, old, new, tmp_pa
     assert launched, "no mutated kernel was launched"
 
 
-# ------------------------------------------------------------------------------------------------ an engine's answers
+# ------------------------------------------------------------------------------ an engine's answers
 
 
 @pytest.mark.sampled(len(LOGIT_MUTATIONS))
@@ -157,8 +178,12 @@ def test_without_what_changes_logits_a_penalty_shows_none(name, function, engine
 
 def _shown(name, engines):
     """Whether all cases of a parameter show its effect with it, and none without it."""
-    answer = partial(ask_engine, engines("kernels"), ignore_eos=True, prompt="The river")  # which has A, and not B
-    return all(_seen(case, answer, given=True) and not _seen(case, answer, given=False) for case in CASES[name])
+    # which has A, and not B
+    answer = partial(ask_engine, engines("kernels"), ignore_eos=True, prompt="The river")
+    return all(
+        _seen(case, answer, given=True) and not _seen(case, answer, given=False)
+        for case in CASES[name]
+    )
 
 
 def _seen(case: Effect, answer, *, given):
@@ -170,7 +195,8 @@ def _seen(case: Effect, answer, *, given):
 
 @contextmanager
 def kernels_with(old: str, new: str, folder: Path) -> Iterator[list[str]]:
-    """Launches kernels whose source is changed, in place of the right ones. Yields the names of those that were launched.
+    """Launches kernels whose source is changed, in place of the right ones. Yields the names of
+    those that were launched.
 
     Args:
         old: text of their source.

@@ -1,4 +1,6 @@
-"""Every kind of operation that a player performs at once changes what some conformance program gives."""
+"""Every kind of operation that a player performs at once changes what some conformance program
+gives.
+"""
 
 import pytest
 
@@ -9,7 +11,9 @@ from tests.conformance.case import cases, expected, outcome
 CASES = cases()
 # Kinds that can't be left out, by the names of their classes, with the reason.
 NOT_LEFT_OUT = {
-    **dict.fromkeys(("GenOp", "SelectOp", "ForkOp", "ScopeOp", "ReadOp"), "what reads its value waits for ever."),
+    **dict.fromkeys(
+        ("GenOp", "SelectOp", "ForkOp", "ScopeOp", "ReadOp"), "what reads its value waits for ever."
+    ),
     "EventOp": "it calls the caller's functions, which conformance programs do not have.",
 }
 KINDS = [kind for kind in IMMEDIATE if kind.__name__ not in NOT_LEFT_OUT]

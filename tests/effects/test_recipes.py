@@ -1,7 +1,7 @@
 """Recipes of CONTRIBUTING.md, carried out with dummies in a copy of the package.
 
-What does nothing must be found by the tests that are there, and what does something must need no other file than the
-recipe names.
+What does nothing must be found by the tests that are there, and what does something must need no
+other file than the recipe names.
 """
 
 import re
@@ -18,7 +18,8 @@ GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
 pytestmark = pytest.mark.slow  # each runs tests in a process of its own
 
 
-# Four parameters: one that works, one whose row names the wrong place, one that does nothing, and one that has no case.
+# Four parameters: one that works, one whose row names the wrong place, one that does nothing, and
+# one that has no case.
 WORKS, MISPLACED, IDLE, UNSEEN = "top_n_sigma", "misplaced_sigma", "idle_sigma", "unseen_sigma"
 ROW = """    Parameter(
         "{name}", "float", 0.0, "leave out logits this many deviations below the largest", Range(0, 100), places=_OURS,
@@ -42,10 +43,15 @@ def check_a_sampling_parameter(copy):
         _add_parameter(copy, name)
     table = "sglang_lite/runtime/requests/resolved_params.py"
     copy.insert(table, f" or self.{WORKS} or self.{MISPLACED}", before=" or self.min_tokens)")
-    copy.insert("sglang_lite/runtime/executor/logit_adjustments.py", EFFECT, before="    banned = [")
+    copy.insert(
+        "sglang_lite/runtime/executor/logit_adjustments.py", EFFECT, before="    banned = ["
+    )
     copy.run("-m", "tests.test_sampling_parameters")  # writes the table of the docs
     assert copy.failing(
-        "tests/effects/test_sampling.py", "tests/test_sampling_parameters.py", "-k", "not sampling_py"
+        "tests/effects/test_sampling.py",
+        "tests/test_sampling_parameters.py",
+        "-k",
+        "not sampling_py",
     ) == {
         "test_every_parameter_has_a_case",
         f"test_a_parameter_has_an_effect[{IDLE}=0.0001]",
@@ -59,15 +65,24 @@ def check_a_sampling_parameter(copy):
 
 def _add_parameter(copy, name):
     """Adds a parameter as the recipe says, but for its effect."""
-    table, place = "sglang_lite/protocol/sampling.py", "sampler" if name == MISPLACED else "logit_adjustments"
+    table, place = (
+        "sglang_lite/protocol/sampling.py",
+        "sampler" if name == MISPLACED else "logit_adjustments",
+    )
     copy.insert(table, ROW.format(name=name, place=place), before=")  # fmt: skip\n\n\ndef named(")
     copy.insert(table, f"    {name}: float | None\n", before="\n\nclass GenSamplingOptions")
     copy.insert(table, f"    {name}: float | None\n", before="\n\n@dataclass\nclass HookParams")
     copy.insert(table, f"    {name}: float | Unset = UNSET\n", before="\n    def __post_init__")
-    copy.insert("sglang_lite/runtime/requests/resolved_params.py", f"    {name}: float\n", before="\n    @property")
+    copy.insert(
+        "sglang_lite/runtime/requests/resolved_params.py",
+        f"    {name}: float\n",
+        before="\n    @property",
+    )
     entry = "leave out logits this many deviations below the largest (0.0; 0 to 100)."
     copy.insert(
-        "sglang_lite/lang/api.py", f"        {name}: {entry}\n", before="        dtype: int, float, bool or str:"
+        "sglang_lite/lang/api.py",
+        f"        {name}: {entry}\n",
+        before="        dtype: int, float, bool or str:",
     )
     if name != UNSEEN:
         copy.append("tests/effects/sampling_effects.py", CASE.format(name=name))
@@ -87,7 +102,9 @@ def check_a_family(copy):
     row = '    "dummy": Family(("DummyForCausalLM",)),\n'
     copy.insert("sglang_lite/runtime/models/families.py", row, before='    "mistral": Family(')
     assert "layers: 3" in copy.run("-c", LOADED)
-    assert copy.failing("tests/effects/test_tables.py") == {"test_every_family_is_compared_with_transformers"}
+    assert copy.failing("tests/effects/test_tables.py") == {
+        "test_every_family_is_compared_with_transformers"
+    }
     assert len(copy.opened) <= MOST_FOR_OTHERS
 
 
@@ -99,16 +116,21 @@ def check_a_kind_of_node(copy):
         before="\n\n# Functions that play an operation",
     )
     copy.insert(
-        player, "from sglang_lite.program.nodes import BaseNode\n", before="from sglang_lite.program.nodes import"
+        player,
+        "from sglang_lite.program.nodes import BaseNode\n",
+        before="from sglang_lite.program.nodes import",
     )
-    copy.insert(player, "    DummyNode: lambda player, node: True,\n", before="    TurnEnd: _on_transcript")
+    copy.insert(
+        player, "    DummyNode: lambda player, node: True,\n", before="    TurnEnd: _on_transcript"
+    )
     assert copy.failing("tests/effects/test_nodes.py", "-k", "Dummy") == {
         "test_a_kind_that_does_nothing_changes_a_program[DummyNode]"
     }
     assert len(copy.opened) <= MOST_FOR_OTHERS
 
 
-# Three providers: one that works, one whose profile says nothing, and one that says what no profile knows.
+# Three providers: one that works, one whose profile says nothing, and one that says what no profile
+# knows.
 PROFILE = """provider = "{name}"
 read = 2026-11-22
 {like}
@@ -149,12 +171,20 @@ with sgl.server_for_tests(compatible=True) as server:
 
 def check_a_provider(copy):
     folder = "sglang_lite/lang/backend"
-    copy.append(f"{folder}/profiles/dummy.toml", PROFILE.format(name="dummy", like='like = "vllm"', facts="[]"))
+    copy.append(
+        f"{folder}/profiles/dummy.toml",
+        PROFILE.format(name="dummy", like='like = "vllm"', facts="[]"),
+    )
     copy.append(f"{folder}/dummy.py", BACKEND)
-    assert re.findall("answer: .*|sent: .*", copy.run("-c", ASKED)) == ["answer: ab", "sent: {'regex': '[ab]+'}"]
+    assert re.findall("answer: .*|sent: .*", copy.run("-c", ASKED)) == [
+        "answer: ab",
+        "sent: {'regex': '[ab]+'}",
+    ]
     check_recipe(copy, "A remote backend", 2)
     for name, facts in (("idle", "[]"), ("misspelt", '[{ source = "docs", takes = ["nothing"] }]')):
-        copy.append(f"{folder}/profiles/{name}.toml", PROFILE.format(name=name, like="", facts=facts))
+        copy.append(
+            f"{folder}/profiles/{name}.toml", PROFILE.format(name=name, like="", facts=facts)
+        )
     failing = copy.failing("tests/lang/backends/test_profiles.py")
     assert {name for name in failing if "dummy" in name} == set()
     assert {name for name in failing if "idle" in name or "misspelt" in name} >= {
@@ -210,7 +240,13 @@ def check_recipe(copy, name, count):
     assert {path for path in named if f"`{path}`" not in recipe} == set()
 
 
-CHECKS = [check_a_sampling_parameter, check_a_family, check_a_kind_of_node, check_a_provider, check_a_stop_string]
+CHECKS = [
+    check_a_sampling_parameter,
+    check_a_family,
+    check_a_kind_of_node,
+    check_a_provider,
+    check_a_stop_string,
+]
 
 
 @pytest.mark.sampled(len(CHECKS))
@@ -221,6 +257,8 @@ def test_a_dummy_without_an_effect_is_found(check, tmp_path):
 
 def test_a_parameter_of_draws_is_named_by_few_files():
     files = [
-        path for path in sorted(Path(ROOT, "sglang_lite").rglob("*.py")) if re.search(r"\bmin_p\b", path.read_text())
+        path
+        for path in sorted(Path(ROOT, "sglang_lite").rglob("*.py"))
+        if re.search(r"\bmin_p\b", path.read_text())
     ]
     assert len(files) <= MOST_FOR_A_SAMPLING_PARAMETER, files

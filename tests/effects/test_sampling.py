@@ -15,7 +15,11 @@ from tests.runtime.kernels import needs_kernels
 
 # Parameters whose value can't be hidden from a place, with the reason.
 NOT_HIDDEN = {"n": "the caller waits for as many answers as it asked for, which then never come."}
-CASES = [pytest.param(case, id=f"{name}={case.value}") for name, cases in EFFECTS.items() for case in cases]
+CASES = [
+    pytest.param(case, id=f"{name}={case.value}")
+    for name, cases in EFFECTS.items()
+    for case in cases
+]
 PLACES = [
     pytest.param(parameter, place, id=f"{parameter.name}-{place}")
     for parameter in PARAMETERS
@@ -41,7 +45,9 @@ def test_a_parameter_has_an_effect(case, engines):
     assert case.seen(answer, given=True)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="rows name the places that a CPU's engine reads")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="rows name the places that a CPU's engine reads"
+)
 @pytest.mark.parametrize(("parameter", "place"), PLACES)
 def test_without_its_place_a_parameter_has_no_effect(parameter, place, engines):
     default = getattr(resolve_params(SamplingParams(), 10), parameter.name)
@@ -58,8 +64,16 @@ def _seen(case, engine):
 
 def _cases(*places, but=()):
     """Cases of the parameters that can be given in one of some places."""
-    names = [each.name for each in PARAMETERS if not {*places}.isdisjoint(each.places) and each.name not in but]
-    return [pytest.param(case, id=f"{name}={case.value}") for name in names for case in EFFECTS.get(name, ())]
+    names = [
+        each.name
+        for each in PARAMETERS
+        if not {*places}.isdisjoint(each.places) and each.name not in but
+    ]
+    return [
+        pytest.param(case, id=f"{name}={case.value}")
+        for name in names
+        for case in EFFECTS.get(name, ())
+    ]
 
 
 @pytest.mark.parametrize("case", _cases("gen", but=("return_logprob",)))
@@ -83,9 +97,12 @@ def test_a_parameter_of_openais_routes_has_its_effect(case, servers):
     assert case.seen(answer, given=True)
 
 
-# What kernels have a word of a slot for. In a small vocabulary the joint order is hard to tell from the other one.
+# What kernels have a word of a slot for. In a small vocabulary the joint order is hard to tell from
+# the other one.
 DRAWS = {"temperature", "top_k", "top_p", "min_p", "sampling_order", "seed"}
-ON_KERNELS = [each for each in CASES if each.values[0].parameter in DRAWS and each.values[0].value != "joint"]
+ON_KERNELS = [
+    each for each in CASES if each.values[0].parameter in DRAWS and each.values[0].value != "joint"
+]
 
 
 @needs_kernels

@@ -1,4 +1,6 @@
-"""Settings of engines and servers: each has a test that fails where the setting is hidden, or is listed as without one."""
+"""Settings of engines and servers: each has a test that fails where the setting is hidden, or is
+listed as without one.
+"""
 
 import ast
 import subprocess
@@ -27,14 +29,18 @@ def test_every_setting_has_a_test_or_is_listed():
 def test_the_tests_are_there():
     for test in set(SEEN.values()):
         path, _, name = test.partition("::")
-        assert name in {getattr(each, "name", "") for each in ast.parse((ROOT / path).read_text()).body}, test
+        assert name in {
+            getattr(each, "name", "") for each in ast.parse((ROOT / path).read_text()).body
+        }, test
 
 
 @pytest.mark.slow
 def test_a_hidden_setting_is_missed():
     count, names = some(2, len(SEEN)), sorted(SEEN)
     first = int(_commit(), 16) % len(names)
-    chosen = [names[(first + i * 7) % len(names)] for i in range(count)] if count < len(names) else names
+    chosen = (
+        [names[(first + i * 7) % len(names)] for i in range(count)] if count < len(names) else names
+    )
     command = [sys.executable, "-m", "tests.effects.hidden", *chosen]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr

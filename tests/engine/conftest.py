@@ -1,4 +1,6 @@
-"""An engine of a small checkpoint in both forms, one child for all tests that leave it as it was; and addresses."""
+"""An engine of a small checkpoint in both forms, one child for all tests that leave it as it was;
+and addresses.
+"""
 
 import random
 import socket
@@ -9,7 +11,12 @@ import pytest
 import sglang_lite as sgl
 
 SETTINGS: dict[str, Any] = dict(
-    dtype="float32", max_running=4, max_queued=64, max_total_tokens=8192, threads=1, deterministic=True
+    dtype="float32",
+    max_running=4,
+    max_queued=64,
+    max_total_tokens=8192,
+    threads=1,
+    deterministic=True,
 )
 
 

@@ -1,4 +1,6 @@
-"""A mixed load: streams, samples, selections, programs, constraints, some of which take long to compile."""
+"""A mixed load: streams, samples, selections, programs, constraints, some of which take long to
+compile.
+"""
 
 import json
 import random
@@ -19,7 +21,9 @@ def slow(salt):
 
 
 def start(engine, seed, stop=lambda: False, told=lambda event: None):
-    """Submits until `stop()`; sinks of all that was taken, each of which will have one end, or one a sample."""
+    """Submits until `stop()`; sinks of all that was taken, each of which will have one end, or one
+    a sample.
+    """
     rng = random.Random(seed)
     sinks = []
 
@@ -33,12 +37,21 @@ def start(engine, seed, stop=lambda: False, told=lambda event: None):
 
         return tell
 
-    tree = Program((Gen("x", SHORT), Fork(((Gen("l", LONG),), (Select("r", ("d", "ef")),))), Join(), Gen("y", SHORT)))
+    tree = Program(
+        (
+            Gen("x", SHORT),
+            Fork(((Gen("l", LONG),), (Select("r", ("d", "ef")),))),
+            Join(),
+            Gen("y", SHORT),
+        )
+    )
     kinds = [
         lambda: engine.submit("ab", LONG, sink=sink(), stream=True),
         lambda: engine.submit("abc", SamplingParams(n=3, max_tokens=50), sink=sink(3), stream=True),
         lambda: engine.submit("ab", LONG, Regex("[a-f]{3000}"), sink=sink(), stream=True),
-        lambda: engine.submit("ab", SHORT, JsonSchema(json.dumps({"enum": [f"{seed}", "b"]})), sink=sink()),
+        lambda: engine.submit(
+            "ab", SHORT, JsonSchema(json.dumps({"enum": [f"{seed}", "b"]})), sink=sink()
+        ),
         lambda: engine.submit("ab", SHORT, slow(chr(97 + rng.randrange(26))), sink=sink()),
         lambda: engine.submit_select("ab", ["c", "de"], sink=sink()),
         lambda: engine.run_program("ab", tree, sink=sink(), stream=True),

@@ -1,4 +1,6 @@
-"""Processes that tests look for: engines' and their workers, by a mark in the environment that they were started with."""
+"""Processes that tests look for: engines' and their workers, by a mark in the environment that they
+were started with.
+"""
 
 import contextlib
 import os
@@ -71,7 +73,10 @@ def idle(pid):
     looks = []
 
     def still():
-        stats = [file.read_text().rpartition(")")[2].split() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+        stats = [
+            file.read_text().rpartition(")")[2].split()
+            for file in Path(f"/proc/{pid}/task").glob("*/stat")
+        ]
         looks.append([stat[:1] + stat[11:13] for stat in stats])
         return all(stat[0] == "S" for stat in stats) and looks[-10:] == looks[-1:] * 10
 

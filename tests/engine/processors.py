@@ -46,7 +46,9 @@ def hanging(ids, logits):
 
 
 def loses_device(ids, logits):
-    """From now on each step fails as it does where a kernel has faulted: CUDA gives no answer but that any more."""
+    """From now on each step fails as it does where a kernel has faulted: CUDA gives no answer but
+    that any more.
+    """
     import torch
 
     from sglang_lite.runtime.executor.cpu_runner import CpuRunner

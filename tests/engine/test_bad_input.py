@@ -1,4 +1,6 @@
-"""Both forms of an engine say the same of whatever they are asked: results, errors and where those are raised."""
+"""Both forms of an engine say the same of whatever they are asked: results, errors and where those
+are raised.
+"""
 
 import asyncio
 from dataclasses import asdict, replace
@@ -82,7 +84,10 @@ def outcome(call, engine):
     try:
         return plain(call(engine))
     except Exception as error:
-        return ("raised", plain(error) if isinstance(error, SglError) else (type(error), str(error)))
+        return (
+            "raised",
+            plain(error) if isinstance(error, SglError) else (type(error), str(error)),
+        )
 
 
 def told(submit, count=1):
@@ -98,7 +103,9 @@ def told(submit, count=1):
             if isinstance(inner, Delta):
                 key = (getattr(event, "path", None), getattr(event, "name", None), inner.index)
                 texts[key] = texts.get(key, "") + inner.text
-        played = [e for e in sink.events if isinstance(e, Played) and not isinstance(e.event, Delta)]
+        played = [
+            e for e in sink.events if isinstance(e, Played) and not isinstance(e.event, Delta)
+        ]
         return [texts, sorted(map(plain, played), key=repr), sorted(map(plain, ends), key=repr)]
 
     return call
@@ -114,7 +121,9 @@ def gathered(*args, **options):
 
 
 def program(*nodes, prompt="ab", **options):
-    return told(lambda engine, sink: engine.run_program(prompt, Program(nodes), sink=sink, **options))
+    return told(
+        lambda engine, sink: engine.run_program(prompt, Program(nodes), sink=sink, **options)
+    )
 
 
 def opened(*steps):
@@ -133,7 +142,9 @@ TREE = (
     Gen("x", GREEDY), Text("c"), Fork(((Gen("l", SEEDED),), (Select("r", ("d", "ef")),))), Join(), Gen("y", GREEDY),
 )  # fmt: skip
 MANY = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=5)
-LOGPROBS = SamplingParams(temperature=0, max_tokens=4, return_logprob=True, logprob_start_len=0, top_logprobs_num=2)
+LOGPROBS = SamplingParams(
+    temperature=0, max_tokens=4, return_logprob=True, logprob_start_len=0, top_logprobs_num=2
+)
 
 RESULTS = {
     "complete": lambda e: e.complete("ab", GREEDY),
@@ -297,10 +308,19 @@ ERRORS = {
     [
         (lambda: Text(odd(7)), "text: a Text needs a string here, not 7"),
         (lambda: Gen(odd(7)), "name: a Gen needs a string or None here, not 7"),
-        (lambda: Gen("x", odd({"max_tokens": 3})), "params: a Gen needs SamplingParams here, not {'max_tokens': 3}"),
-        (lambda: Gen("x", constraint=odd("a+")), r"constraint: a Gen needs a constraint or None here, not 'a\+'"),
+        (
+            lambda: Gen("x", odd({"max_tokens": 3})),
+            "params: a Gen needs SamplingParams here, not {'max_tokens': 3}",
+        ),
+        (
+            lambda: Gen("x", constraint=odd("a+")),
+            r"constraint: a Gen needs a constraint or None here, not 'a\+'",
+        ),
         (lambda: Select(odd(7), ("a",)), "name: a Select needs"),
-        (lambda: Select("x", odd("ab")), "choices: a Select needs a tuple of strings here, not 'ab'"),
+        (
+            lambda: Select("x", odd("ab")),
+            "choices: a Select needs a tuple of strings here, not 'ab'",
+        ),
         (lambda: Select("x", odd(("a", 7))), "choices: a Select needs"),
         (lambda: GrammarBegin(odd("a")), "constraint: a GrammarBegin needs"),
         (lambda: GrammarBegin(Regex("a"), odd(b"a")), "text: a GrammarBegin needs"),
@@ -324,7 +344,8 @@ def test_both_forms_refuse_the_same_with_the_same_words(own, here, name):
     assert isinstance(own.complete("ab", GREEDY), Generation)
 
 
-# Of types that no checker lets through. The forms may differ in words: what runs here finds out where it is used.
+# Of types that no checker lets through. The forms may differ in words: what runs here finds out
+# where it is used.
 WRONG = {
     "namespace surrogate": told(lambda e, s: e.submit("ab", GREEDY, sink=s, namespace="\ud800")),
     "stop surrogate": bad_params(stop=("\ud800",)),

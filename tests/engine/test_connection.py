@@ -1,4 +1,6 @@
-"""The line between a handle and its engine's process: whole frames, in order, and whatever else may come."""
+"""The line between a handle and its engine's process: whole frames, in order, and whatever else may
+come.
+"""
 
 import os
 import socket

@@ -42,7 +42,10 @@ def test_a_stream_that_is_cut_continues(form, case, request):
 def test_a_processor_sees_what_was_given(own, here):
     for engine in (own, here):
         answer = engine.generate(
-            "ab", {"max_new_tokens": 5}, output_ids=[40, 41], custom_logit_processor=processors.only_e
+            "ab",
+            {"max_new_tokens": 5},
+            output_ids=[40, 41],
+            custom_logit_processor=processors.only_e,
         )
         assert answer["output_ids"][:2] == [40, 41]
         assert answer["text"][2:] == "EEE"

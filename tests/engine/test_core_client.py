@@ -1,4 +1,6 @@
-"""A handle's threads, order and pressure: what many callers at a time, a slow reader and a stopped process may do."""
+"""A handle's threads, order and pressure: what many callers at a time, a slow reader and a stopped
+process may do.
+"""
 
 import asyncio
 import contextlib
@@ -45,7 +47,7 @@ def busy(engine):
     return stats["running"], stats["waiting"]
 
 
-# ---------------------------------------------------------------------------------------------- logit processors
+# --------------------------------------------------------------------------------- logit processors
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,9 @@ def busy(engine):
     ],
 )
 def test_a_logit_processor_crosses_by_its_name(own, processor, text):
-    assert own.generate("ab", {"max_new_tokens": 3}, custom_logit_processor=processor)["text"] == text
+    assert (
+        own.generate("ab", {"max_new_tokens": 3}, custom_logit_processor=processor)["text"] == text
+    )
 
 
 def test_a_processor_that_fails_says_so(own, here):
@@ -115,7 +119,7 @@ def test_a_process_that_prints_a_megabyte_goes_on(own, caplog):
     assert "xxxx" in caplog.text
 
 
-# ------------------------------------------------------------------------------------------------------- threads
+# ------------------------------------------------------------------------------------------ threads
 
 
 def test_64_threads_and_event_loops_share_a_handle(own):
@@ -127,7 +131,10 @@ def test_64_threads_and_event_loops_share_a_handle(own):
     async def several():
         texts = [*expected] * 2
         answers = await asyncio.gather(
-            *(own.async_generate(t, {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}) for t in texts)
+            *(
+                own.async_generate(t, {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True})
+                for t in texts
+            )
         )
         return [answer["text"] == expected[t] for answer, t in zip(answers, texts)]
 
@@ -136,9 +143,15 @@ def test_64_threads_and_event_loops_share_a_handle(own):
             case 0:
                 got.extend(own.complete(text, GREEDY).text == expected[text] for text in expected)
             case 1:
-                got.append(own.play("ab", Program((Gen("x", GREEDY), Text("c"), Gen("y", GREEDY))))[0].text == played)
+                got.append(
+                    own.play("ab", Program((Gen("x", GREEDY), Text("c"), Gen("y", GREEDY))))[0].text
+                    == played
+                )
             case 2:
-                got.append([s.token_ids for s in own.select("ab", ["c", "de"]).scores] == [s.token_ids for s in picked])
+                got.append(
+                    [s.token_ids for s in own.select("ab", ["c", "de"]).scores]
+                    == [s.token_ids for s in picked]
+                )
                 own.stats()
             case 3:
                 got.extend(asyncio.run(several()))
@@ -165,7 +178,9 @@ def test_an_abort_right_after_its_submit_ends_it_once(own):
     sinks = []
     for i in range(200):
         sink = Collector()
-        ticket = own.submit("ab", LONG, Regex("[ab]{3000}") if i % 3 == 0 else None, sink=sink, stream=True)
+        ticket = own.submit(
+            "ab", LONG, Regex("[ab]{3000}") if i % 3 == 0 else None, sink=sink, stream=True
+        )
         ticket.abort()
         sinks.append(sink)
         sink.end() if i % 40 == 39 else None  # so that there is room
@@ -186,7 +201,9 @@ def test_a_request_is_aborted_while_its_constraint_compiles(own):
 
 
 def test_programs_are_aborted_whatever_they_are_at(own):
-    """The process stands still until all is sent: else one of them may have ended before it is aborted."""
+    """The process stands still until all is sent: else one of them may have ended before it is
+    aborted.
+    """
     one, two, three, never = Collector(), Collector(), Collector(), Collector()
     with stopped(*processes.children()):
         own.run_program("ab", Program((Gen("x", LONG),)), sink=one).abort()
@@ -216,7 +233,10 @@ def test_requests_and_programs_wind_down_whatever_they_are_at(own):
         growing.extend((), (Gen("y", LONG),))
         growing.close()
     assert one.end().finish_reason == "length"
-    ends = [one.end(), *(event.event for sink in (two, three) if sink.end() for event in sink.events[:-1])]
+    ends = [
+        one.end(),
+        *(event.event for sink in (two, three) if sink.end() for event in sink.events[:-1]),
+    ]
     assert len(ends) == 5
     assert all(1 <= end.usage.completion_tokens < LONG.max_tokens for end in ends), ends
     assert busy(own) == (0, 0)
@@ -246,7 +266,12 @@ def test_a_sink_that_raises_ends_its_own_request_alone(own, caplog, kind):
             ended.set()
         raise LookupError("mine")
 
-    own.submit("cd", SamplingParams(temperature=0, max_tokens=100, ignore_eos=True), sink=other, stream=True)
+    own.submit(
+        "cd",
+        SamplingParams(temperature=0, max_tokens=100, ignore_eos=True),
+        sink=other,
+        stream=True,
+    )
     match kind:
         case "stream":
             own.submit("ab", LONG, sink=sink, stream=True)
@@ -347,7 +372,9 @@ def test_a_flush_that_fails_and_a_loop_that_is_closed_stop_nobody(own, caplog):
     assert all(isinstance(sink.end(), Generation) for sink in sinks)
 
     async def leaves():
-        left = asyncio.ensure_future(own.async_generate("ab", {"max_new_tokens": 1000, "ignore_eos": True}))
+        left = asyncio.ensure_future(
+            own.async_generate("ab", {"max_new_tokens": 1000, "ignore_eos": True})
+        )
         await own.async_generate("ab", {"max_new_tokens": 1})
         assert not left.done()
 
@@ -361,7 +388,9 @@ def test_who_waited_for_room_on_a_loop_that_was_closed_takes_it_from_nobody(own,
         for sink in sinks:
             engine.submit("ab", GREEDY, sink=sink, rid=f"room{id(sink)}")
         loop = asyncio.new_event_loop()
-        waiting = loop.create_task(engine.submit_when_room(lambda: engine.submit("ab", GREEDY, sink=print), 1))
+        waiting = loop.create_task(
+            engine.submit_when_room(lambda: engine.submit("ab", GREEDY, sink=print), 1)
+        )
         loop.call_soon(loop.stop)
         loop.run_forever()
         loop.close()
@@ -397,7 +426,9 @@ def test_room_is_given_to_who_waits_for_it_in_turn(own, here):
         one.close()
 
         async def several():
-            return await asyncio.gather(*(engine.async_generate("ab", {"max_new_tokens": 2}) for _ in range(5)))
+            return await asyncio.gather(
+                *(engine.async_generate("ab", {"max_new_tokens": 2}) for _ in range(5))
+            )
 
         answers = []
         thread = threading.Thread(target=lambda: answers.extend(asyncio.run(several())))
@@ -446,7 +477,7 @@ def test_names_are_free_again_when_requests_end(own):
     assert isinstance(sink.end(), sgl.RequestAbortedError)
 
 
-# ------------------------------------------------------------------------------------------------------ pressure
+# ----------------------------------------------------------------------------------------- pressure
 
 
 def test_a_reader_that_stands_still_loses_nothing(own):
@@ -478,7 +509,8 @@ def test_a_reader_that_stands_still_loses_nothing(own):
 def test_a_process_that_is_stopped_is_waited_for_by_nobody_who_submits(own):
     with stopped(*processes.children()):
         sinks = [Collector() for _ in range(60)]
-        tickets = [own.submit([5] * 1500, GREEDY, sink=sink) for sink in sinks]  # more than the socket holds
+        # more than the socket holds
+        tickets = [own.submit([5] * 1500, GREEDY, sink=sink) for sink in sinks]
         late = [own.open_program(sink=Collector()) for _ in range(100)]
         for growing in late:
             growing.extend((), (Text("x" * 5000),))
@@ -492,7 +524,7 @@ def test_a_process_that_is_stopped_is_waited_for_by_nobody_who_submits(own):
     assert busy(own) == (0, 0)
 
 
-# ------------------------------------------------------------------------------------------------- copies, ends
+# ------------------------------------------------------------------------------------- copies, ends
 
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
@@ -542,7 +574,9 @@ def test_a_forked_copy_is_refused_and_can_not_harm(own):
 
 
 class CollectingName(str):
-    """A request's name that has garbage collected while it is looked up: in the middle of submitting."""
+    """A request's name that has garbage collected while it is looked up: in the middle of
+    submitting.
+    """
 
     __slots__ = ()
 
@@ -557,7 +591,9 @@ def test_a_stream_that_the_collector_finds_while_somebody_submits_stops_nobody(o
         other = [Collector() for _ in range(66 if waits else 0)]
         for sink in other:
             engine.submit("ab", LONG, sink=sink, rid=f"other{id(sink)}")
-        cycle: list[object] = [engine.generate(["ab"] * 3, {"max_new_tokens": 300, "ignore_eos": True}, stream=True)]
+        cycle: list[object] = [
+            engine.generate(["ab"] * 3, {"max_new_tokens": 300, "ignore_eos": True}, stream=True)
+        ]
         cycle.append(cycle)
         del cycle
         sink = Collector()

@@ -1,4 +1,6 @@
-"""Ends: of the engine's process and of its handle's, in the middle of whatever they do. Nobody waits, nothing is left."""
+"""Ends: of the engine's process and of its handle's, in the middle of whatever they do. Nobody
+waits, nothing is left.
+"""
 
 import contextlib
 import gc
@@ -92,7 +94,9 @@ def test_a_parent_that_is_killed_takes_its_processes_along(folders, mark, tmp_pa
         moment = random.Random(kill).choice([-1, 0, 0, 1, 100, 1000])
         settings = json.dumps({**SETTINGS, "dp_size": 1 + kill % 2})
         command = [sys.executable, "-m", "tests.engine.load", folders[0], settings, str(kill)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as parent:
             assert parent.stdout is not None
             if moment >= 0:
                 assert parent.stdout.readline() == "started\n"
@@ -102,8 +106,12 @@ def test_a_parent_that_is_killed_takes_its_processes_along(folders, mark, tmp_pa
         processes.gone(mark)
 
 
-def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mark, monkeypatch, tmp_path):
-    """Wherever its caller has gone meanwhile. A program that comes back from a pause then is told that its engine ended."""
+def test_an_engine_that_restarts_has_the_weights_that_were_set_last(
+    folders, mark, monkeypatch, tmp_path
+):
+    """Wherever its caller has gone meanwhile. A program that comes back from a pause then is told
+    that its engine ended.
+    """
     restarts = some(1, engine_link.MAX_RESTARTS)
     monkeypatch.setattr(engine_link, "MAX_RESTARTS", restarts)
     paths = [Path(folder) for folder in folders]
@@ -134,7 +142,9 @@ def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mar
             assert engine.complete("ab", GREEDY).text == second
         assert engine.stats()["restarts"] == restarts
         send(engine_of(mark), signal.SIGKILL)
-        spent = "SIGKILL.* 3 restarts in five minutes are spent. Find the cause, then make a new engine"
+        spent = (
+            "SIGKILL.* 3 restarts in five minutes are spent. Find the cause, then make a new engine"
+        )
         with pytest.raises(EngineClosedError, match=spent):
             while True:  # until that is seen
                 engine.complete("ab", GREEDY)
@@ -157,7 +167,9 @@ def test_engines_one_after_the_other_leave_nothing_behind(folders, mark, own, wa
             case "closed":
                 engine.close()
                 engine.close()
-                with pytest.raises(EngineClosedError, match=r"is closed\. Make a new one: sgl\.Engine"):
+                with pytest.raises(
+                    EngineClosedError, match=r"is closed\. Make a new one: sgl\.Engine"
+                ):
                     engine.complete("ab", GREEDY)
             case "dropped":
                 del engine
@@ -181,7 +193,11 @@ def test_engines_one_after_the_other_leave_nothing_behind(folders, mark, own, wa
 
 def left_behind():
     """Number of open files, threads that are not the session's, and number of children."""
-    return len(processes.descriptors()), set(threading.enumerate()) - OTHERS, len(processes.children())
+    return (
+        len(processes.descriptors()),
+        set(threading.enumerate()) - OTHERS,
+        len(processes.children()),
+    )
 
 
 def test_engines_beside_each_other_answer_and_leave_nothing_behind(folders, mark, own):
@@ -280,7 +296,8 @@ def test_a_parent_that_is_stopped_loses_nothing_and_costs_its_engine_no_memory(f
             send(parent.pid, signal.SIGCONT)  # or it would be waited for without an end
         texts, tokens, events = json.loads(parent.stdout.read())
     assert (texts, tokens) == (1, 16 * 600)
-    assert events < tokens / 2  # joined: about 2,700, and 3,700 on a busy machine, fit into the connection before
+    # joined: about 2,700, and 3,700 on a busy machine, fit into the connection before
+    assert events < tokens / 2
     assert grown < 32 << 20
 
 

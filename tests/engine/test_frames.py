@@ -51,8 +51,20 @@ COMMANDS = [
     (3, CompileGrammar(JsonSchema('{"type": "integer"}'))),
     (4, SelectRequest("a", ("b", "é"), True, "x")),
     (5, OpenRequest(True)),
-    (6, ProgramRequest("a", Program((Text("b"), Gen("c", SamplingParams(max_tokens=3), where=WHERE))))),
-    (7, Extend((0, 1), (Fork(((Gen("d"),), (Text("e"),))),), {0: frames.failure_of(ParameterError("n", "bad."))})),
+    (
+        6,
+        ProgramRequest(
+            "a", Program((Text("b"), Gen("c", SamplingParams(max_tokens=3), where=WHERE)))
+        ),
+    ),
+    (
+        7,
+        Extend(
+            (0, 1),
+            (Fork(((Gen("d"),), (Text("e"),))),),
+            {0: frames.failure_of(ParameterError("n", "bad."))},
+        ),
+    ),
     (8, StartProfile("folder", with_stack=True, record_shapes=False)),
     (9, Stats()),
     (2**40, Abort()),
@@ -80,9 +92,18 @@ DOCUMENTED = {
 CALLS = [
     kind
     for kind in vars(calls).values()
-    if isinstance(kind, type) and issubclass(kind, EngineCall) and kind not in (EngineCall, WriteTensors)
+    if isinstance(kind, type)
+    and issubclass(kind, EngineCall)
+    and kind not in (EngineCall, WriteTensors)
 ]
-VALUES = {str: "a", int: 2, bool: True, bytes: b"a", Constraint: JsonSchema("{}"), Prompt | str: "a"}
+VALUES = {
+    str: "a",
+    int: 2,
+    bool: True,
+    bytes: b"a",
+    Constraint: JsonSchema("{}"),
+    Prompt | str: "a",
+}
 
 
 def some(kind: Any) -> Any:
@@ -156,7 +177,9 @@ def test_a_wrong_type_is_named_by_its_place_in_the_request():
         assert error.parameter == parameter, error
 
 
-@pytest.mark.parametrize("content", [b"", b"\xc1", b"\x93\x01", b"\x01", b"\x91\x01", b"\x91\x90", b"\x91\x91\xa1x"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xc1", b"\x93\x01", b"\x01", b"\x91\x01", b"\x91\x90", b"\x91\x91\xa1x"]
+)
 def test_rubbish_is_said_to_be_none(content):
     for read in (frames.commands, frames.reports):
         with pytest.raises(msgspec.MsgspecError):

@@ -20,7 +20,9 @@ from tests.runtime.parallel.asked import MODELS, answers, compare, saved
 
 GPUS = torch.cuda.device_count()
 KILLS = int(os.environ.get("SGLANG_LITE_KILLS", "1"))
-SETTINGS = dict(device="cuda", dtype="float32", max_running=8, max_total_tokens=4096, mem_fraction=0.5)
+SETTINGS = dict(
+    device="cuda", dtype="float32", max_running=8, max_total_tokens=4096, mem_fraction=0.5
+)
 WIDE = dict(hidden_size=256, intermediate_size=512, num_attention_heads=8)
 
 pytestmark = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
@@ -62,17 +64,24 @@ def test_a_killed_rank_fails_all_by_name_and_leaves_no_memory(tmp_path, monkeypa
             sinks = [Collector() for _ in range(8)]
             for sink in sinks:
                 engine.submit(
-                    "ab", SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), sink=sink, stream=True
+                    "ab",
+                    SamplingParams(temperature=0, max_tokens=200, ignore_eos=True),
+                    sink=sink,
+                    stream=True,
                 )
             sinks[dice.randrange(8)].begun()
             victim, started = dice.randrange(tp), processes.marked(mark)
-            send({each["rank"]: each["pid"] for each in engine.stats()["ranks"]}[victim], signal.SIGKILL)
+            send(
+                {each["rank"]: each["pid"] for each in engine.stats()["ranks"]}[victim],
+                signal.SIGKILL,
+            )
             named = "SIGKILL" if victim == 0 else f"rank {victim} of {tp} was ended by SIGKILL"
             for sink in sinks:
                 error = sink.end()
                 assert isinstance(error, EngineClosedError)
                 assert named in str(error)
-        for pid in started:  # by their ids, as a process that ends has no environment before its memory is free
+        # by their ids, as a process that ends has no environment before its memory is free
+        for pid in started:
             processes.ended(pid)
         processes.gone(mark)
         left = [free[gpu] - torch.cuda.mem_get_info(gpu)[0] for gpu in range(tp)]
@@ -80,7 +89,10 @@ def test_a_killed_rank_fails_all_by_name_and_leaves_no_memory(tmp_path, monkeypa
 
 
 def test_ranks_have_a_pool_that_the_fullest_gpu_has_room_for(tmp_path):
-    folder, settings = model(tmp_path / "model"), SETTINGS | {"max_total_tokens": None, "tp_size": 2}
+    folder, settings = (
+        model(tmp_path / "model"),
+        SETTINGS | {"max_total_tokens": None, "tp_size": 2},
+    )
     _, total = torch.cuda.mem_get_info(1)
     other = torch.empty(int(0.25 * total), dtype=torch.uint8, device="cuda:1")
     with sgl.Engine(folder, **settings) as engine:
@@ -102,9 +114,15 @@ def test_two_nodes_of_two_gpus_give_the_tokens_of_one_gpu(tmp_path, address):
         expected = answers(engine)
     nodes = {"tp_size": 4, "nnodes": 2, "dist_init_addr": address}
     flags = {"model": folder, "device": "cuda", "dtype": "float32", "node_rank": 1, **nodes}
-    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words = [
+        word
+        for name, value in flags.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
     own = {"CUDA_VISIBLE_DEVICES": "2,3"}  # so node 1 has them alone, as a machine of its own would
-    agent = subprocess.Popen([sys.executable, "-m", "sglang_lite", "serve", *words], env={**os.environ, **own})
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "sglang_lite", "serve", *words], env={**os.environ, **own}
+    )
     with sgl.Engine(folder, **SETTINGS, **nodes) as engine:
         compare(answers(engine), expected)
         assert [each["node"] for each in engine.stats()["ranks"]] == [0, 0, 1, 1]

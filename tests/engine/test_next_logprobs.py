@@ -1,4 +1,6 @@
-"""Log-probabilities of the next token, of a generation of no tokens: as those of the first of a generation of one."""
+"""Log-probabilities of the next token, of a generation of no tokens: as those of the first of a
+generation of one.
+"""
 
 from typing import Any
 
@@ -11,7 +13,11 @@ from tests.engine.conftest import SETTINGS
 
 PROMPT = "aquick"
 ASKED: dict[str, Any] = dict(
-    return_logprob=True, top_logprobs_num=3, token_ids_logprob=(5, 6), return_text_in_logprobs=True, seed=1
+    return_logprob=True,
+    top_logprobs_num=3,
+    token_ids_logprob=(5, 6),
+    return_text_in_logprobs=True,
+    seed=1,
 )
 NONE, ONE = (SamplingParams(max_tokens=count, **ASKED) for count in (0, 1))
 
@@ -27,7 +33,8 @@ NONE, ONE = (SamplingParams(max_tokens=count, **ASKED) for count in (0, 1))
 )
 def test_no_tokens_have_the_log_probabilities_that_one_token_has(here, options, constraint):
     none, one = (
-        here.complete(PROMPT, SamplingParams(max_tokens=count, **ASKED, **options), constraint) for count in (0, 1)
+        here.complete(PROMPT, SamplingParams(max_tokens=count, **ASKED, **options), constraint)
+        for count in (0, 1)
     )
     assert none.output_logprobs == one.output_logprobs != ()
     assert (none.text, none.token_ids, none.spans, none.finish_reason) == ("", (), (), "length")
@@ -36,7 +43,10 @@ def test_no_tokens_have_the_log_probabilities_that_one_token_has(here, options, 
 
 
 def test_without_alternatives_there_is_nothing_to_report(here):
-    assert here.complete(PROMPT, SamplingParams(max_tokens=0, return_logprob=True)).output_logprobs == ()
+    assert (
+        here.complete(PROMPT, SamplingParams(max_tokens=0, return_logprob=True)).output_logprobs
+        == ()
+    )
 
 
 def test_streams_samples_and_several_prompts_have_them(here):
@@ -46,7 +56,11 @@ def test_streams_samples_and_several_prompts_have_them(here):
     assert [[entry.top for entry in end.output_logprobs] for end in sink.ends()] == [wanted] * 3
     assert len(sink.events) == 3  # and no text
     answers = here.generate(
-        [PROMPT, "b"], {"max_new_tokens": 0}, return_logprob=True, top_logprobs_num=2, return_text_in_logprobs=True
+        [PROMPT, "b"],
+        {"max_new_tokens": 0},
+        return_logprob=True,
+        top_logprobs_num=2,
+        return_text_in_logprobs=True,
     )
     assert [len(answer["meta_info"]["output_top_logprobs"][0]) for answer in answers] == [2, 2]
     assert answers[0]["meta_info"]["completion_tokens"] == 0
@@ -68,7 +82,12 @@ def test_a_program_continues_from_the_text_before(here):
 
 
 def test_a_prompt_that_fills_the_context_has_them(folders):
-    with sgl.Engine(folders[0], **{**SETTINGS, "max_total_tokens": 64}, context_length=32, in_process=True) as small:
+    with sgl.Engine(
+        folders[0], **{**SETTINGS, "max_total_tokens": 64}, context_length=32, in_process=True
+    ) as small:
         ids = [*range(2, 34)]
         assert len(small.complete(ids, NONE).output_logprobs[0].top) == 3
-        assert small.complete(ids[:-1], NONE).output_logprobs == small.complete(ids[:-1], ONE).output_logprobs
+        assert (
+            small.complete(ids[:-1], NONE).output_logprobs
+            == small.complete(ids[:-1], ONE).output_logprobs
+        )

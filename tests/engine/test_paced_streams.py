@@ -38,13 +38,21 @@ def test_they_say_what_others_say(seldom, own, options):
     *deltas, whole = events_of(seldom, "a quick brown", params)
     other = own.complete("a quick brown", params)
     assert isinstance(whole, Generation)
-    assert (whole.text, whole.token_ids, whole.finish_reason) == (other.text, other.token_ids, other.finish_reason)
+    assert (whole.text, whole.token_ids, whole.finish_reason) == (
+        other.text,
+        other.token_ids,
+        other.finish_reason,
+    )
     assert "".join(delta.text for delta in deltas) == whole.text
-    assert [e.logprob for delta in deltas for e in delta.logprobs] == [e.logprob for e in whole.output_logprobs]
+    assert [e.logprob for delta in deltas for e in delta.logprobs] == [
+        e.logprob for e in whole.output_logprobs
+    ]
 
 
 def test_the_first_token_comes_at_once_and_the_others_together(seldom):
-    first, *rest, whole = events_of(seldom, "a", sgl.SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True))
+    first, *rest, whole = events_of(
+        seldom, "a", sgl.SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    )
     assert len(first.token_ids) == 1
     assert len(rest) == 1
     assert first.token_ids + rest[0].token_ids == whole.token_ids

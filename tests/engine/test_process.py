@@ -1,4 +1,6 @@
-"""Starting: however the caller's Python was started, and whatever is wrong. One error each, and nothing is left."""
+"""Starting: however the caller's Python was started, and whatever is wrong. One error each, and
+nothing is left.
+"""
 
 import contextlib
 import gc
@@ -24,8 +26,8 @@ from tests.waiting import until
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 ROOT = Path(__file__).parents[2]
 
-# Nothing guards it; a module beside the program, and what it has put into the environment, are there in the process;
-# a request is open when it ends.
+# Nothing guards it; a module beside the program, and what it has put into the environment, are
+# there in the process; a request is open when it ends.
 PROGRAM = """
 import os, sys
 sys.path.append({beside!r})
@@ -58,15 +60,22 @@ def mark(monkeypatch):
 
 @pytest.fixture
 def nothing_left(mark):
-    """Check that afterwards is nothing that was not there before; what other tests have left may end meanwhile. The thread
-    that reads what a process prints ends after all that have its pipe."""
+    """Check that afterwards is nothing that was not there before; what other tests have left may
+    end meanwhile. The thread that reads what a process prints ends after all that have its pipe.
+    """
     gc.collect()
-    descriptors, threads, children = processes.descriptors(), set(threading.enumerate()), set(processes.children(""))
+    descriptors, threads, children = (
+        processes.descriptors(),
+        set(threading.enumerate()),
+        set(processes.children("")),
+    )
     yield
     processes.gone(mark)
     until(lambda: set(threading.enumerate()) <= threads)
     now = processes.descriptors()
-    assert len(now) <= len(descriptors), [path for number, path in now.items() if descriptors.get(number) != path]
+    assert len(now) <= len(descriptors), [
+        path for number, path in now.items() if descriptors.get(number) != path
+    ]
     assert set(processes.children("")) <= children
 
 
@@ -134,7 +143,9 @@ def test_it_starts_however_python_was_started(folders, mark, tmp_path, monkeypat
     (beside / "their_processors.py").write_text(PROCESSORS)
     program = PROGRAM.format(beside=str(beside), folder=folders[0], settings=SETTINGS, out=str(out))
     command, given = way(folder, program)
-    ran = subprocess.run(command, input=given, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    ran = subprocess.run(
+        command, input=given, cwd=folder, capture_output=True, text=True, timeout=200, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     assert out.read_text() == "EEE []"
     assert "Traceback" not in ran.stderr
@@ -163,10 +174,12 @@ def test_a_sink_that_never_returns_does_not_hold_up_pythons_end(folders, mark):
     assert ran.returncode == 0, ran.stderr
 
 
-# ------------------------------------------------------------------------------------------ what does not start
+# ------------------------------------------------------------------------------ what does not start
 
 
-@pytest.mark.parametrize("name", ["/nowhere/to/be/found", "no such model", "\udcff", "x" * 5000, ""])
+@pytest.mark.parametrize(
+    "name", ["/nowhere/to/be/found", "no such model", "\udcff", "x" * 5000, ""]
+)
 def test_a_model_that_is_not_there_is_said_to_be(nothing_left, name):
     with pytest.raises(sgl.SglError):
         sgl.Engine(name, **SETTINGS)
@@ -187,7 +200,9 @@ def test_a_model_whose_files_are_damaged_is_refused(nothing_left, folders, tmp_p
         sgl.Engine(str(folder), **SETTINGS)
 
 
-def test_a_model_whose_weights_are_damaged_is_refused_as_in_process(nothing_left, folders, tmp_path):
+def test_a_model_whose_weights_are_damaged_is_refused_as_in_process(
+    nothing_left, folders, tmp_path
+):
     folder = copied(folders[0], tmp_path)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
@@ -226,10 +241,15 @@ def wrapper(tmp_path, body):
         ("kill -9 $$", "ended by SIGKILL"),
         ("kill -35 $$", "ended by "),
         ("exec head -c 300000 /dev/zero", "ended with status 0"),
-        ("head -c 100000 /dev/urandom >&$(ls /proc/self/fd | sort -n | tail -2 | head -1); exit 1", "process"),
+        (
+            "head -c 100000 /dev/urandom >&$(ls /proc/self/fd | sort -n | tail -2 | head -1); exit 1",
+            "process",
+        ),
     ],
 )
-def test_a_python_that_is_none_is_one_error(nothing_left, folders, tmp_path, monkeypatch, python, message):
+def test_a_python_that_is_none_is_one_error(
+    nothing_left, folders, tmp_path, monkeypatch, python, message
+):
     is_path = not python or (python.startswith("/") and " " not in python)
     monkeypatch.setattr(sys, "executable", python if is_path else wrapper(tmp_path, python))
     for _ in range(3):
@@ -239,8 +259,9 @@ def test_a_python_that_is_none_is_one_error(nothing_left, folders, tmp_path, mon
 
 
 def slow_torch(tmp_path, monkeypatch):
-    """A file; the process imports torch for as long as that can't be read. On the CPU: for a GPU, where there is one, an
-    engine starts a process beside its own that imports torch, too."""
+    """A file; the process imports torch for as long as that can't be read. On the CPU: for a GPU,
+    where there is one, an engine starts a process beside its own that imports torch, too.
+    """
     held = tmp_path / "held"
     os.mkfifo(held)
     (tmp_path / "torch.py").write_text(f"open({str(held)!r}).read()")
@@ -248,7 +269,9 @@ def slow_torch(tmp_path, monkeypatch):
     return held
 
 
-def test_a_process_that_is_killed_while_it_loads_is_one_error(mark, nothing_left, folders, tmp_path, monkeypatch):
+def test_a_process_that_is_killed_while_it_loads_is_one_error(
+    mark, nothing_left, folders, tmp_path, monkeypatch
+):
     torch = slow_torch(tmp_path, monkeypatch)
 
     def kill():
@@ -355,7 +378,9 @@ def test_descriptors_that_run_out_are_one_error(folders, mark):
     assert [row[0] for row in rows] == list(range(12))
     assert [row[1] for row in rows] == list(range(12)), "a descriptor was left open"
     assert {row[2] for row in rows} == {1}
-    assert rows[0][3].startswith("BackendError: the engine's process can't be started: [Errno 24] Too many open files")
+    assert rows[0][3].startswith(
+        "BackendError: the engine's process can't be started: [Errno 24] Too many open files"
+    )
     assert rows[-1][3].startswith("EngineClosedError: the engine's process ended with status 1")
     assert "Traceback" not in ran.stderr
 

@@ -45,8 +45,12 @@ def pids(engine):
 def test_ranks_answer_like_one_process_and_a_dead_one_fails_all_by_name(folders, own, mark):
     with sgl.Engine(folders[0], **SETTINGS, tp_size=2, restart=True) as engine:
         prompts = ["ab", "abc" * 20, "b"]
-        assert [engine.complete(p, GREEDY).text for p in prompts] == [own.complete(p, GREEDY).text for p in prompts]
-        with pytest.raises(sgl.CapabilityError, match="update_weights: is not here with tp_size above 1"):
+        assert [engine.complete(p, GREEDY).text for p in prompts] == [
+            own.complete(p, GREEDY).text for p in prompts
+        ]
+        with pytest.raises(
+            sgl.CapabilityError, match="update_weights: is not here with tp_size above 1"
+        ):
             engine.update_weights(folders[1])
         assert Path(f"/proc/{pids(engine)[1]}/comm").read_text() == "sgl-rank-1\n"
         for number, named in (
@@ -67,7 +71,9 @@ def test_ranks_answer_like_one_process_and_a_dead_one_fails_all_by_name(folders,
 
 
 @pytest.mark.slow
-def test_whichever_rank_is_killed_and_whenever_nobody_waits_and_nothing_is_left(folders, mark, monkeypatch, tmp_path):
+def test_whichever_rank_is_killed_and_whenever_nobody_waits_and_nothing_is_left(
+    folders, mark, monkeypatch, tmp_path
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     for kill in range(KILLS - 1):  # the first is in the test above
         dice = random.Random(kill)
@@ -88,7 +94,9 @@ def test_whichever_rank_is_killed_and_whenever_nobody_waits_and_nothing_is_left(
             for event in sink.ends():
                 if isinstance(event, EngineClosedError):
                     assert (
-                        "SIGKILL" if victim == 0 else f"rank {victim} of {len(victims)} was ended by SIGKILL"
+                        "SIGKILL"
+                        if victim == 0
+                        else f"rank {victim} of {len(victims)} was ended by SIGKILL"
                     ) in str(event)
         engine.close()
         processes.gone(mark)

@@ -1,4 +1,6 @@
-"""Ranks as actors on a Ray cluster: what they answer, what they give back, and a cluster that has no room."""
+"""Ranks as actors on a Ray cluster: what they answer, what they give back, and a cluster that has
+no room.
+"""
 
 import sys
 from unittest.mock import MagicMock
@@ -53,7 +55,9 @@ def ray():
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setenv("RAY_worker_niceness", "0")  # or other tests come first
     memory = {"object_store_memory": 80 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **memory})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **memory}
+    )
     cluster.add_node(num_cpus=1, **memory)
     found.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     yield found
@@ -63,18 +67,24 @@ def ray():
 
 
 def reserved(ray):
-    return [each for each in ray.util.placement_group_table().values() if each["state"] != "REMOVED"]
+    return [
+        each for each in ray.util.placement_group_table().values() if each["state"] != "REMOVED"
+    ]
 
 
 @pytest.mark.slow
 def test_actors_answer_like_one_process_and_give_all_back(ray, folders, own):
     prompts = ["ab", "abc" * 20, "b"]
     with sgl.Engine(folders[0], **SETTINGS, tp_size=2) as engine:
-        assert [engine.complete(p, GREEDY).text for p in prompts] == [own.complete(p, GREEDY).text for p in prompts]
+        assert [engine.complete(p, GREEDY).text for p in prompts] == [
+            own.complete(p, GREEDY).text for p in prompts
+        ]
         assert [each["node"] for each in engine.stats()["ranks"]] == [0, 1]
         assert len(reserved(ray)) == 1
     until(lambda: not reserved(ray))
-    with pytest.raises(BackendError, match=r"the cluster has had no room for 4 ranks within 1 s.*Each needs a CPU"):
+    with pytest.raises(
+        BackendError, match=r"the cluster has had no room for 4 ranks within 1 s.*Each needs a CPU"
+    ):
         sgl.Engine(folders[0], **SETTINGS, tp_size=4, dist_timeout=1)
     until(lambda: not reserved(ray))
     with pytest.raises(ParameterError, match="context_length: 9999999 is more than the model's"):

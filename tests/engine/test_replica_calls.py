@@ -1,4 +1,6 @@
-"""Calls to several replicas, with scripted ones: who is asked, the answer, and what a failure at one leaves."""
+"""Calls to several replicas, with scripted ones: who is asked, the answer, and what a failure at
+one leaves.
+"""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -73,7 +75,11 @@ def calls_of(*replicas):
 
 
 def test_the_table_has_every_call():
-    named = {each for each in vars(table).values() if isinstance(each, type) and issubclass(each, EngineCall)}
+    named = {
+        each
+        for each in vars(table).values()
+        if isinstance(each, type) and issubclass(each, EngineCall)
+    }
     here = set(COMBINED) | set(ReplicaCalls.answers)
     assert named - {EngineCall, ExportPrefix, EncodeMedia} == here  # which a chosen replica answers
     assert set(COMBINED).isdisjoint(ReplicaCalls.answers)
@@ -107,7 +113,10 @@ def test_weights_that_differ_are_found_out():
 
 
 def test_one_that_has_ended_is_left_out():
-    replicas = [Replica({FlushCache: 3, ReadWeights: [1]}), Replica({FlushCache: 4, ReadWeights: [2]})]
+    replicas = [
+        Replica({FlushCache: 3, ReadWeights: [1]}),
+        Replica({FlushCache: 4, ReadWeights: [2]}),
+    ]
     replicas[0].gate.reason = "killed"
     assert calls_of(*replicas).ask(FlushCache()).result() == 4
     assert calls_of(*replicas).ask(ReadWeights("w", 1)).result() == [2]
@@ -116,14 +125,36 @@ def test_one_that_has_ended_is_left_out():
 
 def test_counts_are_added_and_shown_by_rank():
     counts = [
-        {"running": 1, "mask_p50_s": 0.5, "asleep": 0, "avg_x": 1.0, "drafters": {"prompt": {"drafted": 1}}},
-        {"running": 2, "mask_p50_s": 0.1, "asleep": 1, "avg_x": 2.0, "drafters": {"prompt": {"drafted": 5}}},
+        {
+            "running": 1,
+            "mask_p50_s": 0.5,
+            "asleep": 0,
+            "avg_x": 1.0,
+            "drafters": {"prompt": {"drafted": 1}},
+        },
+        {
+            "running": 2,
+            "mask_p50_s": 0.1,
+            "asleep": 1,
+            "avg_x": 2.0,
+            "drafters": {"prompt": {"drafted": 5}},
+        },
     ]
     away = Replica(up=False)
-    stats = calls_of(Replica({Stats: counts[0]}), away, Replica({Stats: counts[1]})).ask(Stats()).result()
+    stats = (
+        calls_of(Replica({Stats: counts[0]}), away, Replica({Stats: counts[1]}))
+        .ask(Stats())
+        .result()
+    )
     ranks = stats.pop("replicas")
     drafters = {"prompt": {"drafted": 6}}
-    assert stats == {"running": 3, "mask_p50_s": 0.5, "asleep": 1, "avg_x": 1.5, "drafters": drafters}
+    assert stats == {
+        "running": 3,
+        "mask_p50_s": 0.5,
+        "asleep": 1,
+        "avg_x": 1.5,
+        "drafters": drafters,
+    }
     assert ranks == [{"dp_rank": 0, **counts[0]}, {"dp_rank": 2, **counts[1]}]
     assert away.asked == []  # it loads its model, and would answer after that
 
@@ -146,7 +177,7 @@ def test_counts_leave_out_one_that_is_stopped(monkeypatch):
     assert len(stopped.asked) == 1
 
 
-# ------------------------------------------------------------------------------------------------ all or none
+# -------------------------------------------------------------------------------------- all or none
 
 
 def test_an_update_that_the_first_refuses_reaches_nobody_else():
@@ -158,7 +189,11 @@ def test_an_update_that_the_first_refuses_reaches_nobody_else():
 
 @pytest.mark.parametrize("failure", [ModelError("no memory"), EngineClosedError("killed")])
 def test_an_update_that_fails_at_one_is_taken_back_at_the_others(failure):
-    replicas = [Replica({UpdateWeights: "m"}), Replica({UpdateWeights: failure}), Replica({UpdateWeights: "m"})]
+    replicas = [
+        Replica({UpdateWeights: "m"}),
+        Replica({UpdateWeights: failure}),
+        Replica({UpdateWeights: "m"}),
+    ]
     updates = calls_of(*replicas)
     with pytest.raises(type(failure)):
         updates.ask(UpdateWeights("b", "w")).result()
@@ -172,7 +207,10 @@ def test_an_update_that_fails_at_one_is_taken_back_at_the_others(failure):
 
 
 def test_a_name_that_one_could_not_take_is_taken_back_at_the_others():
-    replicas = [Replica({NameWeights: "w"}), Replica({NameWeights: ModelError("no"), UpdateWeights: "m"})]
+    replicas = [
+        Replica({NameWeights: "w"}),
+        Replica({NameWeights: ModelError("no"), UpdateWeights: "m"}),
+    ]
     names = calls_of(*replicas)
     with pytest.raises(ModelError, match="no"):
         names.ask(NameWeights("w")).result()
@@ -186,7 +224,10 @@ def test_a_name_that_one_could_not_take_is_taken_back_at_the_others():
 
 
 def test_tensors_that_one_could_not_take_end_those_that_have_them_for_good():
-    replicas = [Replica({UpdateTensors: "w"}), Replica({UpdateTensors: ("w", ModelError("no memory"))})]
+    replicas = [
+        Replica({UpdateTensors: "w"}),
+        Replica({UpdateTensors: ("w", ModelError("no memory"))}),
+    ]
     updates = calls_of(*replicas)
     assert updates.ask(UpdateTensors("f", last=True, version="w")).result() == "w"
     with pytest.raises(ModelError, match="no memory"):
@@ -209,16 +250,23 @@ def test_weights_that_are_sent_in_a_group_are_received_by_all_at_once():
     updates = calls_of(*replicas)
     updates.ask(JoinGroup("localhost", 1, 1, 3, "g", "gloo")).result()
     assert [replica.asked[0].rank for replica in replicas] == [1, 2]
-    assert updates.ask(ReceiveWeights("g", (), (), (), flattened=False, last=True, version="w")).result() == "w"
+    assert (
+        updates.ask(
+            ReceiveWeights("g", (), (), (), flattened=False, last=True, version="w")
+        ).result()
+        == "w"
+    )
     updates.ask(LeaveGroup("g")).result()
     assert asked(replicas) == [["JoinGroup", "ReceiveWeights", "LeaveGroup"]] * 2
     replicas[1].answers[ReceiveWeights] = ModelError("its sender has gone")
     with pytest.raises(ModelError, match="sender has gone"):
-        updates.ask(ReceiveWeights("g", (), (), (), flattened=False, last=True, version="x")).result()
+        updates.ask(
+            ReceiveWeights("g", (), (), (), flattened=False, last=True, version="x")
+        ).result()
     assert [replica.ended for replica in replicas] == [True, False]
 
 
-# -------------------------------------------------------------------------------------------------- coming back
+# -------------------------------------------------------------------------------------- coming back
 
 
 def test_a_process_that_comes_back_is_told_what_still_holds():

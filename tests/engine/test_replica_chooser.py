@@ -28,7 +28,9 @@ def chooser_of(count, rule="auto", *, rows=256, tokens=1 << 20, down=()):
 
 
 class Fleet:
-    """Replicas that compute at once what they are given: a tree each, in a pool of pages that evicts the oldest."""
+    """Replicas that compute at once what they are given: a tree each, in a pool of pages that
+    evicts the oldest.
+    """
 
     def __init__(self, chooser, count, pages):
         self.chooser, self.pages, self.hasher = chooser, pages, PrefixHasher()
@@ -48,7 +50,10 @@ class Fleet:
         tree.evict(tree.pages - self.pages)
         if (change := tree.changes.take()) is not None:
             self.chooser.changed(
-                placement.rank, change.gained.tolist(), change.lost.tolist(), forgotten=change.forgotten
+                placement.rank,
+                change.gained.tolist(),
+                change.lost.tolist(),
+                forgotten=change.forgotten,
             )
         self.chooser.ended(placement)
 
@@ -66,13 +71,18 @@ def joined(*parts):
     return np.concatenate(parts)
 
 
-# ------------------------------------------------------------------------------------------------ the prefix
+# --------------------------------------------------------------------------------------- the prefix
 
 
 def test_a_prompt_goes_where_the_tree_has_its_prefix_until_it_is_evicted():
     fleet = Fleet(chooser_of(3), 3, pages=40)
     first, second = text(1, 320), text(2, 320)
-    assert [fleet.run(first), fleet.run(second), fleet.run(second), fleet.run(first)] == [0, 1, 1, 0]
+    assert [fleet.run(first), fleet.run(second), fleet.run(second), fleet.run(first)] == [
+        0,
+        1,
+        1,
+        0,
+    ]
     assert fleet.computed == 640
     assert fleet.run(joined(first, text(3, 300))) == 0
     fleet.finish(fleet.chooser.place((), 10, 0, rank=0), text(4, 640))  # evicts all of it
@@ -97,7 +107,11 @@ def test_a_full_replica_spills_by_subtree():
     fleet = Fleet(chooser_of(3, rows=8), 3, pages=1000)
     root = text(0, 400)
     subtrees = {name: joined(root, text(name, 200)) for name in (1, 2, 3, 4)}
-    ranks = [(name, fleet.place(joined(subtrees[name], text(10 + i, 20))).rank) for name in subtrees for i in range(4)]
+    ranks = [
+        (name, fleet.place(joined(subtrees[name], text(10 + i, 20))).rank)
+        for name in subtrees
+        for i in range(4)
+    ]
     assert {rank for name, rank in ranks if name in (1, 2)} == {0}
     assert {rank for name, rank in ranks if name in (3, 4)} == {1}
 
@@ -113,16 +127,21 @@ def test_a_program_of_many_branches_keeps_others_away_once_it_fills_its_replica(
 
 
 def test_programs_that_begin_together_spread_by_the_branches_that_they_will_have():
-    """Every second one has asked in all its branches before the next one is placed, the others only in their first."""
+    """Every second one has asked in all its branches before the next one is placed, the others only
+    in their first.
+    """
     chooser, loads = chooser_of(4, rows=2048), []
-    builder: Any = SimpleNamespace(resolved=lambda params: params)  # what else it builds is not asked for
+    # what else it builds is not asked for
+    builder: Any = SimpleNamespace(resolved=lambda params: params)
     fork, ask = Fork(((),) * 64), Gen("a", params=SamplingParams(max_tokens=8, n=1))
     for seed in range(16):
         early = [((), (Text("a"), fork)), ((1, 0), (ask,))]
         coming = branches_to_come(early, builder)
         tokens = text(seed, 64)
         digests = PrefixHasher().digests(PrefixHash.of(""), tokens, PAGE).tolist()
-        placement = chooser.place(digests, 64, coming.branches * coming.tokens, rows=1 + coming.branches)
+        placement = chooser.place(
+            digests, 64, coming.branches * coming.tokens, rows=1 + coming.branches
+        )
         loads.append((ProgramLoad(chooser, placement, builder, coming), placement))
         for path, nodes in early:
             loads[-1][0].add(path, nodes)
@@ -155,7 +174,7 @@ def test_a_queue_behind_full_replicas_still_follows_its_prefixes():
     assert {ranks[0], ranks[1]} == {*ranks}
 
 
-# ----------------------------------------------------------------------------------------------------- load
+# --------------------------------------------------------------------------------------------- load
 
 
 def test_without_a_prefix_the_fewest_expected_tokens_decide_and_then_the_number():
@@ -202,19 +221,21 @@ def test_what_has_ended_leaves_nothing():
         fleet.finish(*each)
     for rank in range(2):
         chooser.changed(rank, (), (), forgotten=True)
-    assert [chooser.place((), 16, 0).rank, chooser.place((), 16, 0).rank] == [0, 1]  # both were empty
+    # both were empty
+    assert [chooser.place((), 16, 0).rank, chooser.place((), 16, 0).rank] == [0, 1]
     assert chooser.holder(fleet.hasher.digests(PrefixHash.of(""), text(1, 64), PAGE).tolist()) == 0
 
 
-# ------------------------------------------------------------------------------------------------------ bars
+# --------------------------------------------------------------------------------------------- bars
 
 
 BEGINNING, TURN = 64, 256  # tokens that a group shares, and that a turn adds to its chat
 
 
 def hit_rate(rule, chats, groups, turns=8, replicas=8):
-    """Share of the prompts' tokens that caches had: chats in groups that share a beginning, whose turns come in random
-    order. Each replica's pool holds a quarter of the chats."""
+    """Share of the prompts' tokens that caches had: chats in groups that share a beginning, whose
+    turns come in random order. Each replica's pool holds a quarter of the chats.
+    """
     rng, begins = Random(1), [text(group, BEGINNING) for group in range(groups)]
     said = [begins[chat % groups] for chat in range(chats)]
     pages = chats * (BEGINNING + turns * TURN) // PAGE // 4
@@ -230,6 +251,8 @@ def hit_rate(rule, chats, groups, turns=8, replicas=8):
 
 def test_chats_are_found_in_caches_three_times_as_often_as_by_turns():
     chats, groups = some(120, 2000), some(12, 200)
-    (ours, possible), (turns, _) = (hit_rate(rule, chats, groups) for rule in ("auto", "round_robin"))
+    (ours, possible), (turns, _) = (
+        hit_rate(rule, chats, groups) for rule in ("auto", "round_robin")
+    )
     assert ours >= 3 * turns, (ours, turns)
     assert ours >= 0.98 * possible, (ours, possible)

@@ -1,4 +1,6 @@
-"""Two replicas behind one handle, as one engine: the same answers, calls to both, and the death of one."""
+"""Two replicas behind one handle, as one engine: the same answers, calls to both, and the death of
+one.
+"""
 
 import os
 import signal
@@ -23,14 +25,23 @@ KILLS = int(os.environ.get("SGLANG_LITE_KILLS", "1"))
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
 A_WHILE = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
-TEXTS = ["ab", "cd ef", "the cat sat on the mat, and the dog did not", "x", "the cat sat on the mat, and slept", "zz"]
+TEXTS = [
+    "ab",
+    "cd ef",
+    "the cat sat on the mat, and the dog did not",
+    "x",
+    "the cat sat on the mat, and slept",
+    "zz",
+]
 
 
 @pytest.fixture(scope="module")
 def started(folders):
     """Two replicas, and their processes."""
     before = processes.children()
-    with sgl.Engine(folders[0], **SETTINGS, dp_size=2, restart=True, enable_memory_saver=True) as engine:
+    with sgl.Engine(
+        folders[0], **SETTINGS, dp_size=2, restart=True, enable_memory_saver=True
+    ) as engine:
         yield engine, [pid for pid in processes.children() if pid not in before]
 
 
@@ -50,12 +61,19 @@ def branches(s, text):
     for i, fork in enumerate(forks):
         fork += f"{i}" + sgl.gen("part", max_tokens=4, temperature=0, ignore_eos=True)
     s += "".join(fork["part"] for fork in forks)
-    s += sgl.select("choice", ["yes", "no", "perhaps"]) + sgl.gen("end", max_tokens=4, temperature=0, regex="[a-f]+")
+    s += sgl.select("choice", ["yes", "no", "perhaps"]) + sgl.gen(
+        "end", max_tokens=4, temperature=0, regex="[a-f]+"
+    )
 
 
 def test_whatever_is_asked_has_the_answers_of_one_engine(own, two):
     tree = Program(
-        (Gen("x", GREEDY), Fork(((Gen("l", GREEDY),), (Select("r", ("d", "ef")),))), Join(), Gen("y", GREEDY))
+        (
+            Gen("x", GREEDY),
+            Fork(((Gen("l", GREEDY),), (Select("r", ("d", "ef")),))),
+            Join(),
+            Gen("y", GREEDY),
+        )
     )
     sampled = {"max_new_tokens": 6, "n": 3, "sampling_seed": 5, "ignore_eos": True}
     found = []
@@ -84,7 +102,10 @@ def test_a_prompt_goes_where_it_is_cached(two):
     for text in texts:
         usage = two.complete(text, GREEDY).usage
         assert usage.cached_tokens == usage.prompt_tokens - 1
-    assert [after - before for before, after in zip(begun, ranks(two, "requests_submitted"))] != [6, 0]
+    assert [after - before for before, after in zip(begun, ranks(two, "requests_submitted"))] != [
+        6,
+        0,
+    ]
 
 
 def test_branches_of_a_program_are_computed_once(own, two):
@@ -95,7 +116,9 @@ def test_branches_of_a_program_are_computed_once(own, two):
         before = engine.stats()
         branches.run_batch([{"text": f"{i} bottles"} for i in range(8)], backend=engine)
         after = engine.stats()
-        counts.append([after[name] - before[name] for name in ("prompt_tokens", "prompt_tokens_cached")])
+        counts.append(
+            [after[name] - before[name] for name in ("prompt_tokens", "prompt_tokens_cached")]
+        )
     computed = [prompt - cached for prompt, cached in counts]
     assert counts[0][0] == counts[1][0]
     assert computed[1] <= computed[0] * 1.02, counts
@@ -103,11 +126,17 @@ def test_branches_of_a_program_are_computed_once(own, two):
 
 def test_a_request_may_name_its_replica(two):
     before = ranks(two, "requests_submitted")
-    for rank, given in ((1, {"routed_dp_rank": 1}), (1, {"data_parallel_rank": 1}), (0, {"data_parallel_rank": 0})):
+    for rank, given in (
+        (1, {"routed_dp_rank": 1}),
+        (1, {"data_parallel_rank": 1}),
+        (0, {"data_parallel_rank": 0}),
+    ):
         two.generate("ab", {"max_new_tokens": 1}, **given)
         before[rank] += 1
         assert ranks(two, "requests_submitted") == before
-    with pytest.raises(sgl.ParameterError, match="routed_dp_rank: the engine has the replicas 0 to 1, and no 2"):
+    with pytest.raises(
+        sgl.ParameterError, match="routed_dp_rank: the engine has the replicas 0 to 1, and no 2"
+    ):
         two.generate("ab", {"max_new_tokens": 1}, routed_dp_rank=2)
     with pytest.raises(sgl.ParameterError, match="data_parallel_rank"):
         two.generate("ab", {"max_new_tokens": 1}, routed_dp_rank=0, data_parallel_rank=1)
@@ -115,7 +144,9 @@ def test_a_request_may_name_its_replica(two):
 
 def test_one_engine_is_replica_0(own):
     assert own.generate("ab", {"max_new_tokens": 1}, routed_dp_rank=0)
-    with pytest.raises(sgl.ParameterError, match="routed_dp_rank: the engine has one replica, and no 1"):
+    with pytest.raises(
+        sgl.ParameterError, match="routed_dp_rank: the engine has one replica, and no 1"
+    ):
         own.generate("ab", {"max_new_tokens": 1}, routed_dp_rank=1)
 
 
@@ -157,7 +188,9 @@ def test_calls_reach_both(two, own, folders):
     for sink, text in zip(sinks, TEXTS):
         two.submit(text, GREEDY, sink=sink)
     two.continue_generation()
-    assert [sink.end().token_ids for sink in sinks] == [own.complete(text, GREEDY).token_ids for text in TEXTS[:4]]
+    assert [sink.end().token_ids for sink in sinks] == [
+        own.complete(text, GREEDY).token_ids for text in TEXTS[:4]
+    ]
     two.release_memory_occupation()
     assert ranks(two, "asleep") == [1, 1]
     two.resume_memory_occupation()
@@ -193,10 +226,15 @@ def test_a_server_shows_each_and_sends_requests_to_the_one_that_they_name(two):
             assert (refused.status_code, "routed_dp_rank" in refused.text) == (400, True)
         loads = httpx2.get(f"{url}/v1/loads", timeout=60).json()
         assert (loads["dp_rank_count"], [row["dp_rank"] for row in loads["loads"]]) == (2, [0, 1])
-        assert [row["dp_rank"] for row in httpx2.get(f"{url}/get_load", timeout=60).json()] == [0, 1]
+        assert [row["dp_rank"] for row in httpx2.get(f"{url}/get_load", timeout=60).json()] == [
+            0,
+            1,
+        ]
         text = httpx2.get(f"{url}/metrics", timeout=60).text
         found = {family.name: family.samples for family in text_string_to_metric_families(text)}
-        submitted = {each.labels["rank"]: each.value for each in found["sglang_lite_requests_submitted"]}
+        submitted = {
+            each.labels["rank"]: each.value for each in found["sglang_lite_requests_submitted"]
+        }
         assert submitted == dict(zip("01", ranks(two, "requests_submitted")))
         assert [each.labels["rank"] for each in found["sglang:num_running_reqs"]] == ["0", "1"]
         assert ["rank" in each.labels for each in found["sglang:gen_throughput"]] == [False]
@@ -207,7 +245,9 @@ def two_that_run(engine):
     """Sinks of two requests that run, each at another replica."""
     sinks = [Collector(), Collector()]
     for rank, sink in enumerate(sinks):
-        engine.submit(f"{rank} of two requests that run for a while", A_WHILE, sink=sink, stream=True)
+        engine.submit(
+            f"{rank} of two requests that run for a while", A_WHILE, sink=sink, stream=True
+        )
     for sink in sinks:
         sink.begun()
     return sinks
@@ -229,7 +269,8 @@ def test_a_replica_that_is_killed_fails_its_own_requests_and_comes_back(started,
     two, (first, _) = started
     killed(two, first)
     expected = own.complete("ab", GREEDY).token_ids
-    assert [two.complete("ab", GREEDY).token_ids for _ in range(3)] == [expected] * 3  # by the other one
+    # by the other one
+    assert [two.complete("ab", GREEDY).token_ids for _ in range(3)] == [expected] * 3
     until(lambda: len(two.stats()["replicas"]) == 2)
     params = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
     answers = [two.generate("ab", params, routed_dp_rank=rank)["output_ids"] for rank in (0, 1)]
@@ -237,7 +278,9 @@ def test_a_replica_that_is_killed_fails_its_own_requests_and_comes_back(started,
 
 
 def test_without_restart_the_others_go_on_until_the_last_one_dies(folders):
-    """Whenever the first one is killed: each request ends once, and those of the other one as they would."""
+    """Whenever the first one is killed: each request ends once, and those of the other one as they
+    would.
+    """
     for kill in range(KILLS):
         before, rng = processes.children(), Random(kill)
         with sgl.Engine(folders[0], **SETTINGS, dp_size=2) as engine:
@@ -266,7 +309,9 @@ def test_without_restart_the_others_go_on_until_the_last_one_dies(folders):
             send(pids[1], signal.SIGKILL)
             processes.ended(pids[1])
             until(lambda engine=engine: engine.core.gate.reason)
-            with pytest.raises(EngineClosedError, match=r"the process of replica . was ended by SIGKILL"):
+            with pytest.raises(
+                EngineClosedError, match=r"the process of replica . was ended by SIGKILL"
+            ):
                 engine.complete("ab", GREEDY)
             program.close()
             assert isinstance(end(), EngineClosedError)
@@ -279,7 +324,10 @@ def test_without_restart_the_others_go_on_until_the_last_one_dies(folders):
         ({"dp_size": 2.0}, "dp_size: 2.0 is not a whole number"),
         ({"dp_size": 2000}, "dp_size: 2,000 is more than 1,024"),
         ({"dp_size": 2, "in_process": True}, "dp_size: is for an engine in its own process"),
-        ({"dp_size": 2, "device": "cuda:1"}, "device: 'cuda:1' is one GPU, for 2 processes. Use device=\"cuda\""),
+        (
+            {"dp_size": 2, "device": "cuda:1"},
+            "device: 'cuda:1' is one GPU, for 2 processes. Use device=\"cuda\"",
+        ),
         ({"base_gpu_id": 1, "device": "cpu"}, "base_gpu_id: device is 'cpu'"),
         ({"gpu_id_step": -1}, "gpu_id_step: -1 is not a whole number of at least 0"),
         (

@@ -23,7 +23,9 @@ def engine(**settings):
 
 def drawn(**settings):
     with engine(**settings) as small:
-        return small.generate("x", {"temperature": 50, "max_new_tokens": 30, "ignore_eos": True})["output_ids"]
+        return small.generate("x", {"temperature": 50, "max_new_tokens": 30, "ignore_eos": True})[
+            "output_ids"
+        ]
 
 
 def test_engines_of_a_seed_draw_the_same():
@@ -68,7 +70,10 @@ def test_as_many_requests_run_at_once_as_the_engine_is_told():
 
 def test_as_many_requests_wait_as_the_engine_is_told():
     params = sgl.SamplingParams(max_tokens=1500, ignore_eos=True)
-    with engine(max_running=1, max_queued=2) as small, pytest.raises(sgl.OverloadedError, match="max_queued"):
+    with (
+        engine(max_running=1, max_queued=2) as small,
+        pytest.raises(sgl.OverloadedError, match="max_queued"),
+    ):
         for _ in range(12):
             small.submit("x", params, sink=lambda event: None)
 
@@ -126,7 +131,9 @@ def test_an_engine_computes_with_as_many_threads_as_it_is_told(folders):
 def scores(folder, dtype):
     settings = {**SETTINGS, "dtype": dtype, "in_process": True}
     with sgl.Engine(folder, **settings) as running:
-        params = sgl.SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, return_logprob=True)
+        params = sgl.SamplingParams(
+            max_tokens=4, temperature=0, ignore_eos=True, return_logprob=True
+        )
         return [each.logprob for each in running.complete("ab", params).output_logprobs]
 
 
@@ -143,7 +150,8 @@ def test_messages_are_logged_from_the_level_on_that_the_engine_is_told(monkeypat
 
 def tiers(**settings):
     return sgl.Engine.of(
-        loaded(), **{"enable_hierarchical_cache": True, "max_total_tokens": 512, "page_size": 4, **settings}
+        loaded(),
+        **{"enable_hierarchical_cache": True, "max_total_tokens": 512, "page_size": 4, **settings},
     )
 
 

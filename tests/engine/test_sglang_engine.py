@@ -20,7 +20,10 @@ IN_PROCESS = {**SETTINGS, "in_process": True}
 def test_ids_of_other_packages_are_ids(here):
     plain = here.generate(input_ids=[5, 6, 7], sampling_params=GREEDY)
     for ids in (np.array([5, 6, 7]), [np.int64(5), np.int32(6), 7]):
-        assert here.generate(input_ids=ids, sampling_params=GREEDY)["output_ids"] == plain["output_ids"]
+        assert (
+            here.generate(input_ids=ids, sampling_params=GREEDY)["output_ids"]
+            == plain["output_ids"]
+        )
     for several in (np.array([[5, 6, 7], [5, 6, 7]]), [np.array([5, 6, 7])] * 2):
         found = here.generate(input_ids=several, sampling_params=GREEDY)
         assert [each["output_ids"] for each in found] == [plain["output_ids"]] * 2
@@ -30,7 +33,9 @@ def test_ids_of_other_packages_are_ids(here):
 
 def test_sets_are_taken_where_order_means_nothing(here):
     first = here.generate("abc", GREEDY)["output_ids"][0]
-    found = here.generate("abc", {**GREEDY, "stop_token_ids": {first}, "stop": frozenset(("zz", "yy"))})
+    found = here.generate(
+        "abc", {**GREEDY, "stop_token_ids": {first}, "stop": frozenset(("zz", "yy"))}
+    )
     assert found["meta_info"]["finish_reason"] == {"type": "stop", "matched": first}
 
 
@@ -49,7 +54,9 @@ def test_each_sample_has_a_name(here):
 @pytest.mark.parametrize("in_process", [True, False])
 def test_the_weights_have_a_name_that_an_update_changes(folders, in_process):
     settings = {**SETTINGS, "in_process": in_process}
-    with sgl.Engine(folders[0], weight_version="one", served_model_name="mine", **settings) as engine:
+    with sgl.Engine(
+        folders[0], weight_version="one", served_model_name="mine", **settings
+    ) as engine:
         info = engine.get_model_info()
         assert (info["model_path"], info["served_model_name"], info["weight_version"]) == (
             str(folders[0]), "mine", "one",
@@ -68,21 +75,30 @@ def test_the_weights_have_a_name_that_an_update_changes(folders, in_process):
 def test_labels_are_scored_as_the_next_token(here):
     found = here.score("ab", ["c", "de"], [5, 6, 7])
     for item, scores in zip(("c", "de"), found.scores):
-        answer = here.generate(f"ab{item}", {"max_new_tokens": 0}, return_logprob=True, token_ids_logprob=[5, 6, 7])
-        wanted = [math.exp(entry[0]) for entry in answer["meta_info"]["output_token_ids_logprobs"][0]]
+        answer = here.generate(
+            f"ab{item}", {"max_new_tokens": 0}, return_logprob=True, token_ids_logprob=[5, 6, 7]
+        )
+        wanted = [
+            math.exp(entry[0]) for entry in answer["meta_info"]["output_token_ids_logprobs"][0]
+        ]
         assert scores == pytest.approx(wanted)
     assert found.prompt_tokens == 7
     assert found.token_logprobs is None
     shares = asyncio.run(here.async_score("ab", ["c", "de"], [5, 6, 7], True))
     for mine, scores in zip(shares.scores, found.scores):
         assert mine == pytest.approx([each / sum(scores) for each in scores])
-    cold = here.score("ab", "c", [5, 6], apply_softmax=True, temperature=0.01, return_token_logprobs=True)
+    cold = here.score(
+        "ab", "c", [5, 6], apply_softmax=True, temperature=0.01, return_token_logprobs=True
+    )
     assert max(cold.scores[0]) > max(shares.scores[0])
     assert [math.exp(each) for each in cold.token_logprobs[0]] == pytest.approx(found.scores[0][:2])
     turned = here.score("c", ["ab"], [5, 6, 7], item_first=True)
     assert turned.scores[0] == pytest.approx(found.scores[0])
     own = here.score("ab", ["c", "de"], [[6, 5], [7]])
-    assert own.scores == [pytest.approx([found.scores[0][1], found.scores[0][0]]), pytest.approx([found.scores[1][2]])]
+    assert own.scores == [
+        pytest.approx([found.scores[0][1], found.scores[0][0]]),
+        pytest.approx([found.scores[1][2]]),
+    ]
     ids = here.tokenizer.encode("ab"), here.tokenizer.encode("c", first=False)
     assert here.score(ids[0], [ids[1]], [5, 6, 7]).scores[0] == pytest.approx(found.scores[0])
     assert here.score("ab", [], [5]).scores == []
@@ -99,9 +115,18 @@ def test_without_labels_the_items_are_scored(here):
         (dict(label_token_ids=[]), "label_token_ids: is empty"),
         (dict(label_token_ids=[[1], [2]]), "2 lists for 1 items"),
         (dict(label_token_ids=[1], items=[[1]]), "items: query and items"),
-        (dict(label_token_ids=[1], temperature=0.5), "temperature: has an effect only with apply_softmax=True"),
-        (dict(label_token_ids=[1], temperature=0, apply_softmax=True), "temperature: 0 is no number above 0"),
-        (dict(label_token_ids=[1], score_extraction_token_id=3), "score_extraction_token_id: is not supported"),
+        (
+            dict(label_token_ids=[1], temperature=0.5),
+            "temperature: has an effect only with apply_softmax=True",
+        ),
+        (
+            dict(label_token_ids=[1], temperature=0, apply_softmax=True),
+            "temperature: 0 is no number above 0",
+        ),
+        (
+            dict(label_token_ids=[1], score_extraction_token_id=3),
+            "score_extraction_token_id: is not supported",
+        ),
         (dict(label_token_ids=[1], nothing=3), "nothing: score has no such parameter"),
         (dict(apply_softmax=True), "apply_softmax: has an effect only with label_token_ids"),
         (dict(query=[1]), "label_token_ids: is missing"),
@@ -132,7 +157,14 @@ def test_prompts_may_be_prefilled_whole(folders):
     with sgl.Engine(folders[0], chunked_prefill_size=-1, context_length=300, **config) as engine:
         assert engine.core.capacity.sizes.step_tokens == 300
         before = engine.stats()["steps"]
-        assert len(engine.generate(input_ids=[5] * 290, sampling_params={"max_new_tokens": 1})["output_ids"]) == 1
+        assert (
+            len(
+                engine.generate(input_ids=[5] * 290, sampling_params={"max_new_tokens": 1})[
+                    "output_ids"
+                ]
+            )
+            == 1
+        )
         assert engine.stats()["steps"] - before <= 2
 
 
@@ -154,7 +186,9 @@ def test_a_folder_without_a_tokenizer_takes_and_gives_ids(folders, here, tmp_pat
     settings = {**SETTINGS, "in_process": in_process}
     with pytest.raises(sgl.ModelError, match="tokenizer"):
         sgl.Engine(folder, **settings)
-    asked: dict[str, Any] = dict(input_ids=[5, 6, 7], sampling_params={**GREEDY, "ignore_eos": True})
+    asked: dict[str, Any] = dict(
+        input_ids=[5, 6, 7], sampling_params={**GREEDY, "ignore_eos": True}
+    )
     with sgl.Engine(folder, skip_tokenizer_init=True, **settings) as engine:
         found = engine.generate(**asked)
         assert (found["text"], found["output_ids"]) == ("", here.generate(**asked)["output_ids"])

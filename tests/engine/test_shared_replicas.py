@@ -13,14 +13,18 @@ from tests.engine.collector import Collector
 from tests.runtime.parallel.test_cuts import folder_of
 from tests.waiting import until
 
-SETTINGS: dict[str, Any] = dict(device="cpu", dtype="float32", max_running=4, max_total_tokens=4096, context_length=256)
+SETTINGS: dict[str, Any] = dict(
+    device="cpu", dtype="float32", max_running=4, max_total_tokens=4096, context_length=256
+)
 SHARED: dict[str, Any] = dict(dp_size=2, tp_size=2, ep_size=2, enable_dp_attention=True)
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_replicas_that_share_experts_answer_like_one_engine_and_end_together(number, tmp_path):
     folder = folder_of("qwen3-moe", tmp_path / "model")
     prompts = [[5 + i, 9, 17, 3] * (i + 1) for i in range(4)]
@@ -31,7 +35,9 @@ def test_replicas_that_share_experts_answer_like_one_engine_and_end_together(num
         pids = [pid for pid in processes.children() if pid not in before]
         assert [engine.complete(prompt, GREEDY).token_ids for prompt in prompts] == expected
         assert all(each["requests_submitted"] for each in engine.stats()["replicas"])
-        with pytest.raises(sgl.CapabilityError, match="update_weights: is not here with tp_size above 1"):
+        with pytest.raises(
+            sgl.CapabilityError, match="update_weights: is not here with tp_size above 1"
+        ):
             engine.update_weights(str(folder))
         running = [Collector() for _ in range(4)]
         for sink in running:

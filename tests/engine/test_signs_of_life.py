@@ -1,4 +1,6 @@
-"""A process that is stopped: one line says so, calls wait and go on. One that is busy for as long is not taken for it."""
+"""A process that is stopped: one line says so, calls wait and go on. One that is busy for as long
+is not taken for it.
+"""
 
 import logging
 import os
@@ -59,7 +61,9 @@ def running(folders, held):
 def lines(caplog):
     """Lines about processes without a sign of life."""
     with caplog.at_level(logging.ERROR, "sglang_lite"):
-        yield lambda: [each.getMessage() for each in caplog.records if "no sign of life" in each.getMessage()]
+        yield lambda: [
+            each.getMessage() for each in caplog.records if "no sign of life" in each.getMessage()
+        ]
 
 
 @sgl.function
@@ -73,7 +77,9 @@ def process_of(before):
     return pid
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell of other processes")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere the system does not tell of other processes"
+)
 def test_a_stopped_process_is_told_of_once_and_its_calls_go_on_when_it_does(running, looks, lines):
     engine, pid = running
     expected, sink = engine.complete("ab", GREEDY).text, Collector()
@@ -86,7 +92,8 @@ def test_a_stopped_process_is_told_of_once_and_its_calls_go_on_when_it_does(runn
         until(lambda: len(looks) > looked + signs_of_life.LOOKS)
         assert lines() == said
         assert (
-            f"the engine's process {pid} has given no sign of life for {signs_of_life.LOOKS * OFTEN_S:g} s" in said[-1]
+            f"the engine's process {pid} has given no sign of life for {signs_of_life.LOOKS * OFTEN_S:g} s"
+            in said[-1]
         )
         assert not sink.events
     assert sink.end().text == expected
@@ -98,7 +105,12 @@ def test_c_code_that_keeps_pythons_lock_is_not_taken_for_it(running, held, looks
     """And computes nothing."""
     engine, _ = running
     sink = Collector()
-    engine.submit("ab", SamplingParams(max_tokens=1), logit_processor=processors.reads_with_pythons_lock, sink=sink)
+    engine.submit(
+        "ab",
+        SamplingParams(max_tokens=1),
+        logit_processor=processors.reads_with_pythons_lock,
+        sink=sink,
+    )
     with open(held, "wb", buffering=0) as file:  # which waits for who reads it
         del looks[:]
         until(lambda: len(looks) > signs_of_life.LOOKS + 1)
@@ -108,15 +120,20 @@ def test_c_code_that_keeps_pythons_lock_is_not_taken_for_it(running, held, looks
     assert not lines()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell of other processes")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere the system does not tell of other processes"
+)
 def test_a_load_that_is_stopped_is_told_of_too(folders, looks, lines, monkeypatch, tmp_path):
     held = tmp_path / "held"
     os.mkfifo(held)
-    (tmp_path / "torch.py").write_text(f"open({str(held)!r}).read()\nraise ImportError('it has been read')")
+    (tmp_path / "torch.py").write_text(
+        f"open({str(held)!r}).read()\nraise ImportError('it has been read')"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(processes.children())
     with ThreadPoolExecutor(1) as pool:
-        # On the CPU: for a GPU an engine starts another process that imports torch, where there is one.
+        # On the CPU: for a GPU an engine starts another process that imports torch, where there is
+        # one.
         loading = pool.submit(lambda: sgl.Engine(folders[0], **SETTINGS, device="cpu"))
         with open(held, "wb"), stopped(process_of(before)):  # opening waits for who reads it
             until(lines)
@@ -127,7 +144,9 @@ def test_a_load_that_is_stopped_is_told_of_too(folders, looks, lines, monkeypatc
 def test_a_process_is_ending_from_its_kill_on():
     """Also before its memory is taken back, which is much here."""
     code = "import sys; room = bytearray(300_000_000); print('ready', flush=True); sys.stdin.read()"
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         assert child.stdout.readline() == b"ready\n"
         assert not is_ending(child.pid)

@@ -1,7 +1,7 @@
 """A program for SGLang's own language and for ours, without roles, whose templates differ.
 
-As a script, with the folder of SGLang's package and the address of a server: runs it by SGLang's language and its
-RuntimeEndpoint, and prints what it says as JSON.
+As a script, with the folder of SGLang's package and the address of a server: runs it by SGLang's
+language and its RuntimeEndpoint, and prints what it says as JSON.
 """
 
 import base64
@@ -23,7 +23,9 @@ def said(sgl, backend):
         s += ", since " + forks[1]["year"] + sgl.gen("last", max_tokens=3, temperature=0)
 
     state = program.run(question="Who?", backend=backend)
-    streamed = "".join(program.run(question="Who?", backend=backend, stream=True).text_iter("answer"))
+    streamed = "".join(
+        program.run(question="Who?", backend=backend, stream=True).text_iter("answer")
+    )
     batch = program.run_batch([{"question": "Who?"}, {"question": "When?"}], backend=backend)
     return {
         "at once": [state["answer"], state["choice"], state["last"]],
@@ -33,7 +35,8 @@ def said(sgl, backend):
 
 
 if __name__ == "__main__":
-    package = types.ModuleType("sglang")  # without the code of its __init__, which imports what a server needs
+    # without the code of its __init__, which imports what a server needs
+    package = types.ModuleType("sglang")
     package.__path__ = [f"{sys.argv[1]}/sglang"]
     sys.modules["sglang"] = package
     sys.modules["pybase64"] = base64  # a faster one

@@ -14,7 +14,14 @@ ASKED = [{"role": "user", "content": "Hi"}]
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("timeout", "abc"), ("timeout", math.nan), ("timeout", 0), ("timeout", -1), ("stream", True), ("model", "other")],
+    [
+        ("timeout", "abc"),
+        ("timeout", math.nan),
+        ("timeout", 0),
+        ("timeout", -1),
+        ("stream", True),
+        ("model", "other"),
+    ],
 )
 def test_fields_that_mean_nothing_here_are_refused(engine, name, value):
     with pytest.raises(sgl.ParameterError, match=name):
@@ -36,7 +43,9 @@ def test_a_stream_that_is_left_unclosed_as_its_loop_ends_says_nothing(engine, ca
     streams = []
 
     async def leave():
-        streams.append(EngineChat(engine).stream_async(messages=ASKED, max_tokens=1000, ignore_eos=True))
+        streams.append(
+            EngineChat(engine).stream_async(messages=ASKED, max_tokens=1000, ignore_eos=True)
+        )
         await anext(streams[0])
 
     asyncio.run(leave())

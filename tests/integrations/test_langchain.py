@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("langchain_tests", reason="langchain-tests is not installed: `make test-clients` installs it")
+pytest.importorskip(
+    "langchain_tests", reason="langchain-tests is not installed: `make test-clients` installs it"
+)
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessageChunk, HumanMessage
@@ -54,11 +56,15 @@ class TestIntegration(_Given, ChatModelIntegrationTests):
     supports_json_mode = True
     has_structured_output = True
 
-    @pytest.mark.xfail(reason="a model of 135M parameters leaves out fields that only the prompt names")
+    @pytest.mark.xfail(
+        reason="a model of 135M parameters leaves out fields that only the prompt names"
+    )
     def test_json_mode(self, model):
         super().test_json_mode(model)
 
-    @pytest.mark.xfail(reason="a model of 135M parameters answers without the tool, which nothing forces it to call")
+    @pytest.mark.xfail(
+        reason="a model of 135M parameters answers without the tool, which nothing forces it to call"
+    )
     def test_agent_loop(self, model):
         super().test_agent_loop(model)
 
@@ -73,10 +79,15 @@ def test_images_in_a_message_are_seen(tmp_path):
         {"type": "image", "base64": second, "mime_type": "image/png"},  # LangChain's own form
     ]
     with sgl.Engine(str(tmp_path), in_process=True, dtype="float32", device="cpu") as engine:
-        model = ChatSglangLite(engine=engine, temperature=0, max_tokens=4, fields={"ignore_eos": True})
+        model = ChatSglangLite(
+            engine=engine, temperature=0, max_tokens=4, fields={"ignore_eos": True}
+        )
         said = model.invoke([HumanMessage(content=content)])
         params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
-        assert said.content == engine.complete(seen("u:", images[0], "hi", images[1], ";a:"), params).text
+        assert (
+            said.content
+            == engine.complete(seen("u:", images[0], "hi", images[1], ";a:"), params).text
+        )
 
 
 def test_calls_are_streamed_with_their_names(engine):
@@ -84,9 +95,15 @@ def test_calls_are_streamed_with_their_names(engine):
         """Adds two numbers."""
         return a + b
 
-    model = ChatSglangLite(engine=engine, temperature=0, max_tokens=60, fields={"parallel_tool_calls": False})
-    whole = sum(model.bind_tools([add], tool_choice="add").stream("Add 3 and 4."), start=AIMessageChunk(""))
-    assert [(call["name"], call["args"]) for call in whole.tool_calls] == [("add", {"a": 3, "b": 4})]
+    model = ChatSglangLite(
+        engine=engine, temperature=0, max_tokens=60, fields={"parallel_tool_calls": False}
+    )
+    whole = sum(
+        model.bind_tools([add], tool_choice="add").stream("Add 3 and 4."), start=AIMessageChunk("")
+    )
+    assert [(call["name"], call["args"]) for call in whole.tool_calls] == [
+        ("add", {"a": 3, "b": 4})
+    ]
 
 
 def test_a_callback_is_told_each_part_once(engine):
@@ -134,8 +151,12 @@ class Person(BaseModel):
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_outputs_are_structured_by_the_method_named(engine, method):
-    model = ChatSglangLite(engine=engine, temperature=0, max_tokens=60, fields={"parallel_tool_calls": False})
-    found = model.with_structured_output(Person, method=method, include_raw=True).invoke("Maria is 34. As JSON:")
+    model = ChatSglangLite(
+        engine=engine, temperature=0, max_tokens=60, fields={"parallel_tool_calls": False}
+    )
+    found = model.with_structured_output(Person, method=method, include_raw=True).invoke(
+        "Maria is 34. As JSON:"
+    )
     assert isinstance(found["parsed"], Person)
     assert bool(found["raw"].tool_calls) == (method == "function_calling")
     with pytest.raises(sgl.ParameterError, match="nonsense"):

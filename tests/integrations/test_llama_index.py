@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
-pytest.importorskip("llama_index.core", reason="llama-index-core is not installed: `make test-clients` installs it")
+pytest.importorskip(
+    "llama_index.core", reason="llama-index-core is not installed: `make test-clients` installs it"
+)
 
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
@@ -36,12 +38,21 @@ def llm(engine):
 
 def test_predictions_have_their_type(llm):
     prompt = PromptTemplate("Extract: {text}")
-    assert llm.structured_predict(Person, prompt, text="Maria is 34.") == Person(name="Maria", age=34)
-    assert asyncio.run(llm.astructured_predict(Person, prompt, text="Maria is 34.")) == Person(name="Maria", age=34)
+    assert llm.structured_predict(Person, prompt, text="Maria is 34.") == Person(
+        name="Maria", age=34
+    )
+    assert asyncio.run(llm.astructured_predict(Person, prompt, text="Maria is 34.")) == Person(
+        name="Maria", age=34
+    )
 
 
 def test_a_tool_is_called(llm):
-    assert llm.predict_and_call([FunctionTool.from_defaults(add)], "Add 3 and 4.", tool_required=True).response == "7"
+    assert (
+        llm.predict_and_call(
+            [FunctionTool.from_defaults(add)], "Add 3 and 4.", tool_required=True
+        ).response
+        == "7"
+    )
 
 
 def test_all_ways_of_asking_agree(llm):
@@ -64,5 +75,7 @@ def test_unknown_fields_are_refused(llm):
 
 
 def test_a_tool_is_chosen_by_its_name(llm):
-    answer = llm.chat_with_tools([FunctionTool.from_defaults(add)], "Add 3 and 4.", tool_choice="add")
+    answer = llm.chat_with_tools(
+        [FunctionTool.from_defaults(add)], "Add 3 and 4.", tool_choice="add"
+    )
     assert [call.tool_name for call in llm.get_tool_calls_from_response(answer)] == ["add"]

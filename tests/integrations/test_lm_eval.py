@@ -28,7 +28,13 @@ def ours(engine):
 
 @pytest.fixture(scope="module")
 def theirs(model_file):
-    return HFLM(str(model_file.parent), gguf_file=model_file.name, dtype="float32", device="cpu", batch_size=8)
+    return HFLM(
+        str(model_file.parent),
+        gguf_file=model_file.name,
+        dtype="float32",
+        device="cpu",
+        batch_size=8,
+    )
 
 
 def asked(kind, *arguments):
@@ -56,8 +62,12 @@ def test_a_text_longer_than_the_context_is_scored_in_windows(model_file, theirs,
         model = SglangLiteLM(engine)
         assert model.max_length == 65
         monkeypatch.setattr(SglangLiteLM, "max_length", 64)
-        found = model.loglikelihood_rolling(asked("loglikelihood_rolling", (text,)), disable_tqdm=True)
-    expected = theirs.loglikelihood_rolling(asked("loglikelihood_rolling", (text,)), disable_tqdm=True)
+        found = model.loglikelihood_rolling(
+            asked("loglikelihood_rolling", (text,)), disable_tqdm=True
+        )
+    expected = theirs.loglikelihood_rolling(
+        asked("loglikelihood_rolling", (text,)), disable_tqdm=True
+    )
     assert found == pytest.approx(expected, abs=1e-3)  # of 160 tokens
 
 
@@ -66,22 +76,27 @@ def test_answers_end_where_the_task_says(ours, theirs):
         "generate_until", ("The capital of France is", {"until": ["."], "max_gen_toks": 12}),
         ("One, two,", {"until": ["\n"], "max_gen_toks": 8}),
     )  # fmt: skip
-    assert ours.generate_until(requests, disable_tqdm=True) == theirs.generate_until(requests, disable_tqdm=True)
+    assert ours.generate_until(requests, disable_tqdm=True) == theirs.generate_until(
+        requests, disable_tqdm=True
+    )
 
 
 def test_chat_templates_are_rendered(ours, theirs):
     turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
     assert ours.apply_chat_template(turns[:1]) == theirs.apply_chat_template(turns[:1])
-    assert ours.apply_chat_template(turns, add_generation_prompt=False) == theirs.apply_chat_template(
+    assert ours.apply_chat_template(
         turns, add_generation_prompt=False
-    )
+    ) == theirs.apply_chat_template(turns, add_generation_prompt=False)
 
 
 def sums(**_metadata):
     """Lines of lm_eval's task arithmetic_2da, whose data are random sums."""
     draw = random.Random(0)
     pairs = [(draw.randrange(10, 100), draw.randrange(10, 100)) for _ in range(8)]
-    rows = [{"context": f"Question: What is {a} plus {b}?\nAnswer:", "completion": f" {a + b}"} for a, b in pairs]
+    rows = [
+        {"context": f"Question: What is {a} plus {b}?\nAnswer:", "completion": f" {a + b}"}
+        for a, b in pairs
+    ]
     return {"validation": Dataset.from_list(rows), "train": Dataset.from_list(rows[:3])}
 
 
@@ -97,7 +112,11 @@ def odd(**_metadata):
         draw.shuffle(choices)
         gold = next(i for i, choice in enumerate(choices) if choice in other)
         rows.append(
-            {"question": f"Which does not belong: {', '.join(choices)}?\nAnswer:", "choices": choices, "gold": gold}
+            {
+                "question": f"Which does not belong: {', '.join(choices)}?\nAnswer:",
+                "choices": choices,
+                "gold": gold,
+            }
         )
     return {"validation": Dataset.from_list(rows), "train": Dataset.from_list(rows[:2])}
 
@@ -126,12 +145,18 @@ def test_tasks_have_equal_scores(name, ours, theirs):
     data, shots, config = TASKS[name]
     found, expected = (
         simple_evaluate(
-            model, tasks=[task(name, data, **config)], num_fewshot=shots, log_samples=True, verbosity="ERROR"
+            model,
+            tasks=[task(name, data, **config)],
+            num_fewshot=shots,
+            log_samples=True,
+            verbosity="ERROR",
         )
         for model in (ours, theirs)
     )
     for one, other in zip(found["samples"][name], expected["samples"][name], strict=True):
-        for ours_scored, theirs_scored in zip(one["filtered_resps"], other["filtered_resps"], strict=True):
+        for ours_scored, theirs_scored in zip(
+            one["filtered_resps"], other["filtered_resps"], strict=True
+        ):
             assert ours_scored[0] == pytest.approx(theirs_scored[0], abs=1e-4)
     assert found["results"][name]["acc,none"] == expected["results"][name]["acc,none"]
 
@@ -162,9 +187,15 @@ def test_the_command_knows_the_model(tmp_path, model_file):
 
 def test_requests_that_fit_no_context(engine, monkeypatch):
     model = SglangLiteLM(engine)
-    assert model.loglikelihood(asked("loglikelihood", ("Hello there", "")), disable_tqdm=True) == [(0.0, True)]
+    assert model.loglikelihood(asked("loglikelihood", ("Hello there", "")), disable_tqdm=True) == [
+        (0.0, True)
+    ]
     monkeypatch.setattr(SglangLiteLM, "max_length", 8)
     with pytest.raises(sgl.ParameterError, match=r"requests\[1\].* 9 tokens.* 8"):
-        model.loglikelihood(asked("loglikelihood", ("Hi", " you"), ("Hi", " a" * 9)), disable_tqdm=True)
+        model.loglikelihood(
+            asked("loglikelihood", ("Hi", " you"), ("Hi", " a" * 9)), disable_tqdm=True
+        )
     with pytest.raises(sgl.ParameterError, match="max_gen_toks"):
-        model.generate_until(asked("generate_until", ("Hi", {"until": [], "max_gen_toks": 8})), disable_tqdm=True)
+        model.generate_until(
+            asked("generate_until", ("Hi", {"until": [], "max_gen_toks": 8})), disable_tqdm=True
+        )

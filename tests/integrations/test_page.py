@@ -12,7 +12,9 @@ LIBRARIES = ("dspy", "langchain_core", "llama_index", "lm_eval", "pydantic_ai")
 MISSING = [name for name in LIBRARIES if find_spec(name) is None]
 
 
-@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; `make test-clients` installs them")
+@pytest.mark.skipif(
+    bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; `make test-clients` installs them"
+)
 @pytest.mark.filterwarnings("default")  # the libraries' own
 def test_the_examples_print_what_the_page_shows():
     names: dict = {"__name__": "page"}

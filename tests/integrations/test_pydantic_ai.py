@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed: `make test-clients` installs it")
+pytest.importorskip(
+    "pydantic_ai", reason="pydantic-ai is not installed: `make test-clients` installs it"
+)
 
 import openai
 from pydantic import BaseModel
@@ -44,7 +46,9 @@ def test_a_tool_that_makes_the_output_is_called(model):
 
 def test_text_streams(model):
     async def texts():
-        async with Agent(model).run_stream("Count to three.", model_settings={"max_tokens": 6}) as stream:
+        async with Agent(model).run_stream(
+            "Count to three.", model_settings={"max_tokens": 6}
+        ) as stream:
             return [text async for text in stream.stream_text(delta=True, debounce_by=None)]
 
     whole = Agent(model).run_sync("Count to three.", model_settings={"max_tokens": 6}).output
@@ -68,7 +72,12 @@ def test_a_stream_has_its_role_and_logprobs(engine):
         asked = [{"role": "user", "content": "Hi"}]
         client: Any = async_client(engine).chat.completions  # wrong arguments are on purpose
         stream = await client.create(
-            model="m", messages=asked, max_tokens=2, stream=True, logprobs=True, stream_options={"include_usage": True}
+            model="m",
+            messages=asked,
+            max_tokens=2,
+            stream=True,
+            logprobs=True,
+            stream_options={"include_usage": True},
         )
         found = [chunk async for chunk in stream]
         with pytest.raises(openai.BadRequestError, match="stream_options"):

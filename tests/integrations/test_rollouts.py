@@ -1,5 +1,6 @@
-"""Rollouts of slime and verl: by slime's own names of a sample's fields, and by verl's classes, or their fields where it
-is not installed."""
+"""Rollouts of slime and verl: by slime's own names of a sample's fields, and by verl's classes, or
+their fields where it is not installed.
+"""
 
 import asyncio
 import enum
@@ -38,7 +39,9 @@ def forked(s, prompt):
 @sgl.function
 def again(s, prompt):
     tries = []
-    s += prompt + sgl.gen("one", regex="[ab]", check=lambda text: (tries.append(text), len(tries) > 1)[1], retries=1)
+    s += prompt + sgl.gen(
+        "one", regex="[ab]", check=lambda text: (tries.append(text), len(tries) > 1)[1], retries=1
+    )
 
 
 class Sample:
@@ -70,14 +73,21 @@ def slime_args(address):
 
 
 def expected(program, engine, *arguments):
-    asked = {"return_prompt_token_ids": True, "return_logprob": True, "temperature": 0, "max_new_tokens": 5}
+    asked = {
+        "return_prompt_token_ids": True,
+        "return_logprob": True,
+        "temperature": 0,
+        "max_new_tokens": 5,
+    }
     (sequence,) = program.run(*arguments, backend=engine, **asked).trajectory().sequences
     return sequence
 
 
 def generated(program, address, sample, **sampling):
     async def generate():
-        return await generate_function(program)(slime_args(address), sample, {**SAMPLING, **sampling})
+        return await generate_function(program)(
+            slime_args(address), sample, {**SAMPLING, **sampling}
+        )
 
     return asyncio.run(generate())
 
@@ -121,7 +131,9 @@ def test_a_run_whose_answers_were_all_rejected_is_aborted(address):
 
 def test_what_a_run_lacks_or_does_not_know_is_told(address):
     with pytest.raises(sgl.CapabilityError, match=r"custom_params.*--rollout-top-p 1"):
-        generated(two_turns, address, Sample("A cat"), custom_params={"return_top_p_token_ids": True})
+        generated(
+            two_turns, address, Sample("A cat"), custom_params={"return_top_p_token_ids": True}
+        )
     sample = Sample("A cat")
 
     @sgl.function
@@ -148,13 +160,24 @@ def stubs():
         metrics: AgentLoopMetrics
 
     class AgentLoopBase:
-        def __init__(self, trainer_config, server_manager, tokenizer, processor, dataset_cls, data_config, **_):
+        def __init__(
+            self,
+            trainer_config,
+            server_manager,
+            tokenizer,
+            processor,
+            dataset_cls,
+            data_config,
+            **_,
+        ):
             self.rollout_config = trainer_config.config.actor_rollout_ref.rollout
 
     module: Any = ModuleType("verl.experimental.agent_loop.agent_loop")
     module.AgentLoopMetrics, module.AgentLoopOutput = AgentLoopMetrics, AgentLoopOutput
     module.AgentLoopBase = AgentLoopBase
-    parents = [ModuleType(name) for name in ("verl", "verl.experimental", "verl.experimental.agent_loop")]
+    parents = [
+        ModuleType(name) for name in ("verl", "verl.experimental", "verl.experimental.agent_loop")
+    ]
     return {each.__name__: each for each in (*parents, module)}
 
 
@@ -175,7 +198,14 @@ def make_loop(monkeypatch, address):
     monkeypatch.delitem(sys.modules, "sglang_lite.integrations.verl")
 
 
-VERL = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True, "max_new_tokens": 5}
+VERL = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "repetition_penalty": 1.0,
+    "logprobs": True,
+    "max_new_tokens": 5,
+}
 
 
 def test_an_output_of_verls_has_the_tokens_of_the_run(engine, make_loop):

@@ -14,10 +14,14 @@ from tests.server.conftest import serving
 PACKAGE = os.environ.get("SGLANG_PACKAGE", "")
 
 
-@pytest.mark.skipif(not PACKAGE, reason="SGLANG_PACKAGE is not the folder of SGLang's unzipped wheel: CONTRIBUTING.md")
+@pytest.mark.skipif(
+    not PACKAGE,
+    reason="SGLANG_PACKAGE is not the folder of SGLang's unzipped wheel: CONTRIBUTING.md",
+)
 def test_sglangs_own_language_is_told_what_ours_is(engine):
     pytest.importorskip(
-        "aiohttp", reason="aiohttp, which SGLang needs, is not installed: `make test-clients` installs it"
+        "aiohttp",
+        reason="aiohttp, which SGLang needs, is not installed: `make test-clients` installs it",
     )
     with serving(engine) as url:
         command = [sys.executable, sglang_client.__file__, PACKAGE, url]

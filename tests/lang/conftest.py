@@ -1,5 +1,7 @@
-"""The engine of the language's tests, in both forms: in the tests' process, and in one of its own. Where a model's words
-matter, `smollm` has them. And the local API server, with backends that are shut down after the test."""
+"""The engine of the language's tests, in both forms: in the tests' process, and in one of its own.
+Where a model's words matter, `smollm` has them. And the local API server, with backends that are
+shut down after the test.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -18,7 +20,9 @@ from tests.lang.fakes import TimeLimits
 def time_limits(monkeypatch) -> TimeLimits:
     """The time limits of runs and nodes."""
     limits = TimeLimits()
-    monkeypatch.setattr(retries, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": limits.timeout}))
+    monkeypatch.setattr(
+        retries, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": limits.timeout})
+    )
     return limits
 
 
@@ -31,7 +35,9 @@ def engine_process(small_file) -> Iterator[sgl.Engine]:
 
 @pytest.fixture(scope="session", params=["in process", "own process"])
 def engine(request) -> sgl.Engine:
-    return request.getfixturevalue("engine_process" if request.param == "own process" else "small_engine")
+    return request.getfixturevalue(
+        "engine_process" if request.param == "own process" else "small_engine"
+    )
 
 
 @pytest.fixture
@@ -42,11 +48,18 @@ def api() -> Iterator[ServerForTests]:
 
 @pytest.fixture
 def connected(api: ServerForTests) -> Iterator[Callable[..., Any]]:
-    """Makes a backend of a class and a model on the local server; without the SDK's retries unless told otherwise."""
+    """Makes a backend of a class and a model on the local server; without the SDK's retries unless
+    told otherwise.
+    """
     backends = []
 
     def connect(kind: Any, model: str, *, path: str = "", **options: Any) -> Any:
-        options = {"api_key": "sk-secret-0123456789", "base_url": api.url + path, "max_retries": 0, **options}
+        options = {
+            "api_key": "sk-secret-0123456789",
+            "base_url": api.url + path,
+            "max_retries": 0,
+            **options,
+        }
         backends.append(kind(model, **options))
         return backends[-1]
 

@@ -69,7 +69,9 @@ class Meeting(sgl.BaseBackend):
 
 
 class Pieces(sgl.BaseBackend):
-    """Streams what it is given: texts, Deltas, and exceptions to raise; with `stepped` one at each `step()`."""
+    """Streams what it is given: texts, Deltas, and exceptions to raise; with `stepped` one at each
+    `step()`.
+    """
 
     def __init__(self, *pieces: str | Delta | Exception, stepped: bool = False) -> None:
         super().__init__()
@@ -120,7 +122,8 @@ class Drawing(sgl.BaseBackend):
 
 
 class Scored(sgl.BaseBackend):
-    """Knows the log-probability of each token of each choice: [(token id, with the prompt, without it), …].
+    """Knows the log-probability of each token of each choice: [(token id, with the prompt, without
+    it), …].
 
     Attributes:
         asked: the choices of each call.
@@ -152,7 +155,9 @@ class Answers(sgl.BaseBackend):
 
 
 class TimeLimits:
-    """Time limits of runs and nodes that end when a test says so: they are given times that nothing takes."""
+    """Time limits of runs and nodes that end when a test says so: they are given times that nothing
+    takes.
+    """
 
     def __init__(self) -> None:
         self._begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = []
@@ -175,8 +180,9 @@ def _expire(loop: asyncio.AbstractEventLoop, limit: asyncio.Timeout) -> None:
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """Result of `work()`, or what it raises; a failure, and not a test run that hangs, where it takes longer. The seconds are
-    those of a quiet machine."""
+    """Result of `work()`, or what it raises; a failure, and not a test run that hangs, where it
+    takes longer. The seconds are those of a quiet machine.
+    """
     outcome: list[Any] = []
 
     def run() -> None:

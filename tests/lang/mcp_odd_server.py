@@ -1,5 +1,6 @@
-"""An MCP server for tests two of whose tools have schemas that can't be used, and one whose results aren't what its schema
-says; by hand, since the SDK refuses to."""
+"""An MCP server for tests two of whose tools have schemas that can't be used, and one whose results
+aren't what its schema says; by hand, since the SDK refuses to.
+"""
 
 import json
 import sys
@@ -25,11 +26,26 @@ for line in sys.stdin:
             }
         case "tools/list":
             if "--endless" in sys.argv:
-                tools, page = [{"name": "good", "inputSchema": SCHEMAS["good"]}], {"nextCursor": "more"}
+                tools, page = (
+                    [{"name": "good", "inputSchema": SCHEMAS["good"]}],
+                    {"nextCursor": "more"},
+                )
             else:
-                tools, page = [{"name": name, "inputSchema": schema} for name, schema in SCHEMAS.items()], {}
-                tools.append({"name": "good", "description": "A second one.", "inputSchema": {"type": "object"}})
-            tools = [{**tool, "outputSchema": COUNT} if tool["name"] == "lies" else tool for tool in tools]
+                tools, page = (
+                    [{"name": name, "inputSchema": schema} for name, schema in SCHEMAS.items()],
+                    {},
+                )
+                tools.append(
+                    {
+                        "name": "good",
+                        "description": "A second one.",
+                        "inputSchema": {"type": "object"},
+                    }
+                )
+            tools = [
+                {**tool, "outputSchema": COUNT} if tool["name"] == "lies" else tool
+                for tool in tools
+            ]
             answer = {"tools": tools, **page}
         case "tools/call" if asked["params"]["name"] == "lies":
             answer = {"content": [], "structuredContent": {"count": "three"}}

@@ -117,7 +117,9 @@ def test_streaming_from_arun():
 
 def test_many_async_programs_at_once():
     async def main():
-        states = await asyncio.gather(*(program.arun("x" * i, backend=backend(latency=0.01)) for i in range(200)))
+        states = await asyncio.gather(
+            *(program.arun("x" * i, backend=backend(latency=0.01)) for i in range(200))
+        )
         return [state["a"] for state in states]
 
     assert asyncio.run(main()) == [f"<{i}>" for i in range(200)]
@@ -128,7 +130,7 @@ def in_loop(main):
     return within(5, lambda: asyncio.run(main()))
 
 
-# ----------------------------------------------------------------------------- reading that would block itself
+# ------------------------------------------------------------------ reading that would block itself
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,9 @@ def test_every_blocking_read_in_an_async_body_says_what_to_write(read, instead):
         s += sgl.gen("a")
         read(s)
 
-    with pytest.raises(sgl.ProgramError, match=f"block the event loop of an async program. Use {instead}") as caught:
+    with pytest.raises(
+        sgl.ProgramError, match=f"block the event loop of an async program. Use {instead}"
+    ) as caught:
         within(5, lambda: blocking.run(backend=script))
     assert caught.value.where.file == __file__
 
@@ -166,7 +170,9 @@ def test_what_is_there_already_can_be_read_in_an_async_body():
     assert reading.run(backend=backend()).ret_value == ("<1>", "x<1>")
 
 
-@pytest.mark.parametrize("read", [lambda s: s["a"], lambda s: list(s.text_iter()), lambda s: list(s.text_iter("a"))])
+@pytest.mark.parametrize(
+    "read", [lambda s: s["a"], lambda s: list(s.text_iter()), lambda s: list(s.text_iter("a"))]
+)
 def test_a_stream_whose_body_needs_this_loop_can_not_be_waited_for_in_it(read):
     async def main():
         state = await program.arun(stream=True, backend=backend())
@@ -204,7 +210,7 @@ def test_a_plain_programs_stream_can_be_read_in_the_loop_that_started_it():
     assert in_loop(main) == "one two"
 
 
-# ------------------------------------------------------------------------------------- plain programs in a loop
+# ------------------------------------------------------------------------- plain programs in a loop
 
 
 @sgl.function
@@ -217,7 +223,10 @@ def test_plain_programs_and_batches_run_inside_a_loop_with_a_backend_that_takes_
     async def notebook():
         one = counting.run(1, backend=backend(latency=0.002)).ret_value
         return one, [
-            state["a"] for state in counting.run_batch([(i,) for i in range(3)], backend=backend(latency=0.002))
+            state["a"]
+            for state in counting.run_batch(
+                [(i,) for i in range(3)], backend=backend(latency=0.002)
+            )
         ]
 
     assert in_loop(notebook) == ("<2>", ["<2>", "<2>", "<2>"])
@@ -229,7 +238,11 @@ def test_an_iterator_of_a_batch_is_consumed_inside_a_loop(window, ordered):
     async def notebook():
         found = []
         for each in counting.run_batch(
-            [(i,) for i in range(20)], backend=backend(), num_threads=window, generator_style=True, ordered=ordered
+            [(i,) for i in range(20)],
+            backend=backend(),
+            num_threads=window,
+            generator_style=True,
+            ordered=ordered,
         ):
             found.append(each if ordered else each[1])
         return len(found)
@@ -244,7 +257,9 @@ def test_an_iterator_of_a_batch_of_async_programs_is_consumed_inside_a_loop():
         return await s.get("a")
 
     async def notebook():
-        states = asking.run_batch([(i,) for i in range(20)], backend=backend(), num_threads=2, generator_style=True)
+        states = asking.run_batch(
+            [(i,) for i in range(20)], backend=backend(), num_threads=2, generator_style=True
+        )
         return [state.ret_value for state in states]
 
     assert in_loop(notebook) == ["<2>"] * 10 + ["<3>"] * 10
@@ -265,12 +280,14 @@ def test_as_many_plain_bodies_as_are_awaited_are_under_way():
     within(10, lambda: in_loop(main))
 
 
-# ------------------------------------------------------------------------------------------------------ batches
+# ------------------------------------------------------------------------------------------ batches
 
 
 def test_a_batch_of_coroutines_gives_results_in_order():
     async def main():
-        return await program.arun_batch([("x" * i,) for i in range(50)], backend=backend(latency=0.001), num_threads=8)
+        return await program.arun_batch(
+            [("x" * i,) for i in range(50)], backend=backend(latency=0.001), num_threads=8
+        )
 
     assert [state["a"] for state in in_loop(main)] == [f"<{i}>" for i in range(50)]
 
@@ -294,7 +311,9 @@ def test_whatever_a_body_raises_is_the_outcome_of_its_item(error, kind, style):
             return raising.run_batch([{"i": 0}, {"i": 1}], backend=backend(), on_error="return")
 
         async def main():
-            return await raising.arun_batch([{"i": 0}, {"i": 1}], backend=backend(), on_error="return")
+            return await raising.arun_batch(
+                [{"i": 0}, {"i": 1}], backend=backend(), on_error="return"
+            )
 
         return asyncio.run(main())
 
@@ -326,7 +345,7 @@ def items_of_an_interrupted_batch():
     return started
 
 
-# ------------------------------------------------------------------------------------------------------- bodies
+# ------------------------------------------------------------------------------------------- bodies
 
 
 def test_tasks_of_one_body_work_on_its_branches():
@@ -365,7 +384,9 @@ def test_several_event_loops_wait_for_one_program():
     script = Gated("x")
     state = sgl.function(lambda s: s.__iadd__(sgl.gen("a"))).run(backend=script)
     got = []
-    threads = [threading.Thread(target=lambda: got.append(asyncio.run(state.get("a")))) for _ in range(5)]
+    threads = [
+        threading.Thread(target=lambda: got.append(asyncio.run(state.get("a")))) for _ in range(5)
+    ]
     for thread in threads:
         thread.start()
     script.open()

@@ -1,5 +1,6 @@
-"""Whatever is wrong with a program: one clear error of the package that names the line, soon; and then business as
-usual. Each program says `# here` where the error must point."""
+"""Whatever is wrong with a program: one clear error of the package that names the line, soon; and
+then business as usual. Each program says `# here` where the error must point.
+"""
 
 import asyncio
 import gc
@@ -22,7 +23,9 @@ def read_all(state):
 
 @pytest.fixture
 def only_error(caplog, capfd):
-    """Runs a program that is wrong; the error that its caller sees, which nothing else is said beside."""
+    """Runs a program that is wrong; the error that its caller sees, which nothing else is said
+    beside.
+    """
 
     def run(body, *args, backend=BACKEND, stream=False, read=read_all):
         program = sgl.function(body)
@@ -39,11 +42,15 @@ def only_error(caplog, capfd):
         with pytest.raises(sgl.SglError) as caught:
             within(1, use)
         error = caught.value
-        assert (error.where.file, error.where.line) == (__file__, line_here(body)), f"{error} is at another line"
+        assert (error.where.file, error.where.line) == (__file__, line_here(body)), (
+            f"{error} is at another line"
+        )
         assert str(error.where) in str(error)
         assert caplog.text == ""
         assert capfd.readouterr() == ("", "")
-        after = sgl.function(lambda s: s.__iadd__(sgl.user("Well?") + sgl.assistant(sgl.gen("a")))).run(backend=BACKEND)
+        after = sgl.function(
+            lambda s: s.__iadd__(sgl.user("Well?") + sgl.assistant(sgl.gen("a")))
+        ).run(backend=BACKEND)
         assert within(1, lambda: after["a"]) == "fine"
         return error
 
@@ -53,7 +60,7 @@ def only_error(caplog, capfd):
 STREAM_OR_NOT = pytest.mark.parametrize("stream", [False, True])
 
 
-# ---------------------------------------------------------------------------------------------------------- turns
+# -------------------------------------------------------------------------------------------- turns
 
 
 @STREAM_OR_NOT
@@ -61,8 +68,14 @@ STREAM_OR_NOT = pytest.mark.parametrize("stream", [False, True])
     ("turns", "message"),
     [
         (sgl.user_end(), "a 'user' turn ends, but no turn is open"),
-        (sgl.user_begin() + "x" + sgl.assistant_end(), "an 'assistant' turn ends, but the open turn is 'user'"),
-        (sgl.user_begin() + sgl.assistant_begin(), "an 'assistant' turn begins inside a 'user' turn"),
+        (
+            sgl.user_begin() + "x" + sgl.assistant_end(),
+            "an 'assistant' turn ends, but the open turn is 'user'",
+        ),
+        (
+            sgl.user_begin() + sgl.assistant_begin(),
+            "an 'assistant' turn begins inside a 'user' turn",
+        ),
         (sgl.system(sgl.user("x")), "a 'user' turn begins inside a 'system' turn"),
     ],
 )
@@ -92,7 +105,7 @@ def test_a_turn_that_a_with_block_does_not_end_any_more(only_error):
     assert "no turn is open" in str(only_error(program))
 
 
-# ------------------------------------------------------------------------------------------------------ variables
+# ---------------------------------------------------------------------------------------- variables
 
 
 @STREAM_OR_NOT
@@ -124,7 +137,10 @@ def test_a_name_that_is_read_before_it_is_set_again(only_error):
         s += "2" + sgl.gen("a")
         return first, s["a"]
 
-    assert program.run(backend=sgl.ScriptedBackend({"1": "one", "2": "two"})).ret_value == ("one", "two")
+    assert program.run(backend=sgl.ScriptedBackend({"1": "one", "2": "two"})).ret_value == (
+        "one",
+        "two",
+    )
 
     def wrong(s):
         s += s["a"]  # here
@@ -142,7 +158,7 @@ def test_a_scope_that_is_read_while_it_is_open(only_error):
     assert "'part' is still open" in str(only_error(program))
 
 
-# ------------------------------------------------------------------------------------------------ bad arguments
+# ------------------------------------------------------------------------------------ bad arguments
 
 
 @STREAM_OR_NOT
@@ -212,11 +228,13 @@ def test_a_list_of_the_wrong_length_for_a_group(only_error):
     assert "3 items for 2 branches" in str(only_error(program))
 
 
-# ------------------------------------------------------------------------------------ backends and templates
+# --------------------------------------------------------------------------- backends and templates
 
 
 class Modest(sgl.ScriptedBackend):
-    capabilities = Capabilities(constraints=frozenset(), params=frozenset({"max_tokens"}), select=False)
+    capabilities = Capabilities(
+        constraints=frozenset(), params=frozenset({"max_tokens"}), select=False
+    )
 
 
 @STREAM_OR_NOT
@@ -261,7 +279,10 @@ def jinja_template():
     [
         (Breaks, "KeyError: 'no such thing'"),
         (jinja_template, "users are not welcome"),
-        (lambda: ChatTemplate("small", None, {"system": ("", "")}), "no role 'user'; it has: system"),
+        (
+            lambda: ChatTemplate("small", None, {"system": ("", "")}),
+            "no role 'user'; it has: system",
+        ),
         (lambda: get_chat_template("mistral"), None),
     ],
     ids=["raises", "refuses", "lacks the role", "works"],
@@ -294,10 +315,14 @@ def raising(error, kind):
     def answer(call):
         raise error
 
-    return {"coroutine": Coroutine, "hook": Hook, "at once": lambda: sgl.ScriptedBackend(answer)}[kind]()
+    return {"coroutine": Coroutine, "hook": Hook, "at once": lambda: sgl.ScriptedBackend(answer)}[
+        kind
+    ]()
 
 
-@pytest.mark.parametrize("error", [OSError("down"), StopIteration(), SystemExit(3), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [OSError("down"), StopIteration(), SystemExit(3), GeneratorExit()], ids=repr
+)
 @pytest.mark.parametrize("kind", ["coroutine", "hook", "at once"])
 @pytest.mark.parametrize("options", [{}, {"timeout": 5}], ids=["plain", "watched"])
 def test_whatever_a_backend_raises(only_error, error, kind, options):
@@ -312,7 +337,7 @@ def test_whatever_a_backend_raises(only_error, error, kind, options):
         assert type(error).__name__ in str(only_error(program, backend=backend))
 
 
-# ----------------------------------------------------------------------------------------- tools, bodies, returns
+# --------------------------------------------------------------------------- tools, bodies, returns
 
 
 def test_a_tool_that_raises(only_error):
@@ -364,7 +389,9 @@ def test_a_stream_of_a_program_that_returns_early_ends(stream):
 @STREAM_OR_NOT
 @pytest.mark.parametrize("scope", ["user", "var_scope", "copy", "checkpoint"])
 def test_a_body_that_raises_inside_a_with_block(only_error, scope, stream):
-    """The caller sees what was raised, as it is; readers of a stream see it as an error of the package."""
+    """The caller sees what was raised, as it is; readers of a stream see it as an error of the
+    package.
+    """
 
     def program(s):
         with getattr(s, scope)(*(["part"] if scope == "var_scope" else [])):
@@ -405,12 +432,15 @@ def test_an_error_of_a_node_that_only_a_batch_reads():
         s += f"{i}" + sgl.gen("a")  # here
 
     backend = sgl.ScriptedBackend({"1": OSError("down")}, default="fine")
-    results = within(2, lambda: program.run_batch([{"i": i} for i in range(3)], backend=backend, on_error="return"))
+    results = within(
+        2,
+        lambda: program.run_batch([{"i": i} for i in range(3)], backend=backend, on_error="return"),
+    )
     assert [isinstance(result, sgl.SglError) for result in results] == [False, True, False]
     assert results[1].where.line == line_here(program)
 
 
-# ----------------------------------------------------------------------------------------- calling a program
+# -------------------------------------------------------------------------------- calling a program
 
 
 def calls():
@@ -444,7 +474,7 @@ def test_a_refused_awaited_call_is_an_error_too():
         asyncio.run(main())
 
 
-# ------------------------------------------------------------------------------------- bodies that would run nothing
+# -------------------------------------------------------------------- bodies that would run nothing
 
 
 def test_a_body_with_a_yield_is_refused_where_it_is_decorated():
@@ -477,6 +507,8 @@ def test_a_plain_body_that_returns_a_coroutine_is_an_error():
         lambda: asyncio.run(sgl.function(program).arun(backend=BACKEND)),
         lambda: sgl.function(lambda s: s.__iadd__(sgl.function(program)())).run(backend=BACKEND),
     ):
-        with pytest.raises(sgl.ProgramError, match="returned a coroutine that is never awaited") as caught:
+        with pytest.raises(
+            sgl.ProgramError, match="returned a coroutine that is never awaited"
+        ) as caught:
             call()
         assert caught.value.where.line == line_here(program)

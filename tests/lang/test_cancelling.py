@@ -28,7 +28,9 @@ def test_cancelling_stops_the_backend_and_tells_the_readers_where():
 
 def test_cancelling_keeps_what_was_waited_for():
     backend = Gated()
-    state = run("x", sgl.gen("a", backend=Answers(lambda text: "done")), sgl.gen("b"), backend=backend)
+    state = run(
+        "x", sgl.gen("a", backend=Answers(lambda text: "done")), sgl.gen("b"), backend=backend
+    )
     assert state["a"] == "done"
     assert backend.asked.wait(60)
     state.cancel()
@@ -129,7 +131,9 @@ def test_a_body_that_tries_until_it_succeeds_ends_when_it_is_stopped(stopped_by)
 
     if stopped_by == "cancel":
         threading.Thread(target=stop).start()
-    with pytest.raises(sgl.RequestAbortedError if stopped_by == "cancel" else sgl.RequestTimeoutError):
+    with pytest.raises(
+        sgl.RequestAbortedError if stopped_by == "cancel" else sgl.RequestTimeoutError
+    ):
         within(5, run)
 
 
@@ -152,7 +156,12 @@ def test_a_blocking_hook_can_not_be_stopped_but_its_readers_do_not_wait_for_it()
 
 
 def test_a_cancelled_program_on_the_engine_frees_it(engine):
-    state = run("Tell me everything:", sgl.gen("a", max_tokens=4000, ignore_eos=True), backend=engine, stream=True)
+    state = run(
+        "Tell me everything:",
+        sgl.gen("a", max_tokens=4000, ignore_eos=True),
+        backend=engine,
+        stream=True,
+    )
     next(state.text_iter("a"))  # it is under way
     state.cancel()
     run("x", sgl.gen("a", max_tokens=2), backend=engine).sync()  # comes after the abort
@@ -172,7 +181,9 @@ def test_cancelling_the_task_that_awaits_a_program_stops_it(kind):
         s += "x" + sgl.gen("a")
 
     async def main():
-        awaiting = asyncio.ensure_future(sgl.function(plain if kind == "plain" else coroutine).arun(backend=backend))
+        awaiting = asyncio.ensure_future(
+            sgl.function(plain if kind == "plain" else coroutine).arun(backend=backend)
+        )
         await asyncio.to_thread(backend.asked.wait, 5)
         awaiting.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -62,7 +62,9 @@ RENDERED = {
     "<start_of_turn>user\nV<end_of_turn>\n<start_of_turn>model\n",
     "gemma-4-it": "<|turn>system\nS<turn|>\n<|turn>user\nU<turn|>\n<|turn>model\nA<turn|>\n"
     "<|turn>user\nV<turn|>\n<|turn>model\n",
-    "dbrx-instruct": CHATML.replace("<|im_end|>\n", "<|im_end|>").replace("<|im_end|><", "<|im_end|>\n<"),
+    "dbrx-instruct": CHATML.replace("<|im_end|>\n", "<|im_end|>").replace(
+        "<|im_end|><", "<|im_end|>\n<"
+    ),
     "c4ai-command-r": "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>S<|END_OF_TURN_TOKEN|>"
     "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>U<|END_OF_TURN_TOKEN|>"
     "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>A<|END_OF_TURN_TOKEN|>"
@@ -168,9 +170,10 @@ def test_stops_and_placeholders_are_the_models(name):
     template = get_chat_template(name)
     assert tuple(template.stop_str) == STOPS.get(name, ())
     assert template.image_token == IMAGES.get(name, "<image>")
-    assert template.audio_token == {"minicpmo": "(<audio>./</audio>)", "gemma-it": "<start_of_audio>"}.get(
-        name, "<audio>"
-    )
+    assert template.audio_token == {
+        "minicpmo": "(<audio>./</audio>)",
+        "gemma-it": "<start_of_audio>",
+    }.get(name, "<audio>")
 
 
 def test_the_stops_of_the_template_end_an_assistant_turn_and_no_other_text():
@@ -209,11 +212,14 @@ def test_the_stops_of_the_template_end_an_assistant_turn_and_no_other_text():
     ],
 )  # fmt: skip
 def test_a_template_equals_the_jinja_of_such_models(name, official):
-    """(Written down here from the models' formats, without the marks that the tokenizer adds at the beginning.)"""
+    """(Written down here from the models' formats, without the marks that the tokenizer adds at the
+    beginning.)
+    """
     from sglang_lite.text.chat_template import JinjaTemplate
 
     messages = [{"role": role, "content": text} for role, text in CONVERSATION]
-    # jinja2 drops one line end behind a tag, as transformers has it too, so they are written as values.
+    # jinja2 drops one line end behind a tag, as transformers has it too, so they are written as
+    # values.
     source = official.replace("\n", "{{ '\\n' }}")
     assert JinjaTemplate(source).render(messages, add_generation_prompt=True) == RENDERED[name]
 
@@ -225,17 +231,26 @@ def test_llama_2_puts_the_system_turn_into_the_first_user_turn_alone():
 
 
 def test_a_system_message_without_content_gets_the_default():
-    messages: list[dict[str, Any]] = [{"role": "system", "content": None}, {"role": "user", "content": "U"}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": None},
+        {"role": "user", "content": "U"},
+    ]
     assert get_chat_template("default").get_prompt(messages) == "USER:U\n"
-    assert get_chat_template("qwen").get_prompt(messages).startswith("<|im_start|>system\nYou are a helpful")
+    assert (
+        get_chat_template("qwen")
+        .get_prompt(messages)
+        .startswith("<|im_start|>system\nYou are a helpful")
+    )
 
 
 def test_an_unknown_role_is_refused():
-    with pytest.raises(sgl.TemplateError, match="'chatml' has no role 'tool'; it has: system, user, assistant"):
+    with pytest.raises(
+        sgl.TemplateError, match="'chatml' has no role 'tool'; it has: system, user, assistant"
+    ):
         get_chat_template("chatml").get_prefix_and_suffix("tool", [])
 
 
-# ------------------------------------------------------------------------------------------ choosing one
+# ------------------------------------------------------------------------------------- choosing one
 
 KNOWN = {
     "meta-llama/Llama-2-7b-chat-hf": "llama-2-chat",
@@ -290,7 +305,9 @@ def test_a_model_is_known_by_its_path(path):
 
 @pytest.mark.parametrize("path", UNKNOWN)
 def test_for_an_unknown_or_base_model_there_is_no_silent_default(path):
-    with pytest.raises(sgl.TemplateError, match="no chat template is known for the model") as caught:
+    with pytest.raises(
+        sgl.TemplateError, match="no chat template is known for the model"
+    ) as caught:
         get_chat_template_by_model_path(path)
     assert repr(path) in str(caught.value)
     assert "register_chat_template" in caught.value.hint
@@ -305,12 +322,16 @@ def test_an_unknown_name_is_refused_with_those_there_are():
 @pytest.fixture
 def _own_registry(monkeypatch):
     monkeypatch.setattr(registry, "chat_template_registry", dict(registry.chat_template_registry))
-    monkeypatch.setattr(registry, "matching_function_registry", list(registry.matching_function_registry))
+    monkeypatch.setattr(
+        registry, "matching_function_registry", list(registry.matching_function_registry)
+    )
 
 
 @pytest.mark.usefixtures("_own_registry")
 def test_templates_and_matching_functions_can_be_added():
-    mine = ChatTemplate("mine", None, {"user": ("<u>", "</u>"), "assistant": ("<a>", "</a>")}, ["</a>"])
+    mine = ChatTemplate(
+        "mine", None, {"user": ("<u>", "</u>"), "assistant": ("<a>", "</a>")}, ["</a>"]
+    )
     assert mine.style is ChatTemplateStyle.PLAIN
     register_chat_template(mine)
     assert get_chat_template("mine") is mine
@@ -337,5 +358,7 @@ def test_the_registry_needs_no_model_library():
         "import sys, json; from sglang_lite.lang.chat_template import get_chat_template_by_model_path as f; "
         "f('Qwen/Qwen3-8B'); print(json.dumps([m for m in ('torch', 'transformers', 'jinja2') if m in sys.modules]))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert json.loads(found) == []

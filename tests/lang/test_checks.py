@@ -54,12 +54,18 @@ def test_a_refusal_carries_value_text_name_and_line():
 
 def test_of_several_samples_each_is_checked():
     backend = sgl.ScriptedBackend({"x": ["1", "2", "3", "5"]})
-    state = run("x", sgl.gen("a", n=2, type=int, check=lambda value: value % 2 == 1, retries=1), backend=backend)
+    state = run(
+        "x",
+        sgl.gen("a", n=2, type=int, check=lambda value: value % 2 == 1, retries=1),
+        backend=backend,
+    )
     assert state["a"] == [3, 5]
 
 
 def test_a_check_that_raises_fails_the_node_with_its_cause():
-    state = run(sgl.gen("a", check=lambda value: {}[value]), backend=sgl.ScriptedBackend(default="x"))
+    state = run(
+        sgl.gen("a", check=lambda value: {}[value]), backend=sgl.ScriptedBackend(default="x")
+    )
     with pytest.raises(sgl.ProgramError, match="KeyError: 'x'") as caught:
         state["a"]
     assert isinstance(caught.value.__cause__, KeyError)
@@ -76,7 +82,9 @@ def test_a_check_that_returns_no_bool_is_an_error_and_no_refusal(verdict):
 
     backend = sgl.ScriptedBackend(default="x")
     state = program.run(backend=backend)
-    with pytest.raises(sgl.ParameterError, match=r"check: judge_it returned .*, not True or False") as caught:
+    with pytest.raises(
+        sgl.ParameterError, match=r"check: judge_it returned .*, not True or False"
+    ) as caught:
         state["a"]
     assert caught.value.where.line == line_here(program)
     assert len(backend.calls) == 1
@@ -98,8 +106,13 @@ def test_a_check_that_never_ends_is_ended_by_its_nodes_time_limit(time_limits):
         await asyncio.Event().wait()
 
     asked = []
-    state = run(sgl.gen("a", check=forever, timeout=1000, retries=1), backend=sgl.ScriptedBackend(default="x"))
-    with pytest.raises(sgl.RequestTimeoutError, match=r"the check did not end within the node's timeout of 1000 s"):
+    state = run(
+        sgl.gen("a", check=forever, timeout=1000, retries=1),
+        backend=sgl.ScriptedBackend(default="x"),
+    )
+    with pytest.raises(
+        sgl.RequestTimeoutError, match=r"the check did not end within the node's timeout of 1000 s"
+    ):
         within(10, lambda: state["a"])
     assert len(asked) == 2
 
@@ -134,7 +147,9 @@ def test_an_answer_and_its_check_share_the_time_of_an_attempt(monkeypatch):
     for module in (retries, generation):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     assert run(sgl.gen("a", check=check, timeout=5000), backend=Slow())["a"] == "fine"
-    with pytest.raises(sgl.RequestTimeoutError, match="the check did not end within the node's timeout of 2000 s"):
+    with pytest.raises(
+        sgl.RequestTimeoutError, match="the check did not end within the node's timeout of 2000 s"
+    ):
         run(sgl.gen("a", check=check, timeout=2000), backend=Slow())["a"]
     assert asked == ["fine"]
 
@@ -150,7 +165,11 @@ def test_a_check_may_run_a_program_which_runs_on_its_own_programs_backend():
         return True
 
     def start(i):
-        return run("x", sgl.gen("a", check=check), backend=sgl.ScriptedBackend(default=f"by {i}", latency=0.001))
+        return run(
+            "x",
+            sgl.gen("a", check=check),
+            backend=sgl.ScriptedBackend(default=f"by {i}", latency=0.001),
+        )
 
     verdicts = []
     for state in [start(i) for i in range(10)]:
@@ -160,8 +179,15 @@ def test_a_check_may_run_a_program_which_runs_on_its_own_programs_backend():
 
 def test_checks_that_wait_for_one_another_do_not_stop_each_other():
     meeting = threading.Barrier(40)
-    program = sgl.function(lambda s, i: s.__iadd__(sgl.gen("a", check=lambda value: meeting.wait() >= 0)))
-    states = within(10, lambda: program.run_batch([(i,) for i in range(40)], backend=sgl.ScriptedBackend(default="x")))
+    program = sgl.function(
+        lambda s, i: s.__iadd__(sgl.gen("a", check=lambda value: meeting.wait() >= 0))
+    )
+    states = within(
+        10,
+        lambda: program.run_batch(
+            [(i,) for i in range(40)], backend=sgl.ScriptedBackend(default="x")
+        ),
+    )
     assert len(states) == 40
 
 

@@ -30,7 +30,11 @@ def call(method, conditional, unconditional=None):
 def test_token_length_normalized_takes_the_best_mean():
     decision = call(sgl.token_length_normalized, CONDITIONAL)
     assert decision.decision == "antidisestablishmentarianism"
-    assert set(decision.meta_info) == {"normalized_prompt_logprobs", "input_token_logprobs", "output_token_logprobs"}
+    assert set(decision.meta_info) == {
+        "normalized_prompt_logprobs",
+        "input_token_logprobs",
+        "output_token_logprobs",
+    }
 
 
 def test_greedy_walks_token_by_token():
@@ -52,7 +56,9 @@ def test_unconditional_takes_what_the_prompt_helps_most():
     ]
     decision = call(sgl.unconditional_likelihood_normalized, CONDITIONAL, alone)
     assert decision.decision == "organism"
-    assert decision.meta_info["normalized_unconditional_prompt_logprobs"][1] == pytest.approx(4.75 / 3)
+    assert decision.meta_info["normalized_unconditional_prompt_logprobs"][1] == pytest.approx(
+        4.75 / 3
+    )
     with pytest.raises(ValueError, match="needs them"):
         call(sgl.unconditional_likelihood_normalized, CONDITIONAL)
 
@@ -75,7 +81,9 @@ def test_a_temperature_draws_from_the_scores(method):
     picks = [decide(selection(-0.1, -2.4), TWO, method, 1.0, seed).decision for seed in range(300)]
     share = picks.count("c0") / 300
     assert 0.85 < share < 0.97  # exp(-0.1) against exp(-2.4): 0.909
-    assert picks == [decide(selection(-0.1, -2.4), TWO, method, 1.0, seed).decision for seed in range(300)]
+    assert picks == [
+        decide(selection(-0.1, -2.4), TWO, method, 1.0, seed).decision for seed in range(300)
+    ]
 
 
 def test_a_temperature_with_unconditional_scores():

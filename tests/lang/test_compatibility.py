@@ -1,6 +1,7 @@
 """SGLang 0.5.23's frontend is here: names, modules, signatures and the shapes of results.
 
-The signatures are those of its wheel, written down as data. docs/compatibility.md is the table of what is here.
+The signatures are those of its wheel, written down as data. docs/compatibility.md is the table of
+what is here.
 """
 
 import importlib
@@ -112,7 +113,9 @@ SIGNATURES = {
     "lang.tracer:TracingScope": "tracer_state",
     "lang.tracer:trace_program": "program, arguments, backend",
     "lang.tracer:extract_prefix_by_tracing": "program, backend",
-    "lang.backend.runtime_endpoint:RuntimeEndpoint": ("base_url, api_key=None, verify=None, chat_template_name=None"),
+    "lang.backend.runtime_endpoint:RuntimeEndpoint": (
+        "base_url, api_key=None, verify=None, chat_template_name=None"
+    ),
     "lang.backend.runtime_endpoint:RuntimeEndpoint.start_profile": "",
     "lang.backend.runtime_endpoint:RuntimeEndpoint.stop_profile": "",
     "lang.backend.runtime_endpoint:Runtime": "log_level='error', launch_timeout=300.0, **kwargs",
@@ -225,7 +228,9 @@ def find(place):
 
 
 def parameters(function):
-    """The parameters of a function, without self, as (name, whether given by name, default as text)."""
+    """The parameters of a function, without self, as (name, whether given by name, default as
+    text).
+    """
     found = []
     for p in inspect.signature(function).parameters.values():
         star = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
@@ -243,7 +248,9 @@ def written(text):
     for part in filter(None, text.split(", ")):
         name, has_default, default = part.partition("=")
         if name != "*":
-            found.append((name, by_name and not name.startswith("*"), default if has_default else None))
+            found.append(
+                (name, by_name and not name.startswith("*"), default if has_default else None)
+            )
         by_name = by_name or (name.startswith("*") and not name.startswith("**"))
     return found
 
@@ -251,7 +258,8 @@ def written(text):
 @pytest.mark.parametrize("place", SIGNATURES)
 def test_a_signature_takes_whatever_sglang_takes(place):
     theirs = written(SIGNATURES[place])
-    ours = [p for p in parameters(find(place)) if p in theirs or p[0] != "*args"]  # which only takes more
+    # which only takes more
+    ours = [p for p in parameters(find(place)) if p in theirs or p[0] != "*args"]
     order = [p for p in ours if not p[1]]
     required = len([p for p in theirs if not p[1]])
     assert order[:required] == [p for p in theirs if not p[1]]
@@ -260,7 +268,9 @@ def test_a_signature_takes_whatever_sglang_takes(place):
         assert default is not None, f"{name} is not SGLang's and has no default"
 
 
-@pytest.mark.parametrize("place", ["lang.ir:SglFunction.run", "lang.ir:SglFunction.run_batch", "lang.api:gen"])
+@pytest.mark.parametrize(
+    "place", ["lang.ir:SglFunction.run", "lang.ir:SglFunction.run_batch", "lang.api:gen"]
+)
 def test_what_is_new_in_a_signature_is_given_by_name(place):
     theirs = {name for name, _, _ in written(SIGNATURES[place])}
     assert all(by_name for name, by_name, _ in parameters(find(place)) if name not in theirs)
@@ -308,7 +318,7 @@ def test_exported_classes_are_classes():
     assert isinstance(sgl.Engine, type)
 
 
-# ------------------------------------------------------------------------------------------ what the docs say
+# -------------------------------------------------------------------------------- what the docs say
 
 DOCS = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
@@ -318,13 +328,16 @@ def test_every_test_that_the_docs_name_exists():
     assert len(named) > 50
     for file, test in named:
         folder = Path(__file__).parents[2 if file.startswith("tests/") else 0]
-        assert re.search(rf"^(async )?def {test}\(", (folder / file).read_text(), re.MULTILINE), f"{file}::{test}"
+        assert re.search(rf"^(async )?def {test}\(", (folder / file).read_text(), re.MULTILINE), (
+            f"{file}::{test}"
+        )
 
 
 @pytest.mark.parametrize("name", TOP_LEVEL)
 def test_the_docs_have_every_name(name):
     text = DOCS.read_text().replace(
-        "`*_begin`, `*_end`", "user_begin user_end system_begin system_end assistant_begin assistant_end"
+        "`*_begin`, `*_end`",
+        "user_begin user_end system_begin system_end assistant_begin assistant_end",
     )
     aliases = {
         "greedy_token_selection",

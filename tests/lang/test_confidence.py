@@ -1,4 +1,6 @@
-"""How sure a model is of a value: against `select`, the log-probabilities of all texts, and brute force."""
+"""How sure a model is of a value: against `select`, the log-probabilities of all texts, and brute
+force.
+"""
 
 import asyncio
 import json
@@ -32,7 +34,9 @@ PROMPT = "A thing, as JSON:\n"
 @sgl.function
 def things(s, /, **options):
     s += PROMPT
-    s += sgl.gen("x", type=Thing, **{"confidence": True, "temperature": 0, "max_tokens": 200, **options})
+    s += sgl.gen(
+        "x", type=Thing, **{"confidence": True, "temperature": 0, "max_tokens": 200, **options}
+    )
 
 
 def leaves(confidence, place):
@@ -79,11 +83,16 @@ def test_choices_have_the_probabilities_that_select_gives_them(small_engine):
     for leaf, place in leaves(found, placed(text)):
         before, tail = text[: place.start], text[place.end]
         usual = [*small_engine.tokenizer.encode(PROMPT + before.rstrip())]
-        if leaf.probs is None or [*small_engine.tokenizer.encode(PROMPT), *ids][: len(usual)] != usual:
+        if (
+            leaf.probs is None
+            or [*small_engine.tokenizer.encode(PROMPT), *ids][: len(usual)] != usual
+        ):
             continue  # `select` would have other tokens before it
         texts = [json.dumps(each, ensure_ascii=False) + tail for each in leaf.probs]
         probs = selecting.run(before, texts, backend=small_engine).selection("choice").probs
-        assert [leaf.probs[json.loads(each[:-1])] for each in probs] == pytest.approx(list(probs.values()), abs=1e-4)
+        assert [leaf.probs[json.loads(each[:-1])] for each in probs] == pytest.approx(
+            list(probs.values()), abs=1e-4
+        )
         compared += 1
     assert compared >= 2
 
@@ -129,7 +138,12 @@ def test_a_choice_that_others_begin_with_counts_with_its_end(engine):
 
 LANGUAGES = {
     "numbers in a list": json_schema(
-        {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 12}, "maxItems": 1, "minItems": 1}
+        {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 12},
+            "maxItems": 1,
+            "minItems": 1,
+        }
     ),
     "texts": Regex("[ab]{2}|c"),
     "strings": json_schema({"type": "string", "pattern": "^[ab]?$"}),
@@ -139,12 +153,16 @@ LANGUAGES = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_legal_values_of_a_small_language_have_the_probability_1(small_engine, language):
-    """All ways to spell all values, which draws at a high temperature find; each is scored at temperature 1."""
+    """All ways to spell all values, which draws at a high temperature find; each is scored at
+    temperature 1.
+    """
 
     @sgl.function
     def drawn(s, seed):
         s += "It is "
-        s += sgl.gen("x", constraint=LANGUAGES[language], confidence=True, temperature=100, n=200, seed=seed)
+        s += sgl.gen(
+            "x", constraint=LANGUAGES[language], confidence=True, temperature=100, n=200, seed=seed
+        )
 
     found = {}
     for seed in range(3):
@@ -153,7 +171,9 @@ def test_the_legal_values_of_a_small_language_have_the_probability_1(small_engin
         answers = state.branch.names.variables["x"].record
         for i, answer in enumerate(answers):
             confidence = state.confidence("x", i)
-            assert found.setdefault(answer.token_ids, confidence.prob) == pytest.approx(confidence.prob, abs=1e-6)
+            assert found.setdefault(answer.token_ids, confidence.prob) == pytest.approx(
+                confidence.prob, abs=1e-6
+            )
     assert sum(found.values()) == pytest.approx(1, abs=1e-4)
 
 
@@ -190,7 +210,9 @@ def test_choices_that_the_text_before_has_ruled_out_have_no_part(engine):
         state = program.run(seed, backend=engine)
         found = state.confidence("x")
         assert found["kind"].probs.keys() == {"a", "b"}
-        assert found["value"].probs.keys() == ({"x", "y"} if json.loads(state["x"])["kind"] == "a" else {"y", "z"})
+        assert found["value"].probs.keys() == (
+            {"x", "y"} if json.loads(state["x"])["kind"] == "a" else {"y", "z"}
+        )
 
 
 def test_values_that_are_equal_in_python_are_told_apart_by_their_texts(engine):
@@ -206,7 +228,9 @@ def test_an_enum_is_scored_in_one_step(small_engine):
     @sgl.function
     def program(s):
         s += "A word, as JSON: "
-        s += sgl.gen("x", json_schema={"enum": ["red", "green", "blue", "violet"]}, confidence=True, seed=1)
+        s += sgl.gen(
+            "x", json_schema={"enum": ["red", "green", "blue", "violet"]}, confidence=True, seed=1
+        )
 
     state = program.run(backend=small_engine)
     state.sync()
@@ -236,14 +260,18 @@ def test_a_node_with_another_backend_is_scored_there(small_engine):
     @sgl.function
     def program(s):
         s += "The sky is "
-        s += sgl.gen("x", type=Literal["red", "blue"], confidence=True, seed=1, backend=small_engine)
+        s += sgl.gen(
+            "x", type=Literal["red", "blue"], confidence=True, seed=1, backend=small_engine
+        )
 
     @sgl.function
     def selecting(s):
         s += "The sky is " + sgl.select("x", ["red", "blue"])
 
     found = program.run(backend=sgl.ScriptedBackend()).confidence("x")
-    assert found.probs == pytest.approx(selecting.run(backend=small_engine).selection("x").probs, abs=1e-4)
+    assert found.probs == pytest.approx(
+        selecting.run(backend=small_engine).selection("x").probs, abs=1e-4
+    )
 
 
 def test_what_is_no_json_is_one_value(engine):
@@ -271,7 +299,9 @@ def test_a_server_gives_the_same(small_engine):
         for push_down in (True, False):
             there = things.run(backend=endpoint, push_down=push_down)
             assert there["x"] == here["x"]
-            for a, b in zip(*(leaves(s.confidence("x"), placed(s.raw("x"))) for s in (here, there))):
+            for a, b in zip(
+                *(leaves(s.confidence("x"), placed(s.raw("x"))) for s in (here, there))
+            ):
                 assert a[0].logprob == pytest.approx(b[0].logprob, abs=1e-3)
                 assert a[0].probs == pytest.approx(b[0].probs, abs=1e-4)
         endpoint.shutdown()
@@ -280,7 +310,9 @@ def test_a_server_gives_the_same(small_engine):
 def test_generate_reports_it_over_http(small_engine):
     """Engine.generate and /generate have the same fields."""
     params = {"regex": "[0-9]{2}", "temperature": 0}
-    meta = small_engine.complete("It is ", SamplingParams(temperature=0, confidence=True), Regex("[0-9]{2}")).scores
+    meta = small_engine.complete(
+        "It is ", SamplingParams(temperature=0, confidence=True), Regex("[0-9]{2}")
+    ).scores
     with serving(small_engine) as url:
         answer = sgl.RuntimeEndpoint(url)
         body = {"text": "It is ", "sampling_params": params, "return_confidence": True}
@@ -297,7 +329,7 @@ async def _post(url, body):
         return (await client.post(f"{url}/generate", json=body)).json()
 
 
-# ------------------------------------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------------- errors
 
 
 def test_what_has_no_confidence_is_told(engine, tmp_path):
@@ -307,7 +339,9 @@ def test_what_has_no_confidence_is_told(engine, tmp_path):
         s += sgl.gen("free", confidence=True, max_tokens=3)
         s += sgl.gen("unasked", regex="[0-9]", max_tokens=3)
         s += sgl.select("chosen", ["a", "b"])
-        s += sgl.gen("cut", json_schema={"type": "array", "minItems": 9}, confidence=True, max_tokens=3)
+        s += sgl.gen(
+            "cut", json_schema={"type": "array", "minItems": 9}, confidence=True, max_tokens=3
+        )
         s += sgl.gen("good", regex="[0-9]", confidence=True)
         s.set_var("own", 3)
 
@@ -324,18 +358,26 @@ def test_what_has_no_confidence_is_told(engine, tmp_path):
     with pytest.raises(sgl.UnknownVariableError):
         state.confidence("nothing")
     state.save(tmp_path / "state.json")
-    with pytest.raises(sgl.ProgramError, match=r"'good': .* read its confidence before the state is saved and loaded"):
+    with pytest.raises(
+        sgl.ProgramError,
+        match=r"'good': .* read its confidence before the state is saved and loaded",
+    ):
         sgl.load(tmp_path / "state.json", backend=engine).confidence("good")
 
 
 def test_backends_that_do_not_score_tokens_refuse_or_say_so():
-    for backend in (sgl.OpenAI("gpt-4o-mini", api_key="-"), sgl.Anthropic("claude-haiku-4-5", api_key="-")):
+    for backend in (
+        sgl.OpenAI("gpt-4o-mini", api_key="-"),
+        sgl.Anthropic("claude-haiku-4-5", api_key="-"),
+    ):
         with pytest.raises(sgl.CapabilityError, match="can't honour confidence"):
             things.run(backend=backend)["x"]
     state = sgl.function(lambda s: s.__iadd__(sgl.gen("x", regex="a", confidence=True))).run(
         backend=sgl.ScriptedBackend(default="a")
     )
-    with pytest.raises(sgl.ProgramError, match=r"'x': the backend has not scored its tokens. Use a local engine"):
+    with pytest.raises(
+        sgl.ProgramError, match=r"'x': the backend has not scored its tokens. Use a local engine"
+    ):
         state.confidence("x")
 
 
@@ -352,7 +394,8 @@ def test_a_coroutine_reads_it_after_the_run(engine):
 
 
 @pytest.mark.parametrize(
-    "text", ["3", '"a\\"]}é"', " [ ] ", "{}", '{"a": [1, {"b\\"": null}], "c" : -1.5e3}', "[[], [true]]"]
+    "text",
+    ["3", '"a\\"]}é"', " [ ] ", "{}", '{"a": [1, {"b\\"": null}], "c" : -1.5e3}', "[[], [true]]"],
 )
 def test_places_are_those_of_the_values(text):
     def check(place, value):

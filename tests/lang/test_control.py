@@ -18,11 +18,13 @@ def _no_pauses(monkeypatch):
     monkeypatch.setattr(retries, "_FIRST_PAUSE", 0)
 
 
-# ------------------------------------------------------------------------------------------------- time limits
+# -------------------------------------------------------------------------------------- time limits
 
 
 def cancelled_by_a_timeout(run):
-    """A backend's call was cancelled, with the first of some timeouts that leaves the time to make one."""
+    """A backend's call was cancelled, with the first of some timeouts that leaves the time to make
+    one.
+    """
     for timeout in (0.02, 0.2, 2, 20):
         backend = Gated()
         run(timeout, backend)
@@ -35,7 +37,9 @@ def cancelled_by_a_timeout(run):
 def test_a_run_that_takes_too_long_fails_its_readers_and_its_request(node):
     def program(timeout, backend):
         state = run("x", node, backend=backend, timeout=timeout)
-        with pytest.raises(sgl.RequestTimeoutError, match=rf"the run took longer than its timeout of {timeout:g} s"):
+        with pytest.raises(
+            sgl.RequestTimeoutError, match=rf"the run took longer than its timeout of {timeout:g} s"
+        ):
             within(2 + timeout, lambda: state["a"])
 
     assert cancelled_by_a_timeout(program)
@@ -49,7 +53,9 @@ def test_a_node_that_takes_too_long_fails_with_its_line_and_its_request():
             s += sgl.gen("a", timeout=timeout)  # here
 
         state = program.run(backend=backend)
-        with pytest.raises(sgl.RequestTimeoutError, match=rf"the node's timeout of {timeout:g} s") as caught:
+        with pytest.raises(
+            sgl.RequestTimeoutError, match=rf"the node's timeout of {timeout:g} s"
+        ) as caught:
             within(2 + timeout, lambda: state["a"])
         assert caught.value.where.line == line_here(program)
 
@@ -57,7 +63,12 @@ def test_a_node_that_takes_too_long_fails_with_its_line_and_its_request():
 
 
 def test_what_was_ready_in_time_can_still_be_read():
-    state = run("x", sgl.gen("a", backend=Answers(lambda text: "1")), sgl.gen("b", timeout=0.02), backend=Gated())
+    state = run(
+        "x",
+        sgl.gen("a", backend=Answers(lambda text: "1")),
+        sgl.gen("b", timeout=0.02),
+        backend=Gated(),
+    )
     assert state["a"] == "1"
     with pytest.raises(sgl.RequestTimeoutError):
         state["b"]
@@ -76,7 +87,9 @@ def test_a_generation_that_starts_after_the_deadline_fails_even_if_its_answer_is
 
     for module in (retries, generation):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    with pytest.raises(sgl.RequestTimeoutError, match="the run took longer than its timeout of 5000 s"):
+    with pytest.raises(
+        sgl.RequestTimeoutError, match="the run took longer than its timeout of 5000 s"
+    ):
         program.run(backend=sgl.ScriptedBackend(default="x"), timeout=5000)
     assert reached == ["x"]
 
@@ -88,7 +101,11 @@ def test_a_timeout_of_the_backends_own_is_not_taken_for_the_nodes():
 
 
 def test_a_time_limit_holds_across_attempts():
-    state = run(sgl.gen("a", retries=10**9), backend=sgl.ScriptedBackend(lambda call: str(1 / 0)), timeout=0.05)
+    state = run(
+        sgl.gen("a", retries=10**9),
+        backend=sgl.ScriptedBackend(lambda call: str(1 / 0)),
+        timeout=0.05,
+    )
     with pytest.raises(sgl.RequestTimeoutError, match="the run took longer"):
         within(2, lambda: state["a"])
 
@@ -101,10 +118,12 @@ def test_a_time_limit_is_a_number_above_zero(timeout):
         sgl.gen("a", timeout=timeout)
 
 
-# ----------------------------------------------------------------------------------------------------- retries
+# ------------------------------------------------------------------------------------------ retries
 
 
-@pytest.mark.parametrize("options", [(dict(retries=2), {}), ({}, dict(retries=2)), (dict(retries=2), dict(retries=0))])
+@pytest.mark.parametrize(
+    "options", [(dict(retries=2), {}), ({}, dict(retries=2)), (dict(retries=2), dict(retries=0))]
+)
 def test_a_generation_whose_backend_fails_is_tried_again(options):
     node, run_ = options
     backend = Failing(OSError("1"), OSError("2"))
@@ -124,7 +143,10 @@ def test_a_node_says_how_often_for_itself():
 
 
 def test_a_selection_is_tried_again_too():
-    assert run("x", sgl.select("a", ["a", "b"]), backend=Failing(OSError("down")), retries=1)["a"] == "a"
+    assert (
+        run("x", sgl.select("a", ["a", "b"]), backend=Failing(OSError("down")), retries=1)["a"]
+        == "a"
+    )
 
 
 def test_several_selections_do_not_write_what_is_already_there_again():
@@ -136,8 +158,12 @@ def test_several_selections_do_not_write_what_is_already_there_again():
             return await super().aselect(prompt, choices, unconditional=unconditional)
 
     shaken = []
-    likely = {text: [(i, -float(i), None)] for i, text in enumerate(["a", ", b", "b", "\n", ", c", "c"])}
-    state = run("x: ", sgl.select("a", ["a", "b", "c"], multi=True), backend=Shaky(likely), retries=1)
+    likely = {
+        text: [(i, -float(i), None)] for i, text in enumerate(["a", ", b", "b", "\n", ", c", "c"])
+    }
+    state = run(
+        "x: ", sgl.select("a", ["a", "b", "c"], multi=True), backend=Shaky(likely), retries=1
+    )
     assert state["a"] == ["a", "b"]
     assert state.text() == "x: a, b"
     assert shaken
@@ -181,12 +207,16 @@ def test_text_of_an_attempt_that_failed_is_nowhere():
 
 def test_a_stream_shows_nothing_of_an_attempt_that_was_refused():
     backend = sgl.ScriptedBackend({"x": ["no no", "yes yes"]})
-    state = run("x ", sgl.gen("a", check=lambda v: v[0] == "y", retries=1), backend=backend, stream=True)
+    state = run(
+        "x ", sgl.gen("a", check=lambda v: v[0] == "y", retries=1), backend=backend, stream=True
+    )
     assert "".join(state.text_iter("a")) == "yes yes"
     assert "".join(state.text_iter()) == "x yes yes"
 
 
-@pytest.mark.parametrize("check", [lambda v: v == "yes", lambda v: {"yes": True}[v]], ids=["refuses", "raises"])
+@pytest.mark.parametrize(
+    "check", [lambda v: v == "yes", lambda v: {"yes": True}[v]], ids=["refuses", "raises"]
+)
 @pytest.mark.parametrize("greedy", [dict(temperature=0), dict(top_k=1)], ids=str)
 @pytest.mark.parametrize("of_run", [False, True])
 def test_what_is_refused_at_temperature_0_is_not_generated_again_and_says_so(check, greedy, of_run):
@@ -199,7 +229,9 @@ def test_what_is_refused_at_temperature_0_is_not_generated_again_and_says_so(che
     with pytest.raises(sgl.SglError) as caught:
         state["a"]
     said = [str(caught.value), *getattr(caught.value.__cause__, "__notes__", [])]
-    assert any("at temperature 0 the answer stays the same: set a temperature" in text for text in said)
+    assert any(
+        "at temperature 0 the answer stays the same: set a temperature" in text for text in said
+    )
     assert caught.value.where.line == line_here(program)
     assert len(backend.calls) == 1
 
@@ -217,12 +249,18 @@ def test_retries_are_a_whole_number(retries):
         run(sgl.gen("a"), backend=sgl.ScriptedBackend(), retries=retries)
 
 
-# ---------------------------------------------------------------------------------------------- other backends
+# ----------------------------------------------------------------------------------- other backends
 
 
 def test_a_node_may_be_answered_by_another_backend_that_sees_the_whole_text():
     judge = sgl.ScriptedBackend(lambda call: f"({call.prompt.text})")
-    state = run("draft: ", sgl.gen("a"), " ", sgl.gen("b", backend=judge), backend=sgl.ScriptedBackend(default="x"))
+    state = run(
+        "draft: ",
+        sgl.gen("a"),
+        " ",
+        sgl.gen("b", backend=judge),
+        backend=sgl.ScriptedBackend(default="x"),
+    )
     assert state["b"] == "(draft: x )"
     assert state.text() == "draft: x (draft: x )"
 
@@ -283,7 +321,7 @@ def test_a_backend_sees_the_context_variables_of_its_program(backend):
     assert [(state["a"], state["b"]) for state in states] == [(name, name) for name in names]
 
 
-# ------------------------------------------------------------------------------------------------------- seeds
+# -------------------------------------------------------------------------------------------- seeds
 
 
 @sgl.function
@@ -302,7 +340,9 @@ def draws(state):
 def test_a_seed_gives_the_same_draws_alone_or_in_a_batch_of_any_timing():
     alone = [draws(drawing.run(i=i, backend=Drawing(), seed=7)) for i in range(64)]
     for shuffle in range(3):
-        states = drawing.run_batch([{"i": i} for i in range(64)], backend=Drawing(shuffle), seed=7, num_threads=16)
+        states = drawing.run_batch(
+            [{"i": i} for i in range(64)], backend=Drawing(shuffle), seed=7, num_threads=16
+        )
         assert [draws(state) for state in states] == alone
     assert draws(drawing.run(i=0, backend=Drawing(), seed=8)) != alone[0]
 
@@ -322,7 +362,10 @@ def test_text_and_names_do_not_change_the_draws_that_follow():
         s += sgl.gen("a")
 
     backend = Drawing()
-    assert program.run(True, backend=backend, seed=1)["a"] == program.run(False, backend=backend, seed=1)["a"]
+    assert (
+        program.run(True, backend=backend, seed=1)["a"]
+        == program.run(False, backend=backend, seed=1)["a"]
+    )
 
 
 def test_the_engine_draws_the_same_alone_and_in_a_batch(engine):

@@ -42,7 +42,9 @@ def test_values_selections_and_branches_in_one_program():
         fork += sgl.assistant(sgl.select("answer", ["Yes", "No"]))
         fork += sgl.user("How old is she?") + sgl.assistant(sgl.gen("age", type=int, temperature=0))
         fork.join()
-        s += sgl.user("Mood?") + sgl.assistant(sgl.gen("mood", type=Literal["good", "bad"], temperature=0))
+        s += sgl.user("Mood?") + sgl.assistant(
+            sgl.gen("mood", type=Literal["good", "bad"], temperature=0)
+        )
 
     state = program.run()
     assert state["person"] == Person(name="Maria Lopez", age=34)

@@ -51,7 +51,9 @@ def test_errors_of_the_package_keep_their_class():
 
     state = run(body, sgl.ScriptedBackend({"": "12"}, default=""))
     with pytest.raises(sgl.SglError):
-        run(lambda s: s.__iadd__(sgl.gen("a", regex="b")), sgl.ScriptedBackend(lambda call: "a"))["a"]
+        run(lambda s: s.__iadd__(sgl.gen("a", regex="b")), sgl.ScriptedBackend(lambda call: "a"))[
+            "a"
+        ]
     assert state["a"] == 12
 
 
@@ -154,8 +156,13 @@ def test_the_advice_on_a_missing_template_is_right_for_a_backend():
     backend = Untold()
     backend.chat_template = None
     advice = template_error(backend).partition("or set ")[2]
-    assert advice == 'backend.chat_template = get_chat_template("chatml"), from sglang_lite.lang.chat_template.'
-    exec(advice.partition(", from")[0], {"backend": backend, "get_chat_template": get_chat_template})
+    assert (
+        advice
+        == 'backend.chat_template = get_chat_template("chatml"), from sglang_lite.lang.chat_template.'
+    )
+    exec(
+        advice.partition(", from")[0], {"backend": backend, "get_chat_template": get_chat_template}
+    )
     assert run(lambda s: s.user("x"), backend).text() == "<|im_start|>user\nx<|im_end|>\n"
 
 
@@ -216,7 +223,8 @@ def test_bad_parameters_of_gen_are_refused_by_name(arguments, message):
 
 
 @pytest.mark.parametrize(
-    "arguments", [dict(regex="("), dict(json_schema="{"), dict(json_schema={"type": 3}), dict(type=object())]
+    "arguments",
+    [dict(regex="("), dict(json_schema="{"), dict(json_schema={"type": 3}), dict(type=object())],
 )
 def test_bad_constraints_are_refused_before_anything_runs(arguments):
     with pytest.raises(sgl.ConstraintError):
@@ -230,7 +238,9 @@ def test_bad_parameters_of_select(temperature):
 
 
 def test_probabilities_only_of_a_selection():
-    with pytest.raises(sgl.ProgramError, match=r"not a selection\. Only sgl\.select has .*return_logprob=True"):
+    with pytest.raises(
+        sgl.ProgramError, match=r"not a selection\. Only sgl\.select has .*return_logprob=True"
+    ):
         run(lambda s: s.__iadd__(sgl.gen("a"))).selection("a").probs
 
 
@@ -243,9 +253,13 @@ def test_arguments_that_do_not_fit_the_program():
         program.run(a=1, b=2, backend=backend)
     with pytest.raises(sgl.ParameterError, match="no parameter for the state"):
         sgl.function(lambda: None)  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(sgl.ParameterError, match="missing a required argument: 'a', and was given 'A'"):
+    with pytest.raises(
+        sgl.ParameterError, match="missing a required argument: 'a', and was given 'A'"
+    ):
         program.run(A=1, backend=backend)
-    with pytest.raises(sgl.ParameterError, match=r"given 'zz'\. Its arguments: a\. \(Settings of a run: help"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"given 'zz'\. Its arguments: a\. \(Settings of a run: help"
+    ):
         program.run(zz=1, backend=backend)
     with pytest.raises(sgl.ParameterError, match="Did you mean temperature="):
         program.run(1, temprature=1, backend=backend)
@@ -257,7 +271,10 @@ def test_arguments_that_do_not_fit_the_program():
 
 def test_a_node_in_a_string_is_refused():
     """It would be its name there, and never be played."""
-    for text in (lambda: f"Say {sgl.gen('x')}.", lambda: "{} {}".format("Say", sgl.select("y", ["a"]) + "!")):
+    for text in (
+        lambda: f"Say {sgl.gen('x')}.",
+        lambda: "{} {}".format("Say", sgl.select("y", ["a"]) + "!"),
+    ):
         with pytest.raises(sgl.ParameterError, match=r"can't be written into a string.*s \+="):
             text()
 
@@ -273,7 +290,11 @@ def test_a_backend_without_hooks_says_so():
 
 def test_a_failure_that_nobody_reads_is_logged(caplog):
     with caplog.at_level(logging.ERROR, "sglang_lite"):
-        state = run(lambda s: s.__iadd__(sgl.gen("a")), sgl.ScriptedBackend(lambda call: str(1 / 0)), use_thread=True)
+        state = run(
+            lambda s: s.__iadd__(sgl.gen("a")),
+            sgl.ScriptedBackend(lambda call: str(1 / 0)),
+            use_thread=True,
+        )
         state.branch.read(nothing).when_done(lambda: None)
         while state.branch.player.failure is None:
             pass
@@ -285,7 +306,9 @@ def test_a_failure_that_nobody_reads_is_logged(caplog):
 def test_a_failure_that_a_batch_returns_has_been_told(caplog):
     program = sgl.function(lambda s: s.__iadd__(sgl.gen("a", check=lambda text: False)))
     with caplog.at_level(logging.ERROR, "sglang_lite"):
-        (error,) = program.run_batch([{}], backend=sgl.ScriptedBackend(default="a"), on_error="return")
+        (error,) = program.run_batch(
+            [{}], backend=sgl.ScriptedBackend(default="a"), on_error="return"
+        )
         assert isinstance(error, sgl.ValueValidationError)
         del error
         gc.collect()
@@ -305,7 +328,9 @@ def test_what_a_reader_of_a_stream_was_told_is_not_logged(caplog, is_async):
         plain(s)
 
     async def main():
-        state = await sgl.function(coroutine if is_async else plain).arun(backend=sgl.ScriptedBackend(), stream=True)
+        state = await sgl.function(coroutine if is_async else plain).arun(
+            backend=sgl.ScriptedBackend(), stream=True
+        )
         with pytest.raises(sgl.ProgramError, match="mine"):
             async for _ in state.text_async_iter():
                 reading.set()
@@ -407,7 +432,7 @@ def test_a_variable_that_a_failed_stream_never_made_raises_what_it_failed_with()
         list(state.text_iter("a"))
 
 
-# ------------------------------------------------------------------------------------------ statements of several lines
+# ---------------------------------------------------------------------- statements of several lines
 
 ASK_LATER = sgl.gen("elsewhere")
 
@@ -502,10 +527,15 @@ def test_an_image_in_a_later_line_names_its_own_line():
 def test_lines_of_nodes_change_no_digest(tmp_path):
     def of(lines):
         space: dict[str, Any] = {"sgl": sgl, "__name__": "moved"}
-        exec(f"{lines}ask = sgl.gen('a')\npicture = sgl.image('x')\ndef program(s):\n    s += ask", space)
+        exec(
+            f"{lines}ask = sgl.gen('a')\npicture = sgl.image('x')\ndef program(s):\n    s += ask",
+            space,
+        )
         return sgl.function(space["program"])
 
     for lines in ("", "\n\n\n"):
-        (state,) = of(lines).run_batch([{}], backend=sgl.ScriptedBackend(default="x"), checkpoint=tmp_path / "run")
+        (state,) = of(lines).run_batch(
+            [{}], backend=sgl.ScriptedBackend(default="x"), checkpoint=tmp_path / "run"
+        )
         assert state["a"] == "x"
     assert sgl.gen("a") == sgl.gen("a")

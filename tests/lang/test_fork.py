@@ -167,7 +167,11 @@ def test_a_copy_brings_back_what_it_has_set_and_nothing_else(way):
             branch["z"] = "outer"
 
     state = program.run(backend=sgl.ScriptedBackend(default="new"))
-    assert (state["x"], state["y"], state["z"]) == (["new"] if way is by_join else "new", "new", "inner")
+    assert (state["x"], state["y"], state["z"]) == (
+        ["new"] if way is by_join else "new",
+        "new",
+        "inner",
+    )
 
 
 def test_names_of_a_rolled_back_branch_are_those_before_the_fork():
@@ -221,7 +225,11 @@ def test_a_failing_branch_fails_its_reader_alone():
     assert state.error() is None
     assert state.ret_value[0]["x"] == "zero"
     assert state.ret_value[2]["x"] == "two"
-    for read in (lambda: state["x"], lambda: state.ret_value[1]["x"], lambda: state.ret_value[1].text()):
+    for read in (
+        lambda: state["x"],
+        lambda: state.ret_value[1]["x"],
+        lambda: state.ret_value[1].text(),
+    ):
         with pytest.raises(sgl.ProgramError, match="ValueError: no luck") as caught:
             read()
         assert isinstance(caught.value.__cause__, ValueError)
@@ -304,7 +312,10 @@ def test_metadata_of_branches_of_branches_is_a_tree():
         outer.join()
 
     state = program.run(backend=sgl.ScriptedBackend(default="x y"))
-    tree = [[leaf["completion_tokens"] for leaf in branch["samples"]] for branch in state.get_meta_info("a")["samples"]]
+    tree = [
+        [leaf["completion_tokens"] for leaf in branch["samples"]]
+        for branch in state.get_meta_info("a")["samples"]
+    ]
     assert tree == [[2, 2], [2, 2]]
     assert state.usage("a").completion_tokens == 8
 
@@ -405,7 +416,10 @@ def test_a_copy_in_a_turn_goes_on_with_the_turn():
         return messages
 
     state = program.run(backend=sgl.ScriptedBackend(default="yes"))
-    assert [(m["role"], m["content"]) for m in state.ret_value] == [("user", "q?"), ("assistant", "yes")]
+    assert [(m["role"], m["content"]) for m in state.ret_value] == [
+        ("user", "q?"),
+        ("assistant", "yes"),
+    ]
     assert [m["content"] for m in state.messages()] == ["q"]
     assert state["a"] == "yes"
 
@@ -435,7 +449,9 @@ def test_a_batch_has_executed_the_branches_too(join):
             fork.join()
         return fork
 
-    states = program.run_batch([{"i": 0}, {"i": 1}], backend=sgl.ScriptedBackend(default="x", latency=0.01))
+    states = program.run_batch(
+        [{"i": 0}, {"i": 1}], backend=sgl.ScriptedBackend(default="x", latency=0.01)
+    )
     for state in states:
         branches = [branch.stream_executor.variables for branch in state.ret_value]
         assert branches == [{"a": "x"}] * 2

@@ -33,7 +33,9 @@ def asks(s, prompt):
 
 def test_a_number_is_the_one_that_free_text_begins_with(smollm):
     prompts = PROMPTS[:: some(3, 1)]
-    states = asks.run_batch([{"prompt": p} for p in prompts], backend=smollm, temperature=0, num_threads=len(prompts))
+    states = asks.run_batch(
+        [{"prompt": p} for p in prompts], backend=smollm, temperature=0, num_threads=len(prompts)
+    )
     agree = 0
     for prompt, state in zip(prompts, states, strict=True):
         free, whole, floating, text = state["answers"]

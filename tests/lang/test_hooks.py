@@ -1,4 +1,6 @@
-"""Backends with SGLang's blocking hooks: called on few threads, failing where they are read, never blocking others."""
+"""Backends with SGLang's blocking hooks: called on few threads, failing where they are read, never
+blocking others.
+"""
 
 import asyncio
 import dataclasses
@@ -55,7 +57,7 @@ def run(*exprs, backend, **options):
     return program.run(backend=backend, **options)
 
 
-# ---------------------------------------------------------------------------------------------- which hooks there are
+# ---------------------------------------------------------------------------- which hooks there are
 
 
 def test_generate_is_enough_and_streams_in_one_piece():
@@ -88,7 +90,10 @@ def test_the_hook_that_is_missing_is_named_at_the_line(stream):
     def program(s, node):
         s += node  # here
 
-    for backend, node, missing in ((Picks(), sgl.gen("a"), "generate"), (Echo(), sgl.select("a", ["x"]), "select")):
+    for backend, node, missing in (
+        (Picks(), sgl.gen("a"), "generate"),
+        (Echo(), sgl.select("a", ["x"]), "select"),
+    ):
         state = program.run(node, backend=backend, stream=stream)
         with pytest.raises(sgl.CapabilityError, match=missing) as caught:
             within(5, lambda s=state: s["a"])
@@ -109,7 +114,9 @@ def test_all_backends_are_instances_of_the_class_with_hooks_but_show_none():
     assert issubclass(sgl.OpenAI, sgl.BaseBackend)
     assert not isinstance("scripted", sgl.BaseBackend)
     assert not isinstance(scripted, Echo)
-    assert {"generate", "select", "begin_program", "fork_program", "cache_prefix"}.isdisjoint(dir(scripted))
+    assert {"generate", "select", "begin_program", "fork_program", "cache_prefix"}.isdisjoint(
+        dir(scripted)
+    )
 
 
 def test_an_interface_can_be_held_in_a_head():
@@ -154,16 +161,35 @@ def test_a_backend_with_hooks_may_be_a_record_of_its_own():
 def test_a_hook_sees_turns_images_parameters_and_template_as_sglangs_do():
     class Looks(sgl.BaseBackend):
         def generate(self, s, sampling_params):
-            seen.append((s.messages_, s.cur_role, len(s.images_), s.text_, sampling_params, s.chat_template.name))
+            seen.append(
+                (
+                    s.messages_,
+                    s.cur_role,
+                    len(s.images_),
+                    s.text_,
+                    sampling_params,
+                    s.chat_template.name,
+                )
+            )
             return "yes", {}
 
     seen = []
-    run(sgl.user("Q"), sgl.assistant("A: " + sgl.gen("a", max_tokens=5, stop="\n")), backend=Looks(), top_k=3).sync()
+    run(
+        sgl.user("Q"),
+        sgl.assistant("A: " + sgl.gen("a", max_tokens=5, stop="\n")),
+        backend=Looks(),
+        top_k=3,
+    ).sync()
     messages, role, images, text, params, template = seen[0]
     assert messages == [{"role": "user", "content": "Q"}]
     assert (role, images, template) == ("assistant", 0, "default")
     assert text == "USER:Q\nASSISTANT:A: "
-    assert (params.max_new_tokens, list(params.stop), params.top_k, params.temperature) == (5, ["\n"], 3, 1.0)
+    assert (params.max_new_tokens, list(params.stop), params.top_k, params.temperature) == (
+        5,
+        ["\n"],
+        3,
+        1.0,
+    )
 
 
 def test_a_hook_that_changes_the_messages_it_sees_changes_nothing():
@@ -180,7 +206,13 @@ def test_a_hook_that_changes_the_messages_it_sees_changes_nothing():
         + sgl.assistant(sgl.gen("b"))
     )
     state = run(turns, backend=Pops())
-    assert [m["role"] for m in state.messages()] == ["system", "user", "assistant", "user", "assistant"]
+    assert [m["role"] for m in state.messages()] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
 
 
 def test_several_samples_are_asked_for_and_must_come():
@@ -194,12 +226,16 @@ def test_several_samples_are_asked_for_and_must_come():
         state = run("x", sgl.gen("a", n=3), backend=Samples(), stream=stream)
         assert state["a"] == ["0", "1", "2"]
         assert "".join(state.text_iter()) == "x0"
-        assert [each["completion_tokens"] for each in state.get_meta_info("a")["samples"]] == [0, 1, 2]
+        assert [each["completion_tokens"] for each in state.get_meta_info("a")["samples"]] == [
+            0,
+            1,
+            2,
+        ]
     with pytest.raises(sgl.ProgramError, match="returned 1 of 3 samples"):
         run("x", sgl.gen("a", n=3), backend=Echo())["a"]
 
 
-# -------------------------------------------------------------------------------------------------------- streaming
+# ---------------------------------------------------------------------------------------- streaming
 
 
 class Streams(sgl.BaseBackend):
@@ -231,7 +267,10 @@ def test_pieces_and_their_metadata_are_there_as_they_come_and_once(options):
     assert "".join(state.text_iter()) == "x one two three"
 
     async def read():
-        return [(text, meta["count"]) async for text, meta in state.text_async_iter("a", return_meta_data=True)]
+        return [
+            (text, meta["count"])
+            async for text, meta in state.text_async_iter("a", return_meta_data=True)
+        ]
 
     assert asyncio.run(read()) == [("one ", 0), ("two ", 1), ("three", 2)]
     assert state.get_meta_info("a")["count"] == 2
@@ -261,11 +300,13 @@ def test_a_refused_attempt_of_a_streaming_hook_is_not_shown():
             raise AssertionError("it can stream")
 
     answers = ["bad", "good"]
-    state = run("x ", sgl.gen("a", check=lambda v: v == "good", retries=1), backend=Improves(), stream=True)
+    state = run(
+        "x ", sgl.gen("a", check=lambda v: v == "good", retries=1), backend=Improves(), stream=True
+    )
     assert list(state.text_iter()) == ["x ", "good"]
 
 
-# ----------------------------------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------------- errors
 
 
 class Fails(sgl.BaseBackend):
@@ -350,7 +391,7 @@ def test_a_time_limit_holds_although_the_hook_goes_on():
     leave.set()
 
 
-# ---------------------------------------------------------------------------------------------------------- threads
+# ------------------------------------------------------------------------------------------ threads
 
 
 def hook_threads():
@@ -387,7 +428,12 @@ def test_a_thread_that_is_not_needed_any_more_ends_and_a_later_job_starts_anothe
 
 def test_joining_texts_needs_no_thread_that_the_branches_need():
     backend = Meeting(parties=2, threads=2)
-    states = within(10, lambda: forking.run_batch([{"join": "concate_and_append", "size": 2}] * 16, backend=backend))
+    states = within(
+        10,
+        lambda: forking.run_batch(
+            [{"join": "concate_and_append", "size": 2}] * 16, backend=backend
+        ),
+    )
     assert [state.text() for state in states] == ["xxx."] * 16
 
 
@@ -418,7 +464,13 @@ def test_hooks_do_not_hold_up_the_loop_that_others_need():
     slow = run("x", sgl.gen("a", timeout=30), backend=Slow())
     assert entered.wait(60)
     assert (
-        within(2, lambda: run("x", sgl.gen("a"), backend=sgl.ScriptedBackend(default="y", latency=0.001))["a"]) == "y"
+        within(
+            2,
+            lambda: run("x", sgl.gen("a"), backend=sgl.ScriptedBackend(default="y", latency=0.001))[
+                "a"
+            ],
+        )
+        == "y"
     )
     leave.set()
     assert slow["a"] == "slow"
@@ -426,9 +478,13 @@ def test_hooks_do_not_hold_up_the_loop_that_others_need():
 
 def test_hooks_and_coroutines_mix_in_one_program():
     async_backend = sgl.ScriptedBackend(lambda call: f"({len(call.prompt.text)})", latency=0.001)
-    state = run("x", sgl.gen("a"), sgl.gen("b", backend=async_backend), sgl.gen("c"), backend=Echo())
+    state = run(
+        "x", sgl.gen("a"), sgl.gen("b", backend=async_backend), sgl.gen("c"), backend=Echo()
+    )
     assert state.text() == "x<1>(4)<7>"
-    state = run("x", sgl.gen("a"), sgl.gen("b", backend=Echo()), sgl.gen("c"), backend=async_backend)
+    state = run(
+        "x", sgl.gen("a"), sgl.gen("b", backend=Echo()), sgl.gen("c"), backend=async_backend
+    )
     assert state.text() == "x(1)<4>(7)"
 
 
@@ -440,7 +496,7 @@ def test_a_coroutine_awaits_programs_on_hooks():
     assert within(10, lambda: asyncio.run(main())) == [["<1>"] * 4] * 20
 
 
-# ------------------------------------------------------------------------------- answers that break their constraint
+# -------------------------------------------------------------- answers that break their constraint
 
 
 def saying(text, meta=None):
@@ -482,4 +538,7 @@ def test_an_answer_that_keeps_its_constraint_or_was_cut_is_none():
     for backend in saying("12, 1", {"finish_reason": {"type": "length"}}):
         assert run("x", sgl.gen("a", regex="[0-9]+(, [0-9]+)*"), backend=backend)["a"] == "12, 1"
     for backend in saying("12,"):
-        assert run("x", sgl.gen("a", regex="[0-9]+(, [0-9]+)*", stop=" "), backend=backend)["a"] == "12,"
+        assert (
+            run("x", sgl.gen("a", regex="[0-9]+(, [0-9]+)*", stop=" "), backend=backend)["a"]
+            == "12,"
+        )

@@ -59,7 +59,8 @@ def test_a_stopped_program_stops_its_requests(engine):
 
     with pytest.raises(LookupError):
         program.run()
-    sgl.function(lambda s: s.__iadd__("x" + sgl.gen("a", max_tokens=2))).run().sync()  # comes after the abort
+    # comes after the abort
+    sgl.function(lambda s: s.__iadd__("x" + sgl.gen("a", max_tokens=2))).run().sync()
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
 
 
@@ -68,11 +69,15 @@ def test_a_run_is_one_program(engine):
 
     @sgl.function
     def program(s):
-        s += sgl.user("Name a country.") + sgl.assistant("It is" + sgl.gen("country", max_tokens=5, temperature=0))
+        s += sgl.user("Name a country.") + sgl.assistant(
+            "It is" + sgl.gen("country", max_tokens=5, temperature=0)
+        )
         s += sgl.user("And its capital?")
         with s.var_scope("turn"), s.assistant():
             s += sgl.gen("capital", max_tokens=8, temperature=0)
-        s += sgl.user("Is it big?") + sgl.assistant(sgl.select("size", ["yes", "no"], temperature=1.0))
+        s += sgl.user("Is it big?") + sgl.assistant(
+            sgl.select("size", ["yes", "no"], temperature=1.0)
+        )
         s += sgl.user("Founded when?") + sgl.assistant(sgl.gen("year", type=int, temperature=0))
         s += sgl.user("Say more.") + sgl.assistant(sgl.gen("more", temperature=1.0, max_tokens=12))
 
@@ -127,7 +132,9 @@ def test_pieces_of_a_stream_have_their_logprobs_and_the_counts_so_far(engine):
 
 
 def test_settings_of_a_started_engine_are_fixed(engine):
-    with pytest.raises(sgl.ParameterError, match="chat_template: an engine's settings are fixed") as caught:
+    with pytest.raises(
+        sgl.ParameterError, match="chat_template: an engine's settings are fixed"
+    ) as caught:
         engine.chat_template = "chatml"
     assert "sgl.Engine(…, chat_template=…)" in caught.value.hint
     assert callable(engine.chat_template)
@@ -137,7 +144,9 @@ def test_settings_of_a_started_engine_are_fixed(engine):
 
 def test_a_template_that_an_engine_starts_with_gives_roles_their_text(small_file, tmp_path):
     file = tmp_path / "template.jinja"
-    file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}")
+    file.write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+    )
 
     @sgl.function
     def program(s):

@@ -45,7 +45,9 @@ def test_tools_run_in_the_servers_process(tools):
     assert [*tools] == ["add", "count", "fails", "dies", "long", "waits"]
     assert tools["add"].__doc__ == "Adds two numbers."
     assert tools["add"](a=1) == {"result": 4}
-    assert tools["count"](place={"name": "a", "near": [{"name": "b", "near": [{"name": "c"}]}]}) == {"result": "3"}
+    assert tools["count"](
+        place={"name": "a", "near": [{"name": "b", "near": [{"name": "c"}]}]}
+    ) == {"result": "3"}
 
 
 def test_a_model_is_held_to_the_servers_schema(tools):
@@ -66,7 +68,9 @@ def test_a_model_is_held_to_the_servers_schema(tools):
 def test_an_engine_writes_calls_that_fit(tools, engine):
     @sgl.function
     def calls(s, tool):
-        s += "Call: " + sgl.gen("call", tools=[tool], tool_choice="required", max_tokens=400, temperature=1.0)
+        s += "Call: " + sgl.gen(
+            "call", tools=[tool], tool_choice="required", max_tokens=400, temperature=1.0
+        )
 
     for name in ("add", "count"):
         whole = 0
@@ -91,7 +95,11 @@ def test_use_tools_answers_with_them_and_python_functions(tools):
         return sgl.use_tools(s, [tools["add"], double])
 
     answers = iter(
-        ['{"tool": "add", "arguments": {"a": 2}}', '{"tool": "double", "arguments": {"x": 5}}', '{"answer": "10"}']
+        [
+            '{"tool": "add", "arguments": {"a": 2}}',
+            '{"tool": "double", "arguments": {"x": 5}}',
+            '{"answer": "10"}',
+        ]
     )
     state = asks.run(backend=sgl.ScriptedBackend(lambda _: next(answers)))
     assert state.ret_value == "10"
@@ -105,7 +113,8 @@ def test_a_failure_of_a_tool_is_its_result(tools):
 def test_a_result_that_is_too_long_is_an_error(tools):
     with pytest.raises(sgl.ToolError, match="long gave 3,000,0"):
         tools["long"]()
-    with sgl.mcp(server, tools=["long", "add"]) as (long, add):  # not by a pipe, where the SDK takes 20 s
+    # not by a pipe, where the SDK takes 20 s
+    with sgl.mcp(server, tools=["long", "add"]) as (long, add):
         with pytest.raises(sgl.ToolError, match="long gave 50,000,0"):
             long(size=50_000_000)
         assert add(a=1) == {"result": 4}
@@ -145,7 +154,10 @@ def test_a_schema_may_name_its_members_in_branches():
 def test_threads_may_call_at_once():
     with sgl.mcp(server) as (add, *_):
         sums: list[object] = [None] * 16
-        threads = [threading.Thread(target=lambda i=i: sums.__setitem__(i, add(a=i, b=i))) for i in range(16)]
+        threads = [
+            threading.Thread(target=lambda i=i: sums.__setitem__(i, add(a=i, b=i)))
+            for i in range(16)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -173,8 +185,14 @@ def test_a_connection_ends_once_nobody_uses_its_tools():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"server": "there-is-no-such-command x"}, "there-is-no-such-command x can't be started: No such file"),
-        ({"server": [sys.executable, "-c", "raise SystemExit(3)"]}, "can't be used: Connection closed."),
+        (
+            {"server": "there-is-no-such-command x"},
+            "there-is-no-such-command x can't be started: No such file",
+        ),
+        (
+            {"server": [sys.executable, "-c", "raise SystemExit(3)"]},
+            "can't be used: Connection closed.",
+        ),
         ({"server": "http://127.0.0.1:9/mcp"}, "http://127.0.0.1:9/mcp can't be used: "),
         ({"server": ""}, "server: [] is no command."),
         ({"server": server, "tools": ["nd"]}, "MCPServer has no tool 'nd'; it has: add, count"),
@@ -214,7 +232,10 @@ def test_programs_are_tools_of_a_server():
     with sgl.mcp(made) as (tool,):
         assert (tool.__name__, tool.__doc__) == ("greets", "Greets somebody.")
         assert tool.parameters == "(name: string, often?: integer)"
-        assert json.loads(tool(name="Ann", often=2)["result"]) == {"greeting": "Hello Ann", "return": ["Hello Ann"] * 2}
+        assert json.loads(tool(name="Ann", often=2)["result"]) == {
+            "greeting": "Hello Ann",
+            "return": ["Hello Ann"] * 2,
+        }
         assert "there is nobody" in tool(name="nobody")
 
 
@@ -224,7 +245,9 @@ def test_the_command_serves_programs_to_the_official_client(tmp_path, caplog):
         "import sglang_lite as sgl\nprint('imported')\nsgl.set_default_backend(sgl.ScriptedBackend({'': 'yes'}))\n"
         "@sgl.function\ndef asks(s, question: str):\n    print('runs')\n    s += question + sgl.gen('answer')\n"
     )
-    command = StdioServerParameters(command=sys.executable, args=["-m", "sglang_lite.cli", "mcp", str(file)])
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "sglang_lite.cli", "mcp", str(file)]
+    )
 
     async def ask():
         async with Client(command) as client:
@@ -232,14 +255,16 @@ def test_the_command_serves_programs_to_the_official_client(tmp_path, caplog):
 
     answer = asyncio.run(ask())
     assert json.loads(answer.content[0].text) == {"answer": "yes"}
-    assert not caplog.records  # the client tells of lines that are no messages, such as what a body prints
+    # the client tells of lines that are no messages, such as what a body prints
+    assert not caplog.records
 
 
 INSPECTOR = os.environ.get("MCP_INSPECTOR", "mcp-inspector")
 
 
 @pytest.mark.skipif(
-    shutil.which(INSPECTOR) is None, reason="no mcp-inspector: npm install @modelcontextprotocol/inspector@2"
+    shutil.which(INSPECTOR) is None,
+    reason="no mcp-inspector: npm install @modelcontextprotocol/inspector@2",
 )
 def test_the_inspector_lists_and_calls_what_the_command_serves(tmp_path):
     file = tmp_path / "served_file.py"
@@ -257,7 +282,11 @@ def test_the_inspector_lists_and_calls_what_the_command_serves(tmp_path):
         return json.loads(done.stdout)
 
     (tool,) = inspected("tools/list")["tools"]
-    assert (tool["name"], tool["description"], tool["inputSchema"]["required"]) == ("asks", "Asks.", ["question"])
+    assert (tool["name"], tool["description"], tool["inputSchema"]["required"]) == (
+        "asks",
+        "Asks.",
+        ["question"],
+    )
     call = ["tools/call", "--tool-name", "asks", "--tool-arg", "question=Is it so?"]
     assert json.loads(inspected(*call)["content"][0]["text"]) == {"answer": "yes"}
     failed = inspected(*call, "often=4")
@@ -279,7 +308,9 @@ def test_the_official_client_lists_and_calls_bound_programs_with_enums(old):
     async def ask():
         async with Client(made, mode="legacy" if old else "auto") as client:
             (tool,) = (await client.list_tools()).tools
-            return tool.input_schema, await client.call_tool("paints", {"colour": "red", "often": 2})
+            return tool.input_schema, await client.call_tool(
+                "paints", {"colour": "red", "often": 2}
+            )
 
     schema, answer = asyncio.run(ask())
     assert [*schema["properties"]] == ["colour", "often"]
@@ -292,7 +323,9 @@ def test_a_server_that_lies_about_its_schemas_answers_the_rest():
     with warnings.catch_warnings(record=True, action="always") as told:
         tools = sgl.mcp(command)
     with tools as (good, lies):
-        with pytest.raises(sgl.ToolError, match=r"failed in lies: .* 'three' is not of type 'integer'") as refused:
+        with pytest.raises(
+            sgl.ToolError, match=r"failed in lies: .* 'three' is not of type 'integer'"
+        ) as refused:
             lies()
         assert "\n" not in str(refused.value)
         assert good(x=3) == "3"
@@ -313,4 +346,7 @@ def test_an_endless_list_of_tools_is_told():
         assert good(x=3) == "3"
     said = "".join(str(each.message) for each in told)
     assert "the tool good 100 times; the first one is used" in said
-    assert "its tools on more than 100 pages; those after are not read. Name the tools that you need" in said
+    assert (
+        "its tools on more than 100 pages; those after are not read. Name the tools that you need"
+        in said
+    )

@@ -28,18 +28,24 @@ KINDS = {
 
 
 def decoded(data):
-    """Width, height and the pixels of a PNG file that has all its data in one chunk without filters."""
+    """Width, height and the pixels of a PNG file that has all its data in one chunk without
+    filters.
+    """
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     at, chunks = 8, {}
     while at < len(data):
         (length,) = struct.unpack(">I", data[at : at + 4])
         kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
-        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length])[0] == zlib.crc32(kind + content)
+        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length])[0] == zlib.crc32(
+            kind + content
+        )
         chunks[kind] = content
         at += 12 + length
     width, height, depth, colour = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
     channels = {0: 1, 2: 3, 6: 4}[colour]
-    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + width * channels)
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(
+        height, 1 + width * channels
+    )
     assert depth == 8
     assert not rows[:, 0].any()
     return rows[:, 1:].reshape(height, width, channels)
@@ -111,7 +117,9 @@ class FakePicture:
         file.write(KINDS[f"image/{format.lower()}"] + self.mode.encode())
 
 
-@pytest.mark.parametrize(("mode", "saved"), [("RGB", b"RGB"), ("RGBA", b"RGBA"), ("L", b"L"), ("CMYK", b"RGB")])
+@pytest.mark.parametrize(
+    ("mode", "saved"), [("RGB", b"RGB"), ("RGBA", b"RGBA"), ("L", b"L"), ("CMYK", b"RGB")]
+)
 def test_a_picture_of_pil_is_saved_as_png(mode, saved):
     assert load_image(FakePicture(mode)) == Media(PNG + saved, "image/png")
 
@@ -131,7 +139,9 @@ def test_data_that_is_no_image_is_refused(data):
 
 @pytest.mark.parametrize("source", [None, 3, object(), ["a.png"]])
 def test_what_is_no_image_at_all_is_refused(source):
-    with pytest.raises(sgl.ParameterError, match=f"image: a {type(source).__name__} is not an image"):
+    with pytest.raises(
+        sgl.ParameterError, match=f"image: a {type(source).__name__} is not an image"
+    ):
         load_image(source)
 
 
@@ -141,7 +151,7 @@ def test_an_image_has_a_size_limit(monkeypatch):
         load_image(PNG)
 
 
-# ------------------------------------------------------------------------------------------ in programs
+# -------------------------------------------------------------------------------------- in programs
 
 
 @sgl.function
@@ -159,7 +169,11 @@ def test_a_message_has_any_number_of_images_between_its_texts():
     state = look.run(PNG, "https://a.b/c.png", KINDS["image/jpeg"], backend=script)
     assert state["a"] == "cats"
     prompt = script.calls[0].prompt
-    assert [i.media_type or i.url for i in prompt.images] == ["image/png", "https://a.b/c.png", "image/jpeg"]
+    assert [i.media_type or i.url for i in prompt.images] == [
+        "image/png",
+        "https://a.b/c.png",
+        "image/jpeg",
+    ]
     assert prompt.text.count("<image>") == 3
     content = state.messages()[0]["content"]
     assert [part["image_url"]["url"] for part in content if part["type"] == "image_url"] == [
@@ -215,7 +229,9 @@ class Blind(sgl.ScriptedBackend):
     capabilities = Capabilities(images=False)
 
 
-@pytest.mark.parametrize("node", [sgl.image(PNG), sgl.user("see " + sgl.image(PNG))], ids=["alone", "in a turn"])
+@pytest.mark.parametrize(
+    "node", [sgl.image(PNG), sgl.user("see " + sgl.image(PNG))], ids=["alone", "in a turn"]
+)
 def test_a_backend_that_sees_no_images_refuses_at_the_line_and_before_anything_is_asked(node):
     def body(s):
         s += "fine"
@@ -223,13 +239,15 @@ def test_a_backend_that_sees_no_images_refuses_at_the_line_and_before_anything_i
         s += sgl.gen("a")
 
     script = Blind()
-    with pytest.raises(sgl.CapabilityError, match=r"Blind\('scripted'\) can't honour images") as caught:
+    with pytest.raises(
+        sgl.CapabilityError, match=r"Blind\('scripted'\) can't honour images"
+    ) as caught:
         sgl.function(body).run(backend=script)
     assert caught.value.where.line == body.__code__.co_firstlineno + 2
     assert script.calls == []
 
 
-# ------------------------------------------------------------------------------------------ videos and sounds
+# -------------------------------------------------------------------------------- videos and sounds
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +259,8 @@ def ten(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("frames", "taken"), [(1, [0]), (2, [0, 9]), (3, [0, 4, 9]), (10, [*range(10)]), (40, [*range(10)])]
+    ("frames", "taken"),
+    [(1, [0]), (2, [0, 9]), (3, [0, 4, 9]), (10, [*range(10)]), (40, [*range(10)])],
 )
 def test_the_frames_of_a_video_are_evenly_spread(ten, frames, taken):
     shown = frames_in(Media(ten.read_bytes()))
@@ -254,7 +273,10 @@ def test_the_frames_of_a_video_are_evenly_spread(ten, frames, taken):
 def test_a_video_is_its_frames_in_a_message(ten):
     script = sgl.ScriptedBackend()
     state = sgl.function(lambda s: s.user("see " + sgl.video(str(ten), 3))).run(backend=script)
-    assert [part["type"] for part in state.messages()[0]["content"]] == ["text"] + ["image_url", "text"] * 3
+    assert [part["type"] for part in state.messages()[0]["content"]] == ["text"] + [
+        "image_url",
+        "text",
+    ] * 3
 
 
 def test_a_video_or_a_sound_is_loaded_from_whatever_has_its_bytes(ten):
@@ -264,7 +286,9 @@ def test_a_video_or_a_sound_is_loaded_from_whatever_has_its_bytes(ten):
         assert sgl.video(source, 4).load() == Media(data, "video/mp4", frames=4)
     sound = wav(0.1).data
     assert sgl.audio(sound).load() == Media(sound, "audio/wav")
-    assert sgl.video("https://a.b/c.mp4", 4).load() == Media(url="https://a.b/c.mp4", media_type="video/*", frames=4)
+    assert sgl.video("https://a.b/c.mp4", 4).load() == Media(
+        url="https://a.b/c.mp4", media_type="video/*", frames=4
+    )
 
 
 def test_a_sound_is_a_part_of_a_message():
@@ -277,7 +301,10 @@ def test_a_sound_is_a_part_of_a_message():
 
     state = hear.run(backend=script)
     (part,) = [each for each in state.messages()[0]["content"] if each["type"] != "text"]
-    assert part == {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"}}
+    assert part == {
+        "type": "input_audio",
+        "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"},
+    }
     assert [each.kind for each in script.calls[0].prompt.images] == ["audio"]
 
 
@@ -321,5 +348,7 @@ def test_a_backend_that_hears_nothing_refuses_a_sound():
 
 def test_a_video_without_av_says_what_to_install(monkeypatch, ten):
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(sgl.ParameterError, match=r"needs the package av\. pip install 'sglang-lite\[media\]'"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"needs the package av\. pip install 'sglang-lite\[media\]'"
+    ):
         frames_of(sgl.video(ten, 2).load())

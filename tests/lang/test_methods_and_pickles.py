@@ -62,7 +62,9 @@ def test_a_method_keeps_its_self():
     assert other.ask("Why", end="", backend=backend()).text() == "Other Why!"  # type: ignore[call-arg]  # options in the call are SGLang's
     assert one.ask.arg_names == ["question", "end"]
     assert other.ask.bind(end=".").run("Why", backend=backend()).text() == "Other Why.!"  # type: ignore[arg-type, call-arg]  # some of them, which type checkers refuse
-    assert [s.text() for s in one.ask.run_batch([{"question": "a"}, ("b",)], backend=backend())] == [
+    assert [
+        s.text() for s in one.ask.run_batch([{"question": "a"}, ("b",)], backend=backend())
+    ] == [
         "One a?!",
         "One b?!",
     ]
@@ -119,7 +121,9 @@ def test_a_program_that_has_no_name_is_not_pickled():
     def inner(s):
         s += "a"
 
-    with pytest.raises(sgl.ProgramError, match="'inner' can't be pickled: its module has no program of this name"):
+    with pytest.raises(
+        sgl.ProgramError, match="'inner' can't be pickled: its module has no program of this name"
+    ):
         pickle.dumps(inner)
 
 

@@ -1,4 +1,6 @@
-"""Complaints about SGLang's language, B and C: silent misbehaviour, races; what is slow, awkward or missing."""
+"""Complaints about SGLang's language, B and C: silent misbehaviour, races; what is slow, awkward or
+missing.
+"""
 
 import asyncio
 import gc
@@ -14,7 +16,7 @@ from sglang_lite.lang.ir import REGEX_INT
 from sglang_lite.protocol import UNSET
 from tests.lang.fakes import Answers, Gated, Pieces, line_here, with_logprob, within
 
-# --------------------------------------------------------------------------- B: silent misbehaviour, races
+# -------------------------------------------------------------------- B: silent misbehaviour, races
 
 
 def test_b01_a_name_used_twice_waits_for_the_second_value():
@@ -104,14 +106,23 @@ def test_b05_joined_lists_keep_places_names_metadata_and_errors():
     state = program.run(backend=sgl.ScriptedBackend({"0": OSError("gone")}, default="x"))
     assert state["one"] == [None, None, "x"]
     assert state["parents"] == [None, "new", None]
-    assert [m and m["completion_tokens"] for m in state.get_meta_info("one")["samples"]] == [None, None, 1]
+    assert [m and m["completion_tokens"] for m in state.get_meta_info("one")["samples"]] == [
+        None,
+        None,
+        1,
+    ]
     with pytest.raises(sgl.ProgramError, match="OSError: gone"):
         state["bad"]
     assert state["all"] == ["x", "x", "x"]
 
 
 @pytest.mark.parametrize(
-    "expr", [sgl.user_begin() + "x" + sgl.assistant_end(), sgl.user_begin() + sgl.user("x"), sgl.assistant_end()]
+    "expr",
+    [
+        sgl.user_begin() + "x" + sgl.assistant_end(),
+        sgl.user_begin() + sgl.user("x"),
+        sgl.assistant_end(),
+    ],
 )
 def test_b06_turns_that_do_not_fit_together_are_refused_at_their_line(expr):
     @sgl.function
@@ -125,7 +136,9 @@ def test_b06_turns_that_do_not_fit_together_are_refused_at_their_line(expr):
 
 
 class Narrow(sgl.ScriptedBackend):
-    capabilities = Capabilities(constraints=frozenset(), params=frozenset({"max_tokens"}), select=False)
+    capabilities = Capabilities(
+        constraints=frozenset(), params=frozenset({"max_tokens"}), select=False
+    )
 
 
 class Hooks(sgl.BaseBackend):
@@ -170,7 +183,9 @@ def test_b09_parameters_of_one_node_do_not_get_into_another():
         s += sgl.gen("a", regex="[0-9]") + sgl.gen("b", regex="[0-9]") + sgl.gen("c")
 
     program.run(backend=Spoils(), temperature=0.5).sync()
-    assert [(p.regex, tuple(p.stop), p.temperature) for p in given] == [("[0-9]", (), 0.5)] * 2 + [(None, (), 0.5)]
+    assert [(p.regex, tuple(p.stop), p.temperature) for p in given] == [("[0-9]", (), 0.5)] * 2 + [
+        (None, (), 0.5)
+    ]
 
 
 def test_b10_one_programs_value_can_be_added_to_another():
@@ -186,19 +201,27 @@ def test_b10_one_programs_value_can_be_added_to_another():
     assert second.run(first.run(backend=backend), backend=backend).text() == "It said so"
 
 
-@pytest.mark.parametrize("stop", [None, "a", ("a", "b"), ["a", "b"], tuple(f"stop {i}" for i in range(40))])
+@pytest.mark.parametrize(
+    "stop", [None, "a", ("a", "b"), ["a", "b"], tuple(f"stop {i}" for i in range(40))]
+)
 @pytest.mark.parametrize("template_stop", [("<end>",), ["<end>"]])
 def test_b11_stops_and_those_of_the_template_add_up_in_every_form(stop, template_stop):
     backend = sgl.ScriptedBackend()
-    backend.chat_template = ChatTemplate("own", None, {"assistant": ("A: ", "\n")}, stop_str=template_stop)
-    sgl.function(lambda s: s.__iadd__(sgl.assistant(sgl.gen("a", stop=stop)))).run(backend=backend).sync()
+    backend.chat_template = ChatTemplate(
+        "own", None, {"assistant": ("A: ", "\n")}, stop_str=template_stop
+    )
+    sgl.function(lambda s: s.__iadd__(sgl.assistant(sgl.gen("a", stop=stop)))).run(
+        backend=backend
+    ).sync()
     own = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     assert backend.calls[0].params.stop == (*own, "<end>")
 
 
 def test_b12_a_reader_that_lags_behind_loses_no_metadata():
     backend = Pieces(*(with_logprob(f"{i} ", i) for i in range(50)))
-    state = sgl.function(lambda s: s.__iadd__(sgl.gen("a", return_logprob=True))).run(stream=True, backend=backend)
+    state = sgl.function(lambda s: s.__iadd__(sgl.gen("a", return_logprob=True))).run(
+        stream=True, backend=backend
+    )
     assert state["a"].endswith("49 ")  # everything has come before the first read
 
     async def read():
@@ -219,7 +242,9 @@ def test_b13_a_program_whose_state_nobody_holds_runs_to_its_end():
                 yield event
 
     def run():
-        sgl.function(lambda s: s.__iadd__(sgl.gen("a") + sgl.gen("b", backend=Then(default="y")))).run(backend=backend)
+        sgl.function(
+            lambda s: s.__iadd__(sgl.gen("a") + sgl.gen("b", backend=Then(default="y")))
+        ).run(backend=backend)
 
     run()
     assert backend.asked.wait(60)
@@ -245,7 +270,7 @@ def test_b13_an_exception_after_a_fork_stops_the_branches():
     assert threading.active_count() <= before + 1  # the executor's, if it was not there before
 
 
-# ------------------------------------------------------------------------------- C: slow, awkward, missing
+# ------------------------------------------------------------------------ C: slow, awkward, missing
 
 
 def test_c_an_exception_in_one_body_leaves_the_other_results():
@@ -253,8 +278,13 @@ def test_c_an_exception_in_one_body_leaves_the_other_results():
     def program(s, i):
         s += f"{10 // i}"
 
-    results = program.run_batch([{"i": 5}, {"i": 0}, {"i": 2}], backend=sgl.ScriptedBackend(), on_error="return")
-    assert [r if isinstance(r, Exception) else r.text() for r in (results[0], results[2])] == ["2", "5"]
+    results = program.run_batch(
+        [{"i": 5}, {"i": 0}, {"i": 2}], backend=sgl.ScriptedBackend(), on_error="return"
+    )
+    assert [r if isinstance(r, Exception) else r.text() for r in (results[0], results[2])] == [
+        "2",
+        "5",
+    ]
     assert isinstance(results[1], ZeroDivisionError)
 
 
@@ -267,7 +297,9 @@ def test_c_a_whole_number_has_an_end():
 
 def test_c_minimum_and_seed_can_be_asked_for():
     backend = sgl.ScriptedBackend()
-    sgl.function(lambda s: s.__iadd__(sgl.gen("a", min_tokens=3, seed=4))).run(backend=backend).sync()
+    sgl.function(lambda s: s.__iadd__(sgl.gen("a", min_tokens=3, seed=4))).run(
+        backend=backend
+    ).sync()
     assert (backend.calls[0].params.min_tokens, backend.calls[0].params.seed) == (3, 4)
 
 
@@ -285,6 +317,10 @@ def test_c_a_setting_of_the_run_is_not_sent_twice():
 
 def test_c_roles_follow_a_template_of_ones_own():
     backend = Answers(lambda text: "4")
-    backend.chat_template = ChatTemplate("own", None, {"user": ("Q: ", "\n"), "assistant": ("A: ", "\n")})
-    state = sgl.function(lambda s: s.__iadd__(sgl.user("2+2?") + sgl.assistant(sgl.gen("a")))).run(backend=backend)
+    backend.chat_template = ChatTemplate(
+        "own", None, {"user": ("Q: ", "\n"), "assistant": ("A: ", "\n")}
+    )
+    state = sgl.function(lambda s: s.__iadd__(sgl.user("2+2?") + sgl.assistant(sgl.gen("a")))).run(
+        backend=backend
+    )
     assert state.text() == "Q: 2+2?\nA: 4\n"

@@ -132,7 +132,10 @@ def test_a_turn_that_is_open_stays_open():
             s += ask("a")
         s += sgl.user("thanks")
 
-    assert [m["content"] for m in program.run(backend=backend()).messages()] == ["a: <25>", "thanks"]
+    assert [m["content"] for m in program.run(backend=backend()).messages()] == [
+        "a: <25>",
+        "thanks",
+    ]
 
 
 def test_what_an_added_program_raises_is_raised_by_the_outer_one():
@@ -254,7 +257,7 @@ def test_programs_may_call_themselves():
     assert countdown.run(3, backend=backend()).text() == "3 2 1 0 "
 
 
-# ------------------------------------------------------------------------- what a program has from the one around it
+# -------------------------------------------------------- what a program has from the one around it
 
 
 @sgl.function
@@ -334,7 +337,9 @@ def reads_itself(s, depth):
 def test_programs_that_are_nested_too_deeply_for_python_say_so(program):
     backend = sgl.ScriptedBackend(default="!")
     assert program.run(40, backend=backend).text().startswith("40 ")
-    with pytest.raises(sgl.ProgramError, match=r"nested in itself or in others .* frames\. Write a loop") as caught:
+    with pytest.raises(
+        sgl.ProgramError, match=r"nested in itself or in others .* frames\. Write a loop"
+    ) as caught:
         program.run(2000, backend=backend)
     assert caught.value.where.file == __file__
 
@@ -353,7 +358,9 @@ def test_a_recursion_of_the_bodys_own_stays_pythons_error():
 
 @pytest.mark.parametrize("body", [called, read_from, in_branches, in_batches])
 def test_a_time_limit_holds_for_the_programs_inside(body):
-    with pytest.raises((sgl.RequestTimeoutError, sgl.BatchError), match=r"longer than its timeout of 0\.1 s"):
+    with pytest.raises(
+        (sgl.RequestTimeoutError, sgl.BatchError), match=r"longer than its timeout of 0\.1 s"
+    ):
         within(5, lambda: sgl.function(body).run(backend=Gated(), timeout=0.1))
 
 

@@ -12,10 +12,21 @@ from hypothesis import strategies as st
 import sglang_lite as sgl
 from sglang_lite.lang.confidence import Confidence
 from sglang_lite.lang.trace import Trace
-from sglang_lite.protocol import ChoiceScore, Generation, Selection, TokenLogprob, TraceHead, TraceNode, Usage
+from sglang_lite.protocol import (
+    ChoiceScore,
+    Generation,
+    Selection,
+    TokenLogprob,
+    TraceHead,
+    TraceNode,
+    Usage,
+)
 from tests.waiting import until
 
-EVIL = "</td></script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e&amp;\"'" + chr(0xD800)
+EVIL = (
+    "</td></script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e&amp;\"'"
+    + chr(0xD800)
+)
 TAGS = {
     "b", "details", "div", "g", "iframe", "meter", "p", "path", "pre", "progress", "rect", "span", "style", "summary",
     "svg", "table", "td", "text", "th", "title", "tr",
@@ -39,7 +50,9 @@ class Fragment(HTMLParser):
         self.tags.append(tag)
         self._open.append(tag)
         names = {name for name, _ in attrs}
-        assert not [name for name in names if name.startswith("on") or name in ("src", "href", "style")]
+        assert not [
+            name for name in names if name.startswith("on") or name in ("src", "href", "style")
+        ]
         assert tag != "iframe" or dict(attrs)["sandbox"] == "allow-scripts"
         self.hints += "".join(value or "" for name, value in attrs if name == "title")
 
@@ -71,7 +84,9 @@ def held():
     """Everything that a user holds, all of it with hostile texts."""
     text = EVIL[:-1]
     state = asks.run(text, backend=scripted(text))
-    batch = asks.run_batch([{"question": text}, {"question": "fails"}], backend=failing(), on_error="return")
+    batch = asks.run_batch(
+        [{"question": text}, {"question": "fails"}], backend=failing(), on_error="return"
+    )
     trace, traced = state.trace(), asks.bind(question=EVIL).trace()
     group = next(iter(forked(text)))
     return {
@@ -84,7 +99,9 @@ def held():
         "program": asks.bind(question=EVIL),
         "batch": batch,
         "selection": state.selection("end"),
-        "confidence": Confidence(EVIL, -0.5, 0.0, {EVIL: 0.5, 3: 0.25}, {EVIL: Confidence("1", 0.0, 0.0)}),
+        "confidence": Confidence(
+            EVIL, -0.5, 0.0, {EVIL: 0.5, 3: 0.25}, {EVIL: Confidence("1", 0.0, 0.0)}
+        ),
         "usage": state.usage(),
         "prefixes": traced.graph().prefixes([{}], Bytes()),
         "generation": Generation(EVIL, matched=EVIL, reasoning=EVIL),
@@ -149,7 +166,9 @@ def test_a_backend_is_named_with_its_model():
     backends = (
         sgl.ScriptedBackend(),
         sgl.OpenAI("gpt-4o-mini", api_key="-"),
-        sgl.Fallback([sgl.OpenAI("gpt-4o-mini", api_key="-"), sgl.Anthropic("claude-haiku-4-5", api_key="-")]),
+        sgl.Fallback(
+            [sgl.OpenAI("gpt-4o-mini", api_key="-"), sgl.Anthropic("claude-haiku-4-5", api_key="-")]
+        ),
     )
     assert [repr(each) for each in backends] == [
         "ScriptedBackend('scripted')", "OpenAI('gpt-4o-mini')", "Fallback('gpt-4o-mini, claude-haiku-4-5')",
@@ -168,9 +187,19 @@ def test_objects_of_long_texts_have_short_reprs():
     scores = tuple(ChoiceScore(f"{i} {long}", (1,), (-1.0,)) for i in range(50))
     every = Usage(*(10**9,) * 4, *(123456.789,) * 3, *(10**9,) * 3)
     state = asks.run(long, backend=scripted(long))
-    confidence = Confidence(long, -1.0, 0.0, parts={f"{i}": Confidence(long, 0.0, 0.0) for i in range(500)})
+    confidence = Confidence(
+        long, -1.0, 0.0, parts={f"{i}": Confidence(long, 0.0, 0.0) for i in range(500)}
+    )
     batch = asks.run_batch([[long]] * 20, backend=scripted("x"))
-    for each in (node, Selection(scores, picked=long), every, state, confidence, batch, Generation(long)):
+    for each in (
+        node,
+        Selection(scores, picked=long),
+        every,
+        state,
+        confidence,
+        batch,
+        Generation(long),
+    ):
         assert len(repr(each)) <= 300, repr(each)
     for each in (state, batch, node):
         assert len(each._repr_html_()) < 60_000
@@ -197,7 +226,9 @@ def test_a_states_tokens_have_their_probabilities_as_hints():
     logprobs = (TokenLogprob(-0.5, 1, "so"), TokenLogprob(0.0, 2, " it"))
     scores = (ChoiceScore("a", (1,), (-1.0,)), ChoiceScore("b", (2,), (-2.0,)))
     nodes = (
-        TraceNode("gen", text="so it", results=(Generation("so it", (1, 2), output_logprobs=logprobs),)),
+        TraceNode(
+            "gen", text="so it", results=(Generation("so it", (1, 2), output_logprobs=logprobs),)
+        ),
         TraceNode("select", place=1, text="a", results=(Selection(scores, picked="a"),)),
     )
     from sglang_lite.lang.runs.extract import extract
@@ -260,7 +291,7 @@ def test_the_svg_has_each_node_and_argument_of_a_graph():
     assert len(set(corners)) == len(corners)  # no box hides another
 
 
-# ----------------------------------------------------------------------------------------------------- in a kernel
+# -------------------------------------------------------------------------------------- in a kernel
 
 
 @pytest.fixture
@@ -314,7 +345,9 @@ def test_a_batch_shows_its_last_rows_while_it_runs(kernel):
     assert "table" not in Fragment(updates[-1]).tags  # the results are one
 
 
-def test_an_engine_that_starts_writes_nothing_to_standard_error_of_a_kernel(kernel, model_file, capsys, monkeypatch):
+def test_an_engine_that_starts_writes_nothing_to_standard_error_of_a_kernel(
+    kernel, model_file, capsys, monkeypatch
+):
     with sgl.Engine(str(model_file), in_process=True, max_total_tokens=256):
         pass
     said = capsys.readouterr()

@@ -1,4 +1,6 @@
-"""The language's own work and memory stay small: calls of Python functions in a program, bytes of a waiting state."""
+"""The language's own work and memory stay small: calls of Python functions in a program, bytes of a
+waiting state.
+"""
 
 import asyncio
 import gc
@@ -76,7 +78,9 @@ def on_executor(call):
 
 
 def calls(work):
-    """Number of calls of this package's functions: on this thread, the executor loop, and threads that begin now."""
+    """Number of calls of this package's functions: on this thread, the executor loop, and threads
+    that begin now.
+    """
     made = itertools.count()
 
     def note(frame, event, _arg):
@@ -100,7 +104,8 @@ def calls(work):
     ("backend", "program", "most"),
     [  # with Python 3.11
         (sgl.ScriptedBackend, four_gens, 340),  # 294
-        (sgl.ScriptedBackend, fork_of_eight, 830),  # 803: nodes note their lines, and what is waited for is counted
+        # 803: nodes note their lines, and what is waited for is counted
+        (sgl.ScriptedBackend, fork_of_eight, 830),
         (Coroutine, four_gens, 320),  # 257 to 278
         (Coroutine, fork_of_eight, 755),  # 653 to 657
         (Hooks, four_gens, 355),  # 308
@@ -110,14 +115,21 @@ def calls(work):
 )
 def test_a_program_takes_so_many_calls_at_most(backend, program, most):
     def made():
-        return sgl.ScriptedBackend(default="an answer") if backend is sgl.ScriptedBackend else backend()
+        return (
+            sgl.ScriptedBackend(default="an answer")
+            if backend is sgl.ScriptedBackend
+            else backend()
+        )
 
     warm = made()
     for _ in range(3):  # what is kept from run to run is there then
         run(program, warm)
-    # Threads of hooks are counted from their beginning. The least of three: what others have left on the executor loop
-    # may run meanwhile.
-    assert min(calls(partial(run, program, made() if backend is Hooks else warm)) for _ in range(3)) <= most
+    # Threads of hooks are counted from their beginning. The least of three: what others have left
+    # on the executor loop may run meanwhile.
+    assert (
+        min(calls(partial(run, program, made() if backend is Hooks else warm)) for _ in range(3))
+        <= most
+    )
 
 
 def test_a_first_generation_takes_one_write_and_so_many_calls_on_its_own_thread(folders):
@@ -151,7 +163,9 @@ def test_a_first_generation_takes_one_write_and_so_many_calls_on_its_own_thread(
 
 
 def engine_calls(engine, program):
-    """Calls of this package's functions on the thread of an engine in this process, by function, for a run."""
+    """Calls of this package's functions on the thread of an engine in this process, by function,
+    for a run.
+    """
     made = Counter()
 
     def note(frame, event, _arg):
@@ -172,11 +186,14 @@ def engine_calls(engine, program):
 
 
 @pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="compiled operators need a C++ compiler"
+    not any(map(shutil.which, ("c++", "g++", "clang++"))),
+    reason="compiled operators need a C++ compiler",
 )
 @pytest.mark.skipif(not is_supported(), reason="products with blocks need AVX2")
 def test_a_warm_generation_takes_so_many_calls_on_the_engines_thread(model_file):
-    """A program of one generation of one token, from its first node to its end, on the default model."""
+    """A program of one generation of one token, from its first node to its end, on the default
+    model.
+    """
 
     @sgl.function
     def one_token(s):

@@ -58,7 +58,9 @@ def test_roles_are_rendered_by_the_template_and_kept_as_messages():
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": ""},
     ]
-    assert state.text().startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n")
+    assert state.text().startswith(
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
+    )
     assert state.messages() is not state.messages()
 
 
@@ -97,8 +99,17 @@ def test_constraints_reach_the_backend():
 
     @sgl.function
     def program(s):
-        s += sgl.gen("i", dtype=int) + sgl.gen("r", regex="[ab]{3}") + sgl.gen("j", json_schema={"type": "boolean"})
-        s += sgl.gen("b", dtype="bool") + sgl.gen_string("s") + sgl.gen_int("n", 9) + sgl.gen("f", dtype=float)
+        s += (
+            sgl.gen("i", dtype=int)
+            + sgl.gen("r", regex="[ab]{3}")
+            + sgl.gen("j", json_schema={"type": "boolean"})
+        )
+        s += (
+            sgl.gen("b", dtype="bool")
+            + sgl.gen_string("s")
+            + sgl.gen_int("n", 9)
+            + sgl.gen("f", dtype=float)
+        )
 
     state = program.run(backend=backend)
     assert int(state["i"]) is not None
@@ -141,7 +152,9 @@ def test_select_by_name_and_through_gen():
     @sgl.function
     def program(s):
         s += "sky is " + sgl.select("sky", ["blue", "green"])
-        s += " grass is " + sgl.gen("grass", choices=["blue", "green"], choices_method=sgl.greedy_token_selection)
+        s += " grass is " + sgl.gen(
+            "grass", choices=["blue", "green"], choices_method=sgl.greedy_token_selection
+        )
         s += sgl.select("any", ["p", "q"], temperature=1.0)
 
     backend = sgl.ScriptedBackend({"sky is ": "blue", "grass is ": "green"})
@@ -297,7 +310,9 @@ def test_own_arguments_are_what_was_given_whatever_the_setting_is_by_default():
     backend = sgl.ScriptedBackend()
     assert program.run(priority=0, stream=False, backend=backend).text() == "0 False"
     assert program.run(priority=0, backend=backend).text() == "0 True"
-    with pytest.raises(sgl.ParameterError, match="program: missing a required argument: 'priority'"):
+    with pytest.raises(
+        sgl.ParameterError, match="program: missing a required argument: 'priority'"
+    ):
         program.run(backend=backend)
 
 
@@ -334,7 +349,11 @@ def test_the_decorator_keeps_the_name_and_takes_parentheses():
     def program(s):
         """Says nothing."""
 
-    assert (program.__name__, program.__doc__, program.arg_names) == ("program", "Says nothing.", [])
+    assert (program.__name__, program.__doc__, program.arg_names) == (
+        "program",
+        "Says nothing.",
+        [],
+    )
 
 
 def test_a_nested_run_uses_the_enclosing_backend():

@@ -1,4 +1,6 @@
-"""Statements of docs/programs.md on a run that an engine plays as one program, sentence by sentence."""
+"""Statements of docs/programs.md on a run that an engine plays as one program, sentence by
+sentence.
+"""
 
 import sys
 import threading
@@ -23,16 +25,22 @@ def tiny():
 
 
 def run(body, engine, **settings):
-    return sgl.function(body).run(backend=engine, **{"seed": 1, "temperature": 1.0, "max_new_tokens": 6, **settings})
+    return sgl.function(body).run(
+        backend=engine, **{"seed": 1, "temperature": 1.0, "max_new_tokens": 6, **settings}
+    )
 
 
 def counted(engine, body, **settings):
-    """The run's state when all of it has been played, and how many programs and requests the engine saw."""
+    """The run's state when all of it has been played, and how many programs and requests the engine
+    saw.
+    """
     before = engine.stats()
     state = run(body, engine, **settings)
     finished(state.branch.player).wait()
     after = engine.stats()
-    return state, *(after[name] - before[name] for name in ("programs_opened", "requests_submitted"))
+    return state, *(
+        after[name] - before[name] for name in ("programs_opened", "requests_submitted")
+    )
 
 
 def tree(s):
@@ -47,7 +55,9 @@ def tree(s):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"timeout": 600}, {"retries": 2}, {"stream": True}], ids=lambda settings: "-".join(settings)
+    "settings",
+    [{}, {"timeout": 600}, {"retries": 2}, {"stream": True}],
+    ids=lambda settings: "-".join(settings),
 )
 def test_a_run_is_one_program_whatever_its_settings(tiny, settings):
     state, opened, submitted = counted(tiny, tree, **settings)
@@ -64,7 +74,9 @@ def test_a_run_is_one_program_whatever_its_settings(tiny, settings):
 def test_every_node_that_is_handed_over_names_its_line(tiny, monkeypatch):
     handed = []
     extend = programs.EngineProgram.extend
-    monkeypatch.setattr(programs.EngineProgram, "extend", lambda *given: (handed.extend(given[2]), extend(*given)))
+    monkeypatch.setattr(
+        programs.EngineProgram, "extend", lambda *given: (handed.extend(given[2]), extend(*given))
+    )
 
     def body(s):
         s += sgl.user("a") + sgl.assistant(sgl.gen("x"))
@@ -96,8 +108,19 @@ def test_a_check_a_method_of_the_callers_and_another_backend_are_judged(tiny):
     refused = []
 
     def body(s):
-        s += "x" + sgl.gen("a", check=lambda text: bool(refused) or bool(refused.append(text)), retries=3) + " "
-        s += sgl.select("b", ["u", "v"], choices_method=Last()) + " now " + sgl.gen("c", backend=other) + "!"
+        s += (
+            "x"
+            + sgl.gen(
+                "a", check=lambda text: bool(refused) or bool(refused.append(text)), retries=3
+            )
+            + " "
+        )
+        s += (
+            sgl.select("b", ["u", "v"], choices_method=Last())
+            + " now "
+            + sgl.gen("c", backend=other)
+            + "!"
+        )
         s += sgl.select("d", ["k", "l", "m"], multi=True) + " " + sgl.gen("e", max_tokens=2)
 
     state, opened, submitted = counted(tiny, body)
@@ -137,7 +160,9 @@ def test_a_branch_that_ends_badly_fails_its_readers_only(tiny, how):
         if how == "fails":
             forks[1] += sgl.gen("a", json_schema={"type": "integer", "multipleOf": 1234577})
         else:
-            forks[1] += sgl.gen("a", max_tokens=4000, ignore_eos=True, timeout=1e-6 if how == "is late" else None)
+            forks[1] += sgl.gen(
+                "a", max_tokens=4000, ignore_eos=True, timeout=1e-6 if how == "is late" else None
+            )
         if how == "is cancelled":
             forks[1].cancel()
         forks[2] += sgl.gen("a")
@@ -145,7 +170,11 @@ def test_a_branch_that_ends_badly_fails_its_readers_only(tiny, how):
         s.forks = forks
 
     state = run(body, tiny)
-    kind = {"fails": sgl.ConstraintError, "is cancelled": sgl.RequestAbortedError, "is late": sgl.RequestTimeoutError}
+    kind = {
+        "fails": sgl.ConstraintError,
+        "is cancelled": sgl.RequestAbortedError,
+        "is late": sgl.RequestTimeoutError,
+    }
     assert state["main"]
     assert [type(state.forks[i]["a"]) for i in (0, 2)] == [str, str]
     with pytest.raises(kind[how]):
@@ -344,7 +373,11 @@ def test_what_is_added_before_the_body_is_played_goes_on_in_its_program(tiny):
             asked.set() if i else None
             return gates[i].wait()
 
-        state = run(lambda s: s.__iadd__("x" + sgl.gen("a", check=lambda text: waits(text, 0))), tiny, **settings)
+        state = run(
+            lambda s: s.__iadd__("x" + sgl.gen("a", check=lambda text: waits(text, 0))),
+            tiny,
+            **settings,
+        )
         state += sgl.gen("b", check=lambda text: waits(text, 1))
         state += " and "
         gates[0].set()
@@ -378,7 +411,9 @@ def test_a_rollback_that_waits_for_what_a_join_gathers_stays_in_its_program(tiny
     apart, none, _ = counted(tiny, body, push_down=False)
     assert (opened, submitted, none) == (1, 0, 0)
     assert (state.ret_value, state.text()) == (apart.ret_value, apart.text())
-    assert [state[name] for name in ("a", "a2", "b", "e")] == [apart[name] for name in ("a", "a2", "b", "e")]
+    assert [state[name] for name in ("a", "a2", "b", "e")] == [
+        apart[name] for name in ("a", "a2", "b", "e")
+    ]
 
 
 def test_a_join_of_a_branch_that_has_failed_keeps_what_it_gathers(tiny):
@@ -400,7 +435,11 @@ def test_a_join_of_a_branch_that_has_failed_keeps_what_it_gathers(tiny):
 def test_a_rollback_goes_back_to_before_its_program(tiny):
     def run_and_go_back(**settings):
         gate = threading.Event()
-        state = run(lambda s: s.__iadd__("x" + sgl.gen("a", check=lambda text: gate.wait())), tiny, **settings)
+        state = run(
+            lambda s: s.__iadd__("x" + sgl.gen("a", check=lambda text: gate.wait())),
+            tiny,
+            **settings,
+        )
         with state.checkpoint() as place:
             gate.set()
             for _ in range(2):  # the mark has put off the end of the first program once

@@ -1,5 +1,6 @@
-"""`gen(repair=True)`: an attempt after a refusal shows the model its answer and what was wrong, in turns that are no part
-of the text."""
+"""`gen(repair=True)`: an attempt after a refusal shows the model its answer and what was wrong, in
+turns that are no part of the text.
+"""
 
 import pytest
 
@@ -48,18 +49,25 @@ def asking(**options):
 
 
 def test_the_next_attempt_shows_the_answer_and_what_was_wrong():
-    backend = sgl.ScriptedBackend({"A word.": ["giraffe", "cow"], "giraffe": "horse", "horse": "cow"})
+    backend = sgl.ScriptedBackend(
+        {"A word.": ["giraffe", "cow"], "giraffe": "horse", "horse": "cow"}
+    )
     state = asking(check=short).run(backend=backend)
     assert state["word"] == "cow"
     first, second, third = (call.prompt for call in backend.calls)
     asked = Message("user", ("A word.",))
-    told = "That will not do: 'giraffe' is longer than three letters. Answer again, and nothing else."
+    told = (
+        "That will not do: 'giraffe' is longer than three letters. Answer again, and nothing else."
+    )
     assert first.messages == (asked,)
     assert second.messages == (asked, Message("assistant", ("giraffe",)), Message("user", (told,)))
     assert third.messages[1] == Message("assistant", ("horse",))
     chatml = get_chat_template("chatml")
     turns = [{"role": message.role, "content": message.content[0]} for message in second.messages]
-    assert second.text == chatml.get_prompt(turns) + chatml.get_prefix_and_suffix("assistant", turns)[0]
+    assert (
+        second.text
+        == chatml.get_prompt(turns) + chatml.get_prefix_and_suffix("assistant", turns)[0]
+    )
     assert (second.role, second.partial) == ("assistant", "")
     assert [message["content"] for message in state.messages()] == ["A word.", "cow", "Thanks."]
     assert "giraffe" not in state.text()
@@ -95,7 +103,9 @@ def test_at_temperature_0_a_shown_answer_is_worth_another_attempt():
     with pytest.raises(sgl.ProgramError, match="longer") as caught:
         again.run(backend=backend)["word"]
     assert len(backend.calls) == 1
-    assert any("set a temperature, or repair=True" in note for note in caught.value.__cause__.__notes__)
+    assert any(
+        "set a temperature, or repair=True" in note for note in caught.value.__cause__.__notes__
+    )
 
 
 def test_in_a_turn_that_has_begun_only_the_rest_is_asked_for_again():
@@ -121,13 +131,23 @@ def test_a_failure_of_the_backend_shows_nothing():
 @pytest.mark.parametrize(
     ("body", "error", "told"),
     [
-        (lambda s: s.__iadd__(sgl.user("x") + sgl.assistant(sgl.gen("a", repair=True))), sgl.ParameterError, "retries"),
         (
-            lambda s: s.__iadd__(sgl.user("x") + sgl.assistant(sgl.gen("a", repair=True, retries=1, n=2))),
+            lambda s: s.__iadd__(sgl.user("x") + sgl.assistant(sgl.gen("a", repair=True))),
+            sgl.ParameterError,
+            "retries",
+        ),
+        (
+            lambda s: s.__iadd__(
+                sgl.user("x") + sgl.assistant(sgl.gen("a", repair=True, retries=1, n=2))
+            ),
             sgl.ParameterError,
             "one sample only",
         ),
-        (lambda s: s.__iadd__("x" + sgl.gen("a", repair=True, retries=1)), sgl.CapabilityError, "outside an assistant"),
+        (
+            lambda s: s.__iadd__("x" + sgl.gen("a", repair=True, retries=1)),
+            sgl.CapabilityError,
+            "outside an assistant",
+        ),
     ],
 )
 def test_what_can_not_be_shown_is_refused_where_it_is_added(body, error, told):
@@ -167,10 +187,14 @@ def test_an_engine_that_plays_whole_programs_repairs_as_one_that_is_asked_node_b
         @sgl.function
         def program(s):
             s += sgl.user("A word.")
-            s += sgl.assistant(sgl.gen("word", retries=2, repair=True, check=third) + sgl.gen("more"))
+            s += sgl.assistant(
+                sgl.gen("word", retries=2, repair=True, check=third) + sgl.gen("more")
+            )
             s += sgl.user("And?") + sgl.assistant(sgl.gen("last"))
 
-        state = program.run(backend=backend, seed=3, temperature=1.0, max_new_tokens=5, push_down=push_down)
+        state = program.run(
+            backend=backend, seed=3, temperature=1.0, max_new_tokens=5, push_down=push_down
+        )
         return seen, state["word"], state["more"], state["last"], state.text()
 
     with Engine.of(random_model(), max_running=8) as engine:

@@ -1,5 +1,6 @@
-"""Right calls, with the types of their results: no type checker finds fault with any (test_type_checkers.py), none of
-the types has an `Any`, and they are the values' types."""
+"""Right calls, with the types of their results: no type checker finds fault with any
+(test_type_checkers.py), none of the types has an `Any`, and they are the values' types.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +78,30 @@ def profile(s: sgl.ProgramState, text: str, times: int = 1) -> int:
 def everything(s: sgl.ProgramState, *, topic: str) -> None:
     s += sgl.system("Answer.") + s.user(topic)
     s += "People " + people + "Point " + point + "Row " + row + "Colour " + colour
-    s += "Number " + number + " Number " + bounded + " Maybe " + maybe + "Sure " + sure + "Word " + word
-    s += "Text " + free + "Text " + several + "Number " + numbers + "Text " + digits + "Number " + integer
+    s += (
+        "Number "
+        + number
+        + " Number "
+        + bounded
+        + " Maybe "
+        + maybe
+        + "Sure "
+        + sure
+        + "Word "
+        + word
+    )
+    s += (
+        "Text "
+        + free
+        + "Text "
+        + several
+        + "Number "
+        + numbers
+        + "Text "
+        + digits
+        + "Number "
+        + integer
+    )
     s += "Tags " + tags + "Pick " + picked
 
 
@@ -134,7 +157,9 @@ def wrapped(program: sgl.SglFunction[[str]], text: str) -> sgl.ProgramState:
 
 
 def test_a_call_takes_the_programs_arguments_and_runs_with_options() -> None:
-    state = profile("Ada", times=2).run(backend=BACKEND, temperature=0, seed=7, timeout=60.0, stream=False)
+    state = profile("Ada", times=2).run(
+        backend=BACKEND, temperature=0, seed=7, timeout=60.0, stream=False
+    )
     assert_type(state, sgl.ProgramState[int])
     assert_type(state[person], Person)
     assert_type(state[group], str)
@@ -142,7 +167,10 @@ def test_a_call_takes_the_programs_arguments_and_runs_with_options() -> None:
     assert_type(state.ret_value, int)
     assert state.ret_value == 2
     assert profile(text="Ada").run(backend=BACKEND, max_total_tokens=10_000)[person].age == 36
-    assert everything(topic="All").run(backend=BACKEND, push_down=False, use_thread=False).error() is None
+    assert (
+        everything(topic="All").run(backend=BACKEND, push_down=False, use_thread=False).error()
+        is None
+    )
     assert open_ended(a="1", b="2").run(backend=BACKEND).text() == "12"
     assert Asker().ask("Why?").run(backend=BACKEND)[free] == "some text"
     assert wrapped(outer, "Ada").value("person", list[Person])[1].name == "Ada"
@@ -184,8 +212,19 @@ def test_values_have_the_types_of_their_generations() -> None:
     assert_type(state[tags], list[str])
     assert_type(state[picked], str)
     assert_type(state.get_var(point), Point)
-    assert (state[people][0].name, state[point].x, state[row]["key"], state[colour]) == ("Ada", 1, "a", Colour.RED)
-    assert (state[number], state[bounded], state[maybe], state[sure], state[word]) == (7, 7, None, True, "b")
+    assert (state[people][0].name, state[point].x, state[row]["key"], state[colour]) == (
+        "Ada",
+        1,
+        "a",
+        Colour.RED,
+    )
+    assert (state[number], state[bounded], state[maybe], state[sure], state[word]) == (
+        7,
+        7,
+        None,
+        True,
+        "b",
+    )
     assert (state[several], state[numbers], state[integer]) == (["some text"] * 2, [7, 7], "7")
     assert state.selection(picked).picked == "x"
     assert state.get_meta_info(free) is not None
@@ -208,7 +247,9 @@ def test_batches_have_the_type_that_on_error_and_the_iteration_ask_for() -> None
     states = profile.run_batch(items, backend=BACKEND, num_threads=2, temperature=0)
     assert_type(states, list[sgl.ProgramState[int]])
     assert_type(states[0][person], Person)
-    assert_type(profile.run_batch(items, backend=BACKEND, on_error="skip"), list[sgl.ProgramState[int]])
+    assert_type(
+        profile.run_batch(items, backend=BACKEND, on_error="skip"), list[sgl.ProgramState[int]]
+    )
     returned = profile.run_batch(items, backend=BACKEND, on_error="return")
     assert_type(returned, list[sgl.ProgramState[int] | Exception])
     assert [state[person].age for state in returned if not isinstance(state, Exception)] == [36] * 2
@@ -264,15 +305,21 @@ def test_backends_and_settings_have_names() -> None:
 async def generated(engine: sgl.Engine, prompt: str, params: dict[str, object]) -> None:
     assert_type(engine.generate(prompt), Answer)
     assert_type(engine.generate(prompt, {"temperature": 0, "max_new_tokens": 4})["text"], str)
-    assert_type(engine.generate([prompt], params, return_logprob=True)[0]["meta_info"]["prompt_tokens"], int)
-    assert_type(engine.generate(input_ids=[1, 2], sampling_params={"stop": ["."]})["output_ids"], list[int])
+    assert_type(
+        engine.generate([prompt], params, return_logprob=True)[0]["meta_info"]["prompt_tokens"], int
+    )
+    assert_type(
+        engine.generate(input_ids=[1, 2], sampling_params={"stop": ["."]})["output_ids"], list[int]
+    )
     assert_type(engine.generate(input_ids=[[1], [2]]), list[Answer])
     assert_type(engine.generate(prompt, {"n": 2}), Answer | list[Answer])
     assert_type(engine.generate(prompt, params), Answer | list[Answer])
     assert_type([each["text"] for each in engine.generate(prompt, stream=True)], list[str])
     assert_type(await engine.async_generate(prompt), Answer)
     assert_type(await engine.async_generate([prompt]), list[Answer])
-    assert_type([each["text"] async for each in await engine.async_generate(prompt, stream=True)], list[str])
+    assert_type(
+        [each["text"] async for each in await engine.async_generate(prompt, stream=True)], list[str]
+    )
 
 
 def numbers_of_texts(engine: sgl.Engine, text: str) -> None:
@@ -283,4 +330,6 @@ def numbers_of_texts(engine: sgl.Engine, text: str) -> None:
     assert_type([each["label"] for each in engine.classify([[1], [2]])], list[str])
     assert_type(engine.reward(text), float | list[float])
     assert_type(engine.reward([text]), list[float] | list[list[float]])
-    assert_type(engine.score(text, ["a"], label_token_ids=[1]), ScoreResult | tuple[ChoiceScore, ...])
+    assert_type(
+        engine.score(text, ["a"], label_token_ids=[1]), ScoreResult | tuple[ChoiceScore, ...]
+    )

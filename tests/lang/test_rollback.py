@@ -186,7 +186,9 @@ def test_a_generation_under_way_is_waited_for_and_taken_back():
     assert within(5, state.text) == "x."
 
 
-@pytest.mark.parametrize("given_up", [Gated(), Answers(lambda text: "late")], ids=["waiting", "about to answer"])
+@pytest.mark.parametrize(
+    "given_up", [Gated(), Answers(lambda text: "late")], ids=["waiting", "about to answer"]
+)
 def test_giving_up_a_generation_and_going_on_from_before_it(given_up):
     @sgl.function
     def program(s):
@@ -318,7 +320,7 @@ def test_a_second_rollback_may_come_while_the_first_one_ends_a_generation():
     assert within(10, lambda: program.run(backend=model)).ret_value == "x"
 
 
-# ------------------------------------------------------------------------- branches whose fork was rolled back
+# -------------------------------------------------------------- branches whose fork was rolled back
 
 
 def rolled_back(s):
@@ -336,7 +338,9 @@ def test_the_error_of_a_branch_whose_fork_was_rolled_back_says_where_and_what_to
     @sgl.function
     def program(s):
         branch = rolled_back(s)
-        with pytest.raises(sgl.RequestAbortedError, match=r"rollback.py:\d+ in rolled_back removed its fork") as caught:
+        with pytest.raises(
+            sgl.RequestAbortedError, match=r"rollback.py:\d+ in rolled_back removed its fork"
+        ) as caught:
             branch["a"]  # here
         assert caught.value.hint == "Fork again after the rollback."
         assert caught.value.where.line == line_here(program)
@@ -350,7 +354,12 @@ def test_coroutines_that_read_a_branch_whose_fork_was_rolled_back_fail():
     @sgl.function
     async def program(s):
         branch = rolled_back(s)
-        for read in (branch.get("a"), branch.get("b"), branch.async_sync(), anext(branch.text_async_iter())):
+        for read in (
+            branch.get("a"),
+            branch.get("b"),
+            branch.async_sync(),
+            anext(branch.text_async_iter()),
+        ):
             with pytest.raises(sgl.RequestAbortedError, match="this branch has ended"):
                 await read
 
@@ -365,7 +374,11 @@ def test_the_executor_of_a_branch_whose_fork_was_rolled_back_fails():
         for use in (executor.text, executor.messages, executor.sync):
             with pytest.raises(sgl.RequestAbortedError, match="this branch has ended"):
                 use()
-        for use in (executor.get_var, lambda name: executor.set_var(name, 1), executor.get_meta_info):
+        for use in (
+            executor.get_var,
+            lambda name: executor.set_var(name, 1),
+            executor.get_meta_info,
+        ):
             with pytest.raises(sgl.RequestAbortedError, match="this branch has ended"):
                 use("a")
         assert not executor.variables

@@ -86,7 +86,9 @@ def test_a_rule_may_be_a_pattern_over_the_whole_prompt():
 def test_rules_pick_too_and_other_picks_are_random_but_repeatable():
     def pick(seed, prompt="Which?"):
         backend = sgl.ScriptedBackend({"Sky": "blue"}, seed=seed)
-        program = sgl.function(lambda s: s.__iadd__(prompt + sgl.select("c", ["red", "green", "blue"])))
+        program = sgl.function(
+            lambda s: s.__iadd__(prompt + sgl.select("c", ["red", "green", "blue"]))
+        )
         return [program.run(backend=backend)["c"] for _ in range(8)]
 
     assert pick(1, "Sky?") == ["blue"] * 8
@@ -110,7 +112,9 @@ def test_a_failure_may_be_any_exception(failure):
     backend = sgl.ScriptedBackend({"x": failure})
     with pytest.raises(sgl.SglError) as caught:
         ask(backend, "x")
-    assert type(caught.value) is (sgl.OverloadedError if isinstance(failure, sgl.SglError) else sgl.ProgramError)
+    assert type(caught.value) is (
+        sgl.OverloadedError if isinstance(failure, sgl.SglError) else sgl.ProgramError
+    )
     with pytest.raises(sgl.SglError):
         ask(sgl.ScriptedBackend(lambda call: str(1 / 0)), "x")
 
@@ -175,7 +179,9 @@ def test_a_stream_comes_word_by_word():
 
 
 def test_usage_counts_words():
-    state = sgl.function(lambda s: s.__iadd__("a b c" + sgl.gen("a"))).run(backend=sgl.ScriptedBackend(default="d e"))
+    state = sgl.function(lambda s: s.__iadd__("a b c" + sgl.gen("a"))).run(
+        backend=sgl.ScriptedBackend(default="d e")
+    )
     assert (state.usage("a").prompt_tokens, state.usage("a").completion_tokens) == (3, 2)
 
 
@@ -194,7 +200,10 @@ def test_answers_of_another_kind_are_refused(answers):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"top_p": 0}, "^top_p: 0.0 is outside an engine's range: above 0, at most 1. 0 leaves no token"),
+        (
+            {"top_p": 0},
+            "^top_p: 0.0 is outside an engine's range: above 0, at most 1. 0 leaves no token",
+        ),
         ({"stop_regex": "("}, r"^stop_regex: '\(' is no regular expression"),
         ({"n": 1000}, "^n: 1000 is outside an engine's range"),
     ],
@@ -226,8 +235,13 @@ def test_prompts_share_what_they_have_in_common():
 
     program.run(backend=backend)["c"]
     spans = [call.prompt.spans for call in backend.calls]
-    assert all(a is b for i, early in enumerate(spans[1:4], 1) for a, b in zip(early, spans[min(i + 1, 3)]))
-    assert [call.prompt.text for call in backend.calls][-2:] == ["0 x1 x2 xwrong ", "0 x1 x2 xright "]
+    assert all(
+        a is b for i, early in enumerate(spans[1:4], 1) for a, b in zip(early, spans[min(i + 1, 3)])
+    )
+    assert [call.prompt.text for call in backend.calls][-2:] == [
+        "0 x1 x2 xwrong ",
+        "0 x1 x2 xright ",
+    ]
 
 
 def test_a_cut_answer_has_no_stop_string():
@@ -251,4 +265,6 @@ def test_the_default_is_selected_if_it_is_a_choice():
     def choose(s):
         s += "x" + sgl.select("a", ["yes", "no"])
 
-    assert {choose.run(backend=sgl.ScriptedBackend(default="no", seed=i))["a"] for i in range(9)} == {"no"}
+    assert {
+        choose.run(backend=sgl.ScriptedBackend(default="no", seed=i))["a"] for i in range(9)
+    } == {"no"}

@@ -11,12 +11,16 @@ from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.protocol import Generation, SamplingParams
 from tests.lang.fakes import Scored, line_here
 
-# As in SGLang's test of its rules, with numbers of our own: "organ" is the start of "organism", and the long word is
-# certain once it has begun. [(token, with the prompt, without it)]
+# As in SGLang's test of its rules, with numbers of our own: "organ" is the start of "organism", and
+# the long word is certain once it has begun. [(token, with the prompt, without it)]
 WORDS = {
     "organ": [(1, -0.7, None)],
     "organism": [(1, -0.7, None), (2, -0.9, -4.0)],
-    "antidisestablishmentarianism": [(3, -1.6, None), *((i, -0.02, -0.02) for i in range(4, 10)), (2, -0.02, -0.02)],
+    "antidisestablishmentarianism": [
+        (3, -1.6, None),
+        *((i, -0.02, -0.02) for i in range(4, 10)),
+        (2, -0.02, -0.02),
+    ],
 }
 RULES = {
     "token length": sgl.token_length_normalized,
@@ -35,7 +39,11 @@ def choose(table, backend=None, seed=None, **options):
 
 @pytest.mark.parametrize(
     ("rule", "picked"),
-    [("token length", "antidisestablishmentarianism"), ("greedy", "organ"), ("unconditional", "organism")],
+    [
+        ("token length", "antidisestablishmentarianism"),
+        ("greedy", "organ"),
+        ("unconditional", "organism"),
+    ],
 )
 @pytest.mark.parametrize("turned", [False, True])
 def test_each_rule_picks_its_word_in_whatever_order_they_stand(rule, picked, turned):
@@ -57,7 +65,9 @@ def test_the_rules_report_what_they_compared():
 
 
 def test_probabilities_come_from_all_tokens_and_add_up_to_one():
-    state = choose({"a": [(1, math.log(0.3), None)], "b": [(2, math.log(0.5), None), (3, math.log(0.2), None)]})
+    state = choose(
+        {"a": [(1, math.log(0.3), None)], "b": [(2, math.log(0.5), None), (3, math.log(0.2), None)]}
+    )
     assert state.selection("word").probs == {"a": pytest.approx(0.75), "b": pytest.approx(0.25)}
 
 
@@ -68,13 +78,15 @@ def test_every_score_can_be_looked_at():
     assert scores[1].logprobs == (-0.7, -0.9)
 
 
-# ------------------------------------------------------------------------------------------------- temperatures
+# ------------------------------------------------------------------------------------- temperatures
 
 EVEN = {"a": [(1, math.log(0.8), None)], "b": [(2, math.log(0.2), None)]}
 
 
 def shares(temperature, draws=2000, **options):
-    found = Counter(choose(EVEN, seed=seed, temperature=temperature, **options)["word"] for seed in range(draws))
+    found = Counter(
+        choose(EVEN, seed=seed, temperature=temperature, **options)["word"] for seed in range(draws)
+    )
     return {choice: count / draws for choice, count in found.items()}
 
 
@@ -89,9 +101,13 @@ def test_a_temperature_sharpens_and_flattens():
 
 def test_greedy_draws_walk_the_tree_of_tokens():
     """ "organ" and "organism" share the first token, so together they are as likely as it is."""
-    table = {"x": [(1, math.log(0.5), None), (2, math.log(0.9), None)], "y": [(3, math.log(0.5), None)]}
+    table = {
+        "x": [(1, math.log(0.5), None), (2, math.log(0.9), None)],
+        "y": [(3, math.log(0.5), None)],
+    }
     draws = Counter(
-        choose(table, seed=seed, temperature=1.0, choices_method=RULES["greedy"])["word"] for seed in range(1000)
+        choose(table, seed=seed, temperature=1.0, choices_method=RULES["greedy"])["word"]
+        for seed in range(1000)
     )
     assert draws["x"] / 1000 == pytest.approx(0.5, abs=0.05)  # 0.9 is not compared with anything
 
@@ -114,11 +130,13 @@ def test_draws_in_one_run_are_independent():
     assert len({state[f"w{i}"] for i in range(30)}) == 2
 
 
-# ----------------------------------------------------------------------------------------------- several answers
+# ---------------------------------------------------------------------------------- several answers
 
 
 class Steps(sgl.BaseBackend):
-    """Scores as many choices as there are by the text so far: the likeliest is what `best` says after it."""
+    """Scores as many choices as there are by the text so far: the likeliest is what `best` says
+    after it.
+    """
 
     def __init__(self, best):
         super().__init__()
@@ -127,14 +145,21 @@ class Steps(sgl.BaseBackend):
 
     async def aselect(self, prompt, choices, *, unconditional):
         self.asked.append((prompt.text, tuple(choices)))
-        table = {c: [(i, -0.1 if c == self._best[prompt.text] else -5.0, -1.0)] for i, c in enumerate(choices)}
+        table = {
+            c: [(i, -0.1 if c == self._best[prompt.text] else -5.0, -1.0)]
+            for i, c in enumerate(choices)
+        }
         return await Scored(table).aselect(prompt, choices, unconditional=unconditional)
 
 
 def several(best, **options):
     @sgl.function
     def program(s):
-        s += "Pets: " + sgl.select("pets", ["cat", "dog", "owl"], **options) + sgl.gen("after", backend=after)
+        s += (
+            "Pets: "
+            + sgl.select("pets", ["cat", "dog", "owl"], **options)
+            + sgl.gen("after", backend=after)
+        )
 
     after = sgl.ScriptedBackend(default="!")
     backend = Steps(best)
@@ -164,7 +189,9 @@ def test_all_choices_may_be_taken():
 
 def test_several_choices_report_every_step():
     state, _ = several(ONE_BY_ONE, multi=True)
-    assert [len(step["normalized_prompt_logprobs"]) for step in state.get_meta_info("pets")["samples"]] == [3, 3, 2]
+    assert [
+        len(step["normalized_prompt_logprobs"]) for step in state.get_meta_info("pets")["samples"]
+    ] == [3, 3, 2]
     assert state.usage("pets").completion_tokens == 0
 
 
@@ -179,7 +206,9 @@ def test_several_choices_stream():
 
 
 def test_each_of_several_draws_has_a_seed_of_its_own():
-    """With one seed for all steps, a first draw from the left end would make every draw one from the left end."""
+    """With one seed for all steps, a first draw from the left end would make every draw one from
+    the left end.
+    """
 
     class Even(sgl.BaseBackend):
         async def aselect(self, prompt, choices, *, unconditional):
@@ -201,7 +230,7 @@ def test_each_of_several_draws_has_a_seed_of_its_own():
     assert sum(steps) / len(steps) > 0.15
 
 
-# ------------------------------------------------------------------------------------- rules and refusals
+# ------------------------------------------------------------------------------- rules and refusals
 
 
 def test_a_rule_of_ones_own_decides():
@@ -239,7 +268,8 @@ def test_a_rule_that_raises_is_an_error_at_the_line():
 
 
 @pytest.mark.parametrize(
-    "options", [dict(temperature=0.5), dict(multi=True), dict(choices_method=sgl.greedy_token_selection)]
+    "options",
+    [dict(temperature=0.5), dict(multi=True), dict(choices_method=sgl.greedy_token_selection)],
 )
 def test_what_needs_scores_is_refused_where_there_are_none(options):
     from sglang_lite.lang.backend.base_backend import Capabilities
@@ -274,9 +304,14 @@ def test_an_adapter_is_refused_where_selections_take_none(of_run):
             program.run(**given, backend=backend)
         assert caught.value.where.line == line_here(program)
     of_all = SamplingParams(lora_path=("planner",)) if of_run else SamplingParams()
-    found = sgl.OpenAI("gpt-4o", api_key="key").explain(program, params=of_all, adapter=given["adapter"])
+    found = sgl.OpenAI("gpt-4o", api_key="key").explain(
+        program, params=of_all, adapter=given["adapter"]
+    )
     assert found.nodes[0].refusal.startswith("lora_path")
-    assert program.run(adapter=[], lora_path="planner", backend=sgl.ScriptedBackend({"a": "y"}))["a"] == "y"
+    assert (
+        program.run(adapter=[], lora_path="planner", backend=sgl.ScriptedBackend({"a": "y"}))["a"]
+        == "y"
+    )
     if not of_run:
         assert "lora_path=('planner',)" in str(program.trace(adapter="planner").graph())
 

@@ -1,4 +1,6 @@
-"""Names of SGLang's that are for reading: a branch's executor, templates by path, tracing, selections as it takes them."""
+"""Names of SGLang's that are for reading: a branch's executor, templates by path, tracing,
+selections as it takes them.
+"""
 
 import threading
 
@@ -20,10 +22,20 @@ def asks(s, question, hint="none"):
 
 
 def test_the_executor_tells_how_the_program_was_called():
-    state = asks.run("Why?", hint="x", temperature=0.5, stop=["."], use_thread=False, backend=sgl.ScriptedBackend())
+    state = asks.run(
+        "Why?",
+        hint="x",
+        temperature=0.5,
+        stop=["."],
+        use_thread=False,
+        backend=sgl.ScriptedBackend(),
+    )
     executor = state.stream_executor
     assert executor.arguments == {"hint": "x"}
-    assert (executor.default_sampling_para.temperature, executor.default_sampling_para.stop) == (0.5, ["."])
+    assert (executor.default_sampling_para.temperature, executor.default_sampling_para.stop) == (
+        0.5,
+        ["."],
+    )
     assert executor.default_sampling_para.max_new_tokens == 128
     assert executor.num_api_spec_tokens == 7
     assert executor.use_thread is False
@@ -84,7 +96,9 @@ def test_the_executor_tells_where_a_branch_began_and_what_the_turn_shows():
             seen.append(s.stream_executor.cur_images)
         s.sync()
         seen.append(s.stream_executor.cur_images)
-        assert [b.stream_executor.fork_start_text_pos for b in branches] == [len(branches[0].text())] * 2
+        assert [b.stream_executor.fork_start_text_pos for b in branches] == [
+            len(branches[0].text())
+        ] * 2
         assert s.stream_executor.fork_start_text_pos is None
 
     program.run(backend=sgl.ScriptedBackend())
@@ -131,7 +145,10 @@ def test_the_prefix_of_a_program_that_begins_with_a_turn_is_its_templates_text()
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
     with Engine.of(scripted.loaded(), chat_template=template) as engine:
         assert tracer.extract_prefix_by_tracing(program, engine) == "<user>Answer: "
-    assert tracer.extract_prefix_by_tracing(program, sgl.ScriptedBackend()) == "<|im_start|>user\nAnswer: "
+    assert (
+        tracer.extract_prefix_by_tracing(program, sgl.ScriptedBackend())
+        == "<|im_start|>user\nAnswer: "
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,7 +184,7 @@ def test_token_usage_is_a_record():
     assert usage == TokenUsage()
 
 
-# -------------------------------------------------------------------------------------------------- selections
+# --------------------------------------------------------------------------------------- selections
 
 
 def test_of_choices_that_are_there_twice_the_first_counts():
@@ -187,6 +204,8 @@ def test_of_several_answers_each_choice_is_taken_once():
 
 
 def test_an_empty_choice_is_a_choice():
-    state = run("a" + sgl.select("x", ["b", ""]) + "!", backend=sgl.ScriptedBackend(answers={"a": ""}))
+    state = run(
+        "a" + sgl.select("x", ["b", ""]) + "!", backend=sgl.ScriptedBackend(answers={"a": ""})
+    )
     assert state["x"] == ""
     assert state.text() == "a!"

@@ -8,7 +8,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.lang import ir
 
-# ------------------------------------------------------------------------------------------ building nodes
+# ----------------------------------------------------------------------------------- building nodes
 
 
 def test_gen_makes_a_generation_or_a_selection():
@@ -27,7 +27,11 @@ def test_gen_takes_its_parameters_in_sglangs_order():
     )  # fmt: skip
     by_name, in_order = sgl.gen("x", **values), sgl.gen("x", *values.values())
     assert by_name == in_order
-    assert (by_name.node.params.max_tokens, by_name.node.params.stop, by_name.node.params.top_logprobs_num) == (
+    assert (
+        by_name.node.params.max_tokens,
+        by_name.node.params.stop,
+        by_name.node.params.top_logprobs_num,
+    ) == (
         1,
         ("s",),
         9,
@@ -41,10 +45,14 @@ def test_gen_takes_its_parameters_in_sglangs_order():
 
 def test_a_node_gives_its_parameters_as_sglangs_backends_read_them():
     given = sgl.gen("x", 5, min_tokens=1, stop=["a"], regex="[0-9]").sampling_params
-    assert given == ir.SglSamplingParams(max_new_tokens=5, min_new_tokens=1, stop=["a"], regex="[0-9]")
+    assert given == ir.SglSamplingParams(
+        max_new_tokens=5, min_new_tokens=1, stop=["a"], regex="[0-9]"
+    )
     assert given.clone() == given
     assert given.clone() is not given
-    assert sgl.gen("x", json_schema={"type": "null"}).sampling_params.json_schema == '{"type": "null"}'
+    assert (
+        sgl.gen("x", json_schema={"type": "null"}).sampling_params.json_schema == '{"type": "null"}'
+    )
     assert sgl.gen("x", type=bool).sampling_params.regex == "true|false"
 
 
@@ -142,14 +150,21 @@ def test_run_gives_a_state_with_the_shapes_of_sglang():
     assert (executor.images_, executor.cur_role) == ([], None)
     assert executor.meta_info == {"answer": meta}
     assert executor.backend.get_model_name() == "scripted"
-    assert executor.sid == executor.sid != program.run("", backend=sgl.ScriptedBackend()).stream_executor.sid
+    assert (
+        executor.sid
+        == executor.sid
+        != program.run("", backend=sgl.ScriptedBackend()).stream_executor.sid
+    )
 
 
 def test_api_drafts_change_nothing_where_there_is_no_api():
     def body(s):
         s += "a" + sgl.gen("x", stop=".") + "b" + sgl.gen("y", 2)
 
-    plain, hinted = sgl.ScriptedBackend(default="one two three"), sgl.ScriptedBackend(default="one two three")
+    plain, hinted = (
+        sgl.ScriptedBackend(default="one two three"),
+        sgl.ScriptedBackend(default="one two three"),
+    )
     texts = [
         sgl.function(body).run(backend=plain).text(),
         sgl.function(num_api_spec_tokens=64)(body).run(backend=hinted).text(),
@@ -203,7 +218,9 @@ def test_results_of_dtypes_stay_text():
         s += "i" + sgl.gen("i", dtype="int") + "f" + sgl.gen("f", dtype=float)
         s += "b" + sgl.gen("b", dtype=bool) + "s" + sgl.gen("s", dtype="str")
 
-    state = typed.run(backend=sgl.ScriptedBackend({"i": "42", "f": "1.5", "b": "True", "s": '"x, y!"'}))
+    state = typed.run(
+        backend=sgl.ScriptedBackend({"i": "42", "f": "1.5", "b": "True", "s": '"x, y!"'})
+    )
     assert [state[name] for name in "ifbs"] == ["42", "1.5", "True", '"x, y!"']
 
 
@@ -283,11 +300,13 @@ def test_global_config_has_its_attributes():
     assert (GlobalConfig().verbosity, GlobalConfig().default_backend) == (0, None)
 
 
-# ------------------------------------------------------------------------------------------ backends of users
+# -------------------------------------------------------------------------------- backends of users
 
 
 class Classic(sgl.BaseBackend):
-    """A backend as SGLang's users write them: blocking hooks, parameters with every default filled in."""
+    """A backend as SGLang's users write them: blocking hooks, parameters with every default filled
+    in.
+    """
 
     def __init__(self):
         super().__init__()
@@ -354,9 +373,9 @@ def test_a_choices_method_of_ones_own_is_called_with_sglangs_keywords():
             seen.update(keywords)
             return ChoicesDecision(keywords["choices"][-1], {"mine": 1})
 
-    state = sgl.function(lambda s: s.__iadd__(sgl.select("a", ["x", "y z"], choices_method=Last()))).run(
-        backend=sgl.ScriptedBackend()
-    )
+    state = sgl.function(
+        lambda s: s.__iadd__(sgl.select("a", ["x", "y z"], choices_method=Last()))
+    ).run(backend=sgl.ScriptedBackend())
     assert (state["a"], state.get_meta_info("a")["mine"]) == ("y z", 1)
     assert seen["choices"] == ["x", "y z"]
     assert [len(entries) for entries in seen["input_token_logprobs"]] == [1, 2]

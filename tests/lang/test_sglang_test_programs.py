@@ -1,5 +1,6 @@
-"""Programs of the kinds that SGLang's own tests run (`sglang/test/test_programs.py`), in other words: what they check
-of a result, but for what a model has to know."""
+"""Programs of the kinds that SGLang's own tests run (`sglang/test/test_programs.py`), in other
+words: what they check of a result, but for what a model has to know.
+"""
 
 import re
 from typing import Any
@@ -23,7 +24,10 @@ def test_few_shots_with_a_stop_string_alone_and_in_a_batch():
         s += "Q: Which colour has snow?\nA: White\n" + f"Q: {question}\n" + "A:"
         s += sgl.gen("answer", stop="\n", temperature=0, max_tokens=8)
 
-    asked = [{"question": question} for question in ("Which colour has grass?", "Which has coal?", "And blood?")]
+    asked = [
+        {"question": question}
+        for question in ("Which colour has grass?", "Which has coal?", "And blood?")
+    ]
     states = [answer.run(question="Which has the sky?"), *answer.run_batch(asked, temperature=0.1)]
     answers = [state["answer"] for state in states]
     assert len(answers) == 4
@@ -40,7 +44,13 @@ def test_turns_as_calls_and_as_blocks_are_messages():
             s += sgl.gen("two")
 
     state = talk.run(first="Hello?", second="Again?", temperature=0.7, max_new_tokens=6)
-    assert [message["role"] for message in state.messages()] == ["system", "user", "assistant", "user", "assistant"]
+    assert [message["role"] for message in state.messages()] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
     assert state.text().index("Again?") < state.text().rindex(state["two"])
 
 
@@ -55,19 +65,40 @@ def test_a_selection_is_one_of_its_choices():
 def test_integers_are_integers():
     @sgl.function
     def count(s):
-        s += "Hours of a day: " + sgl.gen_int("hours") + "\nDays of a week: " + sgl.gen_int("days") + "\n"
+        s += (
+            "Hours of a day: "
+            + sgl.gen_int("hours")
+            + "\nDays of a week: "
+            + sgl.gen_int("days")
+            + "\n"
+        )
 
     state = count.run(temperature=0.1, max_new_tokens=6)
-    assert [str(int(state[name])) for name in ("hours", "days")] == [state["hours"].strip(), state["days"].strip()]
+    assert [str(int(state[name])) for name in ("hours", "days")] == [
+        state["hours"].strip(),
+        state["days"].strip(),
+    ]
 
 
 def by_regexes(s):
-    s += '  "name": ' + sgl.gen(regex=REGEX_STR) + ',\n  "people": ' + sgl.gen(regex=REGEX_INT, stop=[" ", "\n"])
+    s += (
+        '  "name": '
+        + sgl.gen(regex=REGEX_STR)
+        + ',\n  "people": '
+        + sgl.gen(regex=REGEX_INT, stop=[" ", "\n"])
+    )
     s += ',\n  "width": ' + sgl.gen(regex=REGEX_FLOAT, stop=[" ", "\n"]) + "\n"
 
 
 def by_dtypes(s):
-    s += '  "name": ' + sgl.gen_string() + ',\n  "people": ' + sgl.gen_int() + ',\n  "area": ' + sgl.gen(dtype=int)
+    s += (
+        '  "name": '
+        + sgl.gen_string()
+        + ',\n  "people": '
+        + sgl.gen_int()
+        + ',\n  "area": '
+        + sgl.gen(dtype=int)
+    )
     s += ',\n  "land": ' + sgl.gen(dtype=str) + "\n"
 
 
@@ -86,14 +117,19 @@ def test_the_text_of_a_scope_is_a_variable(members):
     assert text.startswith('{\n  "name": "')
     assert state.text().endswith(text)
     generated = re.sub(r'"(name|people|width|area|land)": ', "", text)
-    if generated.count('"') % 2 == 0 and re.search(r"\d", generated):  # neither a string nor a number was cut
+    # neither a string nor a number was cut
+    if generated.count('"') % 2 == 0 and re.search(r"\d", generated):
         assert text.endswith("\n}")
 
 
 def test_a_value_is_read_in_the_middle_of_a_program():
     @sgl.function
     def expert(s, question):
-        s += f"Question: {question}\nWho knows it:" + sgl.gen("who", stop=[".", "\n"], max_tokens=5) + ".\n"
+        s += (
+            f"Question: {question}\nWho knows it:"
+            + sgl.gen("who", stop=[".", "\n"], max_tokens=5)
+            + ".\n"
+        )
         s += "So " + s["who"] + " says" + sgl.gen("answer", stop=".", max_tokens=5) + "."
 
     state = expert.run(question="Where is Rome?", temperature=0.1)
@@ -103,7 +139,11 @@ def test_a_value_is_read_in_the_middle_of_a_program():
 def test_a_tool_is_called_between_two_generations():
     @sgl.function
     def add(s, a, b):
-        s += f"sum(1,2)=3\nsum({a},{b}): sum(" + sgl.gen("arguments", regex=r"\d{1,3},\d{1,3}") + ")="
+        s += (
+            f"sum(1,2)=3\nsum({a},{b}): sum("
+            + sgl.gen("arguments", regex=r"\d{1,3},\d{1,3}")
+            + ")="
+        )
         with s.var_scope("sum"):
             s += str(sum(map(int, s["arguments"].split(","))))
 
@@ -159,14 +199,20 @@ def test_branches_that_are_appended_are_read_by_what_follows():
         s += f"Question: {question}\nAnswer:" + sgl.gen("answer", max_tokens=4)
 
     state = read.run(question="Who?", facts=["Ann is tall.", "Bob is small."], temperature=0)
-    assert state.text().startswith("Facts:\n0: Ann is tall.\n1: Bob is small.\nQuestion: Who?\nAnswer:")
+    assert state.text().startswith(
+        "Facts:\n0: Ann is tall.\n1: Bob is small.\nQuestion: Who?\nAnswer:"
+    )
 
 
 @pytest.mark.parametrize("name", [None, "answer"])
 def test_a_stream_ends_with_all_of_its_text(name):
     @sgl.function
     def talk(s, question):
-        s += sgl.system("Be brief.") + sgl.user(question) + sgl.assistant(sgl.gen("answer", max_tokens=8))
+        s += (
+            sgl.system("Be brief.")
+            + sgl.user(question)
+            + sgl.assistant(sgl.gen("answer", max_tokens=8))
+        )
 
     state = talk(question="Hello?", stream=True)  # type: ignore[call-arg]  # options in the call are SGLang's
     pieces = list(state.text_iter(name) if name else state.text_iter())
@@ -186,11 +232,26 @@ def test_a_regex_of_an_address():
 def test_variables_of_dtypes_can_be_set_to_their_values():
     @sgl.function
     def values(s):
-        s += "Name: " + sgl.gen("text", dtype=str, stop="\n") + "\nYear: " + sgl.gen("whole", dtype=int)
-        s += "\nPi: " + sgl.gen("real", dtype=float) + "\nBlue: " + sgl.gen("flag", dtype=bool) + "\n"
+        s += (
+            "Name: "
+            + sgl.gen("text", dtype=str, stop="\n")
+            + "\nYear: "
+            + sgl.gen("whole", dtype=int)
+        )
+        s += (
+            "\nPi: "
+            + sgl.gen("real", dtype=float)
+            + "\nBlue: "
+            + sgl.gen("flag", dtype=bool)
+            + "\n"
+        )
 
     state = values.run(max_new_tokens=6)
-    state["whole"], state["real"], state["flag"] = int(state["whole"]), float(state["real"]), bool(state["flag"])
+    state["whole"], state["real"], state["flag"] = (
+        int(state["whole"]),
+        float(state["real"]),
+        bool(state["flag"]),
+    )
     assert (type(state["whole"]), type(state["real"]), type(state["flag"])) == (int, float, bool)
 
 
@@ -198,7 +259,9 @@ def test_api_drafts_over_several_generations_of_one_turn():
     @sgl.function(num_api_spec_tokens=64)
     def character(s):
         s += sgl.user("A character, please.")
-        s += sgl.assistant("Name:" + sgl.gen("name", stop="\n") + "\nJob:" + sgl.gen("job", stop="\n"))
+        s += sgl.assistant(
+            "Name:" + sgl.gen("name", stop="\n") + "\nJob:" + sgl.gen("job", stop="\n")
+        )
 
     state = character(max_new_tokens=6)  # type: ignore[call-arg]  # options in the call are SGLang's
     state.sync()
@@ -226,7 +289,7 @@ def test_min_tokens_is_a_lower_limit(small_engine):
     assert talk.run().get_meta_info("answer")["completion_tokens"] >= 24
 
 
-# -------------------------------------------------------------------------------------------- tokens of a backend
+# ------------------------------------------------------------------------------ tokens of a backend
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +300,12 @@ def url(small_engine):
 
 @sgl.function
 def several(s):
-    s += "Say" + sgl.gen("a", max_tokens=4, n=2, ignore_eos=True) + " or" + sgl.select("b", ["this", "that"])
+    s += (
+        "Say"
+        + sgl.gen("a", max_tokens=4, n=2, ignore_eos=True)
+        + " or"
+        + sgl.select("b", ["this", "that"])
+    )
     forks = s.fork(2)
     forks += " and" + sgl.gen("c", max_tokens=3, ignore_eos=True)
     forks.join()
@@ -245,14 +313,25 @@ def several(s):
 
 @sgl.function(num_api_spec_tokens=8)
 def guessed(s):
-    s += "Name:" + sgl.gen("a", stop="\n", max_tokens=4) + "\nJob:" + sgl.gen("b", stop="\n", max_tokens=4)
+    s += (
+        "Name:"
+        + sgl.gen("a", stop="\n", max_tokens=4)
+        + "\nJob:"
+        + sgl.gen("b", stop="\n", max_tokens=4)
+    )
 
 
 @pytest.mark.parametrize("program", [several, guessed])
 @pytest.mark.parametrize("push_down", [True, False])
 @pytest.mark.parametrize("kind", ["engine", "server", "scripted"])
-def test_a_backend_counts_the_tokens_that_its_programs_use(small_engine, url, kind, push_down, program):
-    backend: Any = sgl.ScriptedBackend(default="one two\nthree") if kind == "scripted" else LocalBackend(small_engine)
+def test_a_backend_counts_the_tokens_that_its_programs_use(
+    small_engine, url, kind, push_down, program
+):
+    backend: Any = (
+        sgl.ScriptedBackend(default="one two\nthree")
+        if kind == "scripted"
+        else LocalBackend(small_engine)
+    )
     if "server" in kind:
         backend = sgl.RuntimeEndpoint(url)
     assert backend.endpoint is backend
@@ -260,7 +339,10 @@ def test_a_backend_counts_the_tokens_that_its_programs_use(small_engine, url, ki
     state = program.run(backend=backend, push_down=push_down)
     state.sync()
     usage = state.usage()
-    assert (total.prompt_tokens, total.completion_tokens) == (usage.prompt_tokens, usage.completion_tokens)
+    assert (total.prompt_tokens, total.completion_tokens) == (
+        usage.prompt_tokens,
+        usage.completion_tokens,
+    )
     assert total.completion_tokens
     total.reset()
     assert (total.prompt_tokens, total.completion_tokens) == (0, 0)

@@ -38,7 +38,9 @@ def test_the_whole_text_and_a_variable_arrive_in_pieces():
 def test_many_readers_in_threads_all_get_everything():
     state = program.run(stream=True, backend=backend(latency=0.02))
     got = []
-    threads = [threading.Thread(target=lambda: got.append("".join(state.text_iter()))) for _ in range(20)]
+    threads = [
+        threading.Thread(target=lambda: got.append("".join(state.text_iter()))) for _ in range(20)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -74,7 +76,11 @@ def test_coroutines_read_too_and_the_loop_is_not_blocked():
             read.append(piece)
         await stepping
         whole = "".join([piece async for piece in state.text_async_iter()])
-        return read, whole, [pair async for pair in state.text_async_iter("a", return_meta_data=True)]
+        return (
+            read,
+            whole,
+            [pair async for pair in state.text_async_iter("a", return_meta_data=True)],
+        )
 
     pieces, whole, meta = within(5, lambda: asyncio.run(main()))
     assert pieces == ["one", " two", " three"]
@@ -108,7 +114,9 @@ def test_a_name_that_is_declared_later_is_waited_for():
     state = late.run(stream=True, backend=sgl.ScriptedBackend(default="x y"))
     got = []
     reader = threading.Thread(
-        target=lambda: got.extend([list(state.text_iter("a")), state["a"], list(state.text_iter("set"))])
+        target=lambda: got.extend(
+            [list(state.text_iter("a")), state["a"], list(state.text_iter("set"))]
+        )
     )
     reader.start()
     ready.set()
@@ -158,7 +166,9 @@ def test_the_stream_of_a_name_is_that_of_its_value():
         branches.join()
         return branches[0]
 
-    state = program.run(backend=sgl.ScriptedBackend({"1": "a b", "2": "c d", "3": "e"}), stream=True)
+    state = program.run(
+        backend=sgl.ScriptedBackend({"1": "a b", "2": "c d", "3": "e"}), stream=True
+    )
     assert state.error() is None
     assert list(state.text_iter("hand")) == ["mine"]
     assert list(state.text_iter("copied")) == ["c", " d"]
@@ -245,7 +255,7 @@ def read_all(iterator):
     return within(5, lambda: asyncio.run(read()))
 
 
-# ----------------------------------------------------------------------------------------------------- readers
+# ------------------------------------------------------------------------------------------ readers
 
 
 def test_a_reader_sees_each_piece_when_it_comes():
@@ -275,7 +285,9 @@ def test_threads_and_tasks_read_the_same_stream():
     backend = Pieces("one ", "two", stepped=True)
     state = saying.run(stream=True, backend=backend)
     got = []
-    threads = [threading.Thread(target=lambda: got.append(list(state.text_iter("a")))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: got.append(list(state.text_iter("a")))) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
 
@@ -342,7 +354,7 @@ def test_nor_can_an_async_body_wait_for_its_own_end():
     assert seen == ["one ", "two"]
 
 
-# ------------------------------------------------------------------------------------------------------ values
+# ------------------------------------------------------------------------------------------- values
 
 
 @dataclass
@@ -387,7 +399,7 @@ def test_a_typed_value_that_fails_fails_its_reader_after_what_came():
     assert values[-1] == [1, 2]
 
 
-# --------------------------------------------------------------------------------------------------- reasoning
+# ---------------------------------------------------------------------------------------- reasoning
 
 THOUGHTFUL = {
     "qwen3": "<think>\nOne < two?\n</think>\n\nYes <b>.",
@@ -434,7 +446,11 @@ def test_reasoning_is_split_the_same_however_the_text_is_cut(model_type):
         ("mistral", "never closed", ""),
         ("glm45", "", "no thoughts at all <"),
         ("beam", "", "Yes."),
-        *[(name, "One", "Yes.") for name, text in THOUGHTFUL.items() if "One<" in text and "Yes." in text],
+        *[
+            (name, "One", "Yes.")
+            for name, text in THOUGHTFUL.items()
+            if "One<" in text and "Yes." in text
+        ],
     ],
 )
 def test_reasoning_and_answer_of_each_kind(model_type, thought, answer):
@@ -460,7 +476,7 @@ def test_a_failure_while_reasoning_fails_both_readers():
             within(5, lambda n=name: list(state.text_iter(n)))
 
 
-# ---------------------------------------------------------------------------------------------------- metadata
+# ----------------------------------------------------------------------------------------- metadata
 
 
 def tokens_of(pairs):
@@ -488,7 +504,9 @@ def test_metadata_that_a_backend_only_gives_at_the_end_is_not_lost():
             async for event in super().agenerate(*args, **options):
                 yield event if hasattr(event, "finish_reason") else type(event)(event.text)
 
-    state = saying.run(return_logprob=True, stream=True, backend=Late(with_logprob("a", 1), with_logprob("b", 2)))
+    state = saying.run(
+        return_logprob=True, stream=True, backend=Late(with_logprob("a", 1), with_logprob("b", 2))
+    )
     assert tokens_of(read_all(state.text_async_iter("a", return_meta_data=True))) == [1, 2]
 
 
@@ -508,7 +526,10 @@ def test_a_node_that_is_tried_again_is_shown_whole_with_its_metadata():
             async for event in backend.agenerate(*args, **options):
                 yield event
 
-    backends = [Pieces("half", OSError("gone")), Pieces(with_logprob("all ", 1), with_logprob("of it", 2))]
+    backends = [
+        Pieces("half", OSError("gone")),
+        Pieces(with_logprob("all ", 1), with_logprob("of it", 2)),
+    ]
     state = saying.run(return_logprob=True, retries=1, stream=True, backend=Second())
     pairs = read_all(state.text_async_iter("a", return_meta_data=True))
     assert "".join(text for text, _ in pairs) == "all of it"

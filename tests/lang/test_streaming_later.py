@@ -72,7 +72,9 @@ def test_a_rollback_after_a_run_takes_back_what_a_stream_showed():
 
 
 def test_a_stream_after_a_run_raises_the_error_of_what_was_added():
-    state = sgl.function(lambda s: s.__iadd__("x")).run(backend=Pieces("one", sgl.OverloadedError("down.")))
+    state = sgl.function(lambda s: s.__iadd__("x")).run(
+        backend=Pieces("one", sgl.OverloadedError("down."))
+    )
     state += sgl.gen("a")
     for name in (None, "a"):
         with pytest.raises(sgl.OverloadedError, match=r"down\."):
@@ -89,7 +91,9 @@ def test_branches_that_are_forked_after_a_run_are_streamed():
 
 
 @pytest.mark.parametrize("push_down", [True, False])
-def test_an_engine_streams_what_is_added_after_a_run_whether_its_nodes_are_played_or_not(folders, push_down):
+def test_an_engine_streams_what_is_added_after_a_run_whether_its_nodes_are_played_or_not(
+    folders, push_down
+):
     @sgl.function
     def counting(s):
         fork = s.fork(2)
@@ -113,7 +117,9 @@ def test_an_engine_streams_what_is_added_after_a_run_whether_its_nodes_are_playe
         state += sgl.gen("last", **MORE)
         return state.text(), state.ret_value[0].text(), *map("".join, pieces)
 
-    with sgl.Engine(folders[0], dtype="float32", threads=1, deterministic=True, in_process=True) as engine:
+    with sgl.Engine(
+        folders[0], dtype="float32", threads=1, deterministic=True, in_process=True
+    ) as engine:
         run = {"backend": LocalBackend(engine), "temperature": 0, "push_down": push_down}
         assert texts(counting.run(**run), wait=False) == texts(counting.run(**run), wait=True)
 

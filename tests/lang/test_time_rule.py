@@ -1,4 +1,6 @@
-"""What a run gives depends on its program, not on how much of it has been played when it is cancelled or read."""
+"""What a run gives depends on its program, not on how much of it has been played when it is
+cancelled or read.
+"""
 
 import asyncio
 import contextvars
@@ -20,7 +22,11 @@ class Slow(sgl.BaseBackend):
         yield sgl.protocol.Generation("y")
 
 
-BACKENDS = {"now": lambda: sgl.ScriptedBackend(default="y"), "soon": lambda: Answers(lambda _: "y"), "later": Slow}
+BACKENDS = {
+    "now": lambda: sgl.ScriptedBackend(default="y"),
+    "soon": lambda: Answers(lambda _: "y"),
+    "later": Slow,
+}
 
 
 @pytest.fixture(params=list(BACKENDS))
@@ -35,7 +41,7 @@ def kind_of(read):
         return type(error).__name__
 
 
-# -------------------------------------------------------------------------------------------- cancelled by the body
+# ---------------------------------------------------------------------------- cancelled by the body
 
 
 def test_a_body_that_cancels_itself_between_two_generations_gets_no_more_of_them(backend):
@@ -135,7 +141,11 @@ def test_a_rollback_to_behind_a_cancellation_does_not_undo_it(backend):
         s += sgl.gen("c")
         return [*found, kind_of(lambda: s["c"]), kind_of(s.text)]
 
-    assert program.run(backend=backend).ret_value == ["xy", "RequestAbortedError", "RequestAbortedError"]
+    assert program.run(backend=backend).ret_value == [
+        "xy",
+        "RequestAbortedError",
+        "RequestAbortedError",
+    ]
 
 
 def test_a_scope_in_which_its_program_is_cancelled_has_no_value(backend):
@@ -180,7 +190,11 @@ def test_a_joined_value_that_nobody_has_read_is_cancelled_with_the_run(backend):
         return [kind_of(lambda: s["a"]), kind_of(lambda: group[0]["a"]), kind_of(s.text)]
 
     assert program.run(True, backend=backend).ret_value == [["y", "y"], "y", "x"]
-    assert program.run(False, backend=backend).ret_value == ["RequestAbortedError", "RequestAbortedError", "x"]
+    assert program.run(False, backend=backend).ret_value == [
+        "RequestAbortedError",
+        "RequestAbortedError",
+        "x",
+    ]
 
 
 def test_text_that_a_join_has_appended_counts_as_waited_for_with_what_follows_it(backend):
@@ -197,7 +211,7 @@ def test_text_that_a_join_has_appended_counts_as_waited_for_with_what_follows_it
     assert program.run(backend=backend).ret_value == [["y", "y"], "y"]
 
 
-# ------------------------------------------------------------------------------------------ cancelled from outside
+# --------------------------------------------------------------------------- cancelled from outside
 
 
 def test_an_agent_that_is_cancelled_between_two_nodes_ends():
@@ -255,7 +269,12 @@ def test_a_streamed_run_that_is_cancelled_before_it_is_read_has_nothing(backend,
     if ended:
         assert done.wait(60)
     state.cancel()
-    found = [kind_of(lambda: state["a"]), kind_of(lambda: state["k"]), kind_of(state.text), kind_of(state.messages)]
+    found = [
+        kind_of(lambda: state["a"]),
+        kind_of(lambda: state["k"]),
+        kind_of(state.text),
+        kind_of(state.messages),
+    ]
     assert found == ["RequestAbortedError"] * 4
     assert isinstance(state.error(), sgl.RequestAbortedError)
     assert state.ret_value is None
@@ -283,7 +302,7 @@ def test_a_cancelled_streamed_run_does_not_wait_for_its_body():
     leave.set()
 
 
-# ------------------------------------------------------------------------------------------------ read from outside
+# -------------------------------------------------------------------------------- read from outside
 
 
 def twice():
@@ -302,7 +321,9 @@ def twice():
     return program, again
 
 
-@pytest.mark.parametrize("read", ["name", "text", "messages", "save", "in", "usage", "trace", "ret_value", "rerun"])
+@pytest.mark.parametrize(
+    "read", ["name", "text", "messages", "save", "in", "usage", "trace", "ret_value", "rerun"]
+)
 def test_readers_of_a_streamed_run_wait_for_its_end(backend, read, tmp_path):
     program, again = twice()
     state = program.run(backend=backend, stream=True)
@@ -318,7 +339,15 @@ def test_readers_of_a_streamed_run_wait_for_its_end(backend, read, tmp_path):
         "ret_value": lambda: state.ret_value,
         "rerun": lambda: state.rerun("a", "z").text(),
     }
-    wanted = {"name": 2, "text": "xy.", "messages": [], "save": 2, "in": False, "usage": 2, "trace": 3}
+    wanted = {
+        "name": 2,
+        "text": "xy.",
+        "messages": [],
+        "save": 2,
+        "in": False,
+        "usage": 2,
+        "trace": 3,
+    }
     wanted |= {"ret_value": "xy.", "rerun": "xz."}
     found = []
     reader = threading.Thread(target=lambda: found.append(reads[read]()))
@@ -406,7 +435,7 @@ def test_a_streamed_body_that_raises_after_a_cancellation_tells_its_own_error(ba
     assert [kind_of(lambda: state["a"]), kind_of(state.text)] == ["y", "ProgramError"]
 
 
-# ----------------------------------------------------------------------------------------------------------- so far
+# ------------------------------------------------------------------------------------------- so far
 
 
 def test_so_far_tells_what_has_come_and_waits_for_nothing():
@@ -432,7 +461,11 @@ def test_so_far_has_what_a_cancellation_took_away():
 def test_so_far_of_a_run_that_has_ended_is_all(backend):
     state = run("x", sgl.gen("a"), backend=backend)
     state.sync()
-    assert (state.so_far().text, dict(state.so_far().variables), state.so_far().ended) == ("xy", {"a": "y"}, True)
+    assert (state.so_far().text, dict(state.so_far().variables), state.so_far().ended) == (
+        "xy",
+        {"a": "y"},
+        True,
+    )
 
 
 def test_a_run_that_takes_too_long_has_what_is_finished_in_its_error():
@@ -448,7 +481,7 @@ def test_a_run_that_takes_too_long_has_what_is_finished_in_its_error():
     assert state.so_far().text == "xdone"
 
 
-# ----------------------------------------------------------------------------------- an answer that is just coming in
+# ----------------------------------------------------------------- an answer that is just coming in
 
 
 @pytest.fixture
@@ -497,10 +530,15 @@ def test_a_branch_that_has_not_begun_is_cancelled_as_one_that_has(held_back):
         held_back.set()
         return branch["c"]
 
-    assert program.run(backend=Answers(lambda prompt: "two" if " y" in prompt else "one")).ret_value == "two"
+    assert (
+        program.run(backend=Answers(lambda prompt: "two" if " y" in prompt else "one")).ret_value
+        == "two"
+    )
 
 
-def test_a_name_is_the_same_error_though_the_answer_before_a_cancellation_is_just_coming_in(held_back):
+def test_a_name_is_the_same_error_though_the_answer_before_a_cancellation_is_just_coming_in(
+    held_back,
+):
     @sgl.function
     def program(s):
         s += "x" + sgl.gen("a")

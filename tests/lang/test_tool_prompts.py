@@ -1,4 +1,6 @@
-"""Prompts that show a model its tools: those of transformers' chat templates, for every format of calls."""
+"""Prompts that show a model its tools: those of transformers' chat templates, for every format of
+calls.
+"""
 
 import contextlib
 import json
@@ -56,7 +58,9 @@ class Model(BaseBackend):
 
     def __init__(self, template, answers, family=None):
         super().__init__()
-        self.chat_template = JinjaTemplate(template, TOKENS) if isinstance(template, str) else template
+        self.chat_template = (
+            JinjaTemplate(template, TOKENS) if isinstance(template, str) else template
+        )
         self.answers, self.family, self.read = [*answers], family, []
 
     def tool_family(self):
@@ -109,7 +113,9 @@ def as_messages(family, system=None, content=None):
 
 
 def rendered(template, messages):
-    """The prompt of transformers. Some templates fail on None for no text or print it, some want arguments as text."""
+    """The prompt of transformers. Some templates fail on None for no text or print it, some want
+    arguments as text.
+    """
     options = {
         "tools": tool_schemas([add, weather]),
         "chat_template": template,
@@ -119,7 +125,10 @@ def rendered(template, messages):
     error = None
     for content in (None, ""):
         for as_text in (False, True):
-            given = [{**each, "content": content} if each["content"] is None else each for each in messages]
+            given = [
+                {**each, "content": content} if each["content"] is None else each
+                for each in messages
+            ]
             given = [_as_text(each) if as_text else each for each in given]
             try:
                 text = render_jinja_template([given], **options)[0][0]
@@ -133,7 +142,13 @@ def rendered(template, messages):
 
 def _as_text(message):
     calls = [
-        {**each, "function": {**each["function"], "arguments": json.dumps(each["function"]["arguments"])}}
+        {
+            **each,
+            "function": {
+                **each["function"],
+                "arguments": json.dumps(each["function"]["arguments"]),
+            },
+        }
         for each in message.get("tool_calls", ())
     ]
     return {**message, "tool_calls": calls} if calls else message
@@ -160,7 +175,11 @@ def test_prompts_of_every_format_are_those_of_transformers(family, system):
     assert model.read == [rendered(template, whole[: own + count]) for count in (1, 3, 5)]
 
 
-PUBLISHED = sorted(Path(os.environ["CHAT_TEMPLATES"]).glob("*.jinja")) if "CHAT_TEMPLATES" in os.environ else []
+PUBLISHED = (
+    sorted(Path(os.environ["CHAT_TEMPLATES"]).glob("*.jinja"))
+    if "CHAT_TEMPLATES" in os.environ
+    else []
+)
 
 
 @pytest.mark.skipif(not PUBLISHED, reason="CHAT_TEMPLATES names no folder of chat templates")
@@ -169,7 +188,11 @@ PUBLISHED = sorted(Path(os.environ["CHAT_TEMPLATES"]).glob("*.jinja")) if "CHAT_
 def test_prompts_of_published_templates_are_those_of_transformers(path, system):
     template = path.read_text("utf-8")
     family = family_of(template)
-    if family is None or "tool_calls" not in template or "tools" not in JinjaTemplate(template, TOKENS).variables:
+    if (
+        family is None
+        or "tool_calls" not in template
+        or "tools" not in JinjaTemplate(template, TOKENS).variables
+    ):
         pytest.skip("it has no place for tools, or another format")
     whole = as_messages(family, system)
     own = len(whole) - 5
@@ -191,7 +214,10 @@ def test_several_calls_of_a_turn_have_a_result_each():
     both = "\n".join(answers(family)[:2])
     model = Model(TEMPLATE.replace("SIGNS", SIGNS[family]), [both, "Done."], family)
     agent.run(backend=model, parallel_tool_calls=True)
-    calls = [message(family, *each)[0] for each in ((0, "add", {"a": 2, "b": 3}), (1, "weather", {"city": "Rome"}))]
+    calls = [
+        message(family, *each)[0]
+        for each in ((0, "add", {"a": 2, "b": 3}), (1, "weather", {"city": "Rome"}))
+    ]
     results = [m for m in as_messages(family) if m["role"] == "tool"]
     wanted = [
         {"role": "user", "content": "2+3?"},
@@ -245,7 +271,9 @@ def test_text_between_turns_is_refused_where_tools_are_shown():
         s += sgl.user("a") + "between" + sgl.user("b") + sgl.assistant(sgl.gen("x", tools=[add]))
 
     model = Model(TEMPLATE.replace("SIGNS", SIGNS["qwen"]), ["x"], "qwen")
-    with pytest.raises(CapabilityError, match="would not see the text between the turns: 'between'"):
+    with pytest.raises(
+        CapabilityError, match="would not see the text between the turns: 'between'"
+    ):
         program.run(backend=model).text()
 
 
@@ -268,9 +296,12 @@ def test_text_of_users_and_tools_never_becomes_special_tokens():
                 yield event
 
     template = TEMPLATE.replace("<|end|>", "<|im_end|>").replace("SIGNS", SIGNS["qwen"])
-    program.run(backend=Reads(template, [call_text("qwen", "lookup", {"key": "<|im_end|>"}), "ok"], "qwen"))
+    program.run(
+        backend=Reads(template, [call_text("qwen", "lookup", {"key": "<|im_end|>"}), "ok"], "qwen")
+    )
     plain = [span.text for span in spans[1] if not span.special]
-    assert plain == ["<|im_end|>"] * 4  # in the docstring, the question, the arguments and the result
+    # in the docstring, the question, the arguments and the result
+    assert plain == ["<|im_end|>"] * 4
 
 
 def test_texts_of_the_model_keep_their_tokens():
@@ -284,13 +315,18 @@ def test_texts_of_the_model_keep_their_tokens():
 
     class Reads(LocalBackend):
         async def agenerate(self, prompt, params, constraint, *, stream):
-            spans.append(with_tools(prompt, self.get_chat_template(), self.engine.tokenizer.control_texts).spans)
+            spans.append(
+                with_tools(
+                    prompt, self.get_chat_template(), self.engine.tokenizer.control_texts
+                ).spans
+            )
             async for event in super().agenerate(prompt, params, constraint, stream=stream):
                 yield event
 
     call = '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
     template = TEMPLATE.replace("SIGNS", SIGNS["qwen"]).replace(
-        "[{{ call.id }} {{ call.function.name }} {{ call.function.arguments | tojson }}]", f"{call}</tool_call>"
+        "[{{ call.id }} {{ call.function.name }} {{ call.function.arguments | tojson }}]",
+        f"{call}</tool_call>",
     )
     with Engine.of(replace(random_model(), context_length=8192), chat_template=template) as engine:
         state = program.run(backend=Reads(engine), seed=5, temperature=0.3)
@@ -322,15 +358,20 @@ def test_an_engine_shows_tools_in_whatever_way_the_program_is_run():
     with Engine.of(replace(random_model(), context_length=8192), chat_template=template) as engine:
         usages, texts = set(), set()
         for push_down, stream in ((True, False), (False, False), (True, True)):
-            state = program.run(backend=engine, seed=5, temperature=0.3, push_down=push_down, stream=stream)
-            texts.add("".join(state.text_iter()))  # to the end of the body, which a stream does not wait for
+            state = program.run(
+                backend=engine, seed=5, temperature=0.3, push_down=push_down, stream=stream
+            )
+            # to the end of the body, which a stream does not wait for
+            texts.add("".join(state.text_iter()))
             usages.add(state.usage("call").prompt_tokens)
         with serving(engine) as url, closing_endpoint(url) as endpoint:
             state = program.run(backend=endpoint, seed=5, temperature=0.3)
             usages.add(state.usage("call").prompt_tokens)
             texts.add(state.text())
         messages, schemas = [{"role": "user", "content": "2+3?"}], tool_schemas([add])
-        shown = render_jinja_template([messages], schemas, chat_template=template, add_generation_prompt=True)[0][0]
+        shown = render_jinja_template(
+            [messages], schemas, chat_template=template, add_generation_prompt=True
+        )[0][0]
         assert usages == {len(engine.tokenizer.encode(shown))}
         assert len(texts) == 1
 
@@ -361,7 +402,9 @@ def test_a_rerun_keeps_a_call_unless_its_tools_have_changed():
 def test_a_trace_says_nothing_of_cached_text_that_no_prompt_had():
     @sgl.function
     def program(s):
-        s += sgl.user("2+3?" * 20) + sgl.assistant(sgl.gen("call", tools=[add], tool_choice=add, max_tokens=300))
+        s += sgl.user("2+3?" * 20) + sgl.assistant(
+            sgl.gen("call", tools=[add], tool_choice=add, max_tokens=300)
+        )
 
     template = TEMPLATE.replace("SIGNS", SIGNS["qwen"])
     with Engine.of(replace(random_model(), context_length=8192), chat_template=template) as engine:
@@ -384,5 +427,7 @@ def test_a_template_that_drops_the_systems_turn_shows_tools_in_the_first_message
 def test_a_turn_without_any_text_before_it_has_tools_too():
     template = "{% for m in messages %}{{ m.content }}|{% endfor %}"
     model = Model(template, [json.dumps({"answer": "5"})])
-    sgl.function(lambda s: s.__iadd__(sgl.assistant(sgl.gen("a", tools=[add])))).run(backend=model).text()
+    sgl.function(lambda s: s.__iadd__(sgl.assistant(sgl.gen("a", tools=[add])))).run(
+        backend=model
+    ).text()
     assert '"name": "add"' in model.read[0]

@@ -1,4 +1,6 @@
-"""Tools: what the model may write, what a call is made of, and going round until there is an answer."""
+"""Tools: what the model may write, what a call is made of, and going round until there is an
+answer.
+"""
 
 # mypy: disable-error-code="empty-body"
 # Tools that are only described have no body.
@@ -66,13 +68,21 @@ def answer(text):
 def generated(text, *tools, **options):
     """The value of a node with these tools that generates `text`."""
     script = sgl.ScriptedBackend(lambda call: text)
-    return sgl.function(lambda s: s.__iadd__(sgl.gen("x", tools=tools, **options))).run(backend=script)["x"]
+    return sgl.function(lambda s: s.__iadd__(sgl.gen("x", tools=tools, **options))).run(
+        backend=script
+    )["x"]
 
 
 def test_a_call_has_the_name_and_arguments_of_the_signatures_types():
-    wanted = generated(call("weather", place={"name": "Rome"}, unit="k", day="2024-02-29"), weather, add)
+    wanted = generated(
+        call("weather", place={"name": "Rome"}, unit="k", day="2024-02-29"), weather, add
+    )
     assert wanted == sgl.ToolCall("weather", wanted.arguments, weather)
-    assert wanted.arguments == {"place": Place(name="Rome"), "unit": Unit.KELVIN, "day": datetime.date(2024, 2, 29)}
+    assert wanted.arguments == {
+        "place": Place(name="Rome"),
+        "unit": Unit.KELVIN,
+        "day": datetime.date(2024, 2, 29),
+    }
     assert wanted.run() == "Rome k 2024-02-29"
 
 
@@ -114,7 +124,9 @@ def test_anything_else_could_not_have_been_generated(text):
 
 
 def test_a_call_that_is_cut_short_carries_its_text():
-    with pytest.raises(sgl.ValueValidationError, match="neither a tool call nor an answer") as caught:
+    with pytest.raises(
+        sgl.ValueValidationError, match="neither a tool call nor an answer"
+    ) as caught:
         generated(call("add", a=1), add, max_tokens=2)
     assert caught.value.text == '{"tool": "add",'
 
@@ -123,12 +135,16 @@ def test_types_of_several_tools_do_not_get_into_each_others_way():
     def first(place: Place, more: list[Place]) -> str:
         return place.name
 
-    def second(place: Annotated[Place, Field(description="where")], range: Range, by: Filter) -> str:
+    def second(
+        place: Annotated[Place, Field(description="where")], range: Range, by: Filter
+    ) -> str:
         return f"{range.low}-{range.high} {by['field']}"
 
     one = {"name": "a"}
     assert generated(call("first", place=one, more=[one]), first, second).run() == "a"
-    wanted = generated(call("second", place=one, range={"low": 1, "high": 2}, by={"field": "f"}), first, second)
+    wanted = generated(
+        call("second", place=one, range={"low": 1, "high": 2}, by={"field": "f"}), first, second
+    )
     assert wanted.run() == "1-2 f"
     with pytest.raises(sgl.BackendError):
         generated(call("first", place={"title": "a"}, more=[]), first, second)
@@ -216,7 +232,7 @@ def test_tools_can_be_described_to_the_model():
     assert '{"answer": text}' in text
 
 
-# --------------------------------------------------------------------------------- which tool, and in which format
+# ------------------------------------------------------------------ which tool, and in which format
 
 
 class Native(sgl.ScriptedBackend):
@@ -262,7 +278,9 @@ def test_nothing_else_is_written_in_that_format_either(text):
 
 
 def test_a_call_in_that_format_that_is_cut_short_carries_its_text():
-    with pytest.raises(sgl.ValueValidationError, match="ends in the middle of a tool call") as caught:
+    with pytest.raises(
+        sgl.ValueValidationError, match="ends in the middle of a tool call"
+    ) as caught:
         native(qwen("add", a=1), add, max_tokens=3)["x"]
     assert caught.value.text == '<tool_call>\n{"name": "add",'
 
@@ -315,7 +333,10 @@ def test_a_tool_that_is_named_is_called_once_where_a_turn_may_have_several_calls
     options = {"tool_choice": choice, "parallel_tool_calls": True}
     for count in (1, 2):
         calls = [{"tool": "add", "arguments": {"a": n, "b": 1}} for n in range(count)]
-        written = {native: "\n".join(qwen("add", a=n) for n in range(count)), generated: json.dumps({"calls": calls})}
+        written = {
+            native: "\n".join(qwen("add", a=n) for n in range(count)),
+            generated: json.dumps({"calls": calls}),
+        }
         for run, text in written.items():
             if count <= most:
                 state = run(text, add, **options)
@@ -327,7 +348,9 @@ def test_a_tool_that_is_named_is_called_once_where_a_turn_may_have_several_calls
 
 def test_a_choice_that_is_none_is_refused():
     for choice in ("subtract", weather, "none", 3):
-        with pytest.raises(sgl.ParameterError, match=r"tool_choice: .* is not 'auto', 'required' or one"):
+        with pytest.raises(
+            sgl.ParameterError, match=r"tool_choice: .* is not 'auto', 'required' or one"
+        ):
             sgl.gen("x", tools=[add], tool_choice=choice)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(sgl.ParameterError, match=r"tool_choice: .* is given without tools"):
         sgl.gen("x", tool_choice="auto")  # type: ignore[call-overload]  # wrong on purpose
@@ -346,7 +369,10 @@ def test_reasoning_comes_before_a_call_and_before_any_constrained_value(thought)
 
 def test_marks_of_reasoning_in_a_value_are_part_of_it():
     body = sgl.function(lambda s: s.__iadd__(sgl.gen("x", type=list[str], reasoning="qwen3")))
-    assert body.run(backend=Native(lambda _: '<think>a</think>["<think>", "</think>"]'))["x"] == ["<think>", "</think>"]
+    assert body.run(backend=Native(lambda _: '<think>a</think>["<think>", "</think>"]'))["x"] == [
+        "<think>",
+        "</think>",
+    ]
 
 
 class Coder(Native):
@@ -362,8 +388,15 @@ def test_arguments_between_tags_have_the_types_of_the_signature():
     told = sgl.function(lambda s: describe([find], s)).run(backend=Coder()).ret_value
     assert "<function=…>\n<parameter=…>\n…\n</parameter>\n</function>" in told
     body = sgl.function(lambda s: s.__iadd__(sgl.gen("x", tools=[find])))
-    parameters = {"text": "12", "place": '{"name": "</parameter>"}', "most": "7", "day": "2024-05-01"}
-    said = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in parameters.items())
+    parameters = {
+        "text": "12",
+        "place": '{"name": "</parameter>"}',
+        "most": "7",
+        "day": "2024-05-01",
+    }
+    said = "".join(
+        f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in parameters.items()
+    )
     text = f"I look.\n<tool_call>\n<function=find>\n{said}</function>\n</tool_call>"
     assert body.run(backend=Coder(lambda _: text))["x"].run() == "12 </parameter> 7 2024-05-01"
     with pytest.raises(sgl.BackendError, match="does not satisfy"):
@@ -374,7 +407,10 @@ def test_how_to_call_is_described_in_the_models_format():
     def body(s):
         return describe([add], s)
 
-    told = [sgl.function(body).run(backend=backend()).ret_value for backend in (Native, sgl.ScriptedBackend)]
+    told = [
+        sgl.function(body).run(backend=backend()).ret_value
+        for backend in (Native, sgl.ScriptedBackend)
+    ]
     assert '<tool_call>\n{"name": "…", "arguments": {"…": "…"}}\n</tool_call>' in told[0]
     assert '{"answer": text}' in told[1]
 
@@ -390,7 +426,11 @@ def test_an_engine_knows_the_format_by_its_chat_template():
             s += "x" + sgl.gen("x", tools=[add, weather], tool_choice="required", max_tokens=200)
 
         values = [sgl.function(body).run(backend=engine, seed=seed) for seed in range(6)]
-        calls = [state["x"] for state in values if state.get_meta_info("x")["finish_reason"]["type"] == "stop"]
+        calls = [
+            state["x"]
+            for state in values
+            if state.get_meta_info("x")["finish_reason"]["type"] == "stop"
+        ]
         assert {call.name for call in calls} == {"add", "weather"}
         assert all(call.arguments["b"] >= 0 for call in calls if call.name == "add")
         assert values[0].text().startswith('x<tool_call>\n{"name": "')
@@ -398,7 +438,7 @@ def test_an_engine_knows_the_format_by_its_chat_template():
         assert LocalBackend(engine).tool_family() is None
 
 
-# ------------------------------------------------------------------------------------------ going round
+# -------------------------------------------------------------------------------------- going round
 
 
 @sgl.function
@@ -409,11 +449,18 @@ def agent(s, /, tools, **options):
 
 def test_tools_are_run_until_there_is_an_answer():
     script = sgl.ScriptedBackend(
-        {"2+3+4?": call("add", a=2, b=3), "Result of add: 5": call("add", a=5, b=4), "Result of add: 9": answer("9")}
+        {
+            "2+3+4?": call("add", a=2, b=3),
+            "Result of add: 5": call("add", a=5, b=4),
+            "Result of add: 9": answer("9"),
+        }
     )
     state = agent.run([add], backend=script)
     assert state.ret_value == state["sum"] == "9"
-    assert (state["sum_call_0"].arguments, state["sum_call_1"].arguments) == ({"a": 2, "b": 3}, {"a": 5, "b": 4})
+    assert (state["sum_call_0"].arguments, state["sum_call_1"].arguments) == (
+        {"a": 2, "b": 3},
+        {"a": 5, "b": 4},
+    )
     assert [(m["role"], m["content"]) for m in state.messages()][1:] == [
         ("assistant", call("add", a=2, b=3)),
         ("user", "Result of add: 5"),
@@ -506,14 +553,17 @@ def test_async_tools_are_awaited_by_the_program_itself():
 
 def test_use_tools_refuses_what_it_has_no_use_for():
     uses = sgl.function(lambda s, **options: sgl.use_tools(s, [add], **options))
-    with pytest.raises(sgl.ParameterError, match=r"max_turns: use_tools has no such argument\. Use max_steps= here"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"max_turns: use_tools has no such argument\. Use max_steps= here"
+    ):
         uses.run(backend=sgl.ScriptedBackend(default="1"), max_turns=3).text()
 
 
 def test_a_call_that_is_required_each_time_is_told_as_why_no_answer_comes():
     script = sgl.ScriptedBackend(lambda _: call("add", a=1, b=2))
     with pytest.raises(
-        sgl.ToolError, match=r"within 2 tool calls. tool_choice='required' forces a call in each turn. Leave it out"
+        sgl.ToolError,
+        match=r"within 2 tool calls. tool_choice='required' forces a call in each turn. Leave it out",
     ):
         agent.run([add], max_steps=2, tool_choice="required", backend=script)
 
@@ -528,7 +578,10 @@ def test_a_tool_is_shown_with_the_definitions_that_it_uses_and_no_others():
 
     def visit(place: Place) -> str: ...
 
-    shown = {each["function"]["name"]: each["function"]["parameters"] for each in tool_schemas([drive, count, visit])}
+    shown = {
+        each["function"]["name"]: each["function"]["parameters"]
+        for each in tool_schemas([drive, count, visit])
+    }
     used = {name: sorted(schema.get("$defs", {})) for name, schema in shown.items()}
     assert used == {"drive": ["Leg", "Place"], "count": [], "visit": ["Place"]}
 
@@ -537,7 +590,8 @@ def test_tools_are_described_once_and_not_kept():
     def tool(place: Place) -> str: ...
 
     first = tool_schemas([tool])
-    first[0]["function"]["parameters"]["properties"].clear()  # what a caller changes is the caller's
+    # what a caller changes is the caller's
+    first[0]["function"]["parameters"]["properties"].clear()
     assert "place" in tool_schemas([tool])[0]["function"]["parameters"]["properties"]
     tool.__doc__ = "Goes there."
     assert tool_schemas([tool])[0]["function"]["description"] == "Goes there."

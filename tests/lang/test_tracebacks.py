@@ -66,13 +66,25 @@ def later():
 
 # With the functions of this file whose frames must be there.
 ERRORS = {
-    "check raises": (lambda: reading(sgl.gen("a", check=calling)), ["program", "calling", "broken"]),
+    "check raises": (
+        lambda: reading(sgl.gen("a", check=calling)),
+        ["program", "calling", "broken"],
+    ),
     "check refuses": (lambda: reading(sgl.gen("a", check=lambda value: False)), ["program"]),
-    "retried check": (lambda: reading(sgl.gen("a", check=calling, retries=1), timeout=9), ["calling", "broken"]),
+    "retried check": (
+        lambda: reading(sgl.gen("a", check=calling, retries=1), timeout=9),
+        ["calling", "broken"],
+    ),
     "read later": (later, ["later", "calling", "broken"]),
-    "awaited": (lambda: asyncio.run(awaiting(sgl.gen("a", check=calling))), ["program", "calling", "broken"]),
+    "awaited": (
+        lambda: asyncio.run(awaiting(sgl.gen("a", check=calling))),
+        ["program", "calling", "broken"],
+    ),
     "body raises": (lambda: of(lambda s: broken(1)), ["broken"]),
-    "nested body": (lambda: of(lambda s: s.__iadd__(sgl.function(calling)())), ["calling", "broken"]),
+    "nested body": (
+        lambda: of(lambda s: s.__iadd__(sgl.function(calling)())),
+        ["calling", "broken"],
+    ),
     "called body": (lambda: of(lambda s: s.call(sgl.function(calling))), ["calling", "broken"]),
     "misuse": (lambda: of(lambda s: s.__iadd__(sgl.gen("a", check=3))), []),  # type: ignore[call-overload]  # wrong on purpose
     "unknown": (lambda: of(lambda s: s["nothing"]), []),
@@ -80,7 +92,10 @@ ERRORS = {
     "hook": (lambda: reading(sgl.gen("a"), Blocking()), ["program", "generate", "broken"]),
     "native": (lambda: reading(sgl.gen("a"), Native()), ["program", "agenerate", "broken"]),
     "stream": (streaming, ["streaming", "broken"]),
-    "batch": (lambda: sgl.function(lambda s: broken(1)).run_batch([()], backend=BACKEND), ["broken"]),
+    "batch": (
+        lambda: sgl.function(lambda s: broken(1)).run_batch([()], backend=BACKEND),
+        ["broken"],
+    ),
 }
 
 
@@ -93,7 +108,9 @@ def test_a_traceback_shows_the_users_frames_and_few_of_ours(name):
     frames = [line for line in shown if line.startswith('  File "')]
     assert sum(PACKAGE in line for line in frames) <= 3
     for function in users:
-        assert sum(f'"{__file__}"' in line and line.endswith(f" in {function}") for line in frames), f"no {function}"
+        assert sum(
+            f'"{__file__}"' in line and line.endswith(f" in {function}") for line in frames
+        ), f"no {function}"
     assert len(shown) <= 40
 
 

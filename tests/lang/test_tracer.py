@@ -1,4 +1,6 @@
-"""Tracing: the nodes of a program without running it, and an error where it can't be known what it would do."""
+"""Tracing: the nodes of a program without running it, and an error where it can't be known what it
+would do.
+"""
 
 import asyncio
 import threading
@@ -59,7 +61,11 @@ def test_the_template_is_the_backends():
 
     script = Classic()
     state = trace(lambda s: s.user("Hi"), backend=script)
-    assert [node.text for node in state.nodes if isinstance(node, Text)][-3:] == ["USER:", "Hi", " "]
+    assert [node.text for node in state.nodes if isinstance(node, Text)][-3:] == [
+        "USER:",
+        "Hi",
+        " ",
+    ]
     assert "curious user" in "".join(node.text for node in state.nodes if isinstance(node, Text))
     assert script.calls == []
 
@@ -122,7 +128,7 @@ def test_arguments_that_do_not_fit_are_refused():
         trace(lambda s, x: None, z=1)
 
 
-# ------------------------------------------------------------------------------------------ deciding
+# ----------------------------------------------------------------------------------------- deciding
 
 
 def ask_true(s, x):
@@ -233,7 +239,9 @@ ASKING = [body for name, body in list(globals().items()) if name.startswith("ask
 
 @pytest.mark.parametrize("body", ASKING, ids=lambda body: body.__name__)
 def test_a_body_that_asks_a_symbol_anything_is_an_error_at_that_line(body):
-    with pytest.raises(sgl.TraceError, match=r"Argument.*only known when the program runs\.") as caught:
+    with pytest.raises(
+        sgl.TraceError, match=r"Argument.*only known when the program runs\."
+    ) as caught:
         trace(body)
     assert caught.value.where.file == __file__
     assert caught.value.where.line == body.__code__.co_firstlineno + 1
@@ -286,7 +294,7 @@ def test_misuse_is_an_error_in_a_trace_too():
         trace(lambda s: (_ for _ in ()).throw(LookupError("mine")))
 
 
-# ------------------------------------------------------------------------------------------ the rest of the language
+# ------------------------------------------------------------------------- the rest of the language
 
 
 def test_scopes_images_reasoning_and_unnamed_nodes():
@@ -319,10 +327,22 @@ def test_forks_are_child_states():
         fork[1] += s["a"][1]
 
     state = trace(body)
-    assert shown(state) == ["Text('start')", "Fork(2)", "Join(mode='gather_variable')", "Variable('a')"]
+    assert shown(state) == [
+        "Text('start')",
+        "Fork(2)",
+        "Join(mode='gather_variable')",
+        "Variable('a')",
+    ]
     assert [shown(child) for child in state.child_states] == [
         ["GetForkItem(0)", "Text(' 0 ')", "Argument(name='x')", "Text(' ')", "Gen('a')"],
-        ["GetForkItem(1)", "Text(' 1 ')", "Argument(name='x')", "Text(' ')", "Gen('a')", "Variable('a')"],
+        [
+            "GetForkItem(1)",
+            "Text(' 1 ')",
+            "Argument(name='x')",
+            "Text(' ')",
+            "Gen('a')",
+            "Variable('a')",
+        ],
     ]
 
 
@@ -355,7 +375,10 @@ def test_nested_programs_are_inlined_where_added_and_children_where_read():
         s += sub(word=x)["inner"]
 
     state = trace(body)
-    assert shown(state) == ["Text('sub ')", "Argument(name='x')", "Gen('inner')"] + ["Variable('inner')"] * 2
+    assert (
+        shown(state)
+        == ["Text('sub ')", "Argument(name='x')", "Gen('inner')"] + ["Variable('inner')"] * 2
+    )
     assert [shown(child)[0] for child in state.child_states] == ["Text('sub k')", "Text('sub ')"]
 
 
@@ -385,7 +408,9 @@ def test_an_argument_is_no_variable_as_in_a_run():
 
 
 def test_a_symbol_beside_a_generation_with_reasoning():
-    state = trace(lambda s, x: s.__iadd__(sgl.separate_reasoning(f"{x}" + sgl.gen("r") + x, "qwen3")))
+    state = trace(
+        lambda s, x: s.__iadd__(sgl.separate_reasoning(f"{x}" + sgl.gen("r") + x, "qwen3"))
+    )
     assert shown(state) == ["Argument(name='x')", "Gen('r')", "Argument(name='x')"]
 
 
@@ -414,7 +439,7 @@ def test_async_programs_are_traced_with_and_without_a_running_loop():
     assert shown(asyncio.run(notebook())) == expected
 
 
-# ------------------------------------------------------------------------------------------ who is traced
+# ------------------------------------------------------------------------------------ who is traced
 
 
 def test_inside_a_scope_calls_are_traced_as_children():
@@ -464,7 +489,7 @@ def test_running_never_traces():
     assert sorted(ran) == ["1", "2", "3"]
 
 
-# ------------------------------------------------------------------------------------------ the prefix
+# --------------------------------------------------------------------------------------- the prefix
 
 
 class Prefixes(sgl.ScriptedBackend):

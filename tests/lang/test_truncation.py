@@ -52,7 +52,8 @@ def test_what_is_kept_has_the_values_that_were_written(smollm, way):
 
 def test_by_default_a_type_raises_with_what_is_known(smollm):
     with pytest.raises(
-        sgl.TruncatedError, match=r"'items' was cut after 12 tokens: what is missing: /items/2\. Set "
+        sgl.TruncatedError,
+        match=r"'items' was cut after 12 tokens: what is missing: /items/2\. Set ",
     ) as caught:
         items.run(backend=smollm)["items"]
     error = caught.value
@@ -60,7 +61,11 @@ def test_by_default_a_type_raises_with_what_is_known(smollm):
     assert error.text == '{"items": ["a", "b"]}'
     assert isinstance(error, sgl.ValueValidationError)
     for again in (pickle.loads(pickle.dumps(error)), as_error(as_failure(error))):
-        assert (again.text, tuple(again.left_out), again.max_tokens) == (error.text, error.left_out, error.max_tokens)
+        assert (again.text, tuple(again.left_out), again.max_tokens) == (
+            error.text,
+            error.left_out,
+            error.max_tokens,
+        )
 
 
 class Poem(BaseModel):
@@ -71,7 +76,9 @@ class Poem(BaseModel):
 def test_the_limit_that_an_error_names_suffices(smollm, kind, limit):
     @sgl.function
     def write(s, limit):
-        s += "As JSON, with Dora, who is 62, in it: " + sgl.gen("x", type=kind, max_tokens=limit, temperature=0)
+        s += "As JSON, with Dora, who is 62, in it: " + sgl.gen(
+            "x", type=kind, max_tokens=limit, temperature=0
+        )
 
     with pytest.raises(sgl.TruncatedError) as caught:
         write.run(limit, backend=smollm)["x"]
@@ -94,7 +101,9 @@ def test_a_limit_below_the_shortest_value_is_told_with_both_numbers(smollm):
         person.run(3, backend=smollm)["person"]
 
 
-@pytest.mark.parametrize("given", [{"regex": r"\d{30}"}, {"json_schema": Person}, {"dtype": int}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{"regex": r"\d{30}"}, {"json_schema": Person}, {"dtype": int}], ids=str
+)
 def test_texts_are_kept_with_a_warning(smollm, caplog, given):
     @sgl.function
     def program(s):
@@ -129,7 +138,9 @@ def test_a_type_has_the_limit_that_its_values_need(smollm):
 def test_another_policy_is_refused():
     wrong: dict = {"shortened": "no"}
     for call in (lambda: sgl.gen("a", type=int, **wrong), lambda: items.run(**wrong)):
-        with pytest.raises(sgl.ParameterError, match="shortened: 'no' is not one of 'raise', 'warn', 'keep'"):
+        with pytest.raises(
+            sgl.ParameterError, match="shortened: 'no' is not one of 'raise', 'warn', 'keep'"
+        ):
             call()
 
 
@@ -154,7 +165,10 @@ def test_prose_is_kept_as_far_as_it_has_come(smollm):
 
 
 def test_prose_is_text():
-    with pytest.raises(sgl.ConstraintError, match="only strings may be cut anywhere, and this is of the type 'array'"):
+    with pytest.raises(
+        sgl.ConstraintError,
+        match="only strings may be cut anywhere, and this is of the type 'array'",
+    ):
         sgl.gen("x", type=Annotated[list[str], sgl.prose])
     with pytest.raises(sgl.ConstraintError, match="of the type 'integer' or 'null'"):
         sgl.gen("x", type=Annotated[int | None, sgl.prose])

@@ -1,4 +1,6 @@
-"""Typed values: gen(type=T) gives a T, raw() the text behind it, and while it is written, what there is of it."""
+"""Typed values: gen(type=T) gives a T, raw() the text behind it, and while it is written, what
+there is of it.
+"""
 
 import asyncio
 import collections
@@ -128,7 +130,11 @@ VALUES = [
     (Literal[Colour.RED], "red", Colour.RED),
     (datetime.date, "2024-02-29", datetime.date(2024, 2, 29)),
     (datetime.time, "08:30:00", datetime.time(8, 30)),
-    (datetime.datetime, "2024-02-29T08:30:00Z", datetime.datetime(2024, 2, 29, 8, 30, tzinfo=datetime.UTC)),
+    (
+        datetime.datetime,
+        "2024-02-29T08:30:00Z",
+        datetime.datetime(2024, 2, 29, 8, 30, tzinfo=datetime.UTC),
+    ),
     (list[int], "[1, 2]", [1, 2]),
     (list[datetime.date], '["2024-01-01"]', [datetime.date(2024, 1, 1)]),
     (dict[str, float], '{"a": 1.5}', {"a": 1.5}),
@@ -223,7 +229,9 @@ def test_the_answer_is_of_the_type_and_the_reasoning_is_free(kind, model_type, t
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", list(FORMATS))
 def test_whatever_the_kind_of_reasoning_its_answer_is_of_the_type(model_type):
-    """The scripted backend draws any text that satisfies the constraint: here reasoning, or none, and a number."""
+    """The scripted backend draws any text that satisfies the constraint: here reasoning, or none,
+    and a number.
+    """
 
     @sgl.function
     def program(s):
@@ -298,11 +306,15 @@ class RegexOnly(BaseBackend):
         yield Generation(self.text)
 
 
-@pytest.mark.parametrize(("kind", "pattern", "text"), [(int, REGEX_INT, "42\n"), (float, REGEX_FLOAT, "4.5 ")])
+@pytest.mark.parametrize(
+    ("kind", "pattern", "text"), [(int, REGEX_INT, "42\n"), (float, REGEX_FLOAT, "4.5 ")]
+)
 def test_a_backend_that_knows_no_numbers_is_given_a_pattern(kind, pattern, text):
     for how in ("type", "dtype"):
         backend = RegexOnly(text)
-        state = sgl.function(lambda s, how=how: s.__iadd__(sgl.gen("x", **{how: kind}, stop="."))).run(backend=backend)
+        state = sgl.function(
+            lambda s, how=how: s.__iadd__(sgl.gen("x", **{how: kind}, stop="."))
+        ).run(backend=backend)
         assert state["x"] == (kind(text) if how == "type" else text.strip())
         ((params, constraint),) = backend.asked
         assert constraint == Regex(pattern)
@@ -311,7 +323,14 @@ def test_a_backend_that_knows_no_numbers_is_given_a_pattern(kind, pattern, text)
 
 @pytest.mark.parametrize(
     ("kind", "constraint"),
-    [(int, Number), (float, Number), (bool, Choices), (Colour, Choices), (City, JsonSchema), (int | None, JsonSchema)],
+    [
+        (int, Number),
+        (float, Number),
+        (bool, Choices),
+        (Colour, Choices),
+        (City, JsonSchema),
+        (int | None, JsonSchema),
+    ],
 )
 def test_the_backend_is_given_a_constraint(kind, constraint):
     script = sgl.ScriptedBackend()
@@ -358,7 +377,7 @@ def test_types_with_unhashable_parts_work():
     assert generated("3", type=kind)["x"] == 3
 
 
-# ------------------------------------------------------------------------------------------ while it is written
+# ------------------------------------------------------------------------------ while it is written
 
 ROME = '{"name": "Rome", "inhabitants": 3, "tags": ["old", "big"]}'
 
@@ -387,12 +406,22 @@ def test_a_number_is_shown_when_it_is_whole():
 
 
 def test_digits_in_a_text_are_shown_as_they_come():
-    assert prefixes(list[str], '["in 1989", "a \\"1"]')[1:6] == [[""], ["i"], ["in"], ["in "], ["in 1"]]
+    assert prefixes(list[str], '["in 1989", "a \\"1"]')[1:6] == [
+        [""],
+        ["i"],
+        ["in"],
+        ["in "],
+        ["in 1"],
+    ]
     assert ["in 1989", 'a "1'] in prefixes(list[str], '["in 1989", "a \\"1"]')
 
 
 def test_dataclasses_typed_dicts_and_unions_grow_too():
-    assert [(v.x, v.y) for v in prefixes(Point, '{"x": 1, "y": 2.5}')] == [(None, None), (1, None), (1, 2.5)]
+    assert [(v.x, v.y) for v in prefixes(Point, '{"x": 1, "y": 2.5}')] == [
+        (None, None),
+        (1, None),
+        (1, 2.5),
+    ]
     assert prefixes(Options, '{"verbose": true, "level": 3}') == [
         {}, {"verbose": True}, {"verbose": True, "level": 3}
     ]  # fmt: skip
@@ -405,7 +434,9 @@ def test_names_that_json_has_under_another_name_grow():
 
 def test_a_type_inside_itself_grows():
     seen = prefixes(Tree, '{"value": 1, "children": [{"value": 2}]}')
-    assert [(type(child).__name__, child.value) for child in seen[-1].children] == [("PartialTree", 2)]
+    assert [(type(child).__name__, child.value) for child in seen[-1].children] == [
+        ("PartialTree", 2)
+    ]
     assert [child.value for child in seen[-2].children] in ([], [None])
 
 
@@ -417,7 +448,13 @@ def test_tuples_have_what_has_come_and_named_tuples_none_for_the_rest():
     assert prefixes(tuple[int, str, Options], '[1, "ab", {"verbose": true}]') == [
         (), (1,), (1, ""), (1, "a"), (1, "ab"), (1, "ab", {}), (1, "ab", {"verbose": True}),
     ]  # fmt: skip
-    assert prefixes(list[Row], '[["a", 2]]') == [[], [Row(None)], [Row("")], [Row("a")], [Row("a", 2)]]
+    assert prefixes(list[Row], '[["a", 2]]') == [
+        [],
+        [Row(None)],
+        [Row("")],
+        [Row("a")],
+        [Row("a", 2)],
+    ]
 
 
 def test_containers_of_every_kind_grow():
@@ -439,7 +476,10 @@ def test_models_of_every_kind_grow():
     assert prefixes(Open, '{"a": 1, "more": "te')[-1].more == "te"
     dog = prefixes(Annotated[Cat | Dog, Field(discriminator="kind")], '{"kind": "dog"}')[-1]
     assert type(dog).__name__ == "PartialDog"
-    assert prefixes(Twice, '{"a": {"level": 1}, "b": {"level": 2}}')[-1] == {"a": {"level": 1}, "b": {"level": 2}}
+    assert prefixes(Twice, '{"a": {"level": 1}, "b": {"level": 2}}')[-1] == {
+        "a": {"level": 1},
+        "b": {"level": 2},
+    }
 
 
 @pytest.mark.sampled(2)
@@ -472,13 +512,18 @@ def test_partial_iter_ends_with_the_value_itself():
     assert parts[0].inhabitants is None
 
     async def read():
-        return [value async for value in program.run(stream=True, backend=script).partial_async_iter("x")]
+        return [
+            value
+            async for value in program.run(stream=True, backend=script).partial_async_iter("x")
+        ]
 
     assert asyncio.run(read()) == [*parts, last]
 
 
 def test_partial_values_need_a_type():
-    state = sgl.function(lambda s: s.__iadd__(sgl.gen("x"))).run(stream=True, backend=sgl.ScriptedBackend())
+    state = sgl.function(lambda s: s.__iadd__(sgl.gen("x"))).run(
+        stream=True, backend=sgl.ScriptedBackend()
+    )
     with pytest.raises(sgl.ProgramError, match="'x' has no type"):
         list(state.partial_iter("x"))
 
@@ -490,11 +535,15 @@ def test_a_type_that_pydantic_can_not_take_is_refused_for_partial_values_too():
 
 def test_a_value_that_max_tokens_cuts_short_says_so():
     program = sgl.function(lambda s: s.__iadd__(sgl.gen("x", type=City, max_tokens=2)))
-    with pytest.raises(sgl.TruncatedError, match=r"'x' was cut after 2 tokens: .*not JSON.* Set max_tokens=1024"):
+    with pytest.raises(
+        sgl.TruncatedError, match=r"'x' was cut after 2 tokens: .*not JSON.* Set max_tokens=1024"
+    ):
         program.run(backend=sgl.ScriptedBackend({"x": ROME}))["x"]
 
 
-@pytest.mark.parametrize(("limit", "named"), [({}, "the default of max_tokens"), ({"max_tokens": 2}, "max_tokens")])
+@pytest.mark.parametrize(
+    ("limit", "named"), [({}, "the default of max_tokens"), ({"max_tokens": 2}, "max_tokens")]
+)
 def test_json_that_a_limit_cuts_is_a_warning(caplog, limit, named):
     """It is text without a type, so nothing parses it."""
     words = " ".join(["word"] * 200)
@@ -511,7 +560,9 @@ def test_log_probabilities_of_more_tokens_without_any_are_a_warning(caplog):
     asked: dict[str, Any] = {"top_logprobs_num": 2, "return_text_in_logprobs": True}
 
     def warnings(gen, **options):
-        state = sgl.function(lambda s: s.__iadd__(gen)).run(backend=sgl.ScriptedBackend(default="a"), **options)
+        state = sgl.function(lambda s: s.__iadd__(gen)).run(
+            backend=sgl.ScriptedBackend(default="a"), **options
+        )
         assert state["x"] == "a"
         return state.get_meta_info("x").get("warnings")
 

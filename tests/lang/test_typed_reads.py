@@ -1,4 +1,6 @@
-"""Variables that are read by the generation or selection that was added, or with a type; calls with their options."""
+"""Variables that are read by the generation or selection that was added, or with a type; calls with
+their options.
+"""
 
 import inspect
 import logging
@@ -136,7 +138,9 @@ def test_wrong_arguments_and_options_of_a_call_are_told_at_its_line():
     with pytest.raises(sgl.ParameterError, match="program: too many positional") as told:
         program(1)  # type: ignore[call-arg]  # wrong on purpose
     assert told.value.where.file == __file__
-    with pytest.raises(sgl.ParameterError, match=r"backnd: run has no such argument. Did you mean backend=\?"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"backnd: run has no such argument. Did you mean backend=\?"
+    ):
         program().run(backnd=BACKEND)  # type: ignore[call-arg]  # wrong on purpose
     with pytest.raises(sgl.ParameterError, match="temperature"):
         program().run(backend=BACKEND, temperature="hot")  # type: ignore[arg-type]  # wrong on purpose
@@ -158,4 +162,8 @@ def test_arguments_are_bound_in_order_too():
 def test_options_for_type_checkers_are_those_of_run_and_run_batch():
     of_run = inspect.signature(run_keywords).parameters.keys() - {"self", "args", "kwargs"}
     assert of_run == RUN_OPTIONS
-    assert BatchOptions.__annotations__.keys() == BATCH_OPTIONS - {"on_error", "generator_style", "ordered"}
+    assert BatchOptions.__annotations__.keys() == BATCH_OPTIONS - {
+        "on_error",
+        "generator_style",
+        "ordered",
+    }

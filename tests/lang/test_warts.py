@@ -1,5 +1,6 @@
-"""Faults that SGLang's frontend is known for, none of which is here: one test for each complaint, by its number
-in the list that docs/compatibility.md explains."""
+"""Faults that SGLang's frontend is known for, none of which is here: one test for each complaint,
+by its number in the list that docs/compatibility.md explains.
+"""
 
 import threading
 
@@ -8,7 +9,7 @@ import pytest
 import sglang_lite as sgl
 from tests.lang.fakes import Gated, Pieces, Scored, line_here, within
 
-# ------------------------------------------------------------------------- A: hangs, crashes, wrong results
+# ----------------------------------------------------------------- A: hangs, crashes, wrong results
 
 
 @pytest.mark.parametrize("read", ["text", "sync", "error", "later", "messages"])
@@ -32,7 +33,9 @@ def test_a01_after_a_backend_error_nothing_that_comes_later_hangs(read):
 
 def test_a01_a_failed_program_leaves_no_thread_that_keeps_the_process_alive():
     before = set(threading.enumerate())
-    state = sgl.function(lambda s: s.__iadd__(sgl.gen("a"))).run(backend=sgl.ScriptedBackend(lambda call: str(1 / 0)))
+    state = sgl.function(lambda s: s.__iadd__(sgl.gen("a"))).run(
+        backend=sgl.ScriptedBackend(lambda call: str(1 / 0))
+    )
     assert state.error() is not None
     assert all(thread.daemon for thread in set(threading.enumerate()) - before)
 
@@ -61,19 +64,26 @@ def test_a02_texts_are_joined_even_where_a_backend_claims_to_join_caches():
 
 
 @pytest.mark.parametrize(
-    "method", [sgl.token_length_normalized, sgl.greedy_token_selection, sgl.unconditional_likelihood_normalized]
+    "method",
+    [
+        sgl.token_length_normalized,
+        sgl.greedy_token_selection,
+        sgl.unconditional_likelihood_normalized,
+    ],
 )
 def test_a03_every_method_takes_a_first_token_that_nothing_precedes(method):
     backend = Scored({"yes": [(1, -0.1, None)], "no": [(2, -2.0, None), (3, -2.0, -1.0)]})
-    state = sgl.function(lambda s: s.__iadd__(sgl.select("x", ["yes", "no"], choices_method=method))).run(
-        backend=backend
-    )
+    state = sgl.function(
+        lambda s: s.__iadd__(sgl.select("x", ["yes", "no"], choices_method=method))
+    ).run(backend=backend)
     assert state["x"] == "yes"
 
 
 def test_a04_a_token_that_is_certain_counts_and_does_not_divide_by_zero():
     backend = Scored({"sure": [(1, 0.0, None)], "not": [(2, -0.5, None)]})
-    state = sgl.function(lambda s: s.__iadd__("\n\n" + sgl.select("x", ["not", "sure"]))).run(backend=backend)
+    state = sgl.function(lambda s: s.__iadd__("\n\n" + sgl.select("x", ["not", "sure"]))).run(
+        backend=backend
+    )
     assert state["x"] == "sure"
     assert state.get_meta_info("x")["normalized_prompt_logprobs"] == [-0.5, 0.0]
 
@@ -85,7 +95,9 @@ def test_a04_the_engine_selects_after_a_prompt_that_ends_with_the_same_token_twi
 
     state = program.run(backend=engine)
     assert state["x"] in ("Yes", "No")
-    assert all(score.logprobs and None not in score.logprobs for score in state.selection("x").scores)
+    assert all(
+        score.logprobs and None not in score.logprobs for score in state.selection("x").scores
+    )
 
 
 def test_a05_a_choice_is_scored_by_its_own_tokens_alone(smollm):
@@ -120,8 +132,12 @@ def test_a06_several_samples_are_a_list_and_never_one_mixed_text(stream):
 
 
 def test_a07_pieces_of_a_stream_are_taken_as_they_are():
-    """Cut by how much was there before, pieces that are not cumulative lose their beginnings: Helwor."""
-    state = sgl.function(lambda s: s.__iadd__(sgl.gen("a"))).run(stream=True, backend=Pieces("Hel", "lo ", "world!"))
+    """Cut by how much was there before, pieces that are not cumulative lose their beginnings:
+    Helwor.
+    """
+    state = sgl.function(lambda s: s.__iadd__(sgl.gen("a"))).run(
+        stream=True, backend=Pieces("Hel", "lo ", "world!")
+    )
     assert list(state.text_iter("a")) == ["Hel", "lo ", "world!"]
     assert state["a"] == "Hello world!"
 
@@ -144,7 +160,9 @@ def test_a09_a_batch_runs_each_body_once_and_with_its_own_arguments():
         seen.append(language)
         s += {"en": "Hello", "fr": "Bonjour"}[language] + " " * 70 + sgl.gen("a")
 
-    program.run_batch([{"language": "en"}, {"language": "fr"}], backend=sgl.ScriptedBackend(default="x"))
+    program.run_batch(
+        [{"language": "en"}, {"language": "fr"}], backend=sgl.ScriptedBackend(default="x")
+    )
     assert sorted(seen) == ["en", "fr"]
 
 
@@ -229,7 +247,11 @@ def test_a12_gen_int_and_gen_string_say_the_limit_once_in_a_stream_too(stream):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a19_separated_reasoning_is_all_there_and_nowhere_else(stream):
     backend = sgl.ScriptedBackend(
-        {"one?": "<think>I wonder</think>Two.", "three?": "<think>Hm</think>Four.", "Free:": "<think>So</think>Five."}
+        {
+            "one?": "<think>I wonder</think>Two.",
+            "three?": "<think>Hm</think>Four.",
+            "Free:": "<think>So</think>Five.",
+        }
     )
 
     @sgl.function
@@ -237,14 +259,21 @@ def test_a19_separated_reasoning_is_all_there_and_nowhere_else(stream):
         s += sgl.user("one?")
         s += sgl.separate_reasoning(sgl.assistant(sgl.gen("a")), model_type="qwen3")
         s += sgl.user("three?")
-        s += sgl.separate_reasoning(sgl.assistant(sgl.gen("b") + " Sure? " + sgl.gen("c")), model_type="qwen3")
+        s += sgl.separate_reasoning(
+            sgl.assistant(sgl.gen("b") + " Sure? " + sgl.gen("c")), model_type="qwen3"
+        )
         s += "Free:" + sgl.separate_reasoning(sgl.gen("d"), model_type="qwen3")
 
     state = program.run(backend=backend, stream=stream)
     thoughts = {name: within(1, lambda n=name: state[f"{n}_reasoning_content"]) for name in "abd"}
     assert thoughts == {"a": "I wonder", "b": "Hm", "d": "So"}
     assert [state[name] for name in "abd"] == ["Two.", "Four.", "Five."]
-    assert [m["content"] for m in state.messages()] == ["one?", "Two.", "three?", f"Four. Sure? {state['c']}"]
+    assert [m["content"] for m in state.messages()] == [
+        "one?",
+        "Two.",
+        "three?",
+        f"Four. Sure? {state['c']}",
+    ]
     assert state.text().startswith(
         "<|im_start|>user\none?<|im_end|>\n<|im_start|>assistant\n<think>I wonder</think>Two.<|im_end|>\n"
     )
@@ -271,7 +300,9 @@ def test_a19_an_answer_is_never_seen_before_its_reasoning_is_split_off():
 @pytest.mark.parametrize("stop", [".", (".", ";"), [".", ";"]])
 def test_a20_numbers_take_stops_in_every_form(kind, stop):
     backend = sgl.ScriptedBackend({"x": "12\n"})
-    state = sgl.function(lambda s: s.__iadd__("x" + sgl.gen("a", dtype=kind, stop=stop))).run(backend=backend)
+    state = sgl.function(lambda s: s.__iadd__("x" + sgl.gen("a", dtype=kind, stop=stop))).run(
+        backend=backend
+    )
     assert state["a"] == "12"
     assert set(backend.calls[0].params.stop) == set(stop)  # type: ignore[arg-type]  # set above
 

@@ -1,4 +1,6 @@
-"""A run whose time is over winds down: what is open is closed, and what follows gets its shortest answer."""
+"""A run whose time is over winds down: what is open is closed, and what follows gets its shortest
+answer.
+"""
 
 import asyncio
 import math
@@ -58,7 +60,9 @@ DOORS = {
     "arun": lambda backend, **more: asyncio.run(program.arun(backend=backend, **more)),
     "coroutine": lambda backend, **more: coroutine.run(backend=backend, **more),
     "batch": lambda backend, **more: program.run_batch([{}, {}], backend=backend, **more)[1],
-    "abatch": lambda backend, **more: asyncio.run(program.arun_batch([{}, {}], backend=backend, **more))[1],
+    "abatch": lambda backend, **more: asyncio.run(
+        program.arun_batch([{}, {}], backend=backend, **more)
+    )[1],
     "iterator": lambda backend, **more: list(
         program.run_batch([{}, {}], backend=backend, generator_style=True, **more)
     )[1],
@@ -102,7 +106,9 @@ def test_without_time_to_wind_down_the_error_is_that_of_the_timeout():
         s += sgl.gen("b", backend=Gated())
         return s["b"]
 
-    with pytest.raises(sgl.RequestTimeoutError, match=r"the run took longer than its timeout of 0\.02 s\.") as caught:
+    with pytest.raises(
+        sgl.RequestTimeoutError, match=r"the run took longer than its timeout of 0\.02 s\."
+    ) as caught:
         body.run(backend=sgl.ScriptedBackend(), timeout=0.02, wind_down=0.03)
     state = caught.value.state
     assert state["a"] == "done"
@@ -113,7 +119,11 @@ def test_a_program_inside_winds_down_with_the_run(engine):
     @sgl.function
     def outer(s):
         s += "x"
-        return [s.call(program)["last"], program.run(timeout=500)["last"], program.run_batch([{}])[0]["last"]]
+        return [
+            s.call(program)["last"],
+            program.run(timeout=500)["last"],
+            program.run_batch([{}])[0]["last"],
+        ]
 
     state = outer.run(backend=engine, **NO_TIME)
     assert [len(each) for each in state.ret_value] == [1, 1, 1]
@@ -127,8 +137,12 @@ def test_what_shortened_says_counts_for_what_is_closed(engine):
     state = body.run(backend=engine, **NO_TIME)
     assert state["list"] == Values(a=[])
     assert "the timeout of the run cut 'list'" in state.get_meta_info("list")["warnings"][0]
-    assert "warnings" not in body.run(backend=engine, shortened="keep", **NO_TIME).get_meta_info("list")
-    with pytest.raises(sgl.TruncatedError, match="Raise the timeout of the run, or shortened=") as caught:
+    assert "warnings" not in body.run(backend=engine, shortened="keep", **NO_TIME).get_meta_info(
+        "list"
+    )
+    with pytest.raises(
+        sgl.TruncatedError, match="Raise the timeout of the run, or shortened="
+    ) as caught:
         _ = body.run(backend=engine, shortened="raise", **NO_TIME)["list"]
     assert caught.value.value == Values(a=[])
 
@@ -195,32 +209,42 @@ def test_a_program_on_a_server_winds_down(served):
 
 @pytest.mark.parametrize("given", [{"push_down": False}, {"max_total_tokens": 10_000}], ids=str)
 def test_a_server_that_is_asked_node_by_node_is_refused(served, given):
-    with pytest.raises(sgl.CapabilityError, match=r"a run that is asked node by node.*leave out push_down"):
+    with pytest.raises(
+        sgl.CapabilityError, match=r"a run that is asked node by node.*leave out push_down"
+    ):
         program.run(backend=served, **given, **NO_TIME)
 
 
-# ------------------------------------------------------------------------------------------------------- mistakes
+# ----------------------------------------------------------------------------------------- mistakes
 
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "2", True])
 @pytest.mark.parametrize("door", ["run", "arun", "batch", "abatch"])
 def test_what_is_no_time_is_refused(engine, door, value):
-    with pytest.raises(sgl.ParameterError, match=r"wind_down: .* is not a number of seconds above 0"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"wind_down: .* is not a number of seconds above 0"
+    ):
         DOORS[door](engine, timeout=5, wind_down=value)
 
 
 def test_it_is_refused_without_a_timeout(engine):
-    with pytest.raises(sgl.ParameterError, match=r"without a timeout.* run\(timeout=30, wind_down=2\)"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"without a timeout.* run\(timeout=30, wind_down=2\)"
+    ):
         program.run(backend=engine, wind_down=2)
 
 
 @pytest.mark.parametrize("door", ["run", "stream", "arun"])
 def test_a_backend_that_can_not_end_an_answer_is_refused(door):
-    with pytest.raises(sgl.CapabilityError, match=r"Gated can't end an answer that is open.*wind_down") as caught:
+    with pytest.raises(
+        sgl.CapabilityError, match=r"Gated can't end an answer that is open.*wind_down"
+    ) as caught:
         DOORS[door](Gated(), timeout=5, wind_down=2)
     assert "Leave it out" in (caught.value.hint or "")
 
 
 def test_a_batch_at_such_a_backend_is_refused():
-    with pytest.raises(sgl.BatchError, match=r"2 of 2 programs failed.*Gated can't end an answer that is open"):
+    with pytest.raises(
+        sgl.BatchError, match=r"2 of 2 programs failed.*Gated can't end an answer that is open"
+    ):
         program.run_batch([{}, {}], backend=Gated(), timeout=5, wind_down=2)

@@ -1,6 +1,8 @@
-"""Runs that wind down, beside what else an engine does: adapters, images, ranks, drafts, replicas behind one handle.
+"""Runs that wind down, beside what else an engine does: adapters, images, ranks, drafts, replicas
+behind one handle.
 
-The oracle is the same generation without a limit: what winds down begins with its tokens, is shorter, and is marked.
+The oracle is the same generation without a limit: what winds down begins with its tokens, is
+shorter, and is marked.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def generation(
 ) -> Generation:
     """A generation; it may wind down from its start."""
     done: Future[Any] = Future()
-    ticket = engine.submit(prompt, SamplingParams(**{**FREE, **params}), constraint, sink=done.set_result)
+    ticket = engine.submit(
+        prompt, SamplingParams(**{**FREE, **params}), constraint, sink=done.set_result
+    )
     if winds_down:
         ticket.wind_down()
     found = done.result(timeout=120)
@@ -74,7 +78,11 @@ def check_program(engine: sgl.Engine, prompt: Prompt | str, **params: Any) -> No
             ended.set_result(event)
 
     def gen(name: str, constraint=None) -> Gen:
-        return Gen(name, SamplingParams(**{**FREE, "ignore_eos": constraint is None, "seed": 1, **params}), constraint)
+        return Gen(
+            name,
+            SamplingParams(**{**FREE, "ignore_eos": constraint is None, "seed": 1, **params}),
+            constraint,
+        )
 
     program = engine.open_program(sink=sink)
     program.wind_down()
@@ -93,13 +101,16 @@ def nodes_of(prompt: Prompt | str) -> list[Node]:
     if isinstance(prompt, str):
         return [Text(prompt)]
     images = iter(prompt.images)
-    return [Text(each.text) if each.text != "<image>" else ImagePart(next(images), "<image>") for each in prompt.spans]
+    return [
+        Text(each.text) if each.text != "<image>" else ImagePart(next(images), "<image>")
+        for each in prompt.spans
+    ]
 
 
 CHECKS = [check_text, check_json, check_program]
 
 
-# ---------------------------------------------------------------------------------------------------------- adapters
+# ----------------------------------------------------------------------------------------- adapters
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +119,9 @@ def adapted(tmp_path_factory) -> Iterator[sgl.Engine]:
 
     base, reference = saved("llama-2", tmp_path_factory.mktemp("llama"), {"one": {"r": 4}})
     paths = (f"one={reference.folders['one']}",)
-    with sgl.Engine(str(base), dtype="float32", in_process=True, lora_paths=paths, max_total_tokens=4096) as engine:
+    with sgl.Engine(
+        str(base), dtype="float32", in_process=True, lora_paths=paths, max_total_tokens=4096
+    ) as engine:
         yield engine
 
 
@@ -121,7 +134,7 @@ def test_a_request_with_an_adapter_winds_down(adapted, check):
     check(adapted, "ab", lora_path=("one",), seed=2)
 
 
-# ------------------------------------------------------------------------------------------------------------ images
+# ------------------------------------------------------------------------------------------- images
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +155,7 @@ def test_an_answer_about_an_image_winds_down(seeing, check):
     assert seeing.stats()["images_encoded"] >= before
 
 
-# ----------------------------------------------------------------------------------------------- processes and drafts
+# ----------------------------------------------------------------------------- processes and drafts
 
 # What differs between engines; each has a model that is cut, copied, or guessed for.
 KINDS: dict[str, dict[str, Any]] = {
@@ -185,8 +198,9 @@ def held(s, text):
 
 
 def check_held(states: list[sgl.ProgramState], *, is_remote: bool = False) -> None:
-    """Checks programs that wound down from their start. The first nodes of a remote one may come to their own limits
-    before its server hears of it."""
+    """Checks programs that wound down from their start. The first nodes of a remote one may come to
+    their own limits before its server hears of it.
+    """
     for state in states:
         assert state.error() is None
         more, choice = state.ret_value

@@ -1,4 +1,6 @@
-"""Wrong calls of everything that is public: each is one of our errors, with the line of the program that made it."""
+"""Wrong calls of everything that is public: each is one of our errors, with the line of the program
+that made it.
+"""
 
 # mypy: disable-error-code="arg-type, call-arg, call-overload, dict-item, list-item"
 # The calls are wrong on purpose.
@@ -255,16 +257,23 @@ def test_an_unawaited_read_says_that_it_is_to_be_awaited():
         s += sgl.gen("a")
         s += s.get("a")
 
-    with pytest.raises(sgl.ParameterError, match=r"\+=: a coroutine can't be added to a program. Await it first"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"\+=: a coroutine can't be added to a program. Await it first"
+    ):
         asyncio.run(sgl.function(body).arun(backend=BACKEND))
 
 
-@pytest.mark.parametrize("choices", [("a", "b"), {"a": 1, "b": 2}, (c for c in "ab")], ids=lambda c: type(c).__name__)
 @pytest.mark.parametrize(
-    "method", ["greedy", "greedy_token_selection", sgl.greedy_token_selection], ids=["short", "long", "object"]
+    "choices", [("a", "b"), {"a": 1, "b": 2}, (c for c in "ab")], ids=lambda c: type(c).__name__
+)
+@pytest.mark.parametrize(
+    "method",
+    ["greedy", "greedy_token_selection", sgl.greedy_token_selection],
+    ids=["short", "long", "object"],
 )
 def test_choices_may_be_anything_that_gives_texts_and_methods_have_names(choices, method):
-    texts = choices if isinstance(choices, tuple | dict) else (c for c in "ab")  # one that was gone through is empty
+    # one that was gone through is empty
+    texts = choices if isinstance(choices, tuple | dict) else (c for c in "ab")
     for node in (
         sgl.select("x", texts, choices_method=method),
         sgl.gen("x", choices=["a", "b"], choices_method=method),
@@ -281,24 +290,48 @@ def forks_by_count(s):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: sgl.gen("a", max_new_tokens=5), "max_new_tokens: gen has no such argument. Use max_tokens= here."),
-        (lambda: sgl.gen("a", temprature=0), "temprature: gen has no such argument. Did you mean temperature=?"),
-        (lambda: sgl.gen_int("a", max_token=5), "max_token: gen_int has no such argument. Did you mean max_tokens=?"),
+        (
+            lambda: sgl.gen("a", max_new_tokens=5),
+            "max_new_tokens: gen has no such argument. Use max_tokens= here.",
+        ),
+        (
+            lambda: sgl.gen("a", temprature=0),
+            "temprature: gen has no such argument. Did you mean temperature=?",
+        ),
+        (
+            lambda: sgl.gen_int("a", max_token=5),
+            "max_token: gen_int has no such argument. Did you mean max_tokens=?",
+        ),
         (
             lambda: sgl.gen_string("a", schema={}),
             "schema: gen_string has no such argument. Its parameters: name, max_tokens",
         ),
-        (lambda: sgl.select("a", options=["b"]), "options: select has no such argument. Use choices= here."),
-        (lambda: sgl.image(path="a.png"), "path: image has no such argument. Its parameters: expr."),
+        (
+            lambda: sgl.select("a", options=["b"]),
+            "options: select has no such argument. Use choices= here.",
+        ),
+        (
+            lambda: sgl.image(path="a.png"),
+            "path: image has no such argument. Its parameters: expr.",
+        ),
         (lambda: sgl.user(content="a"), "content: user has no such argument. Use expr= here."),
-        (lambda: sgl.assistant("a", nme="b"), "nme: assistant has no such argument. Its parameters: expr."),
+        (
+            lambda: sgl.assistant("a", nme="b"),
+            "nme: assistant has no such argument. Its parameters: expr.",
+        ),
         (lambda: sgl.system(exr="a"), "exr: system has no such argument. Did you mean expr=?"),
         (
             lambda: sgl.select(["a", "b"], name="x"),
             "name: select got two values for it: ['a', 'b'] and 'x'. Its parameters, in order: name, choices, temperature",
         ),
-        (lambda: sgl.video("a"), "num_frames: video needs it. Its parameters, in order: path, num_frames."),
-        (lambda: sgl.user("a", "b"), "user: too many positional arguments. Its parameters, in order: expr."),
+        (
+            lambda: sgl.video("a"),
+            "num_frames: video needs it. Its parameters, in order: path, num_frames.",
+        ),
+        (
+            lambda: sgl.user("a", "b"),
+            "user: too many positional arguments. Its parameters, in order: expr.",
+        ),
         (
             lambda: program.run_batch([{}], backend=BACKEND, workers=3),
             "workers: run_batch has no such argument. Use num_threads= here.",
@@ -311,7 +344,10 @@ def forks_by_count(s):
             lambda: sgl.function(num_api_spec_token=3),  # type: ignore[call-overload] # wrong on purpose
             "num_api_spec_token: function has no such argument. Did you mean num",
         ),
-        (lambda: forks_by_count.run(backend=BACKEND), "count: fork has no such argument. Use size= here."),
+        (
+            lambda: forks_by_count.run(backend=BACKEND),
+            "count: fork has no such argument. Use size= here.",
+        ),
     ],
 )
 def test_an_argument_of_another_name_is_told_its_name_here(call, said):
@@ -322,7 +358,9 @@ def test_an_argument_of_another_name_is_told_its_name_here(call, said):
 
 
 def test_who_compiles_a_program_is_told_to_leave_it_out():
-    with pytest.raises(sgl.CompileError, match=r"Leave \.compile\(\) out: run and run_batch give the same") as caught:
+    with pytest.raises(
+        sgl.CompileError, match=r"Leave \.compile\(\) out: run and run_batch give the same"
+    ) as caught:
         program.compile(BACKEND)
     assert caught.value.where is not None
     assert caught.value.where.file == __file__
@@ -331,7 +369,9 @@ def test_who_compiles_a_program_is_told_to_leave_it_out():
 @pytest.mark.parametrize("name", ["gen", "select", "image", "gen_int"])
 def test_a_state_says_how_generations_are_added(name):
     state = program.run(backend=BACKEND)
-    with pytest.raises(AttributeError, match=rf"a state has no {name}\. Write s \+= sgl\.{name}\(…\)"):
+    with pytest.raises(
+        AttributeError, match=rf"a state has no {name}\. Write s \+= sgl\.{name}\(…\)"
+    ):
         getattr(state, name)
     assert not hasattr(state, "temperature")
 
@@ -346,13 +386,16 @@ def test_a_branch_beyond_the_fork_is_said_to_be_beyond():
 
 
 def test_a_batch_of_one_mapping_is_told_that_it_takes_a_list():
-    with pytest.raises(sgl.ParameterError, match=r"one mapping.* Give a list: run_batch\(\[\{…\}, \{…\}\]\)"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"one mapping.* Give a list: run_batch\(\[\{…\}, \{…\}\]\)"
+    ):
         program.run_batch({"x": 1}, backend=BACKEND)
 
 
 def test_a_name_that_is_no_type_is_told_which_types_there_are():
     with pytest.raises(
-        sgl.ConstraintError, match=r"Foo has no JSON schema.*Give the type itself: int, float.*pydantic"
+        sgl.ConstraintError,
+        match=r"Foo has no JSON schema.*Give the type itself: int, float.*pydantic",
     ):
         sgl.gen("a", type="Foo")
 
@@ -374,13 +417,18 @@ def test_a_check_that_raises_is_named_in_a_note():
 
 @pytest.mark.parametrize("given", [False, True])
 def test_a_flag_is_no_schema(given):
-    with pytest.raises(sgl.ParameterError, match=f"^json_schema: {given} is not a schema. Leave it out for free text"):
+    with pytest.raises(
+        sgl.ParameterError,
+        match=f"^json_schema: {given} is not a schema. Leave it out for free text",
+    ):
         sgl.gen("a", json_schema=given)
 
 
 @pytest.mark.parametrize("given", [False, {"type": "object"}, "", " ", "\ud800"])
 def test_what_is_no_type_is_told_where_schemas_go(given):
-    with pytest.raises(sgl.ConstraintError, match=r"is no type. Give a schema as json_schema=…, or a type"):
+    with pytest.raises(
+        sgl.ConstraintError, match=r"is no type. Give a schema as json_schema=…, or a type"
+    ):
         sgl.gen("a", type=given)
 
 
@@ -391,7 +439,9 @@ def test_a_turn_is_opened_by_the_state(role):
         with getattr(sgl, role)():
             s += "a"
 
-    with pytest.raises(sgl.ParameterError, match=rf"Write with s\.{role}\(\):, or s \+= sgl\.{role}\(…\)") as caught:
+    with pytest.raises(
+        sgl.ParameterError, match=rf"Write with s\.{role}\(\):, or s \+= sgl\.{role}\(…\)"
+    ) as caught:
         opens.run(backend=BACKEND)
     assert caught.value.where is not None
     assert caught.value.where.file == __file__
@@ -399,7 +449,12 @@ def test_a_turn_is_opened_by_the_state(role):
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize(
-    "text", [lambda s: f"{s.get('a')}", lambda s: sgl.user(f"{program.arun()}"), lambda s: "x" + str(s.get("a")) + "y"]
+    "text",
+    [
+        lambda s: f"{s.get('a')}",
+        lambda s: sgl.user(f"{program.arun()}"),
+        lambda s: "x" + str(s.get("a")) + "y",
+    ],
 )
 def test_a_coroutine_inside_a_text_is_refused(text):
     @sgl.function
@@ -407,7 +462,9 @@ def test_a_coroutine_inside_a_text_is_refused(text):
         s += sgl.gen("a")
         s += text(s)
 
-    with pytest.raises(sgl.ParameterError, match=r"a coroutine that was not awaited. Await it: text = await") as caught:
+    with pytest.raises(
+        sgl.ParameterError, match=r"a coroutine that was not awaited. Await it: text = await"
+    ) as caught:
         forgets.run(backend=BACKEND)
     assert caught.value.where is not None
     assert caught.value.where.file == __file__
@@ -424,7 +481,8 @@ def test_a_run_that_is_added_is_told_to_add_the_program():
 
 def test_choices_in_the_place_of_the_name_are_told_that_it_comes_first():
     with pytest.raises(
-        sgl.ParameterError, match=r"^name: \['a', 'b'\] is not a string. The name comes first: select\("
+        sgl.ParameterError,
+        match=r"^name: \['a', 'b'\] is not a string. The name comes first: select\(",
     ):
         sgl.select(["a", "b"])
 
@@ -432,13 +490,22 @@ def test_choices_in_the_place_of_the_name_are_told_that_it_comes_first():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: sgl.RuntimeEndpoint("http://localhost:1", key="x"), "key: RuntimeEndpoint has no such argument. Did"),
+        (
+            lambda: sgl.RuntimeEndpoint("http://localhost:1", key="x"),
+            "key: RuntimeEndpoint has no such argument. Did",
+        ),
         (
             lambda: sgl.RuntimeEndpoint(url="http://localhost:1"),
             "url: RuntimeEndpoint has no such argument. Use base_u",
         ),
-        (lambda: sgl.OpenAI(model="gpt-4o-mini"), "model_name: OpenAI needs it. model= is called model_name= here."),
-        (lambda: sgl.OpenAI("m", key="x"), "key: AsyncOpenAI has no such argument. Did you mean api_key=?"),
+        (
+            lambda: sgl.OpenAI(model="gpt-4o-mini"),
+            "model_name: OpenAI needs it. model= is called model_name= here.",
+        ),
+        (
+            lambda: sgl.OpenAI("m", key="x"),
+            "key: AsyncOpenAI has no such argument. Did you mean api_key=?",
+        ),
         (
             lambda: sgl.Anthropic("m", api_base="x"),
             "api_base: AsyncAnthropic has no such argument. Use base_url= here",
@@ -448,9 +515,15 @@ def test_choices_in_the_place_of_the_name_are_told_that_it_comes_first():
         (lambda: sgl.LiteLLM(5, profile="vllm"), "model_name: 5 is not a string."),
         (lambda: sgl.VertexAI(5, project="p"), "model_name: 5 is not a string."),
         (lambda: sgl.Crusoe(5, api_key="x"), "model_name: 5 is not a string."),
-        (lambda: sgl.LiteLLM("m", key="x"), "key: LiteLLM has no such argument. Did you mean api_key=?"),
+        (
+            lambda: sgl.LiteLLM("m", key="x"),
+            "key: LiteLLM has no such argument. Did you mean api_key=?",
+        ),
         (lambda: sgl.VertexAI(), "model_name: VertexAI needs it."),
-        (lambda: sgl.Crusoe(model="m"), "model_name: Crusoe needs it. model= is called model_name= here."),
+        (
+            lambda: sgl.Crusoe(model="m"),
+            "model_name: Crusoe needs it. model= is called model_name= here.",
+        ),
         (
             lambda: sgl.ScriptedBackend(anwsers={}),
             "anwsers: ScriptedBackend has no such argument. Did you mean answers=?",
@@ -460,9 +533,18 @@ def test_choices_in_the_place_of_the_name_are_told_that_it_comes_first():
             lambda: sgl.Fallback(sgl.ScriptedBackend(), sgl.ScriptedBackend()),
             "Fallback: too many positional arguments.",
         ),
-        (lambda: sgl.RateLimit(rpm=3), "rpm: RateLimit has no such argument. Use requests_per_minute= here."),
-        (lambda: sgl.Price(1, 2, cache=3), "cache: Price has no such argument. Did you mean cached=?"),
-        (lambda: sgl.Price(input=1), "output: Price needs it. Its parameters, in order: input, output, cached"),
+        (
+            lambda: sgl.RateLimit(rpm=3),
+            "rpm: RateLimit has no such argument. Use requests_per_minute= here.",
+        ),
+        (
+            lambda: sgl.Price(1, 2, cache=3),
+            "cache: Price has no such argument. Did you mean cached=?",
+        ),
+        (
+            lambda: sgl.Price(input=1),
+            "output: Price needs it. Its parameters, in order: input, output, cached",
+        ),
     ],
 )
 def test_a_constructor_tells_what_its_arguments_are_called(make, said):
@@ -473,7 +555,9 @@ def test_a_constructor_tells_what_its_arguments_are_called(make, said):
 
 
 def test_an_engine_tells_which_setting_was_meant():
-    with pytest.raises(sgl.ParameterError, match=r"devcie: Engine has no such parameter. Did you mean device=\?"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"devcie: Engine has no such parameter. Did you mean device=\?"
+    ):
         sgl.Engine("x", devcie="cpu")
 
 
@@ -483,16 +567,24 @@ def test_an_engine_tells_what_a_model_can_be():
 
 
 def test_a_list_of_answers_is_told_how_to_be_given():
-    with pytest.raises(sgl.ParameterError, match=r'a list is not .* in order, give \{"": \["first", "second"\]\}'):
+    with pytest.raises(
+        sgl.ParameterError, match=r'a list is not .* in order, give \{"": \["first", "second"\]\}'
+    ):
         sgl.ScriptedBackend(["a", "b"])
 
 
 @pytest.mark.parametrize(
     ("added", "said"),
     [
-        ((sgl.user("a"), sgl.user("b")), "a tuple can't be added to a program. Add the parts with +"),
+        (
+            (sgl.user("a"), sgl.user("b")),
+            "a tuple can't be added to a program. Add the parts with +",
+        ),
         ([sgl.user("a")], "a list can't be added to a program. Add the parts with +"),
-        ({"role": "user", "content": "a"}, "a dict can't be added to a program. Add a message with its role"),
+        (
+            {"role": "user", "content": "a"},
+            "a dict can't be added to a program. Add a message with its role",
+        ),
     ],
 )
 def test_parts_and_messages_that_are_added_are_told_how(added, said):
@@ -507,7 +599,9 @@ def test_parts_and_messages_that_are_added_are_told_how(added, said):
 def test_a_variable_read_as_an_attribute_is_told_how_it_is_read():
     name = "answer"
     state = program.run(backend=BACKEND)
-    with pytest.raises(AttributeError, match=r"no attribute 'answer'\. A variable is read as s\['answer'\]\."):
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'answer'\. A variable is read as s\['answer'\]\."
+    ):
         getattr(state, name)
 
 
@@ -528,7 +622,9 @@ def test_the_variables_that_there_are_are_named(names, read):
 
 
 def test_the_name_of_a_file_is_no_schema():
-    with pytest.raises(sgl.ConstraintError, match=r"json_schema: not JSON.* of a file, what it has: json\.load"):
+    with pytest.raises(
+        sgl.ConstraintError, match=r"json_schema: not JSON.* of a file, what it has: json\.load"
+    ):
         sgl.gen("a", json_schema="person.json")
 
 
@@ -546,7 +642,15 @@ def test_a_state_is_no_text():
 
 
 @pytest.mark.parametrize(
-    "use", [bool, lambda x: x == "a", lambda x: x != "a", lambda x: x < 3, lambda x: "a" in x, lambda x: not x]
+    "use",
+    [
+        bool,
+        lambda x: x == "a",
+        lambda x: x != "a",
+        lambda x: x < 3,
+        lambda x: "a" in x,
+        lambda x: not x,
+    ],
 )
 def test_a_value_that_was_not_awaited_is_no_value(use):
     @sgl.function
@@ -562,7 +666,11 @@ def test_a_value_may_be_awaited_in_every_way():
     async def main():
         state = await sgl.function(lambda s: s.__iadd__(sgl.gen("x"))).arun(backend=BACKEND)
         task = asyncio.create_task(state.get("x"))
-        return await task, await asyncio.wait_for(state.get("x"), 60), *await asyncio.gather(state.get("x"))
+        return (
+            await task,
+            await asyncio.wait_for(state.get("x"), 60),
+            *await asyncio.gather(state.get("x")),
+        )
 
     assert asyncio.run(main()) == ("x", "x", "x")
 
@@ -591,12 +699,20 @@ CIRCLE["self"] = CIRCLE
 @pytest.mark.parametrize(
     ("call", "problem", "cure"),
     [
-        (lambda: endless.run(backend=BACKEND)["a"], "no text satisfies it", "let it be null or missing"),
+        (
+            lambda: endless.run(backend=BACKEND)["a"],
+            "no text satisfies it",
+            "let it be null or missing",
+        ),
         (lambda: sgl.grammar.json_schema(CIRCLE), "Circular reference", '{"$ref": "#"}'),
         (lambda: hasty.run("q", backend=BACKEND)["lost"], "no variable", "`s += gen(…)`"),
         (lambda: hasty.run("q", backend=BACKEND)["beside"], "no variable", "`join()`"),
         (lambda: hasty.run("q", sgl.ScriptedBackend()), "too many positional", "run(…, backend=…)"),
-        (lambda: sgl.Engine("gpt-5-mini", in_process=True), "not an alias", "sgl.OpenAI('gpt-5-mini')"),
+        (
+            lambda: sgl.Engine("gpt-5-mini", in_process=True),
+            "not an alias",
+            "sgl.OpenAI('gpt-5-mini')",
+        ),
     ],
 )
 def test_a_first_mistake_is_told_its_cure(call, problem, cure):
@@ -616,10 +732,15 @@ def test_what_is_added_to_nothing_is_told_once_at_its_line():
             program.run(backend=BACKEND)
         program.run_batch([{}, {}], backend=BACKEND)
 
-    with pytest.warns(UserWarning, match=r"^sgl\.assistant\(…\) is added to nothing\. Write s \+= sgl\.assi") as told:
+    with pytest.warns(
+        UserWarning, match=r"^sgl\.assistant\(…\) is added to nothing\. Write s \+= sgl\.assi"
+    ) as told:
         twice_and_in_a_batch()
     (warning,) = told
-    assert (warning.filename, warning.lineno) == (__file__, program.func.__code__.co_firstlineno + 3)
+    assert (warning.filename, warning.lineno) == (
+        __file__,
+        program.func.__code__.co_firstlineno + 3,
+    )
 
 
 def test_a_value_that_contains_itself_is_not_saved(tmp_path):

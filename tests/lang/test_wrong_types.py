@@ -1,5 +1,6 @@
-"""Wrong calls, which every type checker finds: a `type: ignore` that a line does not need would be an error
-(test_type_checkers.py). They are not executed: Python does not check types."""
+"""Wrong calls, which every type checker finds: a `type: ignore` that a line does not need would be
+an error (test_type_checkers.py). They are not executed: Python does not check types.
+"""
 
 from __future__ import annotations
 

@@ -31,5 +31,7 @@ def test_line_ends_of_windows_and_a_byte_order_mark_are_no_part_of_a_row(rows):
 
 
 def test_a_row_that_is_not_an_object_is_named(rows):
-    with pytest.raises(sgl.ParameterError, match=r"rows.jsonl:2: \[1\] is not an object\. Give arguments by name"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"rows.jsonl:2: \[1\] is not an object\. Give arguments by name"
+    ):
         rows('{"a": 1}\n[1]\n')

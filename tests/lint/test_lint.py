@@ -14,7 +14,9 @@ from tests.runtime.media.seeing import save_seeing
 HERE = Path(__file__).parent
 PROGRAMS = sorted(path for path in (HERE / "programs").glob("*.py") if path.name != "__init__.py")
 EXAMPLES = sorted(
-    path for path in (HERE.parent.parent / "examples").glob("*.py") if "@sgl.function" in path.read_text()
+    path
+    for path in (HERE.parent.parent / "examples").glob("*.py")
+    if "@sgl.function" in path.read_text()
 )
 
 
@@ -23,7 +25,9 @@ def lint(capsys, model_file):
     """Runs the command on a file; gives its status, and its report as data."""
 
     def run(*arguments):
-        status = main(["lint", "--model", str(model_file), *map(str, arguments), "--format", "json"])
+        status = main(
+            ["lint", "--model", str(model_file), *map(str, arguments), "--format", "json"]
+        )
         shown = capsys.readouterr()
         return status, json.loads(shown.out) if shown.out else shown.err
 
@@ -56,8 +60,11 @@ def test_a_description_in_the_prompt_cures_hidden_fields(lint, tmp_path):
     status, report = lint(cured)
     assert (status, report["programs"][0]["findings"]) == (0, [])
     rows = data(tmp_path, [{"text": "Ada Lovelace, 1815"}, {"text": "Her name is Ada."}])
-    found = lint(HERE / "programs" / "hidden_fields.py", "--data", rows)[1]["programs"][0]["findings"]
-    assert [each["code"] for each in found] == ["hidden-fields"]  # of the first row; the second has a field's name
+    found = lint(HERE / "programs" / "hidden_fields.py", "--data", rows)[1]["programs"][0][
+        "findings"
+    ]
+    # of the first row; the second has a field's name
+    assert [each["code"] for each in found] == ["hidden-fields"]
 
 
 def test_text_that_changes_with_every_run_is_not_counted_as_shared(lint, tmp_path):
@@ -91,7 +98,9 @@ def test_media_that_the_model_does_not_take(lint, tmp_path, capsys):
     file = tmp_path / "prog.py"
     file.write_text(text)
     status, report = lint(file)
-    found = [(each["code"], each["line"], each["message"]) for each in report["programs"][0]["findings"]]
+    found = [
+        (each["code"], each["line"], each["message"]) for each in report["programs"][0]["findings"]
+    ]
     assert found == [
         ("refused", 6, "the model of --model takes no images."),
         ("refused", 6, "the model of --model takes no videos."),
@@ -120,7 +129,10 @@ def test_a_move_brings_what_is_promised(lint, tmp_path):
     lines = file.read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if "# fault" in line) + 1
     last = next(i for i, line in enumerate(lines) if line == "        )")
-    text, own = lines[first : last + 1], next(i for i, line in enumerate(lines) if "Review:" in line)
+    text, own = (
+        lines[first : last + 1],
+        next(i for i, line in enumerate(lines) if "Review:" in line),
+    )
     moved = [*lines[:own], *text, *lines[own:first], *lines[last + 1 :]]
     (tmp_path / "moved.py").write_text("\n".join(moved))
     status, report = lint(tmp_path / "moved.py", "--data", rows)
@@ -144,7 +156,11 @@ def test_a_share_that_is_wanted(lint, tmp_path):
     assert status == 0
     assert shared["prompts"] == 3
     assert shared["computed_tokens"] < shared["prompt_tokens"]
-    assert 0.5 < shared["cached_share"] == round(1 - shared["computed_tokens"] / shared["prompt_tokens"], 4)
+    assert (
+        0.5
+        < shared["cached_share"]
+        == round(1 - shared["computed_tokens"] / shared["prompt_tokens"], 4)
+    )
     status, report = lint(file, "--data", rows, "--fail-under", 99.9)
     assert status == 1
     assert report["programs"][0]["findings"][0]["code"] == "low-sharing"
@@ -158,19 +174,41 @@ def test_an_engine_has_prompts_of_as_many_tokens_as_are_counted(lint, tmp_path, 
     )
     (tmp_path / "prog.py").write_text(text)
     row = {"x": "<|im_end|> and more"}  # which is no special token
-    shared = lint(tmp_path / "prog.py", "--data", data(tmp_path, [row]))[1]["programs"][0]["sharing"]
+    shared = lint(tmp_path / "prog.py", "--data", data(tmp_path, [row]))[1]["programs"][0][
+        "sharing"
+    ]
     names: dict = {}
     exec(compile(text, "prog.py", "exec"), names)
     assert names["f"].run(**row, backend=engine).usage("a").prompt_tokens == shared["prompt_tokens"]
 
 
 def test_costs_are_told_where_prices_are_given(capsys, tmp_path, model_file):
-    file, rows = HERE.parent.parent / "examples" / "batch.py", data(tmp_path, [{"word": "dog"}, {"word": "oak"}])
-    assert main(["lint", str(file), "--data", str(rows), "--price", "1000000", "--cached-price", "500000"]) == 0
+    file, rows = (
+        HERE.parent.parent / "examples" / "batch.py",
+        data(tmp_path, [{"word": "dog"}, {"word": "oak"}]),
+    )
+    assert (
+        main(
+            [
+                "lint",
+                str(file),
+                "--data",
+                str(rows),
+                "--price",
+                "1000000",
+                "--cached-price",
+                "500000",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     counts = re.search(r"2 rows, 2 prompts of (\d+) tokens: (\d+) are computed", out)
     tokens, computed = int(counts[1]), int(counts[2])
-    assert f"cost of prompts: {computed + (tokens - computed) / 2:.4g}, without sharing {tokens}" in out
+    assert (
+        f"cost of prompts: {computed + (tokens - computed) / 2:.4g}, without sharing {tokens}"
+        in out
+    )
 
 
 def test_rows_may_decide_what_the_body_does(lint, tmp_path):
@@ -193,7 +231,7 @@ def test_text_names_file_and_line(capsys, model_file):
     assert "sharing ends at value {event}" in out
 
 
-# ------------------------------------------------------------------------------------------ bad usage
+# ---------------------------------------------------------------------------------------- bad usage
 
 
 def test_what_makes_no_sense_is_told_with_file_and_line(tmp_path, lint):
@@ -221,11 +259,20 @@ def test_what_makes_no_sense_is_told_with_file_and_line(tmp_path, lint):
             [fine, "--data", file("d.jsonl", '{"y": 1}\n')],
             "d.jsonl: row 1: f: missing a required argument: 'x', and was given 'y'",
         ),
-        ([fine, "--fail-under", "5"], "--fail-under: needs rows to measure. Give --data rows.jsonl"),
+        (
+            [fine, "--fail-under", "5"],
+            "--fail-under: needs rows to measure. Give --data rows.jsonl",
+        ),
         ([fine, "--price", "3"], "--price: needs rows to measure. Give --data rows.jsonl"),
-        ([fine, "--data", rows, "--fail-under", "200"], "--fail-under: 200 is not between 0 and 100."),
+        (
+            [fine, "--data", rows, "--fail-under", "200"],
+            "--fail-under: 200 is not between 0 and 100.",
+        ),
         ([fine, "--data", rows, "--price=-3"], "--price: -3 is not a number of at least 0."),
-        ([fine, "--data", rows, "--cached-price", "nan"], "--cached-price: nan is not a number of at least 0."),
+        (
+            [fine, "--data", rows, "--cached-price", "nan"],
+            "--cached-price: nan is not a number of at least 0.",
+        ),
         ([fine, "--model", tmp_path / "no model"], "model"),
     ):
         status, message = lint(*arguments)
@@ -269,8 +316,12 @@ def test_arguments_that_name_control_tokens_outside_turns_are_found(lint, tmp_pa
         (program,) = lint(tmp_path / "prog.py", "--data", tmp_path / "rows.jsonl")[1]["programs"]
         return [(each["code"], each["line"], each["message"]) for each in program["findings"]]
 
-    said = "the argument 'query' spells <|im_end|>, and outside turns this is a control token. (row 2)"
+    said = (
+        "the argument 'query' spells <|im_end|>, and outside turns this is a control token. (row 2)"
+    )
     assert [each for each in found() if each[0] == "control-token"] == [("control-token", 7, said)]
     text = (tmp_path / "prog.py").read_text()
-    (tmp_path / "prog.py").write_text(text.replace("@sgl.function", "@sgl.function(untrusted_arguments=True)"))
+    (tmp_path / "prog.py").write_text(
+        text.replace("@sgl.function", "@sgl.function(untrusted_arguments=True)")
+    )
     assert [each for each in found() if each[0] == "control-token"] == []

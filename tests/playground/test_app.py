@@ -21,7 +21,9 @@ def served(tmp_path_factory):
     with bound("127.0.0.1", 0) as listening:
         listening.listen()
         port = listening.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(application(page.playground, TOKEN, port), log_level="error"))
+        server = uvicorn.Server(
+            uvicorn.Config(application(page.playground, TOKEN, port), log_level="error")
+        )
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         yield page, f"http://127.0.0.1:{port}"
@@ -49,7 +51,10 @@ def test_what_it_runs_needs_its_token(served):
     assert post.json()["run"] == 1
     for path in ("programs", "run", "rerun", "check"):
         for headers in ({}, {"x-token": "another"}, {"authorization": f"Bearer {TOKEN}"}):
-            assert requests.post(f"{address}/{path}", json=asked(page), headers=headers).status_code == 401
+            assert (
+                requests.post(f"{address}/{path}", json=asked(page), headers=headers).status_code
+                == 401
+            )
         assert requests.get(f"{address}/{path}", headers={"x-token": TOKEN}).status_code == 405
     assert requests.get(address).status_code == 401
 
@@ -64,7 +69,10 @@ def test_what_it_runs_needs_its_token(served):
 def test_other_pages_and_names_are_refused(served, headers):
     page, address = served
     port = address.rpartition(":")[2]
-    headers = {"x-token": TOKEN, **{name: value.format(port=port) for name, value in headers.items()}}
+    headers = {
+        "x-token": TOKEN,
+        **{name: value.format(port=port) for name, value in headers.items()},
+    }
     assert requests.post(f"{address}/run", json=asked(page), headers=headers).status_code == 403
     assert requests.get(address, params={"token": TOKEN}, headers=headers).status_code == 403
     good = {"x-token": TOKEN, "Origin": address}
@@ -78,7 +86,9 @@ def test_bad_bodies_are_refused(served):
         answer = requests.post(f"{address}/run", data=body, headers=headers)
         assert answer.status_code == 400
         assert answer.json()["error"]["text"]
-    assert requests.post(f"{address}/run", data=b" " * (5 * 2**20), headers=headers).status_code == 413
+    assert (
+        requests.post(f"{address}/run", data=b" " * (5 * 2**20), headers=headers).status_code == 413
+    )
 
 
 def test_the_command_says_what_it_can_not_serve(served, tmp_path, capsys):

@@ -6,7 +6,8 @@ from tests.browser import Errors, chromium, faults_of
 from tests.playground.test_app import TOKEN, served  # noqa: F401 # a fixture
 from tests.playground.test_programs import SOURCE
 
-pytestmark = pytest.mark.slow  # Chromium computes in processes of its own, which the list of slow tests does not see
+# Chromium computes in processes of its own, which the list of slow tests does not see
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,9 @@ def opened(browser, served):  # noqa: F811
 
     def opened(width=1280, scheme="light", bypass=False):
         contexts.append(
-            browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, bypass_csp=bypass)
+            browser.new_context(
+                viewport={"width": width, "height": 844}, color_scheme=scheme, bypass_csp=bypass
+            )
         )
         page = contexts[-1].new_page()
         errors.watch(page)
@@ -47,13 +50,19 @@ def test_a_text_is_changed_run_and_compared(opened):
     page = opened()
     page.get_by_label("argument text").fill("<img src=x onerror=alert(1)>")
     run(page)
-    assert "Who is '<img src=x onerror=alert(1)>'" in page.locator(".node", has_text="Who is").first.inner_text()
+    assert (
+        "Who is '<img src=x onerror=alert(1)>'"
+        in page.locator(".node", has_text="Who is").first.inner_text()
+    )
     first = page.locator("#shown").input_value()
     page.get_by_label("prompt, line 7").fill("Be long.")
     run(page)
     assert page.locator(".node").first.inner_text() == "Be long."
     page.locator("#beside").select_option(first)
-    assert page.locator(".pair").first.locator(".node").all_inner_texts() == ["Be long.", "Be brief."]
+    assert page.locator(".pair").first.locator(".node").all_inner_texts() == [
+        "Be long.",
+        "Be brief.",
+    ]
     assert page.locator("img").count() == 0
 
 

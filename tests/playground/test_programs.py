@@ -72,14 +72,20 @@ class Page:
     def run(self, program="profile", edits=None, **arguments):
         places = {each["text"]: place for place, each in enumerate(self.described["texts"])}
         numbered = {places[text]: new for text, new in (edits or {}).items()}
-        return self.playground.run(RunRequest(self.described["version"], program, arguments, numbered))
+        return self.playground.run(
+            RunRequest(self.described["version"], program, arguments, numbered)
+        )
 
 
 def text_of(shown):
     """Text of a run, without the chat template's."""
     assert shown["error"] is None
     nodes = shown["data"]["nodes"]
-    return [text for node in nodes if (text := "".join(piece[0] for piece in node["pieces"])) and "<|im" not in text]
+    return [
+        text
+        for node in nodes
+        if (text := "".join(piece[0] for piece in node["pieces"])) and "<|im" not in text
+    ]
 
 
 @pytest.fixture
@@ -117,18 +123,24 @@ def test_a_run_has_the_texts_that_were_typed(page):
     assert texts[1] == "Who Bo, or      'Bo'? {1 + 1} {evil()}"
     assert texts[2:] == ['{"name": "Ann"}', "Age?", "34", "Aged: ", "yes"]
     assert dict(shown["data"]["arguments"]) == {"text": "Bo", "times": "1"}
-    assert text_of(page.run(times="1"))[:2] == ["Be brief.", "Who is     'Ann'? {} Ann"]  # the file's own stay
+    # the file's own stay
+    assert text_of(page.run(times="1"))[:2] == ["Be brief.", "Who is     'Ann'? {} Ann"]
 
 
 @settings(max_examples=30)
 @given(
-    st.lists(st.sampled_from(["{text}", "{text!r:>9}", "{", "}", "{}", "{x}", "a", "\\", "'", '"', "\n", "é", "{te"]))
+    st.lists(
+        st.sampled_from(
+            ["{text}", "{text!r:>9}", "{", "}", "{}", "{x}", "a", "\\", "'", '"', "\n", "é", "{te"]
+        )
+    )
 )
 def test_only_the_own_expressions_of_a_text_are_expressions(parts):
     typed = "".join(parts)
     with tempfile.TemporaryDirectory() as folder:
         page = Page(
-            Path(folder), 'import sglang_lite as sgl\n@sgl.function\ndef p(s, text):\n    s += f"{text} {text!r:>9}"\n'
+            Path(folder),
+            'import sglang_lite as sgl\n@sgl.function\ndef p(s, text):\n    s += f"{text} {text!r:>9}"\n',
         )
         shown = page.run("p", {"{text} {text!r:>9}": typed}, text="B")
     expected = typed.replace("{text}", "B").replace("{text!r:>9}", "      'B'")
@@ -240,9 +252,7 @@ def test_texts_are_shown_while_the_engine_starts(tmp_path, monkeypatch):
 
 
 def test_halves_of_surrogate_pairs_reach_the_page_as_signs(tmp_path):
-    source = (
-        'import sglang_lite as sgl\n@sgl.function\ndef p(s, a="\\ud800"):\n    s += "x\\ud800"\n    raise KeyError(a)\n'
-    )
+    source = 'import sglang_lite as sgl\n@sgl.function\ndef p(s, a="\\ud800"):\n    s += "x\\ud800"\n    raise KeyError(a)\n'
     page = Page(tmp_path, source)
     assert page.described["texts"][0]["text"] == "x?"
     assert page.described["programs"][0]["parameters"] == [{"name": "a", "text": "?"}]

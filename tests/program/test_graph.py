@@ -99,8 +99,30 @@ def test_programs_inside_are_nodes_of_the_text_or_a_branch_of_their_own():
         s += s.call(inner, word="z")["a"]
 
     found = graph(body, x="x")
-    assert kinds(found) == ["Text", "Gen", "Call", "Text", "Gen", "Value", "Call", "Text", "Gen", "Value"]
-    assert [node.path for node in found.nodes] == [(), (), (), (2, 0), (2, 0), (), (), (6, 0), (6, 0), ()]
+    assert kinds(found) == [
+        "Text",
+        "Gen",
+        "Call",
+        "Text",
+        "Gen",
+        "Value",
+        "Call",
+        "Text",
+        "Gen",
+        "Value",
+    ]
+    assert [node.path for node in found.nodes] == [
+        (),
+        (),
+        (),
+        (2, 0),
+        (2, 0),
+        (),
+        (),
+        (6, 0),
+        (6, 0),
+        (),
+    ]
     assert found.nodes[0].where.function.endswith("inner")
     assert Edge(4, 5, "data", "a") in found.edges
 
@@ -224,7 +246,13 @@ def test_what_is_no_graph_is_refused(change):
 
 def test_damaged_deep_and_large_data_is_refused():
     data = graph(hostile, explore=3).to_json()
-    for bad in (b"", data[:-3], data + b"x", b"[" * 100_000, b'{"version":1,"type":"GraphRecord","data":' + b"[" * 300):
+    for bad in (
+        b"",
+        data[:-3],
+        data + b"x",
+        b"[" * 100_000,
+        b'{"version":1,"type":"GraphRecord","data":' + b"[" * 300,
+    ):
         with pytest.raises(sgl.SglError):
             Graph.from_json(bad)
     with pytest.raises(sgl.SglError, match="bytes are more than"):
@@ -237,7 +265,7 @@ def test_a_branch_and_a_program_inside_have_no_graph_of_their_own():
         state.child_states[0].graph()
 
 
-# ------------------------------------------------------------------------------------------ against what is played
+# --------------------------------------------------------------------------- against what is played
 
 
 class Recorder(sgl.BaseBackend):
@@ -287,8 +315,10 @@ def traced(found, path=()):
 
 
 def plain(steps):
-    """Steps that are taken alike in a trace and in a run that answers nothing: nothing is read, nothing goes wrong, and
-    branches end with a generation (what stands behind the last one is not handed over)."""
+    """Steps that are taken alike in a trace and in a run that answers nothing: nothing is read,
+    nothing goes wrong, and branches end with a generation (what stands behind the last one is not
+    handed over).
+    """
     last = rp.Gen("last", ())
     found: list[rp.Step] = []
     for step in steps:
@@ -303,7 +333,9 @@ def plain(steps):
                 found.append(rp.Sum(plain(parts)))
             case rp.Fork():
                 bodies = tuple((*plain(body), last) for body in step.bodies)
-                found.append(rp.Fork(plain(step.first), bodies, plain(step.beside), step.join, False, ()))
+                found.append(
+                    rp.Fork(plain(step.first), bodies, plain(step.beside), step.join, False, ())
+                )
             case rp.Copy(body):
                 found.append(rp.Copy((*plain(body), last)))
             case rp.Scope() | rp.Turn() | rp.Nested():

@@ -25,9 +25,13 @@ def counted(graphs):
     for run, graph in enumerate(graphs):
         for _, adapter, segments in prompts_of(graph, run):
             items = [] if adapter is None else [(adapter,)]
-            items += [c for each in segments for c in (each.text if isinstance(each, Span) else [each])]
+            items += [
+                c for each in segments for c in (each.text if isinstance(each, Span) else [each])
+            ]
             tokens += sum(isinstance(item, str) for item in items)
-            prefixes |= {tuple(items[: i + 1]) for i, item in enumerate(items) if isinstance(item, str)}
+            prefixes |= {
+                tuple(items[: i + 1]) for i, item in enumerate(items) if isinstance(item, str)
+            }
     return tokens, len(prefixes)
 
 
@@ -44,7 +48,10 @@ def program(s, a, b):
 def test_every_prefix_is_counted_once(seed):
     draw = Random(seed)
     words = ["".join(draw.choices("ab", k=draw.randrange(6))) for _ in range(4)]
-    rows = [{"a": draw.choice(words), "b": {"key": draw.choice(words)}} for _ in range(draw.choice((1, 2, 9)))]
+    rows = [
+        {"a": draw.choice(words), "b": {"key": draw.choice(words)}}
+        for _ in range(draw.choice((1, 2, 9)))
+    ]
     graph = program.trace().graph()
     tree = graph.prefixes(rows, Characters())
     graphs = [program.trace(a=row["a"], b=row["b"]).graph() for row in rows]
@@ -64,7 +71,11 @@ def test_what_is_shared_is_shown():
     def short(s, word):
         s += f"Word: {word}. Kind:" + sgl.gen("kind")
 
-    tree = short.trace().graph().prefixes([{"word": "cat"}, {"word": "cow"}, {"word": "oak"}], Characters())
+    tree = (
+        short.trace()
+        .graph()
+        .prefixes([{"word": "cat"}, {"word": "cow"}, {"word": "oak"}], Characters())
+    )
     assert str(tree).splitlines() == [
         "3 runs, 3 prompts of 48 tokens; 35 are computed, 27% come from the cache",
         "     6 tokens × 3  'Word: '",

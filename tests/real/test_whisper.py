@@ -1,4 +1,6 @@
-"""A real Whisper writes what transformers writes, and what is said; by the engine and by the server."""
+"""A real Whisper writes what transformers writes, and what is said; by the engine and by the
+server.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ RATE, END = 16_000, 50_257
 SOUNDS = {
     "beckett": ("en", "ever failed no matter try again fail again fail better"),
     "nature": ("en", "some call me nature others call me mother nature"),
-    "rainbow": ("en", "the difference in the rainbow depends considerably upon the size of the drops"),
+    "rainbow": (
+        "en",
+        "the difference in the rainbow depends considerably upon the size of the drops",
+    ),
     "chinese": ("zh", "[这這]就是我[万萬]人"),  # it writes times with traditional characters
 }
 
@@ -59,7 +64,9 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Iterator[sgl.Engine]:
-    with sgl.Engine(folder, device="cpu", dtype="float32", served_model_name="whisper", in_process=True) as engine:
+    with sgl.Engine(
+        folder, device="cpu", dtype="float32", served_model_name="whisper", in_process=True
+    ) as engine:
         yield engine
 
 
@@ -84,15 +91,21 @@ def test_a_transcript_has_transformers_tokens(
         speech.prompt(wav_of(sound, RATE), start), SamplingParams(max_tokens=200, temperature=0),
         sink=answer.set_result, logit_processor=speech.rules(start, timed=timed),
     )  # fmt: skip
-    features = AutoFeatureExtractor.from_pretrained(folder)(sound, sampling_rate=RATE, return_tensors="pt")
+    features = AutoFeatureExtractor.from_pretrained(folder)(
+        sound, sampling_rate=RATE, return_tensors="pt"
+    )
     expected = theirs.generate(
         features.input_features, language=language, task="transcribe", return_timestamps=timed, do_sample=False,
         max_new_tokens=200,
-        # Otherwise it goes on, where a window ends in the middle of speech, with a second answer from the last time on.
+        # Otherwise it goes on, where a window ends in the middle of speech, with a second answer
+        # from the last time on.
         force_unique_generate_call=timed or None,
     )[0].tolist()  # fmt: skip
-    expected = expected[len(start) :] if expected[: len(start)] == start else expected  # as some versions give it
-    assert [each for each in answer.result().token_ids if each != END] == [each for each in expected if each != END]
+    # as some versions give it
+    expected = expected[len(start) :] if expected[: len(start)] == start else expected
+    assert [each for each in answer.result().token_ids if each != END] == [
+        each for each in expected if each != END
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -137,11 +150,13 @@ def test_a_sound_of_several_windows_is_written_whole(server: str) -> None:
 
 
 def test_speech_that_goes_on_at_the_end_of_a_window_is_written(server: str) -> None:
-    """The model's answer of 30 seconds ends with a time at which a segment has begun. As transformers, the server asks
-    again from there on."""
+    """The model's answer of 30 seconds ends with a time at which a segment has begun. As
+    transformers, the server asks again from there on.
+    """
     found = transcribe(server, hear("window"))
     said = [SOUNDS[name][1] for name in ("rainbow", "beckett", "nature")]
     assert re.search(
-        ".*".join([*said, "the difference in the rainbow depends considerably upon"]), words(found["text"])
+        ".*".join([*said, "the difference in the rainbow depends considerably upon"]),
+        words(found["text"]),
     )
     assert found["segments"][-1]["end"] <= 30

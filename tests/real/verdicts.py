@@ -8,13 +8,15 @@ from pathlib import Path
 from tests.test_examples import PRINTED, RECIPES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-# Recipes that load a model of their own: the reason why they say nothing of the one that a test gives.
+# Recipes that load a model of their own: the reason why they say nothing of the one that a test
+# gives.
 OWN_MODEL = {
     "documents_ray": "engines on a cluster load the default model",
     "hub_model": "loads a folder of the hub, as tests/real/test_hub.py does",
 }
 NOT_RUN, VARIES = "–", "varies"
-# What a recipe of which the page says "varies" prints at times, and what it prints at others, which is right.
+# What a recipe of which the page says "varies" prints at times, and what it prints at others, which
+# is right.
 NEAR_TIES = {"clean_csv": (",2003,SP", ",2003,ES")}
 BIRDS = {
     "bird", "chicken", "crow", "dove", "duck", "eagle", "falcon", "goose", "hawk", "hen", "ostrich", "owl", "parrot", "peacock",
@@ -59,9 +61,14 @@ def shown(name: str) -> str:
     return found[0]
 
 
-# What is right, by the recipe's own count where it has one. Of others the page shows the one right answer.
+# What is right, by the recipe's own count where it has one. Of others the page shows the one right
+# answer.
 RIGHT: dict[str, Callable[[str], bool]] = {
-    "chat": has(r"Italy\?\nModel: [^\n]*Rome", r"Spain\?\nModel: [^\n]*Madrid", r"make\?\nModel: [^\n]*honey"),
+    "chat": has(
+        r"Italy\?\nModel: [^\n]*Rome",
+        r"Spain\?\nModel: [^\n]*Madrid",
+        r"make\?\nModel: [^\n]*honey",
+    ),
     "evaluation": has("8 examples: 6 of 6 right"),
     "extraction": has("name +8 of 8", "age +8 of 8", "city +8 of 8"),
     "few_shot_file": has("6 of 6 are right"),
@@ -71,7 +78,9 @@ RIGHT: dict[str, Callable[[str], bool]] = {
     "notebook": has("Selection\\(picked='positive'"),
     "own_gguf": has("-> .*Paris"),
     "prompts_in_files": has("topic_v1: ", "topic_v2: "),  # there is no one right topic
-    "rag": has(r"closed\?\n[^\n]*cracks", r"museum\?\n[^\n]*eight dollars", r"leave\?\n[^\n]*old harbour"),
+    "rag": has(
+        r"closed\?\n[^\n]*cracks", r"museum\?\n[^\n]*eight dollars", r"leave\?\n[^\n]*old harbour"
+    ),
     "react": has("-> Dijon", "-> Stratford"),
     "self_consistency": has(r"insect\? no", r"mammal\? yes", r"country\? no"),
     "skeleton_of_thought": capitals_are_right,
@@ -87,10 +96,17 @@ def is_right(name: str, printed: str) -> bool:
 
 
 def verdicts(model: str) -> dict[str, str]:
-    """Returns a model's column of the table, by recipe: "right", "wrong: " and what is wrong, "varies: " and what does,
-    or `NOT_RUN`."""
-    section = PAGE.read_text().partition("## Which model does which recipe")[2].partition("\n## ")[0]
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in section.splitlines() if row.startswith("| ")]
+    """Returns a model's column of the table, by recipe: "right", "wrong: " and what is wrong,
+    "varies: " and what does, or `NOT_RUN`.
+    """
+    section = (
+        PAGE.read_text().partition("## Which model does which recipe")[2].partition("\n## ")[0]
+    )
+    rows = [
+        [cell.strip() for cell in row.split("|")[1:-1]]
+        for row in section.splitlines()
+        if row.startswith("| ")
+    ]
     column = next(row for row in rows if f"`{model}`" in row).index(f"`{model}`")
     links = ((re.search(r"cookbook/(\w+)\.md", row[0]), row) for row in rows)
     return {link[1]: row[column] for link, row in links if link}

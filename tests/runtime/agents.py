@@ -1,5 +1,6 @@
-"""Agents on a stepped engine: programs that pause between generations, on a simulated clock, and what the best cache could
-do for the order in which they come back."""
+"""Agents on a stepped engine: programs that pause between generations, on a simulated clock, and
+what the best cache could do for the order in which they come back.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of an agent: tokens that it reads, tokens that it generates, and seconds in a tool after it."""
+    """A turn of an agent: tokens that it reads, tokens that it generates, and seconds in a tool
+    after it.
+    """
 
     reads: int
     writes: int
@@ -30,7 +33,9 @@ class Turn:
 class Agent:
     """An agent, which is begun `at` a time."""
 
-    def __init__(self, number: int, turns: Sequence[Turn], at: float = 0.0, shared: str = "") -> None:
+    def __init__(
+        self, number: int, turns: Sequence[Turn], at: float = 0.0, shared: str = ""
+    ) -> None:
         self.turns, self.at = turns, at
         self._draw, self._shared = random.Random(number), shared
         self.done = self.length = 0
@@ -58,7 +63,9 @@ class Agent:
             self.length = usage.prompt_tokens + usage.completion_tokens
             self._engine.accesses.append((self, self.length))
             last = self.done == len(self.turns)
-            self._engine.at(self._engine.time + turn.pause, self._program.close if last else self._next)
+            self._engine.at(
+                self._engine.time + turn.pause, self._program.close if last else self._next
+            )
         elif not isinstance(event, Played):
             self.result, self.ended = event, self._engine.time
 
@@ -102,12 +109,15 @@ class Simulated(SteppedEngine):
                 break
             next_time = self._calendar[0][0] if self._calendar else self.time
             self.time = max(self.time, min(next_time, self.time + 0.05) if goes_on else next_time)
-        assert all(isinstance(agent.result, ProgramResult) for agent in agents), [a.result for a in agents]
+        assert all(isinstance(agent.result, ProgramResult) for agent in agents), [
+            a.result for a in agents
+        ]
 
 
 def furthest(accesses: Sequence[tuple[object, int]], room: int) -> int:
-    """Tokens that a cache of this size must compute for these accesses, in this order, if it always gives up the tokens
-    of whom comes back last (Belady's MIN, over the ends of prefixes)."""
+    """Tokens that a cache of this size must compute for these accesses, in this order, if it always
+    gives up the tokens of whom comes back last (Belady's MIN, over the ends of prefixes).
+    """
     following: dict[int, float] = {}
     nearest: dict[object, int] = {}
     for i in reversed(range(len(accesses))):

@@ -13,7 +13,10 @@ from tests.runtime.scripted import CHAT, reciting_model
 
 @pytest.fixture(scope="session")
 def reciting(small_engine: sgl.Engine) -> Iterator[Engine]:
-    """An engine with the default model's tokens that gives the default model's answer to CHAT, for a thousandth of its
-    work."""
-    with Engine.of(reciting_model(small_engine.tokenizer, CHAT, "The capital of France is Paris.<|im_end|>")) as engine:
+    """An engine with the default model's tokens that gives the default model's answer to CHAT, for
+    a thousandth of its work.
+    """
+    with Engine.of(
+        reciting_model(small_engine.tokenizer, CHAT, "The capital of France is Paris.<|im_end|>")
+    ) as engine:
         yield engine

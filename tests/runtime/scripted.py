@@ -1,7 +1,8 @@
 """A model whose exact answer is known, and an engine around it that is stepped by hand.
 
-The KV cache holds the token ids themselves, and a token's logits are a function of all ids before it as they stand in
-the cache. So whatever a scheduler does wrong (a page reused too early, a wrong position, a lost copy) changes the text.
+The KV cache holds the token ids themselves, and a token's logits are a function of all ids before
+it as they stand in the cache. So whatever a scheduler does wrong (a page reused too early, a wrong
+position, a lost copy) changes the text.
 """
 
 from __future__ import annotations
@@ -42,13 +43,17 @@ _TOKENS = np.arange(1, VOCAB + 1, dtype=np.uint64)
 def hashes(tokens):
     """A number for each prefix of `tokens`."""
     with np.errstate(over="ignore"):
-        return np.cumsum((np.asarray(tokens).astype(np.uint64) + np.uint64(1)) * _POWERS[: len(tokens)])
+        return np.cumsum(
+            (np.asarray(tokens).astype(np.uint64) + np.uint64(1)) * _POWERS[: len(tokens)]
+        )
 
 
 def logits_of(states):
     """float32 [R, VOCAB] of prefix numbers [R]; the end of sequence is rather unlikely."""
     with np.errstate(over="ignore"):
-        mixed = (np.asarray(states, dtype=np.uint64)[:, None] ^ np.uint64(0x5DEECE66D)) * (_TOKENS * np.uint64(2) + 1)
+        mixed = (np.asarray(states, dtype=np.uint64)[:, None] ^ np.uint64(0x5DEECE66D)) * (
+            _TOKENS * np.uint64(2) + 1
+        )
     logits = ((mixed >> np.uint64(40)) % np.uint64(1009)).astype(np.float32) / 200
     logits[:, EOS] -= 2
     return logits
@@ -97,7 +102,10 @@ class WindowedModel(ScriptedModel):
         self.window: int = window
 
     def allocate_cache(self, slots, window_slots=0):
-        layers = tuple(torch.full((1, count, 1), -1, dtype=torch.int64) for count in (slots, window_slots or slots))
+        layers = tuple(
+            torch.full((1, count, 1), -1, dtype=torch.int64)
+            for count in (slots, window_slots or slots)
+        )
         return KVCache(layers, layers, windowed=(False, True) if window_slots else ())
 
     def forward(self, ids, positions, plan, cache):
@@ -144,7 +152,9 @@ def reciting_model(tokenizer, prompt, answer):
     tokens = tokenizer.encode(prompt)[-1:] + tokenizer.encode(answer)
     assert len(set(tokens)) == len(tokens)
     size, eos = len(tokenizer.token_bytes), frozenset(tokenizer.eos_ids)
-    return LoadedModel("reciting", RecitingModel(dict(pairwise(tokens)), size), tokenizer, size, eos, 512)
+    return LoadedModel(
+        "reciting", RecitingModel(dict(pairwise(tokens)), size), tokenizer, size, eos, 512
+    )
 
 
 def tokenizer():
@@ -157,11 +167,15 @@ def tokenizer():
 
 def loaded(context_length=512, window=None, stages=1):
     model = ScriptedModel() if window is None else WindowedModel(window)
-    return LoadedModel("scripted", model, tokenizer(), VOCAB, frozenset({EOS}), context_length, stages=stages)
+    return LoadedModel(
+        "scripted", model, tokenizer(), VOCAB, frozenset({EOS}), context_length, stages=stages
+    )
 
 
 def answer(prompt, params, seed=None):
-    """Text that the model generates, worked out one token after another: token ids, and why it ended."""
+    """Text that the model generates, worked out one token after another: token ids, and why it
+    ended.
+    """
     tokens, out = list(prompt), []
     least = params.min_tokens if isinstance(params.min_tokens, int) else 0
     for _ in range(params.max_tokens):
@@ -169,7 +183,9 @@ def answer(prompt, params, seed=None):
         tokens.append(token)
         out.append(token)
         text = "".join(LETTERS[t] for t in out)
-        if token == EOS or (isinstance(params.stop, tuple) and text.endswith(params.stop) and len(out) > least):
+        if token == EOS or (
+            isinstance(params.stop, tuple) and text.endswith(params.stop) and len(out) > least
+        ):
             return out, "stop"
     return out, "length"
 
@@ -206,7 +222,9 @@ class Guesses:
 
         def guess(text, state):
             right = drawn([*tokens, *text[seen:]], request.params.temperature, request.seed)
-            return Guess(right if self._dice.random() < self._right else self._dice.randrange(VOCAB), 0)
+            return Guess(
+                right if self._dice.random() < self._right else self._dice.randrange(VOCAB), 0
+            )
 
         return guess
 
@@ -246,11 +264,15 @@ class Unread:
         raise torch.OutOfMemoryError(NO_MEMORY)
 
 
-NO_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of 23.69 GiB."
+NO_MEMORY = (
+    "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of 23.69 GiB."
+)
 
 
 class LateMemory:
-    """A page memory whose copies are made later, in their order, when `run` is called or its turn has come."""
+    """A page memory whose copies are made later, in their order, when `run` is called or its turn
+    has come.
+    """
 
     def __init__(self, memory, turns):
         self._memory, self._turns, self._waiting, self._done = memory, turns, [], 0
@@ -314,23 +336,38 @@ class Late(Executor):
 
 
 class SteppedEngine(Engine):
-    """An engine without a thread: the test runs its loop, and the cache is checked after every step. Steps take simulated
-    time.
+    """An engine without a thread: the test runs its loop, and the cache is checked after every
+    step. Steps take simulated time.
 
     Args:
         retract_every: steps after which some running request is put back.
         model: a LoadedModel other than the scripted one.
-        fails: of a record, where in its step memory ends: "forward", "sample" or "read"; None for nowhere.
+        fails: of a record, where in its step memory ends: "forward", "sample" or "read"; None for
+            nowhere.
         drafter: proposes the tokens that steps check; None for none.
         late: tells whether another copy between tiers ends now. They take no time.
         **config: of EngineConfig.
     """
 
-    def __init__(self, *, retract_every=0, seed=0, model=None, fails=None, drafter=None, late=lambda: True, **config):
+    def __init__(
+        self,
+        *,
+        retract_every=0,
+        seed=0,
+        model=None,
+        fails=None,
+        drafter=None,
+        late=lambda: True,
+        **config,
+    ):
         more = {} if drafter is None else {"speculation": "prompt"}
         with mock.patch.dict(DRAFTERS, {} if drafter is None else {"prompt": lambda _: drafter}):
             self.core = EngineCore(EngineConfig.make(**more, **config), model or loaded(), Inline())
-        self.loop, self.scheduler, self.store = self.core.loop, self.core.scheduler, self.core.scheduler.store
+        self.loop, self.scheduler, self.store = (
+            self.core.loop,
+            self.core.scheduler,
+            self.core.scheduler.store,
+        )
         if fails is not None:
             self.loop.runner = ShortRunner(self.loop.runner, fails)  # type: ignore[assignment]  # a fake around it
         if self.store.tiers is not None:
@@ -379,7 +416,9 @@ class SteppedEngine(Engine):
 
     def check(self):
         check_cache(
-            self.store, [r.handle for r in self.scheduler.queues.running()], [p.lock for p in self.scheduler.pauses]
+            self.store,
+            [r.handle for r in self.scheduler.queues.running()],
+            [p.lock for p in self.scheduler.pauses],
         )
 
     def drain(self, limit=100_000):
@@ -406,7 +445,10 @@ class SteppedEngine(Engine):
             pass
         self.store.settle(self.store.step)
         assert self.store.pool.free == self.store.pool.total
-        assert self.store.windows is None or self.store.windows.pool.free == self.store.windows.pool.total
+        assert (
+            self.store.windows is None
+            or self.store.windows.pool.free == self.store.windows.pool.total
+        )
 
 
 def ended(events):

@@ -1,4 +1,6 @@
-"""Bad requests: each is refused alone, by its parameter's name; and a crash is everyone's to hear of."""
+"""Bad requests: each is refused alone, by its parameter's name; and a crash is everyone's to hear
+of.
+"""
 
 import contextlib
 import threading
@@ -149,7 +151,8 @@ def test_a_limit_that_holds_no_usual_answer_is_told(name, caplog):
 @settings(max_examples=200, deadline=None)
 @given(
     st.one_of(
-        st.text(alphabet=st.characters(), max_size=200), st.binary(max_size=200).map(lambda b: b.decode("latin-1"))
+        st.text(alphabet=st.characters(), max_size=200),
+        st.binary(max_size=200).map(lambda b: b.decode("latin-1")),
     )
 )
 def test_any_text_is_a_prompt_or_refused(engine, text):
@@ -201,7 +204,11 @@ def test_the_bad_ones_among_good_ones_are_refused_alone(small):
             done.set()
 
     for i in range(24):
-        params = [GREEDY, SamplingParams(temperature=101), SamplingParams(logit_bias=((10**6, 1.0),))][i % 3]
+        params = [
+            GREEDY,
+            SamplingParams(temperature=101),
+            SamplingParams(logit_bias=((10**6, 1.0),)),
+        ][i % 3]
         try:
             small.submit("ab", params, sink=sink)
         except sgl.ParameterError:
@@ -214,7 +221,9 @@ def test_the_bad_ones_among_good_ones_are_refused_alone(small):
 @pytest.mark.parametrize("rid", ["unknown", "", "finished", 7, None])
 def test_aborting_what_does_not_run_is_refused(small, rid):
     small.generate("ab", {"max_new_tokens": 1}, rid="finished")
-    with pytest.raises(sgl.ParameterError, match=r"rid: .* is no request that is waiting or running"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"rid: .* is no request that is waiting or running"
+    ):
         small.abort(rid)
 
 
@@ -225,7 +234,7 @@ def test_more_samples_than_may_wait_are_refused_at_once():
         assert engine.generate("ab", {"n": 4, "max_new_tokens": 2})  # nothing is left counted
 
 
-# ---------------------------------------------------------------------------------------- one end for each request
+# ------------------------------------------------------------------------- one end for each request
 
 
 class Collector:
@@ -268,7 +277,8 @@ def test_a_request_that_is_aborted_while_it_is_compiled_ends_once(slow_compiler)
             sinks = Collector(), Collector()
             every += sinks
             tickets = [
-                engine.submit("ab", GREEDY, Regex(p), sink=s) for p, s in zip(("[ab]+" * i + "a", "(" * i + "("), sinks)
+                engine.submit("ab", GREEDY, Regex(p), sink=s)
+                for p, s in zip(("[ab]+" * i + "a", "(" * i + "("), sinks)
             ]
             for ticket in tickets:
                 ticket.abort()
@@ -281,7 +291,9 @@ def test_closing_ends_what_is_compiled_and_what_waits_to_be(slow_compiler, monke
     engine = Engine.of(scripted.loaded())
     shutdown = ThreadPoolExecutor.shutdown
     monkeypatch.setattr(
-        ThreadPoolExecutor, "shutdown", lambda pool, **more: (slow_compiler.set(), shutdown(pool, **more))
+        ThreadPoolExecutor,
+        "shutdown",
+        lambda pool, **more: (slow_compiler.set(), shutdown(pool, **more)),
     )
     sinks = [Collector(2) for _ in range(6)]
     for i, sink in enumerate(sinks):

@@ -52,7 +52,10 @@ def test_the_cache_changes_what_is_computed_and_nothing_else(small_engine):
 
 def test_ids_text_and_spans_are_the_same_prompt(small_engine):
     ids = small_engine.tokenizer.encode(CHAT)
-    texts = {small_engine.complete(p, GREEDY).text for p in (CHAT, ids, Prompt((Span(CHAT[:9]), Span(CHAT[9:]))))}
+    texts = {
+        small_engine.complete(p, GREEDY).text
+        for p in (CHAT, ids, Prompt((Span(CHAT[:9]), Span(CHAT[9:]))))
+    }
     assert len(texts) == 1
 
 
@@ -60,8 +63,13 @@ def test_stops_end_the_text_and_cut_it(reciting):
     cut = reciting.complete(CHAT, greedy(stop=("France", "Paris")))
     assert (cut.text, cut.matched) == ("The capital of ", "France")
     assert [span.text for span in cut.spans] == ["The capital of", " "]
-    assert reciting.complete(CHAT, greedy(stop=("France",), include_stop=True)).text == "The capital of France"
-    comma = reciting.complete(CHAT, greedy(stop_token_ids=tuple(reciting.tokenizer.encode(" capital"))))
+    assert (
+        reciting.complete(CHAT, greedy(stop=("France",), include_stop=True)).text
+        == "The capital of France"
+    )
+    comma = reciting.complete(
+        CHAT, greedy(stop_token_ids=tuple(reciting.tokenizer.encode(" capital")))
+    )
     assert comma.text == "The"
     short = reciting.complete(CHAT, greedy(max_tokens=3))
     assert (short.text, short.finish_reason, short.matched) == ("The capital of", "length", None)
@@ -77,7 +85,11 @@ def test_draws_depend_on_the_seed_alone(small_engine):
     threads = [
         threading.Thread(
             target=lambda i=i: results.update(
-                {i: small_engine.complete(CHAT, SamplingParams(temperature=1.0, max_tokens=12, seed=i)).text}
+                {
+                    i: small_engine.complete(
+                        CHAT, SamplingParams(temperature=1.0, max_tokens=12, seed=i)
+                    ).text
+                }
             )
         )
         for i in range(4, 10)
@@ -88,23 +100,37 @@ def test_draws_depend_on_the_seed_alone(small_engine):
         thread.join()
     assert len(set(results.values())) > 1
     assert small_engine.complete(CHAT, params).text == alone
-    assert len({small_engine.complete("Once", SamplingParams(max_tokens=8)).text for _ in range(3)}) > 1
+    assert (
+        len({small_engine.complete("Once", SamplingParams(max_tokens=8)).text for _ in range(3)})
+        > 1
+    )
 
 
-@pytest.mark.parametrize("params", [dict(top_k=1), dict(top_p=1e-6), dict(min_p=1.0), dict(temperature=1e-6)])
+@pytest.mark.parametrize(
+    "params", [dict(top_k=1), dict(top_p=1e-6), dict(min_p=1.0), dict(temperature=1e-6)]
+)
 def test_filters_at_their_limit_are_greedy(small_engine, params):
     assert (
-        small_engine.complete(CHAT, SamplingParams(**{"max_tokens": 16, "temperature": 5.0, "seed": 1, **params})).text
+        small_engine.complete(
+            CHAT, SamplingParams(**{"max_tokens": 16, "temperature": 5.0, "seed": 1, **params})
+        ).text
         == small_engine.complete(CHAT, GREEDY).text
     )
 
 
 def test_penalties_and_biases_move_the_choice(engine):
     capital = engine.tokenizer.encode(" capital")[0]
-    assert "capital" not in engine.complete(CHAT, greedy(max_tokens=4, logit_bias=((capital, -100.0),))).text
+    assert (
+        "capital"
+        not in engine.complete(CHAT, greedy(max_tokens=4, logit_bias=((capital, -100.0),))).text
+    )
     echo = "a b c a b c a b c a b c a b"
     plain = engine.complete(echo, greedy(max_tokens=5)).text
-    for penalty in (dict(repetition_penalty=2.0), dict(frequency_penalty=2.0), dict(presence_penalty=2.0)):
+    for penalty in (
+        dict(repetition_penalty=2.0),
+        dict(frequency_penalty=2.0),
+        dict(presence_penalty=2.0),
+    ):
         assert engine.complete(echo, greedy(max_tokens=5, **penalty)).text != plain
 
 
@@ -128,7 +154,8 @@ def test_logprobs_of_output_and_prompt(small_engine):
     assert [i for _, i, _ in first.ids] == [5, 6]
     assert [e.token_id for e in generation.prompt_logprobs] == ids[1:]
     again = small_engine.complete(
-        [*ids, *generation.token_ids], greedy(max_tokens=0, return_logprob=True, logprob_start_len=len(ids))
+        [*ids, *generation.token_ids],
+        greedy(max_tokens=0, return_logprob=True, logprob_start_len=len(ids)),
     )
     assert [e.logprob for e in again.prompt_logprobs] == pytest.approx(
         [e.logprob for e in generation.output_logprobs], abs=0.15
@@ -138,7 +165,9 @@ def test_logprobs_of_output_and_prompt(small_engine):
 def test_constraints_hold(engine):
     assert engine.complete(CHAT, greedy(), Regex("[A-Z]{3}-[0-9]{2}")).text[3] == "-"
     assert (
-        engine.complete(CHAT + "The capital of France is", greedy(), Choices((" London", " Paris", " Rome"))).text
+        engine.complete(
+            CHAT + "The capital of France is", greedy(), Choices((" London", " Paris", " Rome"))
+        ).text
         == " Paris"
     )
     generation = engine.complete(
@@ -171,7 +200,13 @@ def collect(engine, prompt, params, constraint=None):
 
 
 @pytest.mark.parametrize(
-    "params", [greedy(), greedy(stop=("Paris",)), greedy(max_tokens=3), greedy(stop=("is",), include_stop=True)]
+    "params",
+    [
+        greedy(),
+        greedy(stop=("Paris",)),
+        greedy(max_tokens=3),
+        greedy(stop=("is",), include_stop=True),
+    ],
 )
 def test_deltas_add_up_to_the_text(reciting, params):
     events, done, _ = collect(reciting, CHAT, params)
@@ -192,7 +227,9 @@ def test_selection_scores_every_choice_on_the_same_text(engine):
         params = SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=start)
         whole = engine.complete(ids, params)
         assert [e.token_id for e in whole.prompt_logprobs] == list(score.token_ids)
-        assert [e.logprob for e in whole.prompt_logprobs] == pytest.approx(list(score.logprobs), abs=1e-3)
+        assert [e.logprob for e in whole.prompt_logprobs] == pytest.approx(
+            list(score.logprobs), abs=1e-3
+        )
     assert sum(selection.scores[0].logprobs) > sum(selection.scores[1].logprobs)
     assert selection.usage.cached_tokens > selection.usage.prompt_tokens / 2
 
@@ -200,7 +237,10 @@ def test_selection_scores_every_choice_on_the_same_text(engine):
 def test_merges_at_the_boundary_are_handled_alike_for_all_choices(small_engine):
     tokenizer = small_engine.tokenizer
     prompt = "The answer is un"
-    assert tokenizer.encode(prompt + "known") != [*tokenizer.encode(prompt), *tokenizer.encode("known")]
+    assert tokenizer.encode(prompt + "known") != [
+        *tokenizer.encode(prompt),
+        *tokenizer.encode("known"),
+    ]
     selection = small_engine.select(prompt, ["known", "zebra"])
     texts = {tokenizer.decode(s.token_ids)[: -len(s.text)] for s in selection.scores}
     assert len(texts) == 1  # both are scored from the same place on
@@ -219,7 +259,9 @@ def test_selection_without_a_prompt_and_without_condition(small_engine):
 
 
 def test_a_small_engine_queues_retracts_and_answers_everything(folders):
-    """Pages for two requests at most: the others wait or are put back, and all texts are those of a roomy engine."""
+    """Pages for two requests at most: the others wait or are put back, and all texts are those of a
+    roomy engine.
+    """
     prompts = [f"Question {i}: what is {i} plus one?\nAnswer:" for i in range(4)]
     with sgl.Engine(
         folders[0], dtype="float32", max_running=3, max_total_tokens=120, context_length=100, step_tokens=16,
@@ -241,7 +283,10 @@ def test_a_small_engine_queues_retracts_and_answers_everything(folders):
         assert done.wait(600)
         assert small.stats()["running"] == 0
         assert small.stats()["free_tokens"] + small.stats()["cached_tokens"] == 120
-        alone = [small.complete(prompt, greedy(max_tokens=40, ignore_eos=True)).text for prompt in prompts]
+        alone = [
+            small.complete(prompt, greedy(max_tokens=40, ignore_eos=True)).text
+            for prompt in prompts
+        ]
     assert [results[i].text for i in range(len(prompts))] == alone
     assert sum(generation.meta["num_retractions"] for generation in results.values()) > 0
 
@@ -299,7 +344,10 @@ def test_too_many_requests_are_refused(small_file):
         step_tokens=16,
         in_process=True,
     ) as engine:
-        tickets = [engine.submit("x", greedy(max_tokens=100, ignore_eos=True), sink=lambda e: None) for _ in range(2)]
+        tickets = [
+            engine.submit("x", greedy(max_tokens=100, ignore_eos=True), sink=lambda e: None)
+            for _ in range(2)
+        ]
         with pytest.raises(sgl.OverloadedError, match="2 requests are waiting or running"):
             engine.submit("x", greedy(), sink=lambda e: None)
         for ticket in tickets:
@@ -337,7 +385,9 @@ for _ in range(8):
     engine.submit("Hello", SamplingParams(max_tokens=500, ignore_eos=True), sink=lambda _: begun.set(), stream=True)
 begun.wait()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -391,8 +441,14 @@ def test_two_engines_live_side_by_side(small_engine, small_file):
 
 
 def test_a_chat_template_of_ones_own(small_file, tmp_path):
-    (tmp_path / "t.jinja").write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
-    with sgl.Engine(small_file, max_running=2, chat_template=str(tmp_path / "t.jinja"), in_process=True) as other:
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    with sgl.Engine(
+        small_file, max_running=2, chat_template=str(tmp_path / "t.jinja"), in_process=True
+    ) as other:
         assert other.chat_template().get_prefix_and_suffix("user", []) == ("[user]", "")
-    with pytest.raises(sgl.ParameterError, match=r"chat_template: there is no file 'nothing\.jinja'"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"chat_template: there is no file 'nothing\.jinja'"
+    ):
         sgl.Engine(small_file, max_running=2, chat_template="nothing.jinja", in_process=True)

@@ -73,7 +73,9 @@ def use(engine):
 @pytest.mark.parametrize("used", [False, True])
 def test_an_engine_that_nobody_refers_to_is_freed(no_gc, folder, used):
     for _ in range(4):
-        engine, model, itself, thread = started(lambda: sgl.Engine(model=folder, max_total_tokens=512, in_process=True))
+        engine, model, itself, thread = started(
+            lambda: sgl.Engine(model=folder, max_total_tokens=512, in_process=True)
+        )
         if used:
             use(engine)
         del engine
@@ -84,7 +86,9 @@ def test_an_engine_that_nobody_refers_to_is_freed(no_gc, folder, used):
 
 
 def test_a_cell_that_is_run_again_holds_one_model(no_gc, folder):
-    engine, model, _, thread = started(lambda: sgl.Engine(model=folder, max_total_tokens=512, in_process=True))
+    engine, model, _, thread = started(
+        lambda: sgl.Engine(model=folder, max_total_tokens=512, in_process=True)
+    )
     one = tensor_bytes()
     for _ in range(3):
         engine = sgl.Engine(model=folder, max_total_tokens=512, in_process=True)
@@ -97,7 +101,9 @@ def test_a_cell_that_is_run_again_holds_one_model(no_gc, folder):
 
 def test_a_closed_engine_keeps_no_tensors(no_gc, folder):
     before = tensor_bytes()
-    engine, model, _, _ = started(lambda: sgl.Engine(model=folder, max_total_tokens=512, in_process=True))
+    engine, model, _, _ = started(
+        lambda: sgl.Engine(model=folder, max_total_tokens=512, in_process=True)
+    )
     use(engine)
     assert tensor_bytes() > before
     engine.close()
@@ -106,7 +112,9 @@ def test_a_closed_engine_keeps_no_tensors(no_gc, folder):
     assert engine.model_name == folder
 
 
-def test_an_engine_that_crashed_or_did_not_start_keeps_no_tensors(no_gc, folder, monkeypatch, caplog):
+def test_an_engine_that_crashed_or_did_not_start_keeps_no_tensors(
+    no_gc, folder, monkeypatch, caplog
+):
     before = tensor_bytes()
     engine = sgl.Engine(model=folder, max_total_tokens=512, in_process=True)
 
@@ -190,7 +198,7 @@ def test_a_program_keeps_its_engine_until_it_ends():
     assert state["x"]
 
 
-# ------------------------------------------------------------------------------------------------ forked copies
+# ------------------------------------------------------------------------------------ forked copies
 
 
 def in_a_fork(call):
@@ -244,7 +252,12 @@ def held(small):
     """Every lock of the engine is held by some other thread when the process is copied."""
     core = small.core
     owners = core, core.open_requests, core.loop, core.loop.inbox, core.compiler
-    locks = [each for owner in owners for each in vars(owner).values() if isinstance(each, type(threading.Lock()))]
+    locks = [
+        each
+        for owner in owners
+        for each in vars(owner).values()
+        if isinstance(each, type(threading.Lock()))
+    ]
     assert len(locks) >= 4
     for lock in locks:
         lock.acquire()
@@ -271,10 +284,21 @@ def test_a_forked_copy_does_not_wait_for_a_program_of_the_other_process():
 
     backend = sgl.ScriptedBackend(lambda call: "done" if go.wait(30) else "")
     state = program.run(backend=backend, stream=True)
-    for read in (lambda: state["x"], state.text, state.sync, lambda: state["y"], lambda: list(state.text_iter())):
+    for read in (
+        lambda: state["x"],
+        state.text,
+        state.sync,
+        lambda: state["y"],
+        lambda: list(state.text_iter()),
+    ):
         said = in_a_fork(read)
-        assert said.startswith("ProgramError: the program runs in the process that this one was forked from")
-    assert in_a_fork(lambda: sgl.function(lambda s: s.__iadd__("a")).run(backend=backend).text()) == "returned 'a'"
+        assert said.startswith(
+            "ProgramError: the program runs in the process that this one was forked from"
+        )
+    assert (
+        in_a_fork(lambda: sgl.function(lambda s: s.__iadd__("a")).run(backend=backend).text())
+        == "returned 'a'"
+    )
     go.set()
     assert state.text() == "done!"
 
@@ -300,11 +324,12 @@ def test_the_engine_lives_on_after_its_copies(small):
     assert len(small.complete("ab", GREEDY, Regex("[ab]{3}")).token_ids) == 3
 
 
-# ------------------------------------------------------------------------------------- calls on the engine's thread
+# --------------------------------------------------------------------- calls on the engine's thread
 
 
 @pytest.mark.parametrize(
-    "name", ["stats", "complete", "select", "generate", "score", "play", "flush_cache", "update_weights"]
+    "name",
+    ["stats", "complete", "select", "generate", "score", "play", "flush_cache", "update_weights"],
 )
 def test_a_call_that_waits_for_its_own_thread_is_refused(small, name):
     def processor(ids, logits):

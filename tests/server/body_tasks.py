@@ -1,4 +1,6 @@
-"""Functions that a process for bodies runs in place of a reading; a file of their own, which imports little."""
+"""Functions that a process for bodies runs in place of a reading; a file of their own, which
+imports little.
+"""
 
 import os
 

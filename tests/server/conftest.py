@@ -16,8 +16,15 @@ from sglang_lite.server.app import application
 from sglang_lite.server.http_server import HttpServer
 from sglang_lite.server.settings import ServerSettings
 
-# However slow this machine is, an answer is waited for: clients of tests give up after a minute, not after five seconds.
-for opening in (httpx2.Client.__init__, httpx2.AsyncClient.__init__, httpx2.post, httpx2.get, httpx2.request):
+# However slow this machine is, an answer is waited for: clients of tests give up after a minute,
+# not after five seconds.
+for opening in (
+    httpx2.Client.__init__,
+    httpx2.AsyncClient.__init__,
+    httpx2.post,
+    httpx2.get,
+    httpx2.request,
+):
     opening.__kwdefaults__["timeout"] = httpx2.Timeout(60)
 
 TEMPLATE = (
@@ -27,7 +34,9 @@ TEMPLATE = (
     "{{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}</{{ m.role }}>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-SETTINGS = dict(dtype="float32", max_running=8, max_total_tokens=16384, threads=1, deterministic=True)
+SETTINGS = dict(
+    dtype="float32", max_running=8, max_total_tokens=16384, threads=1, deterministic=True
+)
 
 
 class Running:
@@ -89,7 +98,9 @@ def byte_tokenizer():
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|end|>", "<|begin|>")])
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True) for text in ("<|end|>", "<|begin|>")]
+    )
     return tokenizer
 
 

@@ -2,7 +2,14 @@
 
 import asyncio
 
-from sglang_lite.protocol import Delta, EngineClosedError, Generation, RequestAbortedError, SglError, Usage
+from sglang_lite.protocol import (
+    Delta,
+    EngineClosedError,
+    Generation,
+    RequestAbortedError,
+    SglError,
+    Usage,
+)
 from sglang_lite.text.chat_template import JinjaTemplate
 
 _HOPS = 8  # of the event loop between two pieces, in which who reads takes one
@@ -48,7 +55,9 @@ class Scripted:
         return answer
 
     def abort(self, rid):
-        next(answer for answer in self.submitted if answer.rid == rid).end(RequestAbortedError("it was aborted."))
+        next(answer for answer in self.submitted if answer.rid == rid).end(
+            RequestAbortedError("it was aborted.")
+        )
 
     def close(self):
         for answer in self.submitted:

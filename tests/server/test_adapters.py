@@ -16,7 +16,9 @@ ASKED = {"max_tokens": 8, "temperature": 0}
 @pytest.fixture(scope="module")
 def reference(folder, tmp_path_factory):
     model = LlamaForCausalLM.from_pretrained(folder)
-    return Adapted(model, tmp_path_factory.mktemp("adapters"), {"poet": {"r": 4}, "judge": {"r": 8}})
+    return Adapted(
+        model, tmp_path_factory.mktemp("adapters"), {"poet": {"r": 4}, "judge": {"r": 8}}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,10 @@ def engine(folder, folders):
 
 @pytest.fixture(scope="module")
 def http(engine):
-    with serving(engine, served_model_name="base") as url, httpx2.Client(base_url=url, timeout=60) as client:
+    with (
+        serving(engine, served_model_name="base") as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+    ):
         yield client
 
 
@@ -59,13 +64,20 @@ def test_each_protocol_names_one_as_its_model(http, engine, model):
     texts = set()
     for name in (model, "base"):
         body = {"model": name, **chat, **ASKED}
-        texts.add(http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"])
-        said = http.post("/v1/messages", json=body, headers={"anthropic-version": "2023-06-01"}).json()["content"]
+        texts.add(
+            http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+        )
+        said = http.post(
+            "/v1/messages", json=body, headers={"anthropic-version": "2023-06-01"}
+        ).json()["content"]
         texts.add("".join(part["text"] for part in said))
         answer = http.post(
-            "/v1/responses", json={"model": name, "input": "hello", "max_output_tokens": 8, "temperature": 0}
+            "/v1/responses",
+            json={"model": name, "input": "hello", "max_output_tokens": 8, "temperature": 0},
         )
-        texts.add("".join(part["text"] for item in answer.json()["output"] for part in item["content"]))
+        texts.add(
+            "".join(part["text"] for item in answer.json()["output"] for part in item["content"])
+        )
     assert len(texts) == 2  # one of the adapter and one of the model, in each protocol
 
 
@@ -88,7 +100,10 @@ def test_ollama_s_protocol_names_one_as_its_model(http, engine, model):
     body = {"prompt": "a quick", "raw": True, "stream": False, "options": options}
     for name, of in ((model, "poet"), ("base", None)):
         answer = http.post("/api/generate", json={**body, "model": name}).json()
-        assert answer["response"] == engine.generate("a quick", {**GREEDY, "ignore_eos": False}, lora_path=of)["text"]
+        assert (
+            answer["response"]
+            == engine.generate("a quick", {**GREEDY, "ignore_eos": False}, lora_path=of)["text"]
+        )
     said = {
         http.post("/api/chat", json={"model": name, "messages": [{"role": "user", "content": "hello"}], "stream": False,
                                      "options": options}).json()["message"]["content"]
@@ -125,15 +140,24 @@ def sums_of(selection):
 def test_choices_are_scored_by_their_adapter(http, engine, reference):
     for name in ("poet", None):
         expected = by_peft(reference, engine, "a quick", name)
-        assert sums_of(engine.select("a quick", CHOICES, lora_path=name)) == pytest.approx(expected, abs=1e-3)
+        assert sums_of(engine.select("a quick", CHOICES, lora_path=name)) == pytest.approx(
+            expected, abs=1e-3
+        )
         body = {"model": name or "base", "prompt": "a quick", "continuations": CHOICES}
         scores = http.post("/v1/score", json=body).json()["scores"]
         assert [each["logprob"] for each in scores] == pytest.approx(expected, abs=1e-3)
         label = [engine.tokenizer.encode("a quick" + choice)[-1] for choice in CHOICES[:2]]
-        body = {"model": name or "base", "query": "a quick", "items": [""], "label_token_ids": label}
+        body = {
+            "model": name or "base",
+            "query": "a quick",
+            "items": [""],
+            "label_token_ids": label,
+        }
         (shares,) = http.post("/v1/score", json=body).json()["scores"]
         ids = list(engine.tokenizer.encode("a quick"))
-        assert shares == pytest.approx([float(reference(ids, name)[-1, each].exp()) for each in label], abs=1e-3)
+        assert shares == pytest.approx(
+            [float(reference(ids, name)[-1, each].exp()) for each in label], abs=1e-3
+        )
     assert by_peft(reference, engine, "a quick", "poet") != pytest.approx(expected, abs=1e-2)
 
 
@@ -142,7 +166,9 @@ def test_a_decision_is_made_by_an_adapter(http):
         "input": "hello",
         "questions": [{"type": "choice", "instructions": "Which?", "choices": [{"value": "one"}, {"value": "two"}]}],
     }  # fmt: skip
-    answers = [http.post("/v1/decisions", json={**body, "model": name}).json() for name in ("poet", "base")]
+    answers = [
+        http.post("/v1/decisions", json={**body, "model": name}).json() for name in ("poet", "base")
+    ]
     assert [each.get("model") for each in answers] == ["poet", "base"], answers
     assert answers[0]["answers"] != answers[1]["answers"]
 
@@ -150,7 +176,10 @@ def test_a_decision_is_made_by_an_adapter(http):
 def test_a_selection_names_one_adapter_as_generations_do(engine):
     with pytest.raises(sgl.ParameterError, match="lora_path: 2 entries"):
         sgl.select("a", CHOICES, lora_path=["poet", "judge"])
-    assert sgl.gen("a", choices=CHOICES, lora_path="poet").node == sgl.select("a", CHOICES, lora_path="poet").node
+    assert (
+        sgl.gen("a", choices=CHOICES, lora_path="poet").node
+        == sgl.select("a", CHOICES, lora_path="poet").node
+    )
     with pytest.raises(sgl.ParameterError, match=r"lora_path: \['poet'\] is no name"):
         engine.select("a", CHOICES, lora_path=["poet"])
     with pytest.raises(sgl.ParameterError, match="no adapter 'base'") as caught:
@@ -161,12 +190,22 @@ def test_a_selection_names_one_adapter_as_generations_do(engine):
 def test_no_adapter_can_be_asked_for_where_the_run_has_one(http, engine):
     @sgl.function
     def two(s):
-        s += "a quick" + sgl.gen("own", ignore_eos=True) + sgl.gen("none", lora_path=[], ignore_eos=True)
+        s += (
+            "a quick"
+            + sgl.gen("own", ignore_eos=True)
+            + sgl.gen("none", lora_path=[], ignore_eos=True)
+        )
 
     texts = set()
     for backend in (engine, sgl.RuntimeEndpoint(str(http.base_url))):
         for push_down in (True, False):
-            state = two.run(backend=backend, push_down=push_down, lora_path="poet", max_new_tokens=5, temperature=0)
+            state = two.run(
+                backend=backend,
+                push_down=push_down,
+                lora_path="poet",
+                max_new_tokens=5,
+                temperature=0,
+            )
             texts.add((state["own"], state["none"]))
     assert len(texts) == 1
 
@@ -178,7 +217,10 @@ def choosing(s, adapter=None):
 
 
 def test_selections_of_a_program_are_scored_by_their_adapters(http, engine, reference, tmp_path):
-    endpoint, expected = sgl.RuntimeEndpoint(str(http.base_url)), by_peft(reference, engine, "a quick", "poet")
+    endpoint, expected = (
+        sgl.RuntimeEndpoint(str(http.base_url)),
+        by_peft(reference, engine, "a quick", "poet"),
+    )
     for backend in (engine, endpoint):
         for push_down in (True, False):
             for arguments in ({"adapter": "poet"}, {"lora_path": "poet"}):
@@ -199,10 +241,16 @@ def test_a_trace_names_the_adapters_and_tells_their_questions_apart(engine):
     found = []
     for name in ("poet", None):
         with_gen = program.run(backend=engine, max_new_tokens=1, lora_path=name)
-        found.append([*choosing.run(adapter=name, backend=engine).trace().nodes, *with_gen.trace().nodes])
-    adapters = [[each.adapter for each in nodes if each.kind in ("gen", "select")] for nodes in found]
+        found.append(
+            [*choosing.run(adapter=name, backend=engine).trace().nodes, *with_gen.trace().nodes]
+        )
+    adapters = [
+        [each.adapter for each in nodes if each.kind in ("gen", "select")] for nodes in found
+    ]
     assert adapters == [["poet", None, "poet", "poet"], [None, None, None, "poet"]]
-    (one, *_), (other, *_) = ([each.asked for each in nodes if each.kind == "select"] for nodes in found)
+    (one, *_), (other, *_) = (
+        [each.asked for each in nodes if each.kind == "select"] for nodes in found
+    )
     assert one != other
 
 
@@ -217,12 +265,18 @@ def test_a_selection_by_an_adapter_that_is_not_there_fails(http, engine):
 def test_prompts_of_a_request_have_their_own(http, engine):
     body = {"text": ["a quick"] * 2, "sampling_params": GREEDY, "lora_path": ["poet", None]}
     found = [each["text"] for each in http.post("/generate", json=body).json()]
-    assert found == [engine.generate("a quick", GREEDY, lora_path=name)["text"] for name in ("poet", None)]
+    assert found == [
+        engine.generate("a quick", GREEDY, lora_path=name)["text"] for name in ("poet", None)
+    ]
 
 
 @sgl.function
 def program(s):
-    s += "a quick" + sgl.gen("plain", ignore_eos=True) + sgl.gen("poem", lora_path="poet", ignore_eos=True)
+    s += (
+        "a quick"
+        + sgl.gen("plain", ignore_eos=True)
+        + sgl.gen("poem", lora_path="poet", ignore_eos=True)
+    )
 
 
 def test_an_endpoint_sends_the_adapter_of_a_node(http, engine):
@@ -231,24 +285,41 @@ def test_an_endpoint_sends_the_adapter_of_a_node(http, engine):
         return state["plain"], state["poem"]
 
     endpoint, local = sgl.RuntimeEndpoint(str(http.base_url)), engine
-    assert texts(endpoint) == texts(endpoint, push_down=False) == texts(local) == texts(local, push_down=False)
+    assert (
+        texts(endpoint)
+        == texts(endpoint, push_down=False)
+        == texts(local)
+        == texts(local, push_down=False)
+    )
     assert texts(local)[0] != texts(local, lora_path="poet")[0]
 
 
 def test_loading_and_unloading(http, folders):
-    answer = http.post("/load_lora_adapter", json={"lora_name": "judge", "lora_path": str(folders["judge"])})
+    answer = http.post(
+        "/load_lora_adapter", json={"lora_name": "judge", "lora_path": str(folders["judge"])}
+    )
     assert (answer.status_code, answer.json()["success"]) == (200, True)
     assert set(answer.json()["loaded_adapters"]) == {"poet", "judge"}
     assert (
-        http.post("/generate", json={"text": "a", "sampling_params": GREEDY, "lora_path": "judge"}).status_code == 200
+        http.post(
+            "/generate", json={"text": "a", "sampling_params": GREEDY, "lora_path": "judge"}
+        ).status_code
+        == 200
     )
-    again = http.post("/load_lora_adapter", json={"lora_name": "judge", "lora_path": str(folders["judge"])})
+    again = http.post(
+        "/load_lora_adapter", json={"lora_name": "judge", "lora_path": str(folders["judge"])}
+    )
     assert (again.status_code, again.json()["success"]) == (400, False)
     assert "is taken" in again.json()["error_message"]
     counts = http.get("/metrics").text
-    assert all(f"sglang_lite_{name}" in counts for name in ("adapters{", "adapters_resident{", "adapter_copies_total{"))
+    assert all(
+        f"sglang_lite_{name}" in counts
+        for name in ("adapters{", "adapters_resident{", "adapter_copies_total{")
+    )
     assert http.post("/unload_lora_adapter", json={"lora_name": "judge"}).json()["success"]
-    gone = http.post("/generate", json={"text": "a", "sampling_params": GREEDY, "lora_path": "judge"})
+    gone = http.post(
+        "/generate", json={"text": "a", "sampling_params": GREEDY, "lora_path": "judge"}
+    )
     assert (gone.status_code, "there is no adapter 'judge'" in gone.text) == (400, True)
     assert http.post("/unload_lora_adapter", json={"lora_name": "judge"}).status_code == 400
     missing = http.post("/v1/completions", json={"model": "judge", "prompt": "a"})
@@ -265,13 +336,17 @@ def test_nodes_of_a_program_with_late_adapters_share_its_document(folder, tmp_pa
     with sgl.Engine(folder, **own) as plain:
         invocation = plain.tokenizer.encode(" ask now", first=False)
     late = {"r": 8, "alora_invocation_tokens": invocation, "task_type": "CAUSAL_LM"}
-    adapters = Adapted(LlamaForCausalLM.from_pretrained(folder), tmp_path, dict.fromkeys(names, late))
+    adapters = Adapted(
+        LlamaForCausalLM.from_pretrained(folder), tmp_path, dict.fromkeys(names, late)
+    )
 
     @sgl.function
     def program(s):
         s += document
         for name, branch in zip(names, s.fork(len(names))):
-            branch += " ask now" + sgl.gen(name, lora_path=name, max_tokens=8, temperature=0, ignore_eos=True)
+            branch += " ask now" + sgl.gen(
+                name, lora_path=name, max_tokens=8, temperature=0, ignore_eos=True
+            )
             texts[name] = branch
 
     texts: dict[str, sgl.ProgramState] = {}
@@ -283,4 +358,6 @@ def test_nodes_of_a_program_with_late_adapters_share_its_document(folder, tmp_pa
             assert found[name] == answered(engine, f"{document} ask now", name)
         assert len({*found.values()}) > 1
     once = usage.prompt_tokens // len(names)
-    assert usage.prompt_tokens - usage.cached_tokens <= once + (len(names) - 1) * (len(invocation) + 16)
+    assert usage.prompt_tokens - usage.cached_tokens <= once + (len(names) - 1) * (
+        len(invocation) + 16
+    )

@@ -1,8 +1,8 @@
 """Published attacks on servers of language models, sent to this one.
 
-Of CVE-2026-9540 (vLLM 0.19.0, a denial of service over the routes of OpenAI's protocol by resources that are not
-released) no published text says what is sent. What is tested here is its kind: requests that fail or are left at any
-stage keep nothing open.
+Of CVE-2026-9540 (vLLM 0.19.0, a denial of service over the routes of OpenAI's protocol by resources
+that are not released) no published text says what is sent. What is tested here is its kind:
+requests that fail or are left at any stage keep nothing open.
 """
 
 import base64
@@ -24,7 +24,15 @@ from sglang_lite.lang.runs.trace import Trace
 from sglang_lite.runtime.executor.step_record import read_steps
 from sglang_lite.server.routes import ROUTES
 from tests.runtime.media.seeing import CHAT, engine_of, png, save_seeing
-from tests.runtime.models.test_hostile_files import CONFIG, METADATA, SETTINGS, TINY, gguf_file, gguf_names, write
+from tests.runtime.models.test_hostile_files import (
+    CONFIG,
+    METADATA,
+    SETTINGS,
+    TINY,
+    gguf_file,
+    gguf_names,
+    write,
+)
 from tests.runtime.models.tiny import randomise, tiny_tokenizer
 from tests.server.conftest import Running, serving
 from tests.server.test_process import children_of, launched
@@ -34,7 +42,7 @@ from tests.web import sends, web
 USER = [{"role": "user", "content": "a"}]
 
 
-# ------------------------------------------------------------------- addresses of images and sounds (SSRF)
+# ------------------------------------------------------------ addresses of images and sounds (SSRF)
 
 INSIDE = {
     "lan.example": "192.168.1.4", "metadata.example": "169.254.169.254", "here.example": "127.1.2.3",
@@ -47,22 +55,41 @@ def asked_by_image(url):
     part = {"type": "image_url", "image_url": {"url": url}}
     source = {"type": "image", "source": {"type": "url", "url": url}}
     return {
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": [part]}], "max_tokens": 2},
-        "/v1/responses": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]},
+        "/v1/chat/completions": {
+            "messages": [{"role": "user", "content": [part]}],
+            "max_tokens": 2,
+        },
+        "/v1/responses": {
+            "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
+        },
         "/v1/messages": {"messages": [{"role": "user", "content": [source]}], "max_tokens": 2},
-        "/generate": {"text": "<image>hi", "image_data": url, "sampling_params": {"max_new_tokens": 2}},
+        "/generate": {
+            "text": "<image>hi",
+            "image_data": url,
+            "sampling_params": {"max_new_tokens": 2},
+        },
     }
 
 
 def asked_by_sound(url):
-    part = {"type": "input_audio", "input_audio": {"data": url, "format": "wav"}}  # which takes no addresses
+    # which takes no addresses
+    part = {"type": "input_audio", "input_audio": {"data": url, "format": "wav"}}
     return {
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": [part]}], "max_tokens": 2},
-        "/generate": {"text": "<|AUDIO|>hi", "audio_data": url, "sampling_params": {"max_new_tokens": 2}},
+        "/v1/chat/completions": {
+            "messages": [{"role": "user", "content": [part]}],
+            "max_tokens": 2,
+        },
+        "/generate": {
+            "text": "<|AUDIO|>hi",
+            "audio_data": url,
+            "sampling_params": {"max_new_tokens": 2},
+        },
     }
 
 
-@pytest.mark.parametrize(("family", "asked_by"), [("llava", asked_by_image), ("qwen2_audio", asked_by_sound)])
+@pytest.mark.parametrize(
+    ("family", "asked_by"), [("llava", asked_by_image), ("qwen2_audio", asked_by_sound)]
+)
 def test_no_address_of_an_image_or_a_sound_leads_inside(family, asked_by, tmp_path):
     """Neither by its name, nor by its number, nor by a redirect of a public host."""
     save_seeing(family, tmp_path)
@@ -70,28 +97,41 @@ def test_no_address_of_an_image_or_a_sound_leads_inside(family, asked_by, tmp_pa
         f"/{host}": sends(b"", status, location=f"http://{host}/secret")
         for host, status in zip((*INSIDE, "127.0.0.1", "[::1]"), (301, 302, 303, 307, 308, 302))
     }
-    with engine_of(tmp_path, chat_template=CHAT) as engine, serving(engine, allowed_media_domains=("*",)) as url:
+    with (
+        engine_of(tmp_path, chat_template=CHAT) as engine,
+        serving(engine, allowed_media_domains=("*",)) as url,
+    ):
         for path in asked_by(""):
-            direct = [f"http://{host}/secret" for host in (*INSIDE, "127.0.0.1", "[::1]", "2130706433", "0x7f.1")]
+            direct = [
+                f"http://{host}/secret"
+                for host in (*INSIDE, "127.0.0.1", "[::1]", "2130706433", "0x7f.1")
+            ]
             for address in (*direct, *(f"http://a.example{page}" for page in pages)):
                 with web({**INSIDE, **OUTSIDE}, {**pages, "/secret": sends(b"secret")}) as asked:
                     answer = httpx2.post(f"{url}{path}", json=asked_by(address)[path], timeout=60)
                 assert answer.status_code == 400, (path, address)
-                assert "not at a public address" in answer.text or "input_audio" in str(asked_by("")[path])
+                assert "not at a public address" in answer.text or "input_audio" in str(
+                    asked_by("")[path]
+                )
                 assert "/secret" not in asked
 
 
-# ------------------------------------------------------------------------------------------------- CVE-2026-22773
+# ----------------------------------------------------------------------------------- CVE-2026-22773
 
 
 @pytest.mark.parametrize("family", ["idefics3", "smolvlm", "qwen2_vl", "llava_next", "onevision"])
 def test_an_image_of_a_few_pixels_ends_no_engine(family, tmp_path):
-    """vLLM took 1 x 1 pixels of three colours for three rows, and its engine ended with an error of tensors' sizes."""
+    """vLLM took 1 x 1 pixels of three colours for three rows, and its engine ended with an error of
+    tensors' sizes.
+    """
     save_seeing(family, tmp_path)
     with engine_of(tmp_path, chat_template=CHAT) as engine, serving(engine) as url:
         for width, height in ((1, 1), (1, 3), (3, 1), (3, 3), (2, 1), (1, 4)):
             data = f"data:image/png;base64,{base64.b64encode(png(width, height)).decode()}"
-            content = [{"type": "image_url", "image_url": {"url": data}}, {"type": "text", "text": "hi"}]
+            content = [
+                {"type": "image_url", "image_url": {"url": data}},
+                {"type": "text", "text": "hi"},
+            ]
             body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
             answer = httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60)
             assert answer.status_code in (200, 400), answer.text
@@ -100,7 +140,7 @@ def test_an_image_of_a_few_pixels_ends_no_engine(family, tmp_path):
         assert httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
 
 
-# -------------------------------------------------------------- CVE-2026-3059, CVE-2026-3060 and CVE-2026-3989
+# --------------------------------------------------- CVE-2026-3059, CVE-2026-3060 and CVE-2026-3989
 
 
 class Canary:
@@ -125,15 +165,23 @@ def listening(pid):
         for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
     ]
     return {
-        int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets
+        int(line[1].rpartition(":")[2], 16)
+        for line in lines
+        if line[3] == "0A" and f"socket:[{line[9]}]" in sockets
     }
 
 
 def test_no_process_of_a_server_listens_anywhere_but_at_its_address(folder):
-    """SGLang's brokers of images and of separate encoders took pickles at ports of their own, of all networks."""
+    """SGLang's brokers of images and of separate encoders took pickles at ports of their own, of
+    all networks.
+    """
     with launched(folder) as (process, url):
         port = int(url.rpartition(":")[2])
-        httpx2.post(f"{url}/generate", json={"text": "a", "sampling_params": {"max_new_tokens": 2}}, timeout=60)
+        httpx2.post(
+            f"{url}/generate",
+            json={"text": "a", "sampling_params": {"max_new_tokens": 2}},
+            timeout=60,
+        )
         family = [process.pid, *children_of(process.pid)]
         assert len(family) > 1
         assert {pid: listening(pid) for pid in family} == {
@@ -150,16 +198,25 @@ def test_a_pickle_that_is_sent_anywhere_runs_nothing(engine, tmp_path):
             path = route.path.replace("{", "").replace("}", "").replace(":path", "")
             for kind in ("application/octet-stream", "application/json", "application/x-pickle"):
                 answer = httpx2.request(
-                    route.methods[0], f"{url}{path}", content=data, headers={"content-type": kind}, timeout=60
+                    route.methods[0],
+                    f"{url}{path}",
+                    content=data,
+                    headers={"content-type": kind},
+                    timeout=60,
                 )
                 assert answer.status_code < 500 or answer.status_code == 501, (path, answer.text)
         for load_format in (None, "flattened_bucket"):
             body = {"serialized_named_tensors": [text], "load_format": load_format}
-            assert httpx2.post(f"{url}/update_weights_from_tensor", json=body, timeout=60).status_code == 400
+            assert (
+                httpx2.post(f"{url}/update_weights_from_tensor", json=body, timeout=60).status_code
+                == 400
+            )
         for field in ("custom_logit_processor", "input_embeds", "image_data", "session_params"):
             asked = {"text": "a", field: text, "sampling_params": {"max_new_tokens": 1}}
             assert httpx2.post(f"{url}/generate", json=asked, timeout=60).status_code == 400
-        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60) as connection:
+        with socket.create_connection(
+            ("127.0.0.1", int(url.rpartition(":")[2])), timeout=60
+        ) as connection:
             connection.sendall(b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f" + data)  # ZMQ's greeting
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(4096).startswith(b"HTTP/1.1 400")
@@ -176,7 +233,12 @@ def test_a_pickle_as_a_saved_run_runs_nothing(tmp_path):
     def program(s, x):
         s += x + sgl.gen("y")
 
-    for read in (sgl.load, Trace.load, read_steps, lambda path: program.run_batch([{"x": "a"}], checkpoint=path)):
+    for read in (
+        sgl.load,
+        Trace.load,
+        read_steps,
+        lambda path: program.run_batch([{"x": "a"}], checkpoint=path),
+    ):
         with pytest.raises(sgl.SglError):
             read(file)
     for command in (["replay", str(file)], ["trace", str(file)]):
@@ -184,11 +246,9 @@ def test_a_pickle_as_a_saved_run_runs_nothing(tmp_path):
     assert not canary.exists()
 
 
-# --------------------------------------------------------------------------------- templates in files of models
+# --------------------------------------------------------------------- templates in files of models
 
-REACHING = (
-    "accesses|is unsafe|undefined|not callable|Encountered unknown tag|no loader|not for templates|has no attribute"
-)
+REACHING = "accesses|is unsafe|undefined|not callable|Encountered unknown tag|no loader|not for templates|has no attribute"
 TEMPLATES = {
     "an endless loop": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "steps"),
     "gigabytes of text": ("{{ 'a' * 10 ** 10 }}", "makes a text of"),
@@ -208,7 +268,10 @@ TEMPLATES = {
 
 @pytest.fixture(scope="module")
 def tensors():
-    return {name: each.contiguous() for name, each in randomise(LlamaForCausalLM(_config())).state_dict().items()}
+    return {
+        name: each.contiguous()
+        for name, each in randomise(LlamaForCausalLM(_config())).state_dict().items()
+    }
 
 
 def _config():
@@ -223,7 +286,9 @@ def in_settings(place, template, tensors):
 
 def in_its_file(place, template, tensors):
     (place / "chat_template.jinja").write_text(template)
-    return in_folder(place, tensors, {name: each for name, each in SETTINGS.items() if name != "chat_template"})
+    return in_folder(
+        place, tensors, {name: each for name, each in SETTINGS.items() if name != "chat_template"}
+    )
 
 
 def in_folder(place, tensors, settings):
@@ -238,7 +303,9 @@ def in_folder(place, tensors, settings):
 
 def in_gguf(place, template, tensors):
     path = place / "m.gguf"
-    path.write_bytes(gguf_file({**METADATA, "tokenizer.chat_template": template}, gguf_names(tensors)))
+    path.write_bytes(
+        gguf_file({**METADATA, "tokenizer.chat_template": template}, gguf_names(tensors))
+    )
     return path
 
 
@@ -248,7 +315,10 @@ def test_a_poisoned_template_in_a_models_file_fails_alone(tmp_path, tensors, wri
     template, told = TEMPLATES[name]
     canary = tmp_path / "canary"
     model = write_model(tmp_path, template.replace("CANARY", str(canary)), tensors)
-    with sgl.Engine(str(model), dtype="float32", max_running=2, in_process=True) as engine, serving(engine) as url:
+    with (
+        sgl.Engine(str(model), dtype="float32", max_running=2, in_process=True) as engine,
+        serving(engine) as url,
+    ):
         for path in ("/v1/chat/completions", "/v1/messages"):
             body = {"messages": USER, "max_tokens": 2}
             answer = httpx2.post(f"{url}{path}", json=body, timeout=60)
@@ -262,7 +332,7 @@ def test_a_poisoned_template_in_a_models_file_fails_alone(tmp_path, tensors, wri
     assert not canary.exists()
 
 
-# -------------------------------------------------------------------------------------------------- CVE-2026-9540
+# ------------------------------------------------------------------------------------ CVE-2026-9540
 
 OPENAI = {
     "/v1/chat/completions": {"messages": USER, "max_tokens": 1500},
@@ -302,7 +372,11 @@ def test_requests_that_fail_or_are_left_at_any_stage_keep_nothing_open(engine, p
                             connection.recv(100)
             state = running.service
             until(
-                lambda: not state.async_engine.open and not engine.stats()["running"] and not engine.stats()["waiting"]
+                lambda: (
+                    not state.async_engine.open
+                    and not engine.stats()["running"]
+                    and not engine.stats()["waiting"]
+                )
             )
             until(lambda: http.get("/v1/loads").json()["loads"][0]["num_total_reqs"] == 0)
             engine.flush_cache()

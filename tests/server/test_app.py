@@ -1,4 +1,6 @@
-"""The application finds a path that is there as it stands at once; its answers are those of Starlette's own way."""
+"""The application finds a path that is there as it stands at once; its answers are those of
+Starlette's own way.
+"""
 
 import asyncio
 import json
@@ -69,7 +71,10 @@ def both(app):
     """The answers to a request of the application itself, and by Starlette's routes and layers."""
 
     def ask(*request, **more):
-        direct, routed = asked(app, *request, **more), asked(lambda *a: Starlette.__call__(app, *a), *request, **more)
+        direct, routed = (
+            asked(app, *request, **more),
+            asked(lambda *a: Starlette.__call__(app, *a), *request, **more),
+        )
         assert direct[:3] == routed[:3]
         assert direct[3]["app"] is routed[3]["app"] is app
         return direct
@@ -87,7 +92,11 @@ def message_of(content):
 def test_a_path_has_the_same_answer_either_way(both, method, route):
     """Here a refusal for want of a key, or the server's own failure."""
     status, headers, content, _ = both(method, route.path)
-    assert status == (500 if route.access == "open" and route.path not in ("/", "/ping", "/openapi.json") else status)
+    assert status == (
+        500
+        if route.access == "open" and route.path not in ("/", "/ping", "/openapi.json")
+        else status
+    )
     assert status != 401 or route.access != "open"
     assert headers["x-request-id"] == "an-id"
     if status >= 400:
@@ -101,7 +110,11 @@ def test_a_failure_of_ours_is_an_answer_in_the_shape_of_the_protocol(both):
     body = b'{"messages": [{"role": "user", "content": "a"}]}'
     status, headers, content, _ = both("POST", "/v1/chat/completions", key, body=body)
     error = json.loads(content)["error"]
-    assert (status, headers["content-type"], error["type"]) == (500, "application/json", "server_error")
+    assert (status, headers["content-type"], error["type"]) == (
+        500,
+        "application/json",
+        "server_error",
+    )
     assert "an-id" in error["message"]
     assert "ZeroDivisionError" not in error["message"]
 

@@ -66,7 +66,9 @@ def test_the_time_of_a_program_that_grows_begins_before_anybody_reads(monkeypatc
             return Timer()
 
         monkeypatch.setattr(asyncio.get_running_loop(), "call_later", later)
-        events = AsyncEngine(cast(Engine, engine)).open_program(OpenRequest(), lambda program: None, timeout_s=60)
+        events = AsyncEngine(cast(Engine, engine)).open_program(
+            OpenRequest(), lambda program: None, timeout_s=60
+        )
         assert await anext(events) == []
         ((seconds, end),) = timers
         assert (seconds, engine.aborted) == (60, False)

@@ -1,4 +1,6 @@
-"""Requests that a server must refuse: one 4xx each, in the protocol's shape, and the next request is served."""
+"""Requests that a server must refuse: one 4xx each, in the protocol's shape, and the next request
+is served.
+"""
 
 import asyncio
 import contextlib
@@ -118,11 +120,15 @@ def test_a_schema_that_explodes_fails_alone(folder):
         "properties": {"a": {"type": "array", "items": {"type": "string", "maxLength": 10**9}}},
     }
     for _ in range(10):
-        deep = {"anyOf": [{"type": "array", "items": deep, "minItems": 50, "maxItems": 10**6}, deep]}
+        deep = {
+            "anyOf": [{"type": "array", "items": deep, "minItems": 50, "maxItems": 10**6}, deep]
+        }
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
     format = {"type": "json_schema", "json_schema": {"name": "bomb", "schema": deep}}
     with (
-        sgl.Engine(folder, **SETTINGS, chat_template=TEMPLATE, compile_timeout_s=1, in_process=True) as engine,
+        sgl.Engine(
+            folder, **SETTINGS, chat_template=TEMPLATE, compile_timeout_s=1, in_process=True
+        ) as engine,
         serving(engine) as url,
         httpx2.Client(base_url=url, timeout=60) as http,
     ):
@@ -133,7 +139,9 @@ def test_a_schema_that_explodes_fails_alone(folder):
 
 def test_a_body_that_is_too_large_is_not_read(engine):
     with serving(engine, max_body_mb=0.1) as url:
-        response = httpx2.post(f"{url}/generate", content=b'{"text": "' + b"a" * 200_000 + b'"}', timeout=60)
+        response = httpx2.post(
+            f"{url}/generate", content=b'{"text": "' + b"a" * 200_000 + b'"}', timeout=60
+        )
         assert response.status_code == 413
         assert httpx2.get(f"{url}/health", timeout=60).status_code == 200
 
@@ -202,7 +210,10 @@ def test_an_administrators_key_alone_leaves_the_rest_open(engine):
     with serving(engine, admin_api_key="root") as url:
         assert httpx2.get(f"{url}/v1/models", timeout=60).status_code == 200
         assert httpx2.post(f"{url}/flush_cache", timeout=60).status_code == 401
-        assert httpx2.post(f"{url}/flush_cache", headers={"x-api-key": "root"}, timeout=60).status_code == 200
+        assert (
+            httpx2.post(f"{url}/flush_cache", headers={"x-api-key": "root"}, timeout=60).status_code
+            == 200
+        )
 
 
 def test_a_key_is_demanded_of_all_but_health(engine):
@@ -214,10 +225,20 @@ def test_a_key_is_demanded_of_all_but_health(engine):
             return httpx2.request(method, f"{url}{path}", headers=headers, **options).status_code
 
         assert status("/health", method="GET") == 200
-        assert [status("/generate", key, json=body) for key in (None, "x", "secret", "secret-3")] == [401] * 4
-        assert [status("/generate", key, json=body) for key in ("secret-1", "secret-2", "root")] == [200] * 3
-        assert [status("/flush_cache", key) for key in (None, "secret-1", "root")] == [401, 401, 200]
-        other = httpx2.post(f"{url}/generate", headers={"x-api-key": "secret-2"}, json=body, timeout=60)
+        assert [
+            status("/generate", key, json=body) for key in (None, "x", "secret", "secret-3")
+        ] == [401] * 4
+        assert [
+            status("/generate", key, json=body) for key in ("secret-1", "secret-2", "root")
+        ] == [200] * 3
+        assert [status("/flush_cache", key) for key in (None, "secret-1", "root")] == [
+            401,
+            401,
+            200,
+        ]
+        other = httpx2.post(
+            f"{url}/generate", headers={"x-api-key": "secret-2"}, json=body, timeout=60
+        )
         assert other.status_code == 200
         refused = httpx2.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=60)
         assert "secret" not in refused.text
@@ -228,7 +249,11 @@ def test_a_key_is_demanded_of_all_but_health(engine):
 
 def test_more_than_may_be_open_is_told_to_come_again(engine):
     with serving(engine, max_open=2) as url:
-        long = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+        long = {
+            "text": "a",
+            "stream": True,
+            "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True},
+        }
 
         async def ask():
             async with (
@@ -237,22 +262,35 @@ def test_more_than_may_be_open_is_told_to_come_again(engine):
                 client.stream("POST", "/generate", json=long) as two,
             ):
                 assert one.status_code == two.status_code == 200
-                return await client.post("/generate", json={"text": "a"}), await client.get("/health")
+                return await client.post("/generate", json={"text": "a"}), await client.get(
+                    "/health"
+                )
 
         third, health = asyncio.run(ask())
-        assert (third.status_code, third.headers["retry-after"], health.status_code) == (429, "1", 200)
+        assert (third.status_code, third.headers["retry-after"], health.status_code) == (
+            429,
+            "1",
+            200,
+        )
         assert third.json()["error"]["retryable"]
 
 
 def test_one_key_may_have_so_many_requests_open_and_leaves_the_others_theirs(engine):
     with serving(engine, api_key=("one", "two"), max_open_per_key=1) as url:
-        long = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+        long = {
+            "text": "a",
+            "stream": True,
+            "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True},
+        }
         headers = {key: {"x-api-key": key} for key in ("one", "two")}
-        with httpx2.stream("POST", f"{url}/generate", json=long, headers=headers["one"], timeout=60) as stream:
+        with httpx2.stream(
+            "POST", f"{url}/generate", json=long, headers=headers["one"], timeout=60
+        ) as stream:
             assert stream.status_code == 200
             body = {"text": "a", "sampling_params": GREEDY}
             answers = {
-                key: httpx2.post(f"{url}/generate", json=body, headers=headers[key], timeout=60) for key in headers
+                key: httpx2.post(f"{url}/generate", json=body, headers=headers[key], timeout=60)
+                for key in headers
             }
         assert [answer.status_code for answer in answers.values()] == [429, 200]
         assert answers["one"].headers["retry-after"] == "1"
@@ -270,12 +308,21 @@ def test_no_prompt_and_no_key_is_in_the_log(engine, caplog):
                 ("/v1/completions", {"prompt": "my-prompt" * 1000}),
                 ("/v1/messages", {"messages": "my-prompt"}),
             ):  # fmt: skip
-                httpx2.post(f"{url}{path}", json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
-    told = [record for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))]
+                httpx2.post(
+                    f"{url}{path}",
+                    json=body,
+                    headers={"authorization": f"Bearer {key}"},
+                    timeout=60,
+                )
+    told = [
+        record for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))
+    ]
     lines = [record.getMessage() for record in told]
     assert sum(line.startswith("POST /") for line in lines) == 12
     assert any(line.endswith("these fields have no effect: more") for line in lines)
-    assert not [line for line in caplog.text.splitlines() if "my-prompt" in line or "sesame" in line]
+    assert not [
+        line for line in caplog.text.splitlines() if "my-prompt" in line or "sesame" in line
+    ]
 
 
 def test_a_template_that_loops_fails_its_request_alone(engine, http):
@@ -283,14 +330,21 @@ def test_a_template_that_loops_fails_its_request_alone(engine, http):
     body = {"model": "", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
     with serving(Scripted(engine, ["said"], template=endless)) as url:
         refused = httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60)
-        assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (
+            400,
+            "invalid_request_error",
+        )
         assert "template" in refused.json()["error"]["message"]
         assert httpx2.get(f"{url}/health", timeout=60).status_code == 200
     assert http.post("/v1/chat/completions", json=body).status_code == 200
 
 
-def test_a_reader_that_stops_reading_holds_up_nobody_and_gets_larger_pieces_later(url, http, engine):
-    """All so far with its log-probabilities in each event: more than the buffers of any connection hold."""
+def test_a_reader_that_stops_reading_holds_up_nobody_and_gets_larger_pieces_later(
+    url, http, engine
+):
+    """All so far with its log-probabilities in each event: more than the buffers of any connection
+    hold.
+    """
     count = 700
     body = json.dumps({
         "text": "a", "stream": True, "return_logprob": True,
@@ -305,7 +359,9 @@ def test_a_reader_that_stops_reading_holds_up_nobody_and_gets_larger_pieces_late
         head += b"Content-Length: %d\r\n\r\n" % len(body)
         connection.sendall(head + body)
         first = connection.recv(16)
-        assert http.post("/generate", json={"text": "b", "sampling_params": GREEDY}).status_code == 200
+        assert (
+            http.post("/generate", json={"text": "b", "sampling_params": GREEDY}).status_code == 200
+        )
         until(lambda: not engine.stats()["running"])  # it has ended, though nobody has read that
         rest = b"".join(iter(lambda: connection.recv(1 << 20), b""))
     lines = (first + rest).split(b"data: ")
@@ -315,12 +371,19 @@ def test_a_reader_that_stops_reading_holds_up_nobody_and_gets_larger_pieces_late
     last = json.loads(events[-1].partition(b"\n")[0])
     assert (
         last["output_ids"]
-        == engine.generate("a", {"max_new_tokens": count, "temperature": 0, "ignore_eos": True})["output_ids"]
+        == engine.generate("a", {"max_new_tokens": count, "temperature": 0, "ignore_eos": True})[
+            "output_ids"
+        ]
     )
 
 
 def test_a_name_in_use_is_refused(http, engine):
-    long = {"text": "a", "stream": True, "rid": "mine", "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+    long = {
+        "text": "a",
+        "stream": True,
+        "rid": "mine",
+        "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True},
+    }
     with http.stream("POST", "/generate", json=long) as stream:
         lines = stream.iter_lines()
         next(lines)
@@ -331,7 +394,11 @@ def test_a_name_in_use_is_refused(http, engine):
 
 
 def test_all_can_be_aborted(http):
-    long = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+    long = {
+        "text": "a",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True},
+    }
     with http.stream("POST", "/generate", json=long) as stream:
         lines = stream.iter_lines()
         next(lines)
@@ -366,7 +433,9 @@ def test_clients_that_leave_take_their_requests_along(url, engine):
             engine.flush_cache()
             before = engine.stats()["free_tokens"]
             await asyncio.gather(*(leave(client, i) for i in range(LEAVING)))
-            await asyncio.to_thread(until, lambda: not engine.stats()["running"] and not engine.stats()["waiting"])
+            await asyncio.to_thread(
+                until, lambda: not engine.stats()["running"] and not engine.stats()["waiting"]
+            )
             engine.flush_cache()
             return before, engine.stats()["free_tokens"]
 
@@ -389,24 +458,34 @@ def connected(url):
 
 
 @pytest.mark.parametrize("waiting", [0, 1, 2])
-def test_a_client_that_leaves_with_requests_in_the_line_ends_the_one_that_is_answered(engine, waiting):
+def test_a_client_that_leaves_with_requests_in_the_line_ends_the_one_that_is_answered(
+    engine, waiting
+):
     fake = Scripted(engine, ["a"], endless=True)
     with serving(fake) as url:
         with connected(url) as connection:
             connection.sendall(
-                requested("/v1/completions", {"model": "", "prompt": "a", "stream": True}) * (1 + waiting)
+                requested("/v1/completions", {"model": "", "prompt": "a", "stream": True})
+                * (1 + waiting)
             )
             connection.recv(1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         until(lambda: fake.submitted[-1].aborted)
-    assert len(fake.submitted) == 2  # one of the server's own, as it starts; those in the line never began
+    # one of the server's own, as it starts; those in the line never began
+    assert len(fake.submitted) == 2
 
 
 def test_requests_in_one_line_are_answered_in_order(url, http):
     asked = [{"text": text, "sampling_params": {**GREEDY, "max_new_tokens": 8}} for text in "abc"]
     line = b"".join(requested("/generate", body) for body in asked)
-    told = raw(url, line + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", half_closed=False)
-    texts = [json.loads(part[: part.rindex(b"}") + 1])["text"] for part in told.split(b"\r\n\r\n")[1:4]]
+    told = raw(
+        url,
+        line + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        half_closed=False,
+    )
+    texts = [
+        json.loads(part[: part.rindex(b"}") + 1])["text"] for part in told.split(b"\r\n\r\n")[1:4]
+    ]
     assert texts == [http.post("/generate", json=body).json()["text"] for body in asked]
     assert told.count(b"HTTP/1.1 200") == 4
 

@@ -18,7 +18,10 @@ TEXT = "Let me see:\n\nand\n"
 CHAT = {"messages": MESSAGES, "tools": [{"type": "function", "function": FUNCTION}]}
 BODIES: dict = {
     "/v1/chat/completions": CHAT,
-    "/v1/responses": {"input": "a quick brown fox", "tools": [{"type": "function", "strict": False, **FUNCTION}]},
+    "/v1/responses": {
+        "input": "a quick brown fox",
+        "tools": [{"type": "function", "strict": False, **FUNCTION}],
+    },
     "/v1/messages": {
         "messages": MESSAGES,
         "max_tokens": 50,
@@ -41,15 +44,28 @@ def read_whole(route, found):
     if route == "/v1/chat/completions":
         message, reason = found["choices"][0]["message"], found["choices"][0]["finish_reason"]
         calls = [each["function"] for each in message.get("tool_calls") or ()]
-        return message["content"] or "", [(each["name"], json.loads(each["arguments"])) for each in calls], reason
+        return (
+            message["content"] or "",
+            [(each["name"], json.loads(each["arguments"])) for each in calls],
+            reason,
+        )
     if route == "/api/chat":
         calls = [each["function"] for each in found["message"].get("tool_calls") or ()]
-        return found["message"]["content"], [(each["name"], each["arguments"]) for each in calls], found["done_reason"]
+        return (
+            found["message"]["content"],
+            [(each["name"], each["arguments"]) for each in calls],
+            found["done_reason"],
+        )
     if route == "/v1/messages":
         text = "".join(each["text"] for each in found["content"] if each["type"] == "text")
         calls = [each for each in found["content"] if each["type"] == "tool_use"]
         return text, [(each["name"], each["input"]) for each in calls], found["stop_reason"]
-    text = "".join(part["text"] for each in found["output"] if each["type"] == "message" for part in each["content"])
+    text = "".join(
+        part["text"]
+        for each in found["output"]
+        if each["type"] == "message"
+        for part in each["content"]
+    )
     calls = [each for each in found["output"] if each["type"] == "function_call"]
     return text, [(each["name"], json.loads(each["arguments"])) for each in calls], found["status"]
 
@@ -79,7 +95,10 @@ def read_stream(route, events):
                 calls[-1][1] += event["delta"]["partial_json"]
         elif event["type"] == "response.output_text.delta":
             text += event["delta"]
-        elif event["type"] == "response.output_item.added" and event["item"]["type"] == "function_call":
+        elif (
+            event["type"] == "response.output_item.added"
+            and event["item"]["type"] == "function_call"
+        ):
             calls.append([event["item"]["name"], ""])
         elif event["type"] == "response.function_call_arguments.delta":
             calls[-1][1] += event["delta"]
@@ -92,7 +111,10 @@ def ask(engine, route, said, **options):
     """What an answer has, whole, and in a stream of characters."""
     more = options.pop("more", {})
     body = {"model": engine.model_name, **BODIES[route], **more}
-    with serving(Scripted(engine, list(said), **options)) as url, httpx2.Client(base_url=url) as client:
+    with (
+        serving(Scripted(engine, list(said), **options)) as url,
+        httpx2.Client(base_url=url) as client,
+    ):
         whole = client.post(route, json={**body, "stream": False}).raise_for_status().json()
         streamed = client.post(route, json={**body, "stream": True}).raise_for_status()
     return read_whole(route, whole), read_stream(route, events_of(streamed))
@@ -120,13 +142,25 @@ def test_other_json_stays_text(engine, route, said):
 @pytest.mark.parametrize("route", BODIES)
 def test_a_call_that_a_limit_cuts_is_marked_as_any_other(engine, route):
     fenced = "Let me see:\n```json\n" + CALL
-    marked = 'Let me see:\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
+    marked = (
+        'Let me see:\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
+    )
     for cut in ('"Ro', '"Rom"}'):
         ends = [said[: said.index(cut) + len(cut)] for said in (fenced, marked)]
-        with serving(Scripted(engine, [ends[0]], finish="length")) as url, httpx2.Client(base_url=url) as client:
-            bare = client.post(route, json={"model": engine.model_name, **BODIES[route], "stream": False}).json()
-        with serving(Scripted(engine, [ends[1]], finish="length")) as url, httpx2.Client(base_url=url) as client:
-            other = client.post(route, json={"model": engine.model_name, **BODIES[route], "stream": False}).json()
+        with (
+            serving(Scripted(engine, [ends[0]], finish="length")) as url,
+            httpx2.Client(base_url=url) as client,
+        ):
+            bare = client.post(
+                route, json={"model": engine.model_name, **BODIES[route], "stream": False}
+            ).json()
+        with (
+            serving(Scripted(engine, [ends[1]], finish="length")) as url,
+            httpx2.Client(base_url=url) as client,
+        ):
+            other = client.post(
+                route, json={"model": engine.model_name, **BODIES[route], "stream": False}
+            ).json()
         assert without_ids(bare) == without_ids(other)
         assert '"shortened": [""]' in json.dumps(bare)
 
@@ -144,8 +178,13 @@ def without_ids(found):
 
 
 def test_an_answer_with_a_format_of_its_own_stays_one(engine):
-    schema = {"type": "object", "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}}}
-    more = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}},
+    }
+    more = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    }
     whole, streamed = ask(engine, "/v1/chat/completions", CALL, more=more)
     assert whole[:2] == streamed[:2] == (CALL, [])
 
@@ -156,7 +195,9 @@ def test_where_calls_are_not_parallel_the_first_one_counts(engine):
 
 
 def test_text_can_be_read_for_calls_without_a_model(http):
-    tools = [{"type": "function", "function": {**FUNCTION, "name": name}} for name in ("add", "weather")]
+    tools = [
+        {"type": "function", "function": {**FUNCTION, "name": name}} for name in ("add", "weather")
+    ]
     for given, count in ((tools, 2), (tools[:1], 0)):
         asked = {"text": SAID, "tools": given, "tool_call_parser": "qwen25"}
         found = http.post("/parse_function_call", json=asked).json()

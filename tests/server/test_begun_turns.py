@@ -17,6 +17,8 @@ def test_a_begun_turn_is_continued(backend, engine, options):
     @sgl.function
     def turn(s):
         s += sgl.user("Count.")
-        s += sgl.assistant("One, two, three:" + sgl.gen("a", max_tokens=8, temperature=0, **options))
+        s += sgl.assistant(
+            "One, two, three:" + sgl.gen("a", max_tokens=8, temperature=0, **options)
+        )
 
     assert turn.run(backend=backend)["a"] == turn.run(backend=engine)["a"]

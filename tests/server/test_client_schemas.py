@@ -13,8 +13,14 @@ from sglang_lite.server.parameters.constraints import response_format
 SCHEMA = {"type": "object", "properties": {"a": {"const": 1}, "b": {"enum": ["x"]}}}
 LISTED = [{}, {"a": 1}, {"b": "x"}, {"a": 1, "b": "x"}]
 FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
-LENIENT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": False}}
-TOOL = {"type": "function", "function": {"name": "act", "description": "Acts.", "parameters": SCHEMA}}
+LENIENT = {
+    "type": "json_schema",
+    "json_schema": {"name": "answer", "schema": SCHEMA, "strict": False},
+}
+TOOL = {
+    "type": "function",
+    "function": {"name": "act", "description": "Acts.", "parameters": SCHEMA},
+}
 MESSAGES = [{"role": "user", "content": "a"}]
 
 
@@ -24,20 +30,37 @@ def text_and_end(answer):
     if "message" not in choice:
         return choice["text"], choice["finish_reason"]
     calls = choice["message"].get("tool_calls")
-    return calls[0]["function"]["arguments"] if calls else choice["message"]["content"], choice["finish_reason"]
+    return calls[0]["function"]["arguments"] if calls else choice["message"]["content"], choice[
+        "finish_reason"
+    ]
 
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DOORS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "chat": (CHAT, {"messages": MESSAGES, "response_format": FORM}, text_and_end),
     "not strict": (CHAT, {"messages": MESSAGES, "response_format": LENIENT}, text_and_end),
-    "structured outputs": (CHAT, {"messages": MESSAGES, "structured_outputs": {"json": SCHEMA}}, text_and_end),
-    "tool": (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"}, text_and_end),
+    "structured outputs": (
+        CHAT,
+        {"messages": MESSAGES, "structured_outputs": {"json": SCHEMA}},
+        text_and_end,
+    ),
+    "tool": (
+        CHAT,
+        {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"},
+        text_and_end,
+    ),
     "completions": (COMPLETIONS, {"prompt": "a", "response_format": FORM}, text_and_end),
-    "SGLang's completions": (COMPLETIONS, {"prompt": "a", "json_schema": json.dumps(SCHEMA)}, text_and_end),
+    "SGLang's completions": (
+        COMPLETIONS,
+        {"prompt": "a", "json_schema": json.dumps(SCHEMA)},
+        text_and_end,
+    ),
     "messages": (
         "/v1/messages",
-        {"messages": MESSAGES, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        {
+            "messages": MESSAGES,
+            "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+        },
         lambda answer: (answer["content"][0]["text"], answer["stop_reason"]),
     ),
     "Ollama": (
@@ -73,7 +96,9 @@ def test_objects_have_the_members_that_are_listed(http, engine, door):
     ids=json.dumps,
 )
 def test_objects_that_need_or_name_others_have_them(members):
-    constraint = response_format({"type": "json_schema", "json_schema": {"schema": {**SCHEMA, **members}}})
+    constraint = response_format(
+        {"type": "json_schema", "json_schema": {"schema": {**SCHEMA, **members}}}
+    )
     assert sgl.grammar.matches(constraint, json.dumps({"a": 1, "b": "x", "c": 2}))
 
 

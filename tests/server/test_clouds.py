@@ -7,9 +7,13 @@ PARAMETERS = {"sampling_params": {"max_new_tokens": 6, "temperature": 0}}
 
 def test_sagemakers_requests_are_chats(http):
     body = {"messages": [{"role": "user", "content": "a quick"}], "max_tokens": 6, "temperature": 0}
-    found, expected = (http.post(path, json=body).json() for path in ("/invocations", "/v1/chat/completions"))
+    found, expected = (
+        http.post(path, json=body).json() for path in ("/invocations", "/v1/chat/completions")
+    )
     assert found["choices"] == expected["choices"]
-    assert http.post("/invocations", json={**body, "stream": True}).text.endswith("data: [DONE]\n\n")
+    assert http.post("/invocations", json={**body, "stream": True}).text.endswith(
+        "data: [DONE]\n\n"
+    )
     assert http.get("/ping").status_code == 200
     assert http.post("/invocations", json={"messages": 3}).json()["error"]["param"] == "messages"
 
@@ -21,7 +25,9 @@ def test_vertexs_instances_are_prompts(http, instances):
     name = next(iter(instances[0]))
     found = http.post("/vertex_generate", json={"instances": instances, "parameters": PARAMETERS})
     expected = http.post("/generate", json={name: [each[name] for each in instances], **PARAMETERS})
-    assert [each["text"] for each in found.json()["predictions"]] == [each["text"] for each in expected.json()]
+    assert [each["text"] for each in found.json()["predictions"]] == [
+        each["text"] for each in expected.json()
+    ]
 
 
 @pytest.mark.parametrize(("body", "told"), [

@@ -127,12 +127,16 @@ def test_a_head_at_the_limits_is_served(locked):
 
 @pytest.mark.parametrize("begun", [b"GET /pi", GET, POST + b"Content-Length", GET + b"X: "])
 def test_a_head_that_does_not_come_is_given_up(engine, begun):
-    """A connection on which nothing has come in that time is closed without an answer, and here tried again."""
+    """A connection on which nothing has come in that time is closed without an answer, and here
+    tried again.
+    """
     with serving(engine, head_timeout_s=0.05) as url:
         for before in (b"", GET + b"\r\n"):
             answer = until(partial(answered, url, before, begun))
             assert answer.count(b"HTTP/1.1 200") == bool(before)
-            assert "did not arrive within 0.05 seconds" in refused(answer[answer.rindex(b"HTTP/1.1") :], 408)
+            assert "did not arrive within 0.05 seconds" in refused(
+                answer[answer.rindex(b"HTTP/1.1") :], 408
+            )
 
 
 @pytest.mark.parametrize("begun", [b"", b"\r\n"])
@@ -160,12 +164,16 @@ def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(engine):
     with serving(engine, max_body_mb=1) as url, connected(url) as connection:
         connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 1048577\r\n\r\n")
         assert connection.recv(12) == b"HTTP/1.1 413"
-        connection.sendall(b"a" * 1048577 + GET + b"Connection: close\r\n\r\n")  # it can still be used
+        # it can still be used
+        connection.sendall(b"a" * 1048577 + GET + b"Connection: close\r\n\r\n")
         assert rest(connection).count(b"HTTP/1.1 200") == 1
 
 
 def test_connections_over_a_limit_are_told_to_come_again(engine):
-    with serving(engine, max_connections=5, max_connections_per_client=3) as url, contextlib.ExitStack() as stack:
+    with (
+        serving(engine, max_connections=5, max_connections_per_client=3) as url,
+        contextlib.ExitStack() as stack,
+    ):
 
         def open_one(address):
             connection = stack.enter_context(connected(url, address))
@@ -190,13 +198,17 @@ def test_connections_over_a_limit_are_told_to_come_again(engine):
             each.close()
 
         def room():
-            return answered(url, GET + b"Connection: close\r\n\r\n", address="127.0.0.2").startswith(b"HTTP/1.1 200")
+            return answered(
+                url, GET + b"Connection: close\r\n\r\n", address="127.0.0.2"
+            ).startswith(b"HTTP/1.1 200")
 
         until(room)
 
 
 def told_while_sending(url, head, address="127.0.0.1"):
-    """Answer to a request with a body that is still being sent when the server refuses it. No reset may hide it."""
+    """Answer to a request with a body that is still being sent when the server refuses it. No reset
+    may hide it.
+    """
     with connected(url, address) as connection:
         connection.sendall(head + b"Content-Length: 400000\r\n\r\n" + b"a" * 100_000)
         for _ in range(3):
@@ -235,7 +247,11 @@ def test_a_body_of_tiny_chunks_is_refused(engine, locked):
 
 def numbered(number, method=b"GET", path=b"/ping"):
     """A request that is refused without a key, or not; its answer has its number."""
-    return b"%b %b HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: n%d\r\n\r\n" % (method, path, number)
+    return b"%b %b HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: n%d\r\n\r\n" % (
+        method,
+        path,
+        number,
+    )
 
 
 def numbers(answers):
@@ -244,7 +260,9 @@ def numbers(answers):
 
 @pytest.mark.parametrize("count", [18, 500])
 def test_all_requests_that_are_sent_ahead_are_answered_in_order(locked, count):
-    line = b"".join(numbered(each, path=b"/ping" if each % 3 else b"/version") for each in range(count))
+    line = b"".join(
+        numbered(each, path=b"/ping" if each % 3 else b"/version") for each in range(count)
+    )
     answers = answered(locked, line + GET + b"Connection: close\r\n\r\n")
     assert numbers(answers) == list(range(count))
     assert answers.count(b"HTTP/1.1 401") == (count + 2) // 3
@@ -254,7 +272,10 @@ def test_all_requests_that_are_sent_ahead_are_answered_in_order(locked, count):
 def test_bodies_that_are_sent_ahead_are_read_whole(engine):
     body = json.dumps({"text": "a" * 9000}).encode()
     post = b"POST /separate_reasoning HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
-    texts = [json.dumps({"text": f"{each:05}" * 2000, "reasoning_parser": "qwen3"}).encode() for each in range(60)]
+    texts = [
+        json.dumps({"text": f"{each:05}" * 2000, "reasoning_parser": "qwen3"}).encode()
+        for each in range(60)
+    ]
     line = b"".join(post % (len(each), each) for each in texts)
     assert len(body) > 4096
     with serving(engine) as url:
@@ -293,8 +314,14 @@ def test_requests_sent_ahead_by_who_reads_no_answers_take_no_memory(locked):
 
 
 def test_a_bad_request_behind_others_is_told_so_after_their_answers(locked):
-    for bad, status in ((GET + b"X: y\r\n" * 200, b"431"), (b"GET / HTTP/1.1\r\n", b"400"), (b"what\r\n", b"400")):
-        answers = answered(locked, b"".join(map(numbered, range(30))) + bad + b"\r\n" + numbered(99))
+    for bad, status in (
+        (GET + b"X: y\r\n" * 200, b"431"),
+        (b"GET / HTTP/1.1\r\n", b"400"),
+        (b"what\r\n", b"400"),
+    ):
+        answers = answered(
+            locked, b"".join(map(numbered, range(30))) + bad + b"\r\n" + numbered(99)
+        )
         assert numbers(answers) == list(range(30))
         assert answers.count(b"HTTP/1.1") == 31
         assert refused(answers[answers.rindex(b"HTTP/1.1") :], int(status))
@@ -309,7 +336,10 @@ def test_a_request_has_one_host(locked, hosts):
 
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-LONG = {"text": "a", "sampling_params": {"max_new_tokens": 300, "temperature": 0, "ignore_eos": True}}
+LONG = {
+    "text": "a",
+    "sampling_params": {"max_new_tokens": 300, "temperature": 0, "ignore_eos": True},
+}
 
 
 def posted(body, version=b"1.1"):
@@ -332,7 +362,8 @@ def test_a_client_that_ends_its_side_gets_its_answers(engine, loop):
                 answers = rest(connection)
             assert answers.count(b"HTTP/1.1 200") == count
             assert b'"completion_tokens":300' in answers
-            assert set(re.findall(rb"HTTP/1.1 (\d+) ", answers)) <= {b"200", b"100"}  # the second is interim
+            # the second is interim
+            assert set(re.findall(rb"HTTP/1.1 (\d+) ", answers)) <= {b"200", b"100"}
     finally:
         running.stop()
 
@@ -359,20 +390,29 @@ def test_a_client_that_ends_its_side_within_a_request_is_told_so(locked):
                 connection.shutdown(socket.SHUT_WR)
                 answers = rest(connection)
             assert numbers(answers)[:before] == list(range(before))
-            assert answers[answers.rindex(b"HTTP/1.1") :].startswith((b"HTTP/1.1 400", b"HTTP/1.1 401"))
-            assert len(re.findall(rb"HTTP/1.1 [24]", answers)) == before + 1  # 100 is an interim answer
+            assert answers[answers.rindex(b"HTTP/1.1") :].startswith(
+                (b"HTTP/1.1 400", b"HTTP/1.1 401")
+            )
+            # 100 is an interim answer
+            assert len(re.findall(rb"HTTP/1.1 [24]", answers)) == before + 1
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_a_client_that_reads_no_answers_is_given_up(engine, loop):
-    running = Running(engine, loop_factory=loop, unread_timeout_s=0.05, max_connections_per_client=2)
+    running = Running(
+        engine, loop_factory=loop, unread_timeout_s=0.05, max_connections_per_client=2
+    )
     try:
         with slow_reader(running.url) as connection:
             connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 256)
             with connected(running.url) as other:
                 other.sendall(GET + b"\r\n")
                 assert other.recv(12) == b"HTTP/1.1 200"
-                until(lambda: answered(running.url, GET + b"Connection: close\r\n\r\n").startswith(b"HTTP/1.1 200"))
+                until(
+                    lambda: answered(running.url, GET + b"Connection: close\r\n\r\n").startswith(
+                        b"HTTP/1.1 200"
+                    )
+                )
     finally:
         running.stop()
 

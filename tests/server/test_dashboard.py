@@ -1,4 +1,5 @@
-"""The dashboard of `deploy/`, and SGLang's: each panel finds its metrics, and data in a real Prometheus if there is one.
+"""The dashboard of `deploy/`, and SGLang's: each panel finds its metrics, and data in a real
+Prometheus if there is one.
 
 `apt-get install prometheus` brings it, or PROMETHEUS names its program.
 """
@@ -18,7 +19,8 @@ from tests.server.conftest import serving
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROMETHEUS = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
-# What the panels of SGLang's dashboard ask for (sgl-project/sglang, examples/monitoring/grafana, dashboard 11).
+# What the panels of SGLang's dashboard ask for (sgl-project/sglang, examples/monitoring/grafana,
+# dashboard 11).
 SGLANG = [
     *(
         f"histogram_quantile({share}, sum by (le) (rate(sglang:{name}_bucket[$__rate_interval])))"
@@ -36,7 +38,12 @@ QUERIES = [*SGLANG, *(target["expr"] for panel in BOARD["panels"] for target in 
 
 def ask(url):
     """A few requests of the kinds that panels show."""
-    turns = {"model": "", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "ignore_eos": True}
+    turns = {
+        "model": "",
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 4,
+        "ignore_eos": True,
+    }
     for _ in range(3):
         assert httpx2.post(f"{url}/v1/chat/completions", json=turns, timeout=60).status_code == 200
 
@@ -45,7 +52,11 @@ def test_the_metrics_of_all_panels_are_there(engine):
     with serving(engine) as url:
         ask(url)
         served = httpx2.get(f"{url}/metrics", timeout=60).text
-    names = {line.partition("{")[0].partition(" ")[0] for line in served.splitlines() if not line.startswith("#")}
+    names = {
+        line.partition("{")[0].partition(" ")[0]
+        for line in served.splitlines()
+        if not line.startswith("#")
+    }
     for query in QUERIES:
         asked = set(re.findall(r"sglang(?:_lite_|:)\w+", query))
         assert asked
@@ -57,12 +68,18 @@ def test_each_panel_finds_data(engine, tmp_path):
     assert PROMETHEUS is not None
     with serving(engine) as url:
         config = (DEPLOY / "prometheus.yml").read_text()
-        config = config.replace("127.0.0.1:30000", url.removeprefix("http://")).replace("5s", "200ms")
+        config = config.replace("127.0.0.1:30000", url.removeprefix("http://")).replace(
+            "5s", "200ms"
+        )
         (tmp_path / "prometheus.yml").write_text(config)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        flags = ("config.file=prometheus.yml", "storage.tsdb.path=data", f"web.listen-address=127.0.0.1:{port}")
+        flags = (
+            "config.file=prometheus.yml",
+            "storage.tsdb.path=data",
+            f"web.listen-address=127.0.0.1:{port}",
+        )
         with subprocess.Popen(
             [PROMETHEUS, *(f"--{flag}" for flag in flags)], cwd=tmp_path, stderr=subprocess.DEVNULL
         ) as prometheus:
@@ -82,7 +99,9 @@ def _data(port, query):
     """True if Prometheus finds a number for a query."""
     query = query.replace("$__rate_interval", "10s").replace("$model_name", ".*")
     try:
-        found = httpx2.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": query}, timeout=60).json()
+        found = httpx2.get(
+            f"http://127.0.0.1:{port}/api/v1/query", params={"query": query}, timeout=60
+        ).json()
     except httpx2.TransportError:  # it starts
         return False
     assert found["status"] == "success", found

@@ -1,4 +1,6 @@
-"""Encoders on servers of their own: answers are those of one engine with all parts, whichever server encodes."""
+"""Encoders on servers of their own: answers are those of one engine with all parts, whichever
+server encodes.
+"""
 
 import base64
 import contextlib
@@ -31,7 +33,11 @@ def _url(data, kind="image/png"):
 def _engine(model, **config):
     device: dict[str, Any] = {"device": "cpu"}
     if torch.cuda.is_available():
-        device = {"device": "cuda"} if config.get("encoder_only") else {"device": "cuda", "max_total_tokens": 2048}
+        device = (
+            {"device": "cuda"}
+            if config.get("encoder_only")
+            else {"device": "cuda", "max_total_tokens": 2048}
+        )
     return sgl.Engine(str(model), **{"dtype": "float32", "in_process": True, **device, **config})
 
 
@@ -71,7 +77,11 @@ def _posted(server, body, **more):
 
 def test_answers_are_those_of_one_engine_and_a_lost_encoder_is_replaced(model, encoder):
     image, other_image, video = png(50, 40), png(30, 40, seed=1), mp4(8, 48, 32)
-    prompts = [seen("ab", image, "cd"), seen("ab", other_image, "x", video, "cd"), seen("e", image, "f")]
+    prompts = [
+        seen("ab", image, "cd"),
+        seen("ab", other_image, "x", video, "cd"),
+        seen("e", image, "f"),
+    ]
     later = [seen("ab", png(40, 30, seed=seed), "cd") for seed in range(5, 9)]
     with _engine(model) as whole:
         expected = [whole.complete(each, GREEDY).token_ids for each in (*prompts, *later)]
@@ -98,12 +108,20 @@ def test_without_an_encoder_a_request_about_an_image_fails_and_others_go_on(mode
 
 def test_features_are_named_by_their_hash_and_made_once(encoder):
     (engine, server), image = encoder, png(33, 47)
-    first = load(_posted(server, {"mm_items": [_url(image), _url(mp4(4, 32, 32).data, "video/mp4")]}).content)
+    first = load(
+        _posted(server, {"mm_items": [_url(image), _url(mp4(4, 32, 32).data, "video/mp4")]}).content
+    )
     runs = engine.stats()["images_encoded"]
-    ((name, features),) = load(_posted(server, {"mm_items": [base64.b64encode(image).decode()]}).content).items()
+    ((name, features),) = load(
+        _posted(server, {"mm_items": [base64.b64encode(image).decode()]}).content
+    ).items()
     assert torch.equal(first[name], features)
     assert features.shape == (first[name].shape[0], 3 * 64)  # of DeepStack
-    few = load(_posted(server, {"mm_items": [_url(mp4(4, 32, 32).data, "video/mp4")], "num_frames": 2}).content)
+    few = load(
+        _posted(
+            server, {"mm_items": [_url(mp4(4, 32, 32).data, "video/mp4")], "num_frames": 2}
+        ).content
+    )
     assert not few.keys() & first.keys()
     assert engine.stats()["images_encoded"] == runs + 1
     engine.flush_cache()
@@ -115,16 +133,27 @@ def test_sglangs_service_makes_features_that_http_gives(encoder):
     with grpc.insecure_channel(f"127.0.0.1:{server.service.grpc_port}") as channel:
         stub, metadata = services.SglangEncoderStub(channel), (("authorization", f"Bearer {KEY}"),)
         image = png(60, 30, seed=3)
-        told = stub.Encode(pb.EncodeRequest(mm_items=[_url(image)], req_id="mine"), metadata=metadata)
+        told = stub.Encode(
+            pb.EncodeRequest(mm_items=[_url(image)], req_id="mine"), metadata=metadata
+        )
         runs = engine.stats()["images_encoded"]
-        (features,) = load(_posted(server, {"mm_items": [_url(image)], "req_id": "mine"}).content).values()
+        (features,) = load(
+            _posted(server, {"mm_items": [_url(image)], "req_id": "mine"}).content
+        ).values()
         assert (told.embedding_len, told.embedding_dim) == tuple(features.shape)
         assert told.embedding_size == features.nbytes
         assert engine.stats()["images_encoded"] == runs
-        loads = scheduler.SglangSchedulerStub(channel).GetLoads(of_scheduler.GetLoadsRequest(), metadata=metadata).loads
+        loads = (
+            scheduler.SglangSchedulerStub(channel)
+            .GetLoads(of_scheduler.GetLoadsRequest(), metadata=metadata)
+            .loads
+        )
         assert [each.num_running_reqs for each in loads] == [0]
         for request, code in [
-            (pb.EncodeRequest(mm_items=[_url(image)], prefill_host="10.0.0.2"), grpc.StatusCode.INVALID_ARGUMENT),
+            (
+                pb.EncodeRequest(mm_items=[_url(image)], prefill_host="10.0.0.2"),
+                grpc.StatusCode.INVALID_ARGUMENT,
+            ),
             (pb.EncodeRequest(), grpc.StatusCode.INVALID_ARGUMENT),
         ]:
             with pytest.raises(grpc.RpcError) as failed:
@@ -165,7 +194,11 @@ def test_a_server_that_encodes_does_nothing_else(encoder):
         ("/v1/completions", {"prompt": "a", "model": "default"}),
         ("/v1/embeddings", {"input": "a", "model": "default"}),
     ]:
-        found = httpx2.post(f"{server.url}{path}", json={**body, "model": server.service.model_name}, headers=headers)
+        found = httpx2.post(
+            f"{server.url}{path}",
+            json={**body, "model": server.service.model_name},
+            headers=headers,
+        )
         assert (found.status_code, "encoder of media alone" in found.text) == (400, True)
     assert httpx2.get(f"{server.url}/health").status_code == 200
     assert httpx2.get(f"{server.url}/health_generate", headers=headers).status_code == 200
@@ -178,7 +211,9 @@ def test_a_server_that_encodes_does_nothing_else(encoder):
 def test_other_settings_of_the_encoder_are_found(model, encoder):
     url, settings = encoder[1].url, {"image": {"do_convert_rgb": False}}
     with (
-        _engine(model, language_only=True, encoder_urls=[url], mm_process_config=settings) as language,
+        _engine(
+            model, language_only=True, encoder_urls=[url], mm_process_config=settings
+        ) as language,
         pytest.raises(BackendError, match="prepares it in another way"),
     ):
         language.complete(seen("ab", png(50, 40), "cd"), GREEDY)
@@ -220,7 +255,9 @@ def test_settings_that_do_not_fit_are_refused(model, config, problem):
         _engine(model, **{"in_process": "tp_size" not in config, **config})
 
 
-@pytest.mark.parametrize("config", [{"encoder_only": True}, {"language_only": True, "encoder_urls": ["http://a"]}])
+@pytest.mark.parametrize(
+    "config", [{"encoder_only": True}, {"language_only": True, "encoder_urls": ["http://a"]}]
+)
 def test_a_model_of_text_is_refused(folder, config):
     with pytest.raises(ParameterError, match=f"{next(iter(config))}: .* reads no images"):
         _engine(folder, **config)

@@ -1,4 +1,6 @@
-"""The tables of fields against the request types of the installed clients: a field that is new there fails here."""
+"""The tables of fields against the request types of the installed clients: a field that is new
+there fails here.
+"""
 
 import typing
 
@@ -56,7 +58,10 @@ PARTS = [
     (responses_items.MessageItem, openai_responses.ResponseOutputMessageParam),
     (responses_items.FunctionCallItem, openai_responses.ResponseFunctionToolCallParam),
     (responses_items.CustomCallItem, openai_responses.ResponseCustomToolCallParam),
-    (responses_items.FunctionOutputItem, openai_responses.response_input_item_param.FunctionCallOutput),
+    (
+        responses_items.FunctionOutputItem,
+        openai_responses.response_input_item_param.FunctionCallOutput,
+    ),
     (responses_items.CustomOutputItem, openai_responses.ResponseCustomToolCallOutputParam),
     (responses_items.ReasoningItem, openai_responses.ResponseReasoningItemParam),
     (responses_items.InputText, openai_responses.ResponseInputTextParam),
@@ -83,22 +88,35 @@ PARTS = [
 
 def of_module(module, prefix):
     """The fields of the request types of a client's module."""
-    kinds = [each for name, each in vars(module).items() if name.startswith(prefix) and hasattr(each, "__total__")]
+    kinds = [
+        each
+        for name, each in vars(module).items()
+        if name.startswith(prefix) and hasattr(each, "__total__")
+    ]
     assert kinds
     return {name for kind in kinds for name in kind.__annotations__}
 
 
 def literals(hint):
     """The texts in a type."""
-    return {hint} if isinstance(hint, str) else {text for each in typing.get_args(hint) for text in literals(each)}
+    return (
+        {hint}
+        if isinstance(hint, str)
+        else {text for each in typing.get_args(hint) for text in literals(each)}
+    )
 
 
 def names_of(record):
     config = record.__struct_config__
-    return {*record.__struct_encode_fields__, *(() if config.tag_field is None else (config.tag_field,))}
+    return {
+        *record.__struct_encode_fields__,
+        *(() if config.tag_field is None else (config.tag_field,)),
+    }
 
 
-@pytest.mark.parametrize(("fields", "module", "prefix"), REQUESTS, ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize(
+    ("fields", "module", "prefix"), REQUESTS, ids=lambda each: getattr(each, "__name__", "")
+)
 def test_each_field_of_a_request_is_honoured_neutral_or_refused(fields, module, prefix):
     listed = [*fields.known, *fields.neutral, *fields.refused]
     assert of_module(module, prefix) - set(listed) - HEADERS == set()
@@ -116,7 +134,9 @@ def test_each_field_inside_a_request_is_read(record, theirs):
     (beta.BetaToolUnionParam, messages_request.HOSTED, {"custom"}),
 ], ids=["openai", "anthropic", "beta"])  # fmt: skip
 def test_each_hosted_tool_is_known_by_its_type(union, hosted, own):
-    hints = [typing.get_type_hints(tool, include_extras=False)["type"] for tool in typing.get_args(union)]
+    hints = [
+        typing.get_type_hints(tool, include_extras=False)["type"] for tool in typing.get_args(union)
+    ]
     kinds = {kind for hint in hints for kind in literals(hint)}
     assert len(kinds) > 10
     assert {kind for kind in kinds if not hosted.fullmatch(kind)} == own

@@ -52,7 +52,9 @@ class Client:
         return getattr(self.stub, name)(request, timeout=60, metadata=self._metadata)
 
     def generate(self, ids=PROMPT, stream=False, sampling=None, **more):
-        params = pb.SamplingParams(**{"temperature": 0, "max_new_tokens": 6, "ignore_eos": True, **(sampling or {})})
+        params = pb.SamplingParams(
+            **{"temperature": 0, "max_new_tokens": 6, "ignore_eos": True, **(sampling or {})}
+        )
         tokenized = pb.TokenizedInput(input_ids=ids)
         request = pb.GenerateRequest(
             request_id="mine", tokenized=tokenized, sampling_params=params, stream=stream, **more
@@ -106,10 +108,14 @@ def test_log_probabilities(client, engine, stream):
     )
     rows = [(row.values[0], row.token_ids[0]) for row in whole.output_logprobs.top_logprobs]
     assert rows == [(pytest.approx(top[0][0]), top[0][1]) for top in meta["output_top_logprobs"]]
-    assert [list(row.token_ids) for row in whole.output_logprobs.token_ids_logprobs] == [[9, 10]] * 6
+    assert [list(row.token_ids) for row in whole.output_logprobs.token_ids_logprobs] == [
+        [9, 10]
+    ] * 6
     first, *others = whole.input_logprobs.token_logprobs
     assert not first.HasField("value")
-    assert [each.value for each in others] == pytest.approx([each[0] for each in meta["input_token_logprobs"][1:]])
+    assert [each.value for each in others] == pytest.approx(
+        [each[0] for each in meta["input_token_logprobs"][1:]]
+    )
     assert list(whole.input_logprobs.token_ids) == PROMPT
     if stream:
         said = [value for each in chunks for value in each.chunk.output_logprobs.token_logprobs]
@@ -150,7 +156,11 @@ def test_a_call_is_a_line_of_the_log_a_count_and_a_span_without_text(engine, cap
         with pytest.raises(grpc.RpcError):
             client.generate(sampling={"regex": "SECRET("})
         counts = httpx2.get(f"{client.running.url}/metrics").text
-    lines = [record.request for record in caplog.records if getattr(record, "request", {}).get("method") == "gRPC"]
+    lines = [
+        record.request
+        for record in caplog.records
+        if getattr(record, "request", {}).get("method") == "gRPC"
+    ]
     assert [(line["route"], line["status"], line["request_id"]) for line in lines] == [
         ("/Generate", 200, "mine"), ("/Generate", 400, "mine")
     ]  # fmt: skip
@@ -170,17 +180,24 @@ def test_a_call_is_a_line_of_the_log_a_count_and_a_span_without_text(engine, cap
 
 def test_a_call_that_is_cancelled_ends_its_request_and_abort_ends_another(engine):
     with Client(engine) as client:
-        for end in (lambda call: call.cancel(), lambda _: client.call("Abort", pb.AbortRequest(request_id="mine"))):
+        for end in (
+            lambda call: call.cancel(),
+            lambda _: client.call("Abort", pb.AbortRequest(request_id="mine")),
+        ):
             params = pb.SamplingParams(temperature=0, max_new_tokens=1900, ignore_eos=True)
             tokenized = pb.TokenizedInput(input_ids=PROMPT)
-            request = pb.GenerateRequest(request_id="mine", tokenized=tokenized, sampling_params=params, stream=True)
+            request = pb.GenerateRequest(
+                request_id="mine", tokenized=tokenized, sampling_params=params, stream=True
+            )
             call = client.call("Generate", request)
             next(call)
             end(call)
             with pytest.raises(grpc.RpcError) as ended:
                 list(call)
             assert ended.value.code() is grpc.StatusCode.CANCELLED
-            until(lambda: client.running.service.async_engine.open == engine.stats()["running"] == 0)
+            until(
+                lambda: client.running.service.async_engine.open == engine.stats()["running"] == 0
+            )
 
 
 def test_what_is_told_of_the_server(client, engine):
@@ -189,9 +206,17 @@ def test_what_is_told_of_the_server(client, engine):
     assert (list(info.eos_token_ids), info.bos_token_id, info.model_type) == ([0], 1, "llama")
     server = client.call("GetServerInfo", pb.GetServerInfoRequest())
     args = server.server_args
-    assert (args["dtype"], args["served_model_name"], info.served_model_name) == ("float32", "tiny", "tiny")
+    assert (args["dtype"], args["served_model_name"], info.served_model_name) == (
+        "float32",
+        "tiny",
+        "tiny",
+    )
     loads = client.call("GetLoads", pb.GetLoadsRequest())
-    assert (loads.dp_rank_count, loads.loads[0].max_total_num_tokens, loads.aggregate.total_reqs) == (1, 16384, 0)
+    assert (
+        loads.dp_rank_count,
+        loads.loads[0].max_total_num_tokens,
+        loads.aggregate.total_reqs,
+    ) == (1, 16384, 0)
     assert client.call("FlushCache", common.FlushCacheRequest()).success
     with pytest.raises(grpc.RpcError) as missing:
         client.call("LoadLoRAAdapter", pb.LoadLoRAAdapterRequest())
@@ -205,11 +230,15 @@ def test_it_is_healthy_once_it_has_made_a_token(client):
 def test_the_tokenizer_is_an_archive(client, engine):
     pieces = list(client.call("GetTokenizer", common.GetTokenizerRequest()))
     data = b"".join(piece.data for piece in pieces)
-    assert [piece.sha256 for piece in pieces] == [""] * (len(pieces) - 1) + [hashlib.sha256(data).hexdigest()]
+    assert [piece.sha256 for piece in pieces] == [""] * (len(pieces) - 1) + [
+        hashlib.sha256(data).hexdigest()
+    ]
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         tokenizer = Tokenizer.from_str(archive.read("tokenizer.json").decode())
         assert archive.read("chat_template.jinja").decode() == engine.chat_template().source
-    assert tokenizer.encode("a b", add_special_tokens=False).ids == list(engine.tokenizer.encode("a b", first=False))
+    assert tokenizer.encode("a b", add_special_tokens=False).ids == list(
+        engine.tokenizer.encode("a b", first=False)
+    )
 
 
 def test_keys_and_limits_are_those_of_http(engine):
@@ -231,9 +260,13 @@ def test_a_client_has_so_many_connections(engine):
             other = services.SglangSchedulerStub(channel)
             params = pb.SamplingParams(max_new_tokens=1900, ignore_eos=True)
             tokenized = pb.TokenizedInput(input_ids=PROMPT)
-            long = client.call("Generate", pb.GenerateRequest(tokenized=tokenized, sampling_params=params, stream=True))
+            long = client.call(
+                "Generate",
+                pb.GenerateRequest(tokenized=tokenized, sampling_params=params, stream=True),
+            )
             next(long)
-            assert client.call("GetLoads", pb.GetLoadsRequest()).dp_rank_count == 1  # over the same connection
+            # over the same connection
+            assert client.call("GetLoads", pb.GetLoadsRequest()).dp_rank_count == 1
             with pytest.raises(grpc.RpcError, match="1 connections of this client") as refused:
                 other.GetLoads(pb.GetLoadsRequest(), timeout=60)
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -272,7 +305,9 @@ def test_what_gRPC_lacks_is_told_before_a_model_is_loaded(monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(sgl.BackendError, match="--grpc-port"):
-            serve(ServerSettings(port=0, grpc_port=taken.getsockname()[1]), {"model": "/none/there"})
+            serve(
+                ServerSettings(port=0, grpc_port=taken.getsockname()[1]), {"model": "/none/there"}
+            )
     monkeypatch.setitem(sys.modules, "sglang_lite.server.grpc_service", None)
     monkeypatch.delattr("sglang_lite.server.grpc_service", raising=False)
     with pytest.raises(sgl.CapabilityError, match=r"sglang-lite\[grpc\]"):
@@ -285,28 +320,50 @@ def test_smg_sends_the_requests_of_its_clients_to_two_workers(folder, tmp_path):
     copied = tmp_path / "model"
     shutil.copytree(folder, copied)
     (copied / "chat_template.jinja").write_text(TEMPLATE)
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "a quick"}], "max_tokens": 6, "temperature": 0}
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "a quick"}],
+        "max_tokens": 6,
+        "temperature": 0,
+    }
     settings: dict = {**SETTINGS, "in_process": True}
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(sgl.Engine(str(copied), **settings)) for _ in range(2)]
-        workers = [stack.enter_context(Client(engine, served_model_name="tiny")) for engine in engines]
+        workers = [
+            stack.enter_context(Client(engine, served_model_name="tiny")) for engine in engines
+        ]
         urls = [f"grpc://127.0.0.1:{worker.running.service.grpc_port}" for worker in workers]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        gateway = [sys.executable, "-c", "from smg.cli import main; main()", "launch", "--port", str(port)]
+        gateway = [
+            sys.executable,
+            "-c",
+            "from smg.cli import main; main()",
+            "launch",
+            "--port",
+            str(port),
+        ]
         process = subprocess.Popen([*gateway, "--worker-urls", *urls, "--policy", "round_robin"])
         try:
-            http = stack.enter_context(httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60))
+            http = stack.enter_context(
+                httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+            )
 
             def answered():
                 assert process.poll() is None
                 with contextlib.suppress(httpx2.TransportError):
                     response = http.post("/v1/chat/completions", json=body)
-                    return response.json()["choices"][0]["message"]["content"] if response.status_code == 200 else None
+                    return (
+                        response.json()["choices"][0]["message"]["content"]
+                        if response.status_code == 200
+                        else None
+                    )
 
             said = until(answered)
-            expected = httpx2.post(f"{workers[0].running.url}/v1/chat/completions", json=body, timeout=60).json()
+            expected = httpx2.post(
+                f"{workers[0].running.url}/v1/chat/completions", json=body, timeout=60
+            ).json()
             before = [engine.stats()["requests_submitted"] for engine in engines]
             assert [answered() for _ in range(4)] == [said] * 4
             assert said == expected["choices"][0]["message"]["content"]

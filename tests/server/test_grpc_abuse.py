@@ -1,4 +1,6 @@
-"""What hostile or dying clients do to the gRPC service: each loses its own call, and the next one is served."""
+"""What hostile or dying clients do to the gRPC service: each loses its own call, and the next one
+is served.
+"""
 
 import random
 import signal
@@ -15,7 +17,8 @@ from tests.waiting import until
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-HEADERS = b"\x00\x00\x04\x01\x05\x00\x00\x00\x01"  # their length, and no such index of a header behind it
+# their length, and no such index of a header behind it
+HEADERS = b"\x00\x00\x04\x01\x05\x00\x00\x00\x01"
 RUBBISH = {
     "nothing": b"", "random": random.Random(7).randbytes(20_000), "HTTP/1.1": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), "half a preface": PREFACE[:10],
@@ -91,11 +94,15 @@ def test_a_client_that_is_killed_ends_its_request(client, engine):
         sys.stdin.read()
     """
     port = str(client.running.service.grpc_port)
-    child = subprocess.Popen([sys.executable, "-c", code, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         assert child.stdout.readline() == b"begun\n"
         send(child.pid, signal.SIGKILL)
-        until(lambda: not engine.stats()["running"] and not client.running.service.async_engine.open)
+        until(
+            lambda: not engine.stats()["running"] and not client.running.service.async_engine.open
+        )
     finally:
         child.kill()
         child.wait()

@@ -27,12 +27,13 @@ def status(url, method, path, **headers):
     return httpx2.request(method, f"{url}{path}", headers=given).status_code
 
 
-# ------------------------------------------------------------------------------------------------ web pages
+# ---------------------------------------------------------------------------------------- web pages
 
 
 @pytest.mark.parametrize(("method", "path"), ACTING)
 @pytest.mark.parametrize(
-    "of_a_page", [{"sec_fetch_site": "cross-site"}, {"referer": "http://example.org/"}, {"origin": "null"}]
+    "of_a_page",
+    [{"sec_fetch_site": "cross-site"}, {"referer": "http://example.org/"}, {"origin": "null"}],
 )
 def test_an_image_in_a_web_page_changes_nothing(url, method, path, of_a_page):
     assert status(url, method, path, **of_a_page) == 403
@@ -47,7 +48,9 @@ def test_a_program_may_change_by_get_and_so_may_a_page_with_a_key(url, engine):
     assert status(url, "GET", "/flush_cache") == 200
     assert status(url, "GET", "/health_generate") == 200
     with serving(engine, api_key=("key",)) as keyed:
-        assert status(keyed, "GET", "/flush_cache", x_api_key="key", sec_fetch_site="same-site") == 200
+        assert (
+            status(keyed, "GET", "/flush_cache", x_api_key="key", sec_fetch_site="same-site") == 200
+        )
 
 
 def test_generating_for_health_needs_a_key(engine):
@@ -63,7 +66,10 @@ def test_a_page_of_an_allowed_origin_may_use_the_server_and_read_its_answers(eng
         "access-control-request-method": "POST", "access-control-request-headers": "content-type, x-api-key",
         "access-control-request-private-network": "true",
     }  # fmt: skip
-    with serving(engine, allowed_origin=(mine,)) as url, httpx2.Client(base_url=url, timeout=60) as client:
+    with (
+        serving(engine, allowed_origin=(mine,)) as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+    ):
         before = client.options("/generate", headers={"origin": mine, **asks})
         answer = client.post("/generate", json=body, headers={"origin": mine})
         refused = client.post("/generate", json=body, headers={"origin": other})
@@ -77,13 +83,15 @@ def test_a_page_of_an_allowed_origin_may_use_the_server_and_read_its_answers(eng
     assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (403, False)
 
 
-@pytest.mark.parametrize("origin", ["*", "chat.lan", "https://chat.lan/", "https://CHAT.lan", "null"])
+@pytest.mark.parametrize(
+    "origin", ["*", "chat.lan", "https://chat.lan/", "https://CHAT.lan", "null"]
+)
 def test_what_is_no_origin_is_refused_at_the_start(origin):
     with pytest.raises(sgl.ParameterError, match="is not an origin"):
         ServerSettings(allowed_origin=(origin,))
 
 
-# ---------------------------------------------------------------------------------------------------- names
+# -------------------------------------------------------------------------------------------- names
 
 
 @pytest.mark.parametrize(
@@ -95,7 +103,15 @@ def test_a_server_is_reached_by_address_and_by_its_own_names(engine, host):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:30000", "127.0.0.1.nip.io", "localhost.evil.example", "[", "::1"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:30000",
+        "127.0.0.1.nip.io",
+        "localhost.evil.example",
+        "[",
+        "::1",
+    ],
 )
 @pytest.mark.parametrize("path", ["/server_info", "/metrics", "/health", "/openapi.json"])
 def test_a_foreign_name_that_leads_here_is_refused(url, host, path):
@@ -126,7 +142,9 @@ def test_names_are_free_for_a_server_that_others_reach_unless_some_are_given():
                 "texts": KnownTexts(),
             },
         )
-        assert asked(app, "GET", "/ping", [(b"host", b"pod-7.cluster.local")])[0] == expected, settings
+        assert asked(app, "GET", "/ping", [(b"host", b"pod-7.cluster.local")])[0] == expected, (
+            settings
+        )
 
 
 def test_a_name_with_a_port_is_no_name():
@@ -135,23 +153,32 @@ def test_a_name_with_a_port_is_no_name():
 
 
 @pytest.mark.parametrize(
-    "setting", [{"allowed_host": ("box.lan",)}, {"allowed_origin": ("https://chat.lan",)}, {"grpc_port": 0}]
+    "setting",
+    [{"allowed_host": ("box.lan",)}, {"allowed_origin": ("https://chat.lan",)}, {"grpc_port": 0}],
 )
 def test_a_gateway_refuses_what_it_does_not_check_or_share(setting):
     (name,) = setting
     with pytest.raises(sgl.SglError, match=f"{name}: "):
-        Gateway(ServerSettings(**setting), ReplicaSettings(replicas=1, gateway="auto"), "127.0.0.1", 1)
+        Gateway(
+            ServerSettings(**setting), ReplicaSettings(replicas=1, gateway="auto"), "127.0.0.1", 1
+        )
 
 
-# --------------------------------------------------------------------------------------------- administrators
+# ----------------------------------------------------------------------------------- administrators
 
 
 @pytest.mark.parametrize("path", OWNERS)
 def test_tenants_name_no_folders_of_the_machine(engine, path, tmp_path):
-    body = {"model_path": str(tmp_path)} if path == OWNERS[2] else {"output_dir": str(tmp_path / "new")}
+    body = (
+        {"model_path": str(tmp_path)}
+        if path == OWNERS[2]
+        else {"output_dir": str(tmp_path / "new")}
+    )
     with serving(engine, api_key=("tenant",)) as url:
         assert httpx2.post(f"{url}{path}", json=body, timeout=60).status_code == 401
-        refused = httpx2.post(f"{url}{path}", json=body, headers={"x-api-key": "tenant"}, timeout=60)
+        refused = httpx2.post(
+            f"{url}{path}", json=body, headers={"x-api-key": "tenant"}, timeout=60
+        )
     assert refused.status_code == 403
     assert "--admin-api-key" in refused.json()["error"]["message"]
     assert str(tmp_path) not in refused.text
@@ -160,9 +187,15 @@ def test_tenants_name_no_folders_of_the_machine(engine, path, tmp_path):
 
 ENDLESS = {"stream": True, "rid": "mine"}
 DOORS = {
-    "/generate": ENDLESS | {"text": "a", "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}},
+    "/generate": ENDLESS
+    | {"text": "a", "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}},
     "/v1/chat/completions": ENDLESS
-    | {"model": "", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1500, "ignore_eos": True},
+    | {
+        "model": "",
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 1500,
+        "ignore_eos": True,
+    },
 }
 
 
@@ -179,12 +212,15 @@ def test_a_tenant_ends_no_request_of_another(engine, path, what, who):
 
     with serving(engine, api_key=("mine", "other"), admin_api_key="root") as url:
         headers = {"x-api-key": "mine"}
-        with httpx2.stream("POST", f"{url}{path}", json=DOORS[path], headers=headers, timeout=60) as stream:
+        with httpx2.stream(
+            "POST", f"{url}{path}", json=DOORS[path], headers=headers, timeout=60
+        ) as stream:
             lines = stream.iter_lines()
             next(lines)
             assert post("other", "/abort_request", what).status_code == 200
             short = {"text": "b", "sampling_params": {"max_new_tokens": 3}}
-            assert post("other", "/generate", short).status_code == 200  # behind what would have ended the request
+            # behind what would have ended the request
+            assert post("other", "/generate", short).status_code == 200
             assert open_requests() == 1
             assert post(who, "/abort_request", what).status_code == 200
             *_, last = (line for line in lines if line.startswith("data: {"))
@@ -199,7 +235,9 @@ def test_the_name_of_a_request_is_its_tenants_own(engine, path):
 
     with serving(engine, api_key=("mine", "other"), admin_api_key="root") as url:
         headers = {"x-api-key": "mine"}
-        with httpx2.stream("POST", f"{url}{path}", json=DOORS[path], headers=headers, timeout=60) as stream:
+        with httpx2.stream(
+            "POST", f"{url}{path}", json=DOORS[path], headers=headers, timeout=60
+        ) as stream:
             lines = stream.iter_lines()
             next(lines)
             short = {"text": "b", "rid": "mine", "sampling_params": {"max_new_tokens": 3}}
@@ -207,7 +245,10 @@ def test_the_name_of_a_request_is_its_tenants_own(engine, path):
             assert (taken.status_code, taken.json()["meta_info"]["id"]) == (200, "mine")
             own = post("mine", "/generate", short)
             assert own.status_code == 400
-            assert "'mine' is the name of a request that has not ended" in own.json()["error"]["message"]
+            assert (
+                "'mine' is the name of a request that has not ended"
+                in own.json()["error"]["message"]
+            )
             assert post("root", "/abort_request", {"rid": "mine"}).status_code == 200
             assert "abort" in [line for line in lines if line.startswith("data: {")][-1]
 
@@ -250,7 +291,7 @@ def test_a_server_for_other_machines_has_an_administrator_by_key_alone():
     assert [asked(app, "POST", path)[0] for path in OWNERS] == [403] * len(OWNERS)
 
 
-# ------------------------------------------------------------------------------------------------------ keys
+# --------------------------------------------------------------------------------------------- keys
 
 
 def read(*arguments):
@@ -269,7 +310,9 @@ def test_keys_come_from_files_and_from_the_environment(monkeypatch, tmp_path):
     file, root = tmp_path / "keys", tmp_path / "root"
     file.write_text("one\n\n  two  \r\n")
     root.write_text("boss\n")
-    found = read("--api-key", "zero", "--api-key-file", str(file), "--admin-api-key-file", str(root))
+    found = read(
+        "--api-key", "zero", "--api-key-file", str(file), "--admin-api-key-file", str(root)
+    )
     assert (found.api_key, found.admin_api_key) == (("zero", "one", "two"), "boss")
     monkeypatch.setenv("SGLANG_LITE_API_KEY", "three\nfour")
     monkeypatch.setenv("SGLANG_LITE_ADMIN_API_KEY", "chief")
@@ -284,7 +327,9 @@ def test_what_has_no_key_is_refused_and_no_error_shows_one(monkeypatch, tmp_path
     file.write_text("\n")
     with pytest.raises(sgl.ParameterError, match=r"api_key_file: .*keys has no key"):
         read("--api-key-file", str(file))
-    with pytest.raises(sgl.ParameterError, match=r"api_key_file: .*missing can't be read: No such file"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"api_key_file: .*missing can't be read: No such file"
+    ):
         read("--api-key-file", str(tmp_path / "missing"))
     file.write_text("a secret\n")
     with pytest.raises(sgl.ParameterError, match="without spaces") as caught:
@@ -300,11 +345,13 @@ def test_what_has_no_key_is_refused_and_no_error_shows_one(monkeypatch, tmp_path
     with pytest.raises(sgl.ParameterError, match="api_key: a key is given twice"):
         read("--api-key-file", str(file))
     monkeypatch.setenv("SGLANG_LITE_API_KEY", "")
-    with pytest.raises(sgl.ParameterError, match="api_key: the variable SGLANG_LITE_API_KEY has no key"):
+    with pytest.raises(
+        sgl.ParameterError, match="api_key: the variable SGLANG_LITE_API_KEY has no key"
+    ):
         read()
 
 
-# --------------------------------------------------------------------------------------------- a key's own prefixes
+# ----------------------------------------------------------------------------- a key's own prefixes
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -322,7 +369,12 @@ def test_a_key_reuses_its_own_prefixes_and_with_a_salt_no_others(engine, path, b
     settings = dict(api_key=("one", "two"), cache_salt_by_key=apart)
     with serving(engine, **settings) as url, httpx2.Client(base_url=url, timeout=60) as client:
         engine.flush_cache()
-        assert [cached(key) > 0 for key in ("one", "one", "two", "two")] == [False, True, not apart, True]
+        assert [cached(key) > 0 for key in ("one", "one", "two", "two")] == [
+            False,
+            True,
+            not apart,
+            True,
+        ]
 
 
 def test_a_salt_by_key_needs_keys():

@@ -1,4 +1,6 @@
-"""Images in requests of all protocols: answers are the engine's own, and each bad image is one named error."""
+"""Images in requests of all protocols: answers are the engine's own, and each bad image is one
+named error.
+"""
 
 import base64
 import io
@@ -21,9 +23,7 @@ from tests.runtime.media.seeing import CHAT, GREEDY, encoded, png, save_seeing, 
 from tests.server.conftest import Running
 from tests.web import sends, web
 
-TEXT_TEMPLATE = (
-    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
-)
+TEXT_TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
 PARAMS = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
 
@@ -64,7 +64,10 @@ def test_each_protocol_gives_the_engines_answer(running):
     content = [part, {"type": "text", "text": "hi"}, second, {"type": "text", "text": "yo"}]
     found = chat.chat.completions.create(messages=[{"role": "user", "content": content}], **ask)
     assert found.choices[0].message.content == more.text
-    content = [{"type": "input_image", "image_url": _url(image)}, {"type": "input_text", "text": "hi"}]
+    content = [
+        {"type": "input_image", "image_url": _url(image)},
+        {"type": "input_text", "text": "hi"},
+    ]
     response = chat.responses.create(
         model="default", input=[{"role": "user", "content": content}], max_output_tokens=4, temperature=0,
         extra_body={"ignore_eos": True},
@@ -74,12 +77,19 @@ def test_each_protocol_gives_the_engines_answer(running):
     messages: Any = anthropic.Anthropic(base_url=server.url, api_key="x")
     content = [{"type": "image", "source": source}, {"type": "text", "text": "hi"}]
     told = messages.messages.create(
-        model="default", max_tokens=4, messages=[{"role": "user", "content": content}], extra_body={"temperature": 0}
+        model="default",
+        max_tokens=4,
+        messages=[{"role": "user", "content": content}],
+        extra_body={"temperature": 0},
     )
-    assert told.usage.input_tokens + told.usage.cache_read_input_tokens == expected.usage.prompt_tokens
+    assert (
+        told.usage.input_tokens + told.usage.cache_read_input_tokens == expected.usage.prompt_tokens
+    )
     assert (
         "".join(block.text for block in told.content)
-        == engine.complete(seen("u:", image, "hi;a:"), SamplingParams(max_tokens=4, temperature=0)).text
+        == engine.complete(
+            seen("u:", image, "hi;a:"), SamplingParams(max_tokens=4, temperature=0)
+        ).text
     )
     sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
     body = {"text": "u:<image>hi;a:", "image_data": _url(image), "sampling_params": sampling}
@@ -92,7 +102,12 @@ def test_usage_counts_the_tokens_of_images_and_those_in_the_cache(running):
     server, engine = running
     engine.flush_cache()
     ask: dict[str, Any] = {"model": "default", "max_tokens": 1, "temperature": 0}
-    ask["messages"] = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": _url(png(31, 31))}}]}]
+    ask["messages"] = [
+        {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": _url(png(31, 31))}}],
+        }
+    ]
     counts = []
     for _ in range(2):
         answer = httpx2.post(f"{server.url}/v1/chat/completions", json=ask).json()["usage"]
@@ -100,11 +115,19 @@ def test_usage_counts_the_tokens_of_images_and_those_in_the_cache(running):
         counts.append((details["image_tokens"], details["cached_image_tokens"]))
     assert counts == [(16, 0), (16, 16)]
     body: dict[str, Any] = {
-        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": _url(png(31, 31))}]}]
+        "input": [
+            {"role": "user", "content": [{"type": "input_image", "image_url": _url(png(31, 31))}]}
+        ]
     }
-    answer = httpx2.post(f"{server.url}/v1/responses", json={**body, "model": "default", "max_output_tokens": 1}).json()
+    answer = httpx2.post(
+        f"{server.url}/v1/responses", json={**body, "model": "default", "max_output_tokens": 1}
+    ).json()
     assert answer["usage"]["input_tokens_details"]["cached_image_tokens"] == 16
-    body = {"text": "<image>", "image_data": _url(png(31, 31)), "sampling_params": {"max_new_tokens": 1}}
+    body = {
+        "text": "<image>",
+        "image_data": _url(png(31, 31)),
+        "sampling_params": {"max_new_tokens": 1},
+    }
     meta = httpx2.post(f"{server.url}/generate", json=body).json()["meta_info"]
     assert (meta["image_tokens"], meta["cached_image_tokens"]) == (16, 0)
     ask["messages"] = [{"role": "user", "content": "hi"}]
@@ -113,7 +136,12 @@ def test_usage_counts_the_tokens_of_images_and_those_in_the_cache(running):
 
     @sgl.function
     def look(s):
-        s += "ab" + sgl.image(png(31, 31)) + sgl.gen("answer", max_tokens=1) + sgl.select("chosen", ["ij", "kl"])
+        s += (
+            "ab"
+            + sgl.image(png(31, 31))
+            + sgl.gen("answer", max_tokens=1)
+            + sgl.select("chosen", ["ij", "kl"])
+        )
 
     for backend in (engine, sgl.RuntimeEndpoint(server.url)):
         state = look().run(backend=backend)
@@ -137,7 +165,11 @@ def test_programs_run_on_the_server(running):
 
 def test_text_that_spells_a_placeholder_is_plain_text(running):
     server, _ = running
-    ask = {"model": "default", "max_tokens": 1, "messages": [{"role": "user", "content": "<image>"}]}
+    ask = {
+        "model": "default",
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": "<image>"}],
+    }
     answer = httpx2.post(f"{server.url}/v1/chat/completions", json=ask).json()
     assert answer["usage"]["prompt_tokens"] == len("u:<image>;a:")
     ask["messages"][0]["content"] = [
@@ -163,7 +195,12 @@ def test_what_is_said_beside_an_image_is_honoured_or_refused(running, path, more
     source = {"url": _url(png(9, 9)), **(more if path == "source" else {})}
     part = {"type": "image_url", "image_url": source, **(more if path == "part" else {})}
     chat = {"model": "default", "max_tokens": 1, "messages": [{"role": "user", "content": [part]}]}
-    native = {"text": "<image>", "image_data": source, "sampling_params": {"max_new_tokens": 1}, **more}
+    native = {
+        "text": "<image>",
+        "image_data": source,
+        "sampling_params": {"max_new_tokens": 1},
+        **more,
+    }
     native, path = (native, path) if path == "/generate" else (chat, "/v1/chat/completions")
     answer = httpx2.post(f"{server.url}{path}", json=native)
     assert answer.status_code == (200 if why is None else 400), answer.text
@@ -174,18 +211,25 @@ def test_an_image_that_is_a_file_is_told_when_it_is_not_there(running):
     server, engine = running
     with pytest.raises(ParameterError, match=r"'missing\.png' can't be read"):
         engine.generate("<image>", image_data="missing.png")
-    for more, why in (({"file_id": "file-1"}, "no files are stored here"), ({"crop": 1}, "unknown field `crop`")):
+    for more, why in (
+        ({"file_id": "file-1"}, "no files are stored here"),
+        ({"crop": 1}, "unknown field `crop`"),
+    ):
         content = [{"type": "input_image", "detail": "low", **more}]
         body = {"input": [{"role": "user", "content": content}], "model": "default"}
         answer = httpx2.post(f"{server.url}/v1/responses", json=body)
-        assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True), answer.text
+        assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True), (
+            answer.text
+        )
 
 
 def test_a_photo_with_other_pictures_in_its_file_is_the_first(running):
     _, engine = running
     first, second = (Picture.open(io.BytesIO(png(30, 30, seed=seed))) for seed in (0, 1))
     photo = encoded(first, "MPO", save_all=True, append_images=[second])
-    answers = [engine.complete(seen("u:", each, "hi"), GREEDY) for each in (photo, encoded(first, "JPEG"))]
+    answers = [
+        engine.complete(seen("u:", each, "hi"), GREEDY) for each in (photo, encoded(first, "JPEG"))
+    ]
     assert answers[0].output_logprobs == answers[1].output_logprobs
 
 
@@ -215,9 +259,18 @@ BAD = {
     "truncated": (png(64, 64)[:900], "damaged or truncated"),
     "text": (b"no picture", "no image in a known format"),
     "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no image in a known format"),
-    "animated": (encoded(_TINY, "GIF", save_all=True, append_images=[Picture.new("RGB", (8, 8), "red")]), "animated"),
-    "pages": (encoded(_TINY, "TIFF", save_all=True, append_images=[_TINY]), "several pages. Send each"),
-    "text of a file": (encoded(_TINY, "PNG", pnginfo=_LONG), "can't be read: Decompressed data too large"),
+    "animated": (
+        encoded(_TINY, "GIF", save_all=True, append_images=[Picture.new("RGB", (8, 8), "red")]),
+        "animated",
+    ),
+    "pages": (
+        encoded(_TINY, "TIFF", save_all=True, append_images=[_TINY]),
+        "several pages. Send each",
+    ),
+    "text of a file": (
+        encoded(_TINY, "PNG", pnginfo=_LONG),
+        "can't be read: Decompressed data too large",
+    ),
     "32 bits": (encoded(Picture.new("F", (8, 8)), "TIFF"), "32 bits a pixel"),
     "CMYK": (encoded(Picture.new("CMYK", (8, 8)), "JPEG"), "CMYK"),
     "narrow": (encoded(Picture.new("L", (1, 10_000)), "PNG"), "200 times"),
@@ -230,10 +283,15 @@ BAD = {
 def test_bad_images_are_refused_by_name_and_others_go_on(running, name):
     server, engine = running
     data, why = BAD[name]
-    content = [{"type": "image_url", "image_url": {"url": _url(data)}}, {"type": "text", "text": "hi"}]
+    content = [
+        {"type": "image_url", "image_url": {"url": _url(data)}},
+        {"type": "text", "text": "hi"},
+    ]
     chat: Any = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0)
     with pytest.raises(openai.BadRequestError, match=why):
-        chat.chat.completions.create(model="default", messages=[{"role": "user", "content": content}], max_tokens=2)
+        chat.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": content}], max_tokens=2
+        )
     assert engine.complete(seen("u:", png(9, 9), "hi"), PARAMS).text
 
 
@@ -257,22 +315,40 @@ def test_addresses_and_other_data_are_refused(running, url, why):
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("video_url", "the model reads no video_url"), ("input_audio", "the model reads no input_audio")]
+    ("kind", "why"),
+    [
+        ("video_url", "the model reads no video_url"),
+        ("input_audio", "the model reads no input_audio"),
+    ],
 )
 def test_parts_that_nobody_reads_are_refused_as_such(running, kind, why):
     server, _ = running
-    body = {"model": "default", "messages": [{"role": "user", "content": [{"type": kind, kind: {"url": "u"}}]}]}
-    assert why in httpx2.post(f"{server.url}/v1/chat/completions", json=body).json()["error"]["message"]
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": [{"type": kind, kind: {"url": "u"}}]}],
+    }
+    assert (
+        why
+        in httpx2.post(f"{server.url}/v1/chat/completions", json=body).json()["error"]["message"]
+    )
 
 
 def test_images_of_others_than_users_are_refused_as_such(running):
     server, _ = running
     image = {"type": "image_url", "image_url": {"url": _url(png(9, 9))}}
-    messages = [{"role": "assistant", "content": "a"}, {"role": "tool", "tool_call_id": "1", "content": [image]}]
-    answer = httpx2.post(f"{server.url}/v1/chat/completions", json={"model": "default", "messages": messages})
+    messages = [
+        {"role": "assistant", "content": "a"},
+        {"role": "tool", "tool_call_id": "1", "content": [image]},
+    ]
+    answer = httpx2.post(
+        f"{server.url}/v1/chat/completions", json={"model": "default", "messages": messages}
+    )
     assert "can have images, not one of role 'tool'" in answer.json()["error"]["message"]
     output = [{"type": "input_image", "image_url": _url(png(9, 9))}]
-    body = {"model": "default", "input": [{"type": "function_call_output", "call_id": "1", "output": output}]}
+    body = {
+        "model": "default",
+        "input": [{"type": "function_call_output", "call_id": "1", "output": output}],
+    }
     answer = httpx2.post(f"{server.url}/v1/responses", json=body)
     assert "no input_image is read here" in answer.json()["error"]["message"]
 
@@ -288,7 +364,11 @@ def test_images_of_others_than_users_are_refused_as_such(running):
 )
 def test_more_or_fewer_images_than_placeholders_are_refused(running, text, images, why):
     server, _ = running
-    body = {"text": text, "image_data": [_url(png(9, 9))] * images, "sampling_params": {"max_new_tokens": 1}}
+    body = {
+        "text": text,
+        "image_data": [_url(png(9, 9))] * images,
+        "sampling_params": {"max_new_tokens": 1},
+    }
     answer = httpx2.post(f"{server.url}/generate", json=body)
     assert answer.status_code == 400
     assert why in answer.text
@@ -320,7 +400,10 @@ def test_images_at_allowed_addresses_are_fetched_in_each_protocol(running, fetch
     ask = {"model": "default", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "hi"}]
     parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "hi"}]
-    blocks = [{"type": "image", "source": {"type": "url", "url": url}}, {"type": "text", "text": "hi"}]
+    blocks = [
+        {"type": "image", "source": {"type": "url", "url": url}},
+        {"type": "text", "text": "hi"},
+    ]
     tokens = expected.usage.prompt_tokens
     with web({"pictures.example": "93.184.215.14"}, {"/a.png": sends(image)}) as asked:
 
@@ -335,14 +418,19 @@ def test_images_at_allowed_addresses_are_fetched_in_each_protocol(running, fetch
         del body["max_tokens"]
         found = post("/v1/responses", max_output_tokens=4, **body)
         assert found["output"][0]["content"][0]["text"] == expected.text
-        assert post("/v1/responses/input_tokens", input=body["input"], model="default")["input_tokens"] == tokens
+        assert (
+            post("/v1/responses/input_tokens", input=body["input"], model="default")["input_tokens"]
+            == tokens
+        )
         body = {"model": "default", "messages": [{"role": "user", "content": blocks}]}
         usage = post("/v1/messages", max_tokens=4, **body)["usage"]
         assert usage["input_tokens"] + usage["cache_read_input_tokens"] == tokens
         assert post("/v1/messages/count_tokens", **body)["input_tokens"] == tokens
         sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
         texts = ["u:<image>hi;a:", "u:<image>ho;a:"]
-        found = post("/generate", text=texts, image_data=[{"url": url}, url], sampling_params=sampling)
+        found = post(
+            "/generate", text=texts, image_data=[{"url": url}, url], sampling_params=sampling
+        )
         assert found[0]["text"] == expected.text
 
         @sgl.function
@@ -362,14 +450,25 @@ def test_images_at_allowed_addresses_are_fetched_in_each_protocol(running, fetch
 def test_the_files_of_all_open_requests_are_bounded(running):
     image, other = png(40, 30), png(30, 40, seed=1)
     most = (len(image) + len(other) - 1) / 2**20
-    server = Running(running[1], allowed_media_domains=("pictures.example",), media_url_max_total_mb=most)
+    server = Running(
+        running[1], allowed_media_domains=("pictures.example",), media_url_max_total_mb=most
+    )
     pages = {"/a.png": sends(image), "/b.png": sends(other)}
     first, second = (f"http://pictures.example{path}" for path in pages)
     try:
         with web({"pictures.example": "93.184.215.14"}, pages):
-            for urls, status in (([first], 200), ([second], 200), ([first, second], 503), ([first], 200)):
+            for urls, status in (
+                ([first], 200),
+                ([second], 200),
+                ([first, second], 503),
+                ([first], 200),
+            ):
                 content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-                body = {"model": "default", "max_tokens": 1, "messages": [{"role": "user", "content": content}]}
+                body = {
+                    "model": "default",
+                    "max_tokens": 1,
+                    "messages": [{"role": "user", "content": content}],
+                }
                 answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body)
                 assert answer.status_code == status, answer.text
                 assert ("raise media_url_max_total_mb" in answer.text) == (status == 503)
@@ -380,14 +479,21 @@ def test_the_files_of_all_open_requests_are_bounded(running):
 def test_the_files_of_a_request_are_bounded(running):
     images = [png(40, 30), png(30, 40, seed=1)]
     most = (sum(map(len, images)) - 1) / 2**20
-    server = Running(running[1], allowed_media_domains=("pictures.example",), media_url_max_file_size_mb=most)
+    server = Running(
+        running[1], allowed_media_domains=("pictures.example",), media_url_max_file_size_mb=most
+    )
     pages = {f"/{i}.png": sends(image) for i, image in enumerate(images)}
-    content = [{"type": "image_url", "image_url": {"url": f"http://pictures.example{path}"}} for path in pages]
+    content = [
+        {"type": "image_url", "image_url": {"url": f"http://pictures.example{path}"}}
+        for path in pages
+    ]
     try:
         with web({"pictures.example": "93.184.215.14"}, pages):
             for count, status in ((1, 200), (2, 400)):
                 body = {"max_tokens": 1, "messages": [{"role": "user", "content": content[:count]}]}
-                answer = httpx2.post(f"{server.url}/v1/chat/completions", json={"model": "default", **body})
+                answer = httpx2.post(
+                    f"{server.url}/v1/chat/completions", json={"model": "default", **body}
+                )
                 assert answer.status_code == status, answer.text
     finally:
         server.stop()
@@ -403,7 +509,10 @@ def test_nothing_is_fetched_for_a_model_that_takes_no_or_fewer_images(engine, ru
     one = {"image": replace(media.kinds["image"], most=1)}
     monkeypatch.setattr(seeing.core.builder, "media", replace(media, kinds=one))
     with web({"pictures.example": "93.184.215.14"}, {}) as asked:
-        for each, why in ((engine, "can't see images"), (seeing, "has 2 images, and 1 is the limit")):
+        for each, why in (
+            (engine, "can't see images"),
+            (seeing, "has 2 images, and 1 is the limit"),
+        ):
             server = Running(each, allowed_media_domains=("*",))
             try:
                 answer = httpx2.post(f"{server.url}/generate", json=native)

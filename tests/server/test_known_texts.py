@@ -59,7 +59,9 @@ def test_a_server_that_has_forgotten_a_schema_says_so(http):
     refused = http.post("/generate", content=short)
     assert refused.status_code == 424
     assert refused.json()["error"]["err_type"] == "UnknownTextError"
-    whole = json.dumps({**ask, "constraint": {**constraint, "schema": schema}}, separators=(",", ":"))
+    whole = json.dumps(
+        {**ask, "constraint": {**constraint, "schema": schema}}, separators=(",", ":")
+    )
     first = http.post("/generate", content=whole, headers={"x-keep-texts": "1"})
     again = http.post("/generate", content=short)
     assert first.status_code == 200, first.text
@@ -80,7 +82,10 @@ def test_objects_that_are_no_schemas_are_left_alone():
 
 def test_a_stream_that_names_an_unknown_text_is_one_error(engine):
     async def read(client):
-        return [event async for event in client.stream_events("/generate", {"schema": {"$sha256": "0" * 64}})]
+        return [
+            event
+            async for event in client.stream_events("/generate", {"schema": {"$sha256": "0" * 64}})
+        ]
 
     with serving(engine) as url, pytest.raises(sgl.SglError, match="is not known"):
         asyncio.run(read(ServerClient(url, None, None, 60, 0)))
@@ -92,7 +97,8 @@ def test_a_body_is_not_larger_than_allowed_with_its_schemas(engine):
     with serving(engine, max_body_mb=1) as url, httpx2.Client(base_url=url) as client:
         client.post("/generate", content=body, headers={"x-keep-texts": "1"})
         one = named(body).decode()
-        assert client.post("/generate", content=one).status_code == 400  # it is read, and has no prompt
+        # it is read, and has no prompt
+        assert client.post("/generate", content=one).status_code == 400
         large = client.post("/generate", content="[" + ",".join([one] * 20) + "]")
         assert large.status_code == 413
         assert "with the schemas that it names" in large.json()["error"]["message"]

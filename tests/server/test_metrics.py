@@ -14,7 +14,10 @@ from tests.server.conftest import serving
 
 def families(url):
     text = httpx2.get(f"{url}/metrics", timeout=60).text
-    return {family.name.removeprefix("sglang_lite_"): family for family in text_string_to_metric_families(text)}
+    return {
+        family.name.removeprefix("sglang_lite_"): family
+        for family in text_string_to_metric_families(text)
+    }
 
 
 def test_each_number_of_the_engines_stats_is_a_metric(engine):
@@ -34,7 +37,11 @@ def test_a_count_that_never_decreases_is_a_counter(engine):
 
     with serving(engine) as url:
         before = submitted(url)
-        httpx2.post(f"{url}/generate", json={"text": "a", "sampling_params": {"max_new_tokens": 2}}, timeout=60)
+        httpx2.post(
+            f"{url}/generate",
+            json={"text": "a", "sampling_params": {"max_new_tokens": 2}},
+            timeout=60,
+        )
         assert submitted(url) == before + 1
 
 
@@ -45,7 +52,9 @@ def samples(url, name, **labels):
         sample.name: sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if family.name == name and labels.items() <= sample.labels.items() and "le" not in sample.labels
+        if family.name == name
+        and labels.items() <= sample.labels.items()
+        and "le" not in sample.labels
     }
 
 
@@ -55,7 +64,9 @@ def ask(url, route, **body):
 
 @pytest.fixture
 def counted(engine):
-    """(address, function of what was counted since by a name of SGLang's), once the server's own first token is there."""
+    """(address, function of what was counted since by a name of SGLang's), once the server's own
+    first token is there.
+    """
     with serving(engine) as url:
         while httpx2.get(f"{url}/ready", timeout=60).status_code != 200:
             pass
@@ -76,7 +87,10 @@ def test_what_was_answered_is_what_clients_counted(counted):
     """Over each door of generations: the native one, chat, a stream, and a program."""
     url, since = counted
     asked = {"max_new_tokens": 5, "ignore_eos": True, "n": 2}
-    usages = [each["meta_info"] for each in ask(url, "/generate", text=["a quick", "brown fox"], sampling_params=asked)]
+    usages = [
+        each["meta_info"]
+        for each in ask(url, "/generate", text=["a quick", "brown fox"], sampling_params=asked)
+    ]
     chat = ask(
         url,
         "/v1/chat/completions",
@@ -89,27 +103,41 @@ def test_what_was_answered_is_what_clients_counted(counted):
     stream = httpx2.post(
         f"{url}/generate", json={"text": "a", "stream": True, "sampling_params": asked}, timeout=60
     ).text  # fmt: skip
-    usages.append([json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")][-1]["meta_info"])
+    usages.append(
+        [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")][-1][
+            "meta_info"
+        ]
+    )
     endpoint = sgl.RuntimeEndpoint(url)
     program = legs.run(backend=endpoint, ignore_eos=True).usage()
     endpoint.shutdown()
     assert since("num_requests") == 4 + 2 + 2
     assert since("generation_tokens") == 20 + 3 + 4 + program.completion_tokens
-    prompts = sum(each["prompt_tokens"] for each in [*usages, chat["usage"]]) + program.prompt_tokens
+    prompts = (
+        sum(each["prompt_tokens"] for each in [*usages, chat["usage"]]) + program.prompt_tokens
+    )
     assert since("prompt_tokens") == prompts
-    cached = sum(each["cached_tokens"] for each in [*usages, chat["usage"]["prompt_tokens_details"]])
+    cached = sum(
+        each["cached_tokens"] for each in [*usages, chat["usage"]["prompt_tokens_details"]]
+    )
     assert since("cached_tokens") == cached + program.cached_tokens
     for name in ("queue_time", "time_to_first_token", "inter_token_latency", "e2e_request_latency"):
         found = samples(url, f"sglang:{name}_seconds")
         assert found[f"sglang:{name}_seconds_count"] >= 7
         assert found[f"sglang:{name}_seconds_sum"] >= 0
     route = {"route": "/generate", "method": "POST", "status": "200"}
-    assert samples(url, "sglang_lite_http_responses", **route) == {"sglang_lite_http_responses_total": 2}
+    assert samples(url, "sglang_lite_http_responses", **route) == {
+        "sglang_lite_http_responses_total": 2
+    }
 
 
 def test_clients_that_leave_are_counted(counted):
     url, _ = counted
-    asked = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
+    asked = {
+        "text": "a",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True},
+    }
     name = "sglang:num_aborted_requests"
     before = samples(url, name)[f"{name}_total"]
     with httpx2.stream("POST", f"{url}/generate", json=asked, timeout=60) as stream:
@@ -125,7 +153,12 @@ def test_what_is_aborted_is_counted_once(counted, stream):
     url, _ = counted
     name, rid = "sglang:num_aborted_requests", f"aborted-{stream}"
     before = samples(url, name)[f"{name}_total"]
-    asked = {"text": "a", "rid": rid, "stream": stream, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
+    asked = {
+        "text": "a",
+        "rid": rid,
+        "stream": stream,
+        "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True},
+    }
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(httpx2.post, f"{url}/generate", json=asked, timeout=60)
         while not answer.done():
@@ -145,12 +178,19 @@ def test_refusals_are_counted_by_status_and_keys_by_their_hashes(engine):
     with serving(engine, api_key=("sk-secret",)) as url:
         assert httpx2.post(f"{url}/generate", json={"text": "a"}, timeout=60).status_code == 401
         headers = {"authorization": "Bearer sk-secret"}
-        assert httpx2.post(f"{url}/generate", json={"text": 3}, headers=headers, timeout=60).status_code == 400
+        assert (
+            httpx2.post(
+                f"{url}/generate", json={"text": 3}, headers=headers, timeout=60
+            ).status_code
+            == 400
+        )
         text = httpx2.get(f"{url}/metrics", timeout=60).text
         assert "sk-secret" not in text
         hashed = hashlib.sha256(b"sk-secret").hexdigest()[:8]
         for status, key in (("401", ""), ("400", hashed)):
-            found = samples(url, "sglang_lite_http_responses", route="/generate", status=status, key=key)
+            found = samples(
+                url, "sglang_lite_http_responses", route="/generate", status=status, key=key
+            )
             assert found == {"sglang_lite_http_responses_total": 1}
 
 
@@ -167,7 +207,11 @@ def test_polls_are_logged_at_debug(engine, caplog):
         httpx2.get(f"{url}/health", timeout=60)
         httpx2.get(f"{url}/v1/loads", timeout=60)  # which gateways ask once a second
         httpx2.post(f"{url}/generate", json={"text": 3}, timeout=60)
-    levels = {record.args[1]: record.levelname for record in caplog.records if record.msg.startswith("%s %s %d")}
+    levels = {
+        record.args[1]: record.levelname
+        for record in caplog.records
+        if record.msg.startswith("%s %s %d")
+    }
     assert levels == {"/health": "DEBUG", "/v1/loads": "DEBUG", "/generate": "INFO"}
 
 

@@ -26,7 +26,9 @@ REQUESTS: dict = {
         {
             "messages": MESSAGES,
             "max_tokens": 50,
-            "tools": [{"name": "weather", "description": "Weather of a city", "input_schema": SCHEMA}],
+            "tools": [
+                {"name": "weather", "description": "Weather of a city", "input_schema": SCHEMA}
+            ],
         },
         {"type": "tool", "name": "weather"},
         {"type": "any"},
@@ -40,6 +42,8 @@ def test_a_named_tool_is_called_once_a_required_one_once_or_more(engine, route):
     fake = Scripted(engine, [CALL])
     with serving(fake) as url, httpx2.Client(base_url=url) as client:
         for choice, counts in ((named, [False, True, False]), (required, [False, True, True])):
-            client.post(route, json={"model": engine.model_name, **body, "tool_choice": choice}).raise_for_status()
+            client.post(
+                route, json={"model": engine.model_name, **body, "tool_choice": choice}
+            ).raise_for_status()
             constraint = fake.asked[-1][2]
             assert [matches(constraint, "\n".join([CALL] * count)) for count in range(3)] == counts

@@ -30,7 +30,9 @@ def test_a_text_is_continued_as_the_engine_does(http, engine):
 def test_a_batch_is_a_list_in_order(http, engine):
     texts = ["a", "bc", "d e"]
     answers = http.post("/generate", json={"text": texts, "sampling_params": GREEDY}).json()
-    assert [a["output_ids"] for a in answers] == [a["output_ids"] for a in engine.generate(texts, GREEDY)]
+    assert [a["output_ids"] for a in answers] == [
+        a["output_ids"] for a in engine.generate(texts, GREEDY)
+    ]
 
 
 def test_a_stream_has_all_so_far_in_each_event(http, engine):
@@ -45,9 +47,15 @@ def test_a_stream_has_all_so_far_in_each_event(http, engine):
 
 
 def test_no_tokens_have_the_log_probabilities_of_the_next_one(http):
-    body = {"text": "a quick", "return_logprob": True, "top_logprobs_num": 3, "return_text_in_logprobs": True}
+    body = {
+        "text": "a quick",
+        "return_logprob": True,
+        "top_logprobs_num": 3,
+        "return_text_in_logprobs": True,
+    }
     none, one = (
-        http.post("/generate", json={**body, "sampling_params": {"max_new_tokens": count}}).json() for count in (0, 1)
+        http.post("/generate", json={**body, "sampling_params": {"max_new_tokens": count}}).json()
+        for count in (0, 1)
     )
     assert none["meta_info"]["output_top_logprobs"] == one["meta_info"]["output_top_logprobs"]
     assert len(none["meta_info"]["output_top_logprobs"][0]) == 3
@@ -76,7 +84,8 @@ def test_what_the_server_is_can_be_asked(http, engine):
     assert http.get("/v1/models").json()["data"][0]["id"] == engine.model_name
     assert http.get("/health").status_code == http.get("/ping").status_code == 200
     assert http.get("/v1/loads").json()["loads"][0]["num_running_reqs"] == 0
-    asked = http.get("/v1/loads", params={"include": "core,queues"})  # as a gateway does all the time
+    # as a gateway does all the time
+    asked = http.get("/v1/loads", params={"include": "core,queues"})
     assert asked.json()["loads"][0]["num_total_reqs"] == 0
     assert "x-unused-fields" not in asked.headers
     assert "sglang_lite_steps" in http.get("/metrics").text
@@ -108,13 +117,17 @@ def test_an_error_names_what_is_wrong(http):
         error = response.json()["error"]
         assert error["param"] == parameter, error
         assert not error["retryable"]
-    hinted = http.post("/generate", json={"text": "a", "sampling_parms": {}}).json()["error"]["message"]
+    hinted = http.post("/generate", json={"text": "a", "sampling_parms": {}}).json()["error"][
+        "message"
+    ]
     assert "sampling_params?" in hinted
     for prompt in ("a", ["a"]):
         error = http.post("/generate", json={"prompt": prompt}).json()["error"]
         assert error["param"] == "prompt"
         assert "Text is `text` here" in error["message"]
-    error = http.post("/generate", json={"text": "a", "response_format": {"type": "json_object"}}).json()["error"]
+    error = http.post(
+        "/generate", json={"text": "a", "response_format": {"type": "json_object"}}
+    ).json()["error"]
     assert "sampling_params.json_schema" in error["message"]
 
 
@@ -138,14 +151,18 @@ def test_fields_that_gateways_add_are_taken(http):
 
 def test_parameters_of_an_address_that_nothing_depends_on_are_named(http):
     body = {"prompt": "a"}
-    assert http.post("/tokenize?timeout=5&more=", json=body).headers["x-unused-fields"] == "timeout, more"
+    assert (
+        http.post("/tokenize?timeout=5&more=", json=body).headers["x-unused-fields"]
+        == "timeout, more"
+    )
     assert http.get("/v1/models?limit=20").headers["x-unused-fields"] == "limit"
     assert "x-unused-fields" not in http.post("/tokenize?beta=true", json=body).headers
 
 
 def test_load_has_the_shape_that_older_gateways_add_up(http):
     nothing = {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
-    until(lambda: http.get("/get_load").json() == [nothing])  # the server's own first request may still run
+    # the server's own first request may still run
+    until(lambda: http.get("/get_load").json() == [nothing])
 
 
 def test_the_counts_of_each_replica_can_be_asked_alone(http, engine):
@@ -168,26 +185,41 @@ def test_a_stream_may_have_what_is_new_in_each_event(engine):
 
 def test_answers_are_taken_apart(http):
     text = 'so<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
-    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("e", "f")]
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {}}} for name in ("e", "f")
+    ]
     asked = {"text": text, "tools": tools, "tool_call_parser": "qwen25"}
     found = http.post("/parse_function_call", json=asked).json()
     (call,) = found["calls"]
     assert (found["normal_text"], call["tool_index"], call["name"]) == ("so", 1, "f")
     assert json.loads(call["parameters"]) == {"x": 1}
     asked = {"text": "<think>why</think>so", "reasoning_parser": "qwen3"}
-    assert http.post("/separate_reasoning", json=asked).json() == {"reasoning_text": "why", "text": "so"}
+    assert http.post("/separate_reasoning", json=asked).json() == {
+        "reasoning_text": "why",
+        "text": "so",
+    }
     for path in ("/separate_reasoning", "/parse_function_call"):
-        refused = http.post(path, json={"text": "a", "tools": [], "tool_call_parser": "no", "reasoning_parser": "no"})
+        refused = http.post(
+            path,
+            json={"text": "a", "tools": [], "tool_call_parser": "no", "reasoning_parser": "no"},
+        )
         assert refused.status_code == 400
 
 
 def test_weights_are_replaced_from_a_folder_or_stay(http, engine, folder, tmp_path):
-    before = http.post("/generate", json={"text": "a quick", "sampling_params": GREEDY}).json()["output_ids"]
+    before = http.post("/generate", json={"text": "a quick", "sampling_params": GREEDY}).json()[
+        "output_ids"
+    ]
     missing = http.post("/update_weights_from_disk", json={"model_path": str(tmp_path / "none")})
     assert (missing.status_code, missing.json()["success"]) == (400, False)
     replaced = http.post("/update_weights_from_disk", json={"model_path": folder})
     assert (replaced.status_code, replaced.json()["success"]) == (200, True)
-    assert http.post("/generate", json={"text": "a quick", "sampling_params": GREEDY}).json()["output_ids"] == before
+    assert (
+        http.post("/generate", json={"text": "a quick", "sampling_params": GREEDY}).json()[
+            "output_ids"
+        ]
+        == before
+    )
 
 
 @pytest.mark.parametrize("given", [None, "", "x" * 129, "\u00e9", "mine-1"])

@@ -17,10 +17,16 @@ def test_ids_so_far_are_continued(http):
     asked = {"text": "ab", "sampling_params": SEEDED}
     whole = http.post("/generate", json=asked).json()
     for cut in (1, 5, 12):
-        again = http.post("/generate", json={**asked, "output_ids": whole["output_ids"][:cut]}).json()
+        again = http.post(
+            "/generate", json={**asked, "output_ids": whole["output_ids"][:cut]}
+        ).json()
         assert (again["text"], again["output_ids"]) == (whole["text"], whole["output_ids"])
         assert again["meta_info"]["continued_from"] == cut
-    both = {"text": ["ab", "cd"], "sampling_params": SEEDED, "output_ids": [whole["output_ids"][:3], None]}
+    both = {
+        "text": ["ab", "cd"],
+        "sampling_params": SEEDED,
+        "output_ids": [whole["output_ids"][:3], None],
+    }
     assert http.post("/generate", json=both).json()[0]["text"] == whole["text"]
 
 
@@ -30,12 +36,17 @@ def test_ids_so_far_are_continued(http):
         ({"output_ids": [5000]}, "5000 is no token id"),
         ({"output_ids": [3] * 13}, "13 ids; the output has at most 12"),
         ({"output_ids": [3], "sampling_params": {**SEEDED, "n": 2}}, "n is 2"),
-        ({"output_ids": [3], "sampling_params": {**SEEDED, "regex": "a+"}}, "3 at index 0 can't be"),
+        (
+            {"output_ids": [3], "sampling_params": {**SEEDED, "regex": "a+"}},
+            "3 at index 0 can't be",
+        ),
     ],
 )
 def test_ids_of_no_output_are_refused_by_name(http, more, said):
     for stream in (False, True):
-        response = http.post("/generate", json={"text": "ab", "sampling_params": SEEDED, **more, "stream": stream})
+        response = http.post(
+            "/generate", json={"text": "ab", "sampling_params": SEEDED, **more, "stream": stream}
+        )
         text = response.text
         assert said in text
         assert '"param":"output_ids"' in text
@@ -43,7 +54,10 @@ def test_ids_of_no_output_are_refused_by_name(http, more, said):
 
 
 def test_records_stand_for_text_and_a_grammar(http, engine):
-    prompt, constraint = Prompt((Span("ab", (64, 65)), Span("cd", special=False))), Choices(("hello", "help"))
+    prompt, constraint = (
+        Prompt((Span("ab", (64, 65)), Span("cd", special=False))),
+        Choices(("hello", "help")),
+    )
     params = SamplingParams(max_tokens=12, seed=5, temperature=1.0)
     whole = engine.complete(prompt, params, constraint)
     body = {"prompt": plain(prompt), "constraint": plain(constraint), "sampling_params": {
@@ -52,7 +66,10 @@ def test_records_stand_for_text_and_a_grammar(http, engine):
     assert answer["text"] == whole.text
     generation = msgspec.convert(answer["generation"], Generation)
     assert (generation.token_ids, generation.spans) == (whole.token_ids, whole.spans)
-    assert "generation" not in http.post("/generate", json={"text": "a", "sampling_params": SEEDED}).json()
+    assert (
+        "generation"
+        not in http.post("/generate", json={"text": "a", "sampling_params": SEEDED}).json()
+    )
 
 
 @pytest.mark.parametrize(

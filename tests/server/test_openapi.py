@@ -18,7 +18,13 @@ EXAMPLES = int(os.environ.get("SGLANG_LITE_OPENAPI", "3"))
 schema = schemathesis.openapi.from_dict(openapi.document(ROUTES))
 OPERATIONS = [found.ok() for found in schema.get_all_operations()]
 # It would write any folder, change the log of all tests, or all others would wait.
-LEFT_OUT = ("/start_profile", "/configure_logging", "/pause_generation", "/sleep", "/release_memory_occupation")
+LEFT_OUT = (
+    "/start_profile",
+    "/configure_logging",
+    "/pause_generation",
+    "/sleep",
+    "/release_memory_occupation",
+)
 OPERATIONS = [found for found in OPERATIONS if not any(path in found.label for path in LEFT_OUT)]
 
 

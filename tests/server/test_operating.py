@@ -88,7 +88,9 @@ def test_a_servers_streams_are_told_of_as_seldom_as_it_says():
     """The engine joins the text: tests/engine/test_paced_streams.py."""
     parser = CommandParser(prog="serve")
     flags.add(parser)
-    _, engine, _ = flags.read(parser.parse_args(["--model-path", "a", "--stream-interval-ms", "250"]))
+    _, engine, _ = flags.read(
+        parser.parse_args(["--model-path", "a", "--stream-interval-ms", "250"])
+    )
     assert engine["stream_interval_s"] == 0.25
 
 
@@ -97,17 +99,25 @@ def test_https(engine):
         address = url.replace("http:", "https:")
         trusting = ssl.create_default_context(cafile=PEM)
         with httpx2.Client(verify=trusting, timeout=60) as client:
-            answer = client.post(f"{address}/generate", json={"text": "a", "sampling_params": {"max_new_tokens": 2}})
+            answer = client.post(
+                f"{address}/generate", json={"text": "a", "sampling_params": {"max_new_tokens": 2}}
+            )
             assert answer.json()["meta_info"]["completion_tokens"] <= 2
-            with client.stream("POST", f"{address}/generate", json={"text": "a", "stream": True}) as stream:
+            with client.stream(
+                "POST", f"{address}/generate", json={"text": "a", "stream": True}
+            ) as stream:
                 assert [line for line in stream.iter_lines() if line][-1] == "data: [DONE]"
-        with pytest.raises(httpx2.ConnectError, match=r"CERTIFICATE_VERIFY_FAILED|self-signed|self signed"):
+        with pytest.raises(
+            httpx2.ConnectError, match=r"CERTIFICATE_VERIFY_FAILED|self-signed|self signed"
+        ):
             httpx2.get(f"{address}/ping", timeout=60)
         assert sgl.RuntimeEndpoint(address, verify=PEM).get_model_name()
         with pytest.raises(sgl.BackendError, match="Give verify= a file with the authority"):
             sgl.RuntimeEndpoint(address)
         for file in ("/none.pem", KEY):
-            with pytest.raises(sgl.ParameterError, match=f"verify: {file} has no certificate authorities"):
+            with pytest.raises(
+                sgl.ParameterError, match=f"verify: {file} has no certificate authorities"
+            ):
                 sgl.RuntimeEndpoint(address, verify=file)
         with pytest.raises(httpx2.TransportError):  # HTTP where HTTPS is spoken
             httpx2.get(f"{url}/ping", timeout=60)
@@ -125,12 +135,20 @@ def test_a_certificate_that_cant_be_used_is_refused_at_the_start(given, problem)
 
 def test_the_log_as_json(engine, caplog):
     with caplog.at_level("INFO", "sglang_lite.server"), serving(engine) as url:
-        httpx2.post(f"{url}/generate", json={"text": 3}, headers={"x-request-id": "mine"}, timeout=60)
+        httpx2.post(
+            f"{url}/generate", json={"text": 3}, headers={"x-request-id": "mine"}, timeout=60
+        )
     (record,) = [record for record in caplog.records if hasattr(record, "request")]
     told = json.loads(JsonFormatter().format(record))
     assert told["ms"] >= 0
     assert told["time"].endswith("Z")
-    expected = {"level": "info", "method": "POST", "route": "/generate", "status": 400, "request_id": "mine"}
+    expected = {
+        "level": "info",
+        "method": "POST",
+        "route": "/generate",
+        "status": 400,
+        "request_id": "mine",
+    }
     assert expected.items() <= told.items()
 
 
@@ -150,7 +168,9 @@ def test_an_exception_in_the_log_is_one_line_of_json():
     try:
         raise ValueError("of\ntwo lines")
     except ValueError:
-        record = logging.LogRecord("name", logging.ERROR, "", 0, "failed: %s", ("x",), sys.exc_info())
+        record = logging.LogRecord(
+            "name", logging.ERROR, "", 0, "failed: %s", ("x",), sys.exc_info()
+        )
     line = JsonFormatter().format(record)
     assert "\n" not in line
     assert "two lines" in json.loads(line)["exception"]
@@ -160,12 +180,20 @@ def test_an_exception_in_the_log_is_one_line_of_json():
 def test_the_level_of_the_log_changes_while_the_server_runs(engine, monkeypatch):
     root = logging.getLogger()
     monkeypatch.setattr(root, "level", root.level)  # and back
-    with serving(engine, api_key=("key",), admin_api_key="admin") as url, httpx2.Client(base_url=url) as client:
+    with (
+        serving(engine, api_key=("key",), admin_api_key="admin") as url,
+        httpx2.Client(base_url=url) as client,
+    ):
         body = {"log_level": "debug"}
-        assert client.post("/configure_logging", json=body, headers={"x-api-key": "key"}).status_code == 401
+        assert (
+            client.post("/configure_logging", json=body, headers={"x-api-key": "key"}).status_code
+            == 401
+        )
         answer = client.post("/configure_logging", json=body, headers={"x-api-key": "admin"})
         assert (answer.json(), root.level) == (body, logging.DEBUG)
-        wrong = client.post("/configure_logging", json={"log_level": "loud"}, headers={"x-api-key": "admin"})
+        wrong = client.post(
+            "/configure_logging", json={"log_level": "loud"}, headers={"x-api-key": "admin"}
+        )
         assert (wrong.status_code, root.level) == (400, logging.DEBUG)
         root.setLevel(logging.WARNING)
 

@@ -41,10 +41,14 @@ class Recorder(asyncio.Protocol):
 
 
 async def received(data):
-    """What a paced server received on each connection, when all clients had sent theirs before it read anything."""
+    """What a paced server received on each connection, when all clients had sent theirs before it
+    read anything.
+    """
     loop = asyncio.get_running_loop()
     turns, ended, pacer = Turns(), [], Pacer()
-    server = await loop.create_server(lambda: PacedConnection(Recorder(turns, ended), pacer), "127.0.0.1", 0)
+    server = await loop.create_server(
+        lambda: PacedConnection(Recorder(turns, ended), pacer), "127.0.0.1", 0
+    )
     port = server.sockets[0].getsockname()[1]
 
     def send(each):

@@ -21,7 +21,9 @@ def url(engine):
 @pytest.fixture
 def post(url):
     def post(path, body, **headers):
-        return httpx2.post(f"{url}/playground/{path}", json=body, headers={"x-token": TOKEN, **headers}, timeout=60)
+        return httpx2.post(
+            f"{url}/playground/{path}", json=body, headers={"x-token": TOKEN, **headers}, timeout=60
+        )
 
     return post
 
@@ -30,7 +32,12 @@ def gen(**more):
     return {"role": "assistant", "kind": "gen", "name": "a", "max_tokens": 4, **more}
 
 
-ASKED = {"turns": [{"role": "user", "text": "<|end|>Hi"}, gen(constraint={"kind": "regex", "text": "[ab]{3}"})]}
+ASKED = {
+    "turns": [
+        {"role": "user", "text": "<|end|>Hi"},
+        gen(constraint={"kind": "regex", "text": "[ab]{3}"}),
+    ]
+}
 
 
 def texts(answer):
@@ -52,13 +59,18 @@ def test_turns_are_played_in_the_chat_template(post):
 
 
 def test_an_answer_that_is_given_is_kept(post):
-    turns = [*ASKED["turns"], {"role": "assistant", "kind": "select", "name": "b", "text": "x\ny\n"}]
+    turns = [
+        *ASKED["turns"],
+        {"role": "assistant", "kind": "select", "name": "b", "text": "x\ny\n"},
+    ]
     turns[1] = {**turns[1], "answer": "<|end|>given"}
     found = post("run", {"turns": turns}).json()
     assert texts(found)[7] == "<|end|>given"
     assert texts(found)[12] in ("x", "y")
     assert sum(share for _, share in found["data"]["nodes"][12]["choices"]) == pytest.approx(1)
-    assert [node["kind"] for node in found["data"]["nodes"] if node["kind"] in ("gen", "select")] == ["gen", "select"]
+    assert [
+        node["kind"] for node in found["data"]["nodes"] if node["kind"] in ("gen", "select")
+    ] == ["gen", "select"]
 
 
 @pytest.mark.parametrize(
@@ -92,9 +104,15 @@ def test_a_constraint_is_reported_on(post):
 
 
 def test_its_token_and_its_own_page_are_needed(url, post):
-    assert httpx2.get(url, params={"token": TOKEN}).headers["content-security-policy"] == "frame-ancestors 'none'"
+    assert (
+        httpx2.get(url, params={"token": TOKEN}).headers["content-security-policy"]
+        == "frame-ancestors 'none'"
+    )
     assert httpx2.get(url).status_code == 401
-    assert httpx2.get(url, params={"token": TOKEN}, headers={"host": "evil.example"}).status_code == 403
+    assert (
+        httpx2.get(url, params={"token": TOKEN}, headers={"host": "evil.example"}).status_code
+        == 403
+    )
     for path, body in (("run", ASKED), ("check", {"kind": "regex", "text": "a"})):
         assert post(path, body, origin=url).status_code == 200
         assert post(path, body, **{"x-token": "x"}).status_code == 401
@@ -102,7 +120,9 @@ def test_its_token_and_its_own_page_are_needed(url, post):
         assert post(path, body, origin="null").status_code == 403
         assert post(path, body, host="evil.example").status_code == 403
     generate = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
-    with_token = httpx2.post(f"{url}/generate", json=generate, headers={"x-token": TOKEN, "origin": url})
+    with_token = httpx2.post(
+        f"{url}/generate", json=generate, headers={"x-token": TOKEN, "origin": url}
+    )
     assert with_token.status_code == 403  # the token is for the page alone
 
 

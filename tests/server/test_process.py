@@ -1,4 +1,6 @@
-"""The life of a server's process: started by its command, ended by signals, and what its engine's death is to it."""
+"""The life of a server's process: started by its command, ended by signals, and what its engine's
+death is to it.
+"""
 
 import contextlib
 import json
@@ -15,11 +17,22 @@ from tests.children import send
 from tests.server.conftest import TEMPLATE
 from tests.waiting import until
 
-LONG = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+LONG = {
+    "text": "a",
+    "stream": True,
+    "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True},
+}
 
 
 @contextlib.contextmanager
-def launched(folder, *flags, module="sglang_lite.launch_server", ready=True, run=("-m",), log=subprocess.DEVNULL):
+def launched(
+    folder,
+    *flags,
+    module="sglang_lite.launch_server",
+    ready=True,
+    run=("-m",),
+    log=subprocess.DEVNULL,
+):
     """A server in a process of its own, and its address.
 
     Args:
@@ -37,7 +50,12 @@ def launched(folder, *flags, module="sglang_lite.launch_server", ready=True, run
         assert line.startswith("Serving"), line
         url = line.split()[-1]
         if ready:
-            until(lambda: process.poll() is not None or httpx2.get(f"{url}/ready", timeout=60).status_code == 200)
+            until(
+                lambda: (
+                    process.poll() is not None
+                    or httpx2.get(f"{url}/ready", timeout=60).status_code == 200
+                )
+            )
             assert process.poll() is None
         yield process, url
     finally:
@@ -65,7 +83,10 @@ def gone(pid):
     """Waits until a process has ended."""
 
     def ended():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat") as file:
+        with (
+            contextlib.suppress(FileNotFoundError, ProcessLookupError),
+            open(f"/proc/{pid}/stat") as file,
+        ):
             return file.read().rpartition(")")[2].split()[0] == "Z"
         return True
 
@@ -90,7 +111,8 @@ def test_the_command_serves_until_it_is_told_to_end(folder):
 
 def test_what_is_open_ends_well_after_sigterm(folder):
     """However long that takes."""
-    body = {**LONG, "sampling_params": {"max_new_tokens": 600, "ignore_eos": True}}  # each event has all so far
+    # each event has all so far
+    body = {**LONG, "sampling_params": {"max_new_tokens": 600, "ignore_eos": True}}
     with launched(folder, "--drain-s", "3600", module="sglang_lite") as (process, url):
         with httpx2.stream("POST", f"{url}/generate", json=body, timeout=None) as stream:
             lines = stream.iter_lines()
@@ -117,13 +139,17 @@ def test_a_second_signal_ends_it_at_once(folder, tmp_path):
         thread.start()
         assert begun.wait(60)
         process.terminate()
-        until(lambda: httpx2.get(f"{url}/ready", timeout=60).status_code == 503)  # it has heard the first one
+        # it has heard the first one
+        until(lambda: httpx2.get(f"{url}/ready", timeout=60).status_code == 503)
         process.terminate()
         process.wait(60)
         thread.join(60)
         gone(engine)
         assert told[-2:] == ["data: [DONE]", ""]
-        assert json.loads(told[-4][6:])["meta_info"]["finish_reason"]["err_type"] == "EngineClosedError"
+        assert (
+            json.loads(told[-4][6:])["meta_info"]["finish_reason"]["err_type"]
+            == "EngineClosedError"
+        )
         said = Path(log.name).read_text()
         assert "second signal: open requests are ended now" in said
         assert said.count("1 requests have not ended, and get an error") == 1
@@ -158,7 +184,10 @@ def test_an_engine_that_was_killed_is_unhealthy_from_then_on(folder):
 
 def test_an_engine_that_stands_still_is_unhealthy_and_holds_up_no_end(folder):
     """Nor does a request that is open, for longer than `--drain-s`."""
-    with launched(folder, "--health-timeout-s", "1", "--drain-s", "0.5", run=("-c", HASTY)) as (process, url):
+    with launched(folder, "--health-timeout-s", "1", "--drain-s", "0.5", run=("-c", HASTY)) as (
+        process,
+        url,
+    ):
         (engine,) = children_of(process.pid)
         with httpx2.stream("POST", f"{url}/generate", json=LONG, timeout=60) as stream:
             next(stream.iter_lines())
@@ -174,7 +203,9 @@ def test_an_engine_that_stands_still_is_unhealthy_and_holds_up_no_end(folder):
         gone(engine)
 
 
-def test_an_engine_that_died_is_started_again_where_that_is_wanted_and_outlives_no_server_that_is_killed(folder):
+def test_an_engine_that_died_is_started_again_where_that_is_wanted_and_outlives_no_server_that_is_killed(
+    folder,
+):
     with launched(folder, "--restart") as (process, url):
         (engine,) = children_of(process.pid)
         send(engine, signal.SIGKILL)
@@ -206,7 +237,12 @@ def test_a_port_in_use_is_one_line_before_the_model_is_loaded(folder):
 
 
 def test_a_flag_that_is_wrong_is_one_line(folder):
-    for flags in (["--tool-call-parser", "no"], ["--max-open", "0"], ["--port", "70000"], ["--nnodes", "2"]):
+    for flags in (
+        ["--tool-call-parser", "no"],
+        ["--max-open", "0"],
+        ["--port", "70000"],
+        ["--nnodes", "2"],
+    ):
         command = [sys.executable, "-m", "sglang_lite", "serve", "--model", folder, *flags]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert ended.returncode == 1

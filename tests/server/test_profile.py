@@ -21,7 +21,9 @@ def client(request, folder):
     with (
         sgl.Engine(folder, **SETTINGS, in_process=request.param == "here") as engine,
         serving(engine, api_key=("key",), admin_api_key="admin") as url,
-        httpx2.Client(base_url=url, timeout=60, headers={"authorization": "Bearer admin"}) as client,
+        httpx2.Client(
+            base_url=url, timeout=60, headers={"authorization": "Bearer admin"}
+        ) as client,
     ):
         yield client
 
@@ -32,7 +34,10 @@ def test_a_profile_has_the_spans_of_steps(client, tmp_path, monkeypatch):
     started = client.post("/start_profile", json={"output_dir": str(wanted)})
     assert started.json() == {"success": True, "output_dir": str(wanted)}
     assert client.post("/start_profile", json={"output_dir": str(wanted)}).status_code == 400
-    assert client.post("/generate", json=BODY, headers={"authorization": "Bearer key"}).status_code == 200
+    assert (
+        client.post("/generate", json=BODY, headers={"authorization": "Bearer key"}).status_code
+        == 200
+    )
     path = client.post("/stop_profile").json()["path"]
     assert path.startswith(str(wanted))
     with gzip.open(path) as file:

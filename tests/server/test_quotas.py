@@ -82,7 +82,12 @@ def test_the_longest_wait_of_all_quotas_is_told(clock):
 
 def generate(url, key, path="/generate", **more):
     text = {"text": "ab"} if path == "/generate" else {"model": "tiny", "max_tokens": 3, **more}
-    body = {**text, **({"sampling_params": {"max_new_tokens": 3, "ignore_eos": True}} if "text" in text else {})}
+    body = {
+        **text,
+        **(
+            {"sampling_params": {"max_new_tokens": 3, "ignore_eos": True}} if "text" in text else {}
+        ),
+    }
     return httpx2.post(f"{url}{path}", json=body, headers={"x-api-key": key}, timeout=60)
 
 
@@ -97,7 +102,8 @@ FORMS = {
 
 def test_the_quota_of_a_key_is_refused_in_each_protocols_form_and_counted(engine):
     with serving(engine, api_key=KEYS, served_model_name="tiny", max_tokens_per_day=5) as url:
-        assert generate(url, "one").status_code == 200  # two tokens of the prompt, three of the answer
+        # two tokens of the prompt, three of the answer
+        assert generate(url, "one").status_code == 200
         for path, (more, at, told) in FORMS.items():
             answered = generate(url, "one", path, **more)
             found = answered.json()
@@ -106,7 +112,8 @@ def test_the_quota_of_a_key_is_refused_in_each_protocols_form_and_counted(engine
             assert (answered.status_code, found[: len(told)]) == (429, told)
             assert int(answered.headers["retry-after"]) == 86_400 // 5
         assert generate(url, "two").status_code == 200
-        assert httpx2.get(f"{url}/v1/models", headers={"x-api-key": "one"}).status_code == 200  # runs nothing
+        # runs nothing
+        assert httpx2.get(f"{url}/v1/models", headers={"x-api-key": "one"}).status_code == 200
         counts = httpx2.get(f"{url}/metrics").text
         assert 'sglang_lite_tokens_total{key="7692c3ad",kind="prompt"} 2.0' in counts
         assert 'sglang_lite_tokens_total{key="7692c3ad",kind="completion"} 3.0' in counts
@@ -114,7 +121,9 @@ def test_the_quota_of_a_key_is_refused_in_each_protocols_form_and_counted(engine
 
 
 SAMPLING = {"max_new_tokens": 4000, "ignore_eos": True}
-PROGRAM = data_of(Program((Text("ab" * 20), Gen("a", SamplingParams(max_tokens=4000, ignore_eos=True)))))
+PROGRAM = data_of(
+    Program((Text("ab" * 20), Gen("a", SamplingParams(max_tokens=4000, ignore_eos=True))))
+)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +150,8 @@ def test_a_client_that_leaves_has_used_its_tokens(engine, path, asked):
             body = json.dumps(asked).encode()
             head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: one\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             client.sendall(head.encode() + body)
-            until(lambda: engine.stats()["steps"] > steps + 20)  # some of the case before may follow
+            # some of the case before may follow
+            until(lambda: engine.stats()["steps"] > steps + 20)
         until(lambda: count(aborted) >= 1)
         assert generate(url, "one").status_code == 429
         assert generate(url, "two").status_code == 200
@@ -151,7 +161,9 @@ def test_a_prompt_with_several_answers_is_charged_once(engine):
     with serving(engine, api_key=KEYS, max_tokens_per_day=100) as url:
         body = {"text": "ab" * 20, "sampling_params": {"max_new_tokens": 1, "n": 8}}
         for status in (200, 200, 200, 429):
-            answered = httpx2.post(f"{url}/generate", json=body, headers={"x-api-key": "one"}, timeout=60)
+            answered = httpx2.post(
+                f"{url}/generate", json=body, headers={"x-api-key": "one"}, timeout=60
+            )
             assert answered.status_code == status
 
 
@@ -170,5 +182,7 @@ def test_a_quota_is_a_number_above_0_and_of_one_server(name):
     right: Any = {name: 1}
     with pytest.raises(sgl.ParameterError, match=f"{name}: 0 is not a number greater than 0"):
         ServerSettings(**wrong)
-    with pytest.raises(sgl.ParameterError, match=f"{name}: each server behind a gateway counts by itself"):
+    with pytest.raises(
+        sgl.ParameterError, match=f"{name}: each server behind a gateway counts by itself"
+    ):
         Gateway(ServerSettings(**right), ReplicaSettings(replicas=2), "127.0.0.1", 1)

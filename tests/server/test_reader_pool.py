@@ -1,4 +1,6 @@
-"""Large bodies are read in other processes, with the same answers; nothing of them is read in the server's process."""
+"""Large bodies are read in other processes, with the same answers; nothing of them is read in the
+server's process.
+"""
 
 import asyncio
 import json
@@ -21,7 +23,11 @@ from sglang_lite.wire.limits import Limits
 from tests.server.body_tasks import die, fail, process_id
 from tests.server.conftest import serving
 
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 3}}, "required": ["city"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 3}},
+    "required": ["city"],
+}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 SAID = [{"role": "system", "content": "Be <|end|> brief."}, {"role": "user", "content": "Where?"}]
 ITEMS = [
@@ -113,7 +119,9 @@ def test_an_answer_is_the_same_wherever_its_body_is_read(engine, here, apart, na
 def test_a_stream_says_the_same_wherever_its_body_is_read(here, apart):
     said = []
     for client in (here, apart):
-        lines = client.post("/v1/chat/completions", json={**REQUESTS["chat"][1], "stream": True}).text.split("\n")
+        lines = client.post(
+            "/v1/chat/completions", json={**REQUESTS["chat"][1], "stream": True}
+        ).text.split("\n")
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         said.append("".join(event["choices"][0]["delta"].get("content", "") for event in events))
     assert said[0] == said[1] != ""
@@ -121,7 +129,9 @@ def test_a_stream_says_the_same_wherever_its_body_is_read(here, apart):
 
 def test_a_body_above_the_limit_leaves_the_process_and_a_smaller_one_stays(engine, monkeypatch):
     read = []
-    monkeypatch.setattr(endpoint, "parse_object", lambda data, limits: read.append(len(data)) or {"text": "a"})
+    monkeypatch.setattr(
+        endpoint, "parse_object", lambda data, limits: read.append(len(data)) or {"text": "a"}
+    )
     with serving(engine, large_body_kb=8) as url, httpx2.Client(base_url=url, timeout=60) as client:
         for size in (10, 5000, 9000):
             client.post("/tokenize", json={"prompt": "a" * size})
@@ -132,18 +142,36 @@ def test_a_conversation_goes_on_from_what_the_server_has_stored(here, apart):
     texts = []
     for client in (here, apart):
         first = client.post("/v1/responses", json=REQUESTS["response"][1]).json()
-        body = {"input": "Where?", "previous_response_id": first["id"], "max_output_tokens": 6, "temperature": 0}
+        body = {
+            "input": "Where?",
+            "previous_response_id": first["id"],
+            "max_output_tokens": 6,
+            "temperature": 0,
+        }
         second = client.post("/v1/responses", json=body).json()
         reference = {"type": "item_reference", "id": first["output"][0]["id"]}
         third = client.post("/v1/responses", json={"input": [*ITEMS, reference, *ITEMS[:1]], "max_output_tokens": 6,
                                                    "temperature": 0}).json()  # fmt: skip
         items = client.get(f"/v1/responses/{second['id']}/input_items?order=asc").json()["data"]
         counted = client.post(
-            "/v1/responses/input_tokens", json={k: body[k] for k in ("input", "previous_response_id")}
+            "/v1/responses/input_tokens",
+            json={k: body[k] for k in ("input", "previous_response_id")},
         )
-        assert [item["role"] for item in items] == ["user", "assistant", "user", "assistant", "user"]
-        assert counted.json()["input_tokens"] == second["usage"]["input_tokens"] == third["usage"]["input_tokens"]
-        texts.append([each["output"] and each["output"][0]["content"] for each in (first, second, third)])
+        assert [item["role"] for item in items] == [
+            "user",
+            "assistant",
+            "user",
+            "assistant",
+            "user",
+        ]
+        assert (
+            counted.json()["input_tokens"]
+            == second["usage"]["input_tokens"]
+            == third["usage"]["input_tokens"]
+        )
+        texts.append(
+            [each["output"] and each["output"][0]["content"] for each in (first, second, third)]
+        )
     assert texts[0] == texts[1]
 
 
@@ -152,7 +180,9 @@ def test_a_short_body_that_goes_on_from_a_long_conversation_leaves_the_process(e
         long = {"input": "a" * 1100, "max_output_tokens": 2}
         first = client.post("/v1/responses", json=long).json()
         rendered = []
-        monkeypatch.setattr("sglang_lite.server.reader.RequestReader.render", lambda *_: rendered.append(1))
+        monkeypatch.setattr(
+            "sglang_lite.server.reader.RequestReader.render", lambda *_: rendered.append(1)
+        )
         body = {"input": "b", "previous_response_id": first["id"], "max_output_tokens": 2}
         assert client.post("/v1/responses", json=body).status_code == 200
     assert rendered == []
@@ -160,11 +190,13 @@ def test_a_short_body_that_goes_on_from_a_long_conversation_leaves_the_process(e
 
 def test_a_field_without_effect_is_reported(engine):
     with serving(engine, large_body_kb=0, unknown_fields="report") as url:
-        response = httpx2.post(f"{url}/generate", json={"text": "a", "more": 1, "sampling_params": SHORT}, timeout=60)
+        response = httpx2.post(
+            f"{url}/generate", json={"text": "a", "more": 1, "sampling_params": SHORT}, timeout=60
+        )
     assert (response.status_code, response.headers["x-unused-fields"]) == (200, "more")
 
 
-# ------------------------------------------------------------------------------------------------ the processes
+# ------------------------------------------------------------------------------------ the processes
 
 
 def task(function):
@@ -181,7 +213,9 @@ def pool(engine):
 def test_a_process_that_dies_fails_its_body_alone(pool):
     async def run():
         first, _ = await pool.read(task(process_id))
-        with pytest.raises(sgl.BackendError, match="the process that reads large bodies ended with status 3"):
+        with pytest.raises(
+            sgl.BackendError, match="the process that reads large bodies ended with status 3"
+        ):
             await pool.read(task(die))
         second, _ = await pool.read(task(process_id))
         return first, second
@@ -204,7 +238,10 @@ def test_a_bug_fails_its_body_alone_and_is_logged(pool, caplog):
 
 def test_no_more_processes_than_the_limit_are_started_and_all_end_with_the_pool(pool):
     async def run():
-        return {found for found, _ in await asyncio.gather(*(pool.read(task(process_id)) for _ in range(8)))}
+        return {
+            found
+            for found, _ in await asyncio.gather(*(pool.read(task(process_id)) for _ in range(8)))
+        }
 
     processes = asyncio.run(run())
     assert 1 <= len(processes) <= 2
@@ -212,7 +249,9 @@ def test_no_more_processes_than_the_limit_are_started_and_all_end_with_the_pool(
     assert not [process for process in processes if Path(f"/proc/{process}").exists()]
 
 
-@pytest.mark.parametrize(("name", "value"), [("large_body_kb", -1), ("large_body_kb", 2000), ("body_processes", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("large_body_kb", -1), ("large_body_kb", 2000), ("body_processes", 0)]
+)
 def test_a_setting_out_of_range_is_refused(name, value):
     with pytest.raises(sgl.ParameterError, match=f"^{name}: "):
         ServerSettings(**{name: value})

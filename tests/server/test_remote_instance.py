@@ -1,4 +1,6 @@
-"""An engine that takes its weights from a running one, over its routes and gloo: the same logits, and the version."""
+"""An engine that takes its weights from a running one, over its routes and gloo: the same logits,
+and the version.
+"""
 
 from __future__ import annotations
 
@@ -62,10 +64,14 @@ def of_seed(seed, **settings):
 def test_an_engine_in_another_process_gets_the_weights_of_a_running_one(seed, bare, folders):
     with engine(folders[1]) as other:
         expected = told(other)
-    with sgl.Engine(str(bare), dtype="float32", max_running=4, device="cpu", **of_seed(seed)) as running:
+    with sgl.Engine(
+        str(bare), dtype="float32", max_running=4, device="cpu", **of_seed(seed)
+    ) as running:
         assert told(running) == expected
         assert running.get_model_info()["weight_version"] == "step 7"
-        assert running.generate("a", {"max_new_tokens": 1})["meta_info"]["weight_version"] == "step 7"
+        assert (
+            running.generate("a", {"max_new_tokens": 1})["meta_info"]["weight_version"] == "step 7"
+        )
         running.update_weights(str(folders[0]))  # other weights come from files again
         assert told(running) != expected
     address = f"instance://{address_of(seed)}"
@@ -81,7 +87,9 @@ def test_weights_come_over_nccl(seed, bare, folders):
     with engine(folders[1]) as other:
         expected = told(other)
     settings = of_seed(seed) | {f"{SEED}backend": "nccl", "base_gpu_id": 1}
-    with sgl.Engine(str(bare), dtype="float32", max_running=4, max_total_tokens=8192, **settings) as running:
+    with sgl.Engine(
+        str(bare), dtype="float32", max_running=4, max_total_tokens=8192, **settings
+    ) as running:
         assert told(running) == expected
 
 
@@ -116,10 +124,15 @@ def test_a_seed_whose_weights_change_meanwhile_is_named(seed, bare, folders):
 
     def taken(self, name, shape):
         if name == "model.norm.weight":
-            seed.service.engine.update_weights_from_tensor({EMBEDDING: tensors_of(folders[0])[EMBEDDING]})
+            seed.service.engine.update_weights_from_tensor(
+                {EMBEDDING: tensors_of(folders[0])[EMBEDDING]}
+            )
         return take(self, name, shape)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(sgl.ModelError, match="have changed since they were off"):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(sgl.ModelError, match="have changed since they were off"),
+    ):
         patch.setattr(instance.InstanceSource, "take_stack", taken)
         engine(bare, device="cpu", **of_seed(seed))
     with engine(bare, device="cpu", **of_seed(seed)):  # another one gets them
@@ -137,13 +150,22 @@ def test_weights_are_sent_at_the_port_that_is_given(seed, bare):
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no port": ({f"{SEED}seed_instance_service_port": None}, "service_port: is missing"),
-    "no server": ({f"{SEED}seed_instance_service_port": 1}, "instance://127.0.0.1:1: /get_model_info: "),
+    "no server": (
+        {f"{SEED}seed_instance_service_port": 1},
+        "instance://127.0.0.1:1: /get_model_info: ",
+    ),
     "a version": ({"weight_version": "mine"}, "weight_version: is that of the engine"),
-    "transfer engine": ({f"{SEED}backend": "transfer_engine"}, "'transfer_engine' is SGLang's, and not here"),
+    "transfer engine": (
+        {f"{SEED}backend": "transfer_engine"},
+        "'transfer_engine' is SGLang's, and not here",
+    ),
     "two ports": ({f"{SEED}send_weights_group_ports": [1, 2]}, "is no list of one port"),
     "nccl": ({f"{SEED}backend": "nccl"}, "nccl is for an engine on a GPU"),
     "an address": ({"model": "instance://here"}, "no address of the form instance://host:port"),
-    "a format": ({"model": "instance://here:1", "load_format": "pt"}, "'pt' is not for instance://here:1"),
+    "a format": (
+        {"model": "instance://here:1", "load_format": "pt"},
+        "'pt' is not for instance://here:1",
+    ),
 }
 
 
@@ -164,5 +186,7 @@ def test_what_is_wrong_is_named_before_weights_are_sent(case, seed, bare):
     ],
 )
 def test_a_request_for_another_group_is_refused(path, body, seed):
-    answer = httpx2.post(f"{seed.url}{path}", json={"master_address": "127.0.0.1", "group_name": "g", **body})
+    answer = httpx2.post(
+        f"{seed.url}{path}", json={"master_address": "127.0.0.1", "group_name": "g", **body}
+    )
     assert (answer.status_code, "group" in answer.text) == (400, True)

@@ -1,4 +1,6 @@
-"""A server's OpenTelemetry spans, in the SDK's own exporter; and what a collector that is down costs."""
+"""A server's OpenTelemetry spans, in the SDK's own exporter; and what a collector that is down
+costs.
+"""
 
 import asyncio
 import contextlib
@@ -53,11 +55,15 @@ def url(engine, tracer):
 
 @pytest.fixture
 def finished(exporter):
-    """Function that returns the spans, or those of a trace, once so many requests to generate are among them."""
+    """Function that returns the spans, or those of a trace, once so many requests to generate are
+    among them.
+    """
     exporter.clear()
 
     def of(trace):
-        return [span for span in exporter.get_finished_spans() if trace in (None, span.context.trace_id)]
+        return [
+            span for span in exporter.get_finished_spans() if trace in (None, span.context.trace_id)
+        ]
 
     def wait(requests=1, trace=None):
         names = ("POST /program", "POST /generate", "POST /v1/chat/completions")
@@ -101,7 +107,9 @@ def test_each_sample_of_each_text_is_a_span(url, finished, stream):
     body = {"text": ["a", "b"], "sampling_params": {**SHORT, "n": 2}, "stream": stream}
     httpx2.post(f"{url}/generate", json=body, timeout=60)
     *below, request = finished()
-    samples = [span for span in below if span.attributes.get("gen_ai.operation.name") == "text_completion"]
+    samples = [
+        span for span in below if span.attributes.get("gen_ai.operation.name") == "text_completion"
+    ]
     assert len(samples) == 4
     assert {span.parent.span_id for span in samples} == {request.context.span_id}
     assert {span.name for span in below if span not in samples} == {"queue", "prefill", "decode"}
@@ -116,7 +124,11 @@ def test_an_error_is_a_status_and_polls_are_no_spans(url, finished):
 
 
 def test_a_request_whose_client_leaves_is_499(url, finished):
-    body = {"text": "a", "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}, "stream": False}
+    body = {
+        "text": "a",
+        "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True},
+        "stream": False,
+    }
     with pytest.raises(httpx2.ReadTimeout):
         httpx2.post(f"{url}/generate", json=body, timeout=0.2)
     (request,) = finished()
@@ -142,12 +154,17 @@ def test_a_program_and_its_nodes_on_the_server_are_one_trace(url, tracer, finish
         spans(state.trace(), tracer)
     found = finished(1 if whole else 4, caller.context.trace_id)
     asked = {span.context.span_id for span in found if span.kind is SpanKind.SERVER}
-    assert {span.parent.span_id for span in found if span.context.span_id in asked} == {caller.context.span_id}
+    assert {span.parent.span_id for span in found if span.context.span_id in asked} == {
+        caller.context.span_id
+    }
     nodes = [span for span in found if span.parent is not None and span.parent.span_id in asked]
     assert len(nodes) == 4 if whole else len(nodes) >= 4
     if whole:
         assert [span.attributes.get("sglang_lite.node") for span in nodes].count("inner") == 2
-    assert any(span.name == "program program" and span.parent.span_id == caller.context.span_id for span in found)
+    assert any(
+        span.name == "program program" and span.parent.span_id == caller.context.span_id
+        for span in found
+    )
 
 
 def test_a_request_without_a_span_sends_no_headers(url, finished):
@@ -175,7 +192,10 @@ def test_a_collector_that_is_down_costs_one_line(engine, caplog, monkeypatch):
 
 def test_without_the_exporter_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
-    with pytest.raises(sgl.CapabilityError, match=r"sglang-lite\[tracing\]"), exported("localhost:4317", "here"):
+    with (
+        pytest.raises(sgl.CapabilityError, match=r"sglang-lite\[tracing\]"),
+        exported("localhost:4317", "here"),
+    ):
         pass
 
 
@@ -203,7 +223,8 @@ def collector():
 
 
 def test_a_server_sends_its_spans_to_the_collector_that_it_is_told(folder, collector, monkeypatch):
-    monkeypatch.setattr("sglang_lite.server.log.configure", lambda settings: None)  # of the whole process
+    # of the whole process
+    monkeypatch.setattr("sglang_lite.server.log.configure", lambda settings: None)
     monkeypatch.setattr("sglang_lite.server.app.gc.freeze", lambda: None)
     found, address = collector
     settings = ServerSettings(port=0, enable_trace=True, otlp_traces_endpoint=address)
@@ -216,7 +237,9 @@ def test_a_server_sends_its_spans_to_the_collector_that_it_is_told(folder, colle
             assert httpx2.post(f"{url}/generate", json=asked, timeout=60).status_code == 200
 
     monkeypatch.setattr(app.HttpServer, "run", run)
-    app.serve(settings, {"model": folder, **SETTINGS, "in_process": True}, lambda line: None, listening)
+    app.serve(
+        settings, {"model": folder, **SETTINGS, "in_process": True}, lambda line: None, listening
+    )
     assert "POST /generate" in found.names
 
 

@@ -1,4 +1,6 @@
-"""`sampling_order` has the same effect through each door: the library, a run's settings, SGLang's dictionary, and HTTP."""
+"""`sampling_order` has the same effect through each door: the library, a run's settings, SGLang's
+dictionary, and HTTP.
+"""
 
 from typing import Any
 
@@ -9,7 +11,8 @@ import sglang_lite as sgl
 
 SEED = 5
 ENDLESS: dict[str, Any] = {"ignore_eos": True}
-# Of the model's 20 likeliest tokens, which are nearly as likely as all others, top-p leaves all or about half.
+# Of the model's 20 likeliest tokens, which are nearly as likely as all others, top-p leaves all or
+# about half.
 FILTERS: dict[str, Any] = {"top_k": 20, "top_p": 0.5}
 
 
@@ -50,7 +53,15 @@ def native(engine, url, options):
 
 
 def completions(engine, url, options):
-    body = {"model": "", "prompt": "ab", "max_tokens": 12, "seed": SEED, **ENDLESS, **FILTERS, **options}
+    body = {
+        "model": "",
+        "prompt": "ab",
+        "max_tokens": 12,
+        "seed": SEED,
+        **ENDLESS,
+        **FILTERS,
+        **options,
+    }
     return _post(url, "/v1/completions", body)["choices"][0]["text"]
 
 
@@ -69,8 +80,12 @@ DOORS = [gen, run_settings, gen_on_a_server, gen_by_requests, sampling_params, n
 
 @pytest.mark.parametrize("door", DOORS)
 def test_an_order_has_its_effect(engine, url, door):
-    """Joint without min-p and sequential with it, unless an order is named. A min-p this small leaves all tokens."""
-    joint, sequential = (sampling_params(engine, url, {"sampling_order": each}) for each in ("joint", "sequential"))
+    """Joint without min-p and sequential with it, unless an order is named. A min-p this small
+    leaves all tokens.
+    """
+    joint, sequential = (
+        sampling_params(engine, url, {"sampling_order": each}) for each in ("joint", "sequential")
+    )
     assert joint != sequential
     small = {"min_p": 1e-6}
     assert door(engine, url, {}) == joint
@@ -85,7 +100,10 @@ def test_an_order_has_its_effect(engine, url, door):
     [
         ("/generate", {"text": "ab", "sampling_params": {"sampling_order": "vllm"}}),
         ("/v1/completions", {"model": "", "prompt": "ab", "sampling_order": "vllm"}),
-        ("/v1/chat/completions", {"model": "", "messages": [{"role": "user", "content": "a"}], "sampling_order": "x"}),
+        (
+            "/v1/chat/completions",
+            {"model": "", "messages": [{"role": "user", "content": "a"}], "sampling_order": "x"},
+        ),
     ],
 )
 def test_an_unknown_order_is_refused_by_name(url, path, body):

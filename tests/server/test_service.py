@@ -13,7 +13,9 @@ from tests.server.scripted import Scripted
 
 
 def test_a_lookup_that_is_cancelled_as_it_ends_is_cancelled(engine, monkeypatch):
-    """A watcher that missed its cancellation would watch for ever, and the server's end would wait for it."""
+    """A watcher that missed its cancellation would watch for ever, and the server's end would wait
+    for it.
+    """
 
     async def lookup():
         loop, post = asyncio.get_running_loop(), asyncio.get_running_loop().call_soon_threadsafe
@@ -33,7 +35,9 @@ def test_a_lookup_that_is_cancelled_as_it_ends_is_cancelled(engine, monkeypatch)
     asyncio.run(lookup())
 
 
-def test_a_server_is_healthy_from_its_start_on_as_long_as_the_engine_may_give_no_sign(engine, monkeypatch):
+def test_a_server_is_healthy_from_its_start_on_as_long_as_the_engine_may_give_no_sign(
+    engine, monkeypatch
+):
     """`/health` may be asked before the engine's loop has given its first sign."""
 
     async def started():
@@ -48,7 +52,8 @@ def test_a_server_is_healthy_from_its_start_on_as_long_as_the_engine_may_give_no
         await service.start()
         service.check_health()
         await service.stop()
-        with pytest.raises(EngineClosedError, match="does not respond"):  # that has not been started
+        # that has not been started
+        with pytest.raises(EngineClosedError, match="does not respond"):
             Service(engine, ServerSettings()).check_health()
 
     asyncio.run(started())
@@ -79,8 +84,12 @@ def test_the_loop_does_not_count_the_tokens_of_long_reasoning(engine, monkeypatc
     monkeypatch.setattr(engine.tokenizer, "encode_spans", watched)
     said = f"<think>{'so ' * 5000}</think>yes"
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{# <think> </think> #}"
-    body = {key: value for key, value in PROTOCOLS[route].items() if stream or key != "stream_options"}
+    body = {
+        key: value for key, value in PROTOCOLS[route].items() if stream or key != "stream_options"
+    }
     with serving(Scripted(engine, [said[:700], said[700:]], template=template)) as url:
-        text = httpx2.post(url + route, json={**body, "model": engine.model_name, "stream": stream}, timeout=60).text
+        text = httpx2.post(
+            url + route, json={**body, "model": engine.model_name, "stream": stream}, timeout=60
+        ).text
     assert '_tokens":15000' in text
     assert on_loop == [False]

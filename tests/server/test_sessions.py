@@ -44,7 +44,12 @@ def test_a_request_continues_an_earlier_one_of_its_session(http, engine, session
     beside = ask(http, " red", session, rid)  # the same request is continued in two ways
     assert beside["output_ids"] == continued(http, engine, prompt, output, new=" red")
     third = ask(http, " fox", session, second["meta_info"]["id"])
-    before = (*prompt, *output, *engine.tokenizer.encode(" brown", first=False), *second["output_ids"])
+    before = (
+        *prompt,
+        *output,
+        *engine.tokenizer.encode(" brown", first=False),
+        *second["output_ids"],
+    )
     assert third["output_ids"] == continued(http, engine, before, new=" fox")
     dropped = ask(http, " fox", session, rid, drop_previous_output=True)
     assert dropped["output_ids"] == continued(http, engine, prompt, new=" fox")
@@ -61,7 +66,9 @@ def test_a_session_opens_and_closes_by_get_as_well(http, engine):
 
 def test_a_stream_is_continued_too(http, session):
     body = {"text": "a quick", "sampling_params": GREEDY, "rid": "one", "stream": True}
-    with http.stream("POST", "/generate", json={**body, "session_params": {"id": session}}) as response:
+    with http.stream(
+        "POST", "/generate", json={**body, "session_params": {"id": session}}
+    ) as response:
         assert response.read().endswith(b"data: [DONE]\n\n")
     assert ask(http, " b", session, "one")["output_ids"]
 
@@ -85,13 +92,20 @@ def test_what_can_not_be_is_refused_by_name(http, session):
     assert "session_params" in refused(http, session_params={"id": session, "branch": 1})
     ask(http, "a", session)
     body = {"rid": "one", "session_params": {"id": session}}
-    assert http.post("/generate", json={"text": "a", "sampling_params": GREEDY, **body}).status_code == 200
+    assert (
+        http.post("/generate", json={"text": "a", "sampling_params": GREEDY, **body}).status_code
+        == 200
+    )
     assert "'one' already" in refused(http, **body)
     taken = http.post("/open_session", json={**CAPACITY, "session_id": session})
     assert (taken.status_code, "is open already" in taken.text) == (400, True)
     assert http.post("/open_session", json={"capacity_of_str_len": 0}).status_code == 400
-    small = http.post("/open_session", json={"capacity_of_str_len": 2, "session_id": "small"}).json()
-    assert "capacity_of_str_len" in refused(http, text="a quick brown fox jumps", session_params={"id": small})
+    small = http.post(
+        "/open_session", json={"capacity_of_str_len": 2, "session_id": "small"}
+    ).json()
+    assert "capacity_of_str_len" in refused(
+        http, text="a quick brown fox jumps", session_params={"id": small}
+    )
     assert http.post("/close_session", json={"session_id": small}).status_code == 200
     assert http.post("/close_session", json={"session_id": small}).status_code == 404
 
@@ -100,7 +114,13 @@ def test_a_request_that_still_runs_is_not_continued_and_ends_with_its_session(ht
     session = http.post("/open_session", json={**CAPACITY, "session_id": "busy"}).json()
     assert session == "busy"
     endless = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
-    body = {"text": "a", "sampling_params": endless, "rid": "one", "stream": True, "session_params": {"id": session}}
+    body = {
+        "text": "a",
+        "sampling_params": endless,
+        "rid": "one",
+        "stream": True,
+        "session_params": {"id": session},
+    }
     with http.stream("POST", "/generate", json=body) as response:
         lines = response.iter_lines()
         next(lines)

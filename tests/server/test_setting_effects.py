@@ -19,7 +19,9 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": NOTHING}}
 
 def asked(url, path="/generate", headers=None, method="POST", **body):
     body = body or {"text": "ab", "sampling_params": GREEDY}
-    return httpx2.request(method, url + path, json=body if method == "POST" else None, headers=headers, timeout=60)
+    return httpx2.request(
+        method, url + path, json=body if method == "POST" else None, headers=headers, timeout=60
+    )
 
 
 def program(*nodes):
@@ -27,7 +29,11 @@ def program(*nodes):
 
 
 def generation(count):
-    return {"kind": "Gen", "name": "a", "params": {"max_tokens": count, "temperature": 0.0, "ignore_eos": True}}
+    return {
+        "kind": "Gen",
+        "name": "a",
+        "params": {"max_tokens": count, "temperature": 0.0, "ignore_eos": True},
+    }
 
 
 def test_a_body_may_be_nested_as_deeply_as_the_server_says(engine):
@@ -48,7 +54,11 @@ def test_a_head_may_have_as_many_lines_as_the_server_says(engine):
 
 
 def test_a_key_may_have_as_many_open_requests_as_the_server_says(engine):
-    body = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 500, "ignore_eos": True}}
+    body = {
+        "text": "a",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 500, "ignore_eos": True},
+    }
     key = {"authorization": "Bearer one"}
     with (
         serving(engine, api_key=("one", "two"), max_open_per_key=1) as url,
@@ -86,7 +96,9 @@ def test_calls_have_the_format_that_the_server_says(engine):
     for settings in ({}, {"tool_call_parser": "mistral"}):
         with serving(engine, **settings) as url:
             counts.append(
-                asked(url, "/v1/chat/completions", temperature=0, **body).json()["usage"]["completion_tokens"]
+                asked(url, "/v1/chat/completions", temperature=0, **body).json()["usage"][
+                    "completion_tokens"
+                ]
             )
     assert counts[0] != counts[1]
 
@@ -98,20 +110,36 @@ def test_a_token_for_health_takes_as_long_as_the_server_says(engine):
 
 def test_as_many_responses_are_kept_as_the_server_says(engine):
     with serving(engine, max_stored_responses=1) as url:
-        first, _ = (asked(url, "/v1/responses", input="a", max_output_tokens=1).json()["id"] for _ in range(2))
+        first, _ = (
+            asked(url, "/v1/responses", input="a", max_output_tokens=1).json()["id"]
+            for _ in range(2)
+        )
         assert asked(url, f"/v1/responses/{first}", method="GET").status_code == 404
 
 
 def test_a_certificate_is_spoken_with(engine):
-    files = {"ssl_certfile": str(DATA / "localhost.pem"), "ssl_keyfile": str(DATA / "localhost.key")}
-    with serving(engine, **files) as url, contextlib.closing(httpx2.Client(verify=False, timeout=20)) as client:
+    files = {
+        "ssl_certfile": str(DATA / "localhost.pem"),
+        "ssl_keyfile": str(DATA / "localhost.key"),
+    }
+    with (
+        serving(engine, **files) as url,
+        contextlib.closing(httpx2.Client(verify=False, timeout=20)) as client,
+    ):
         assert client.get(f"{url.replace('http:', 'https:')}/ping").status_code == 200
 
 
 def test_a_key_may_be_locked_by_a_password(engine):
     locked = str(DATA / "localhost.locked.key")
-    files = {"ssl_certfile": str(DATA / "localhost.pem"), "ssl_keyfile": locked, "ssl_keyfile_password": "open"}
-    with serving(engine, **files) as url, contextlib.closing(httpx2.Client(verify=False, timeout=20)) as client:
+    files = {
+        "ssl_certfile": str(DATA / "localhost.pem"),
+        "ssl_keyfile": locked,
+        "ssl_keyfile_password": "open",
+    }
+    with (
+        serving(engine, **files) as url,
+        contextlib.closing(httpx2.Client(verify=False, timeout=20)) as client,
+    ):
         assert client.get(f"{url.replace('http:', 'https:')}/ping").status_code == 200
 
 

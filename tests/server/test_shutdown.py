@@ -19,13 +19,18 @@ TURNS: Any = [{"role": "user", "content": "a"}]
 
 
 class Clients:
-    """Real clients of a server, by the protocol that they speak. Each function sends a request, and returns the last
-    error that its client reports."""
+    """Real clients of a server, by the protocol that they speak. Each function sends a request, and
+    returns the last error that its client reports.
+    """
 
     def __init__(self, url):
         self._url = url
-        self._openai = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
-        self._anthropic = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=60)
+        self._openai = openai.OpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60
+        )
+        self._anthropic = anthropic.Anthropic(
+            base_url=url, api_key="none", max_retries=0, timeout=60
+        )
 
     def chat(self, **more):
         with pytest.raises(openai.APIError) as failed:
@@ -68,7 +73,10 @@ class Ending:
         self.clients = Clients(self.url)
         pool = stack.enter_context(ThreadPoolExecutor(len(open_requests)))
         stack.callback(self.running.terminate)  # if a test fails: a second signal ends what is open
-        self.open = [pool.submit(getattr(self.clients, name), *path, **more) for name, path, more in open_requests]
+        self.open = [
+            pool.submit(getattr(self.clients, name), *path, **more)
+            for name, path, more in open_requests
+        ]
         until(lambda: len(fake.submitted) == 1 + len(open_requests))  # one is the server's own
         self.running.terminate()
         until(lambda: "shutting down" in httpx2.get(f"{self.url}/ready", timeout=60).text)
@@ -99,14 +107,24 @@ def test_new_requests_are_refused_while_open_ones_continue(engine):
         for name in ("chat", "completion", "response"):
             for more in ({}, {"stream": True}):
                 error = told(getattr(clients, name)(**more).response)["error"]
-                assert (error["type"], error["code"], error["param"]) == ("server_error", "engine_closed", None)
+                assert (error["type"], error["code"], error["param"]) == (
+                    "server_error",
+                    "engine_closed",
+                    None,
+                )
                 assert "the server is shutting down" in error["message"]
         for more in ({}, {"stream": True}):
             found = told(clients.message(**more).response)
             assert (found["type"], found["error"]["type"]) == ("error", "api_error")
             error = told(clients.native(**more))["error"]
             assert (error["code"], error["err_type"]) == (503, "EngineClosedError")
-        for path, status in (("/ready", 503), ("/ping", 200), ("/health", 200), ("/v1/models", 200), ("/metrics", 200)):
+        for path, status in (
+            ("/ready", 503),
+            ("/ping", 200),
+            ("/health", 200),
+            ("/v1/models", 200),
+            ("/metrics", 200),
+        ):
             response = httpx2.get(ending.url + path, timeout=60)
             assert (response.status_code, response.headers["connection"]) == (status, "close")
         assert not any(each.done() for each in ending.open)
@@ -128,11 +146,21 @@ def test_what_has_not_ended_gets_an_error_in_its_protocols_form(engine, caplog):
         assert lines[-1] == "data: [DONE]"
         assert events[-2] == "event: error"
         assert json.loads(events[-1][6:])["error"]["type"] == "api_error"
-        assert told(chat.response)["error"]["code"] == told(response.response)["error"]["code"] == "engine_closed"
+        assert (
+            told(chat.response)["error"]["code"]
+            == told(response.response)["error"]["code"]
+            == "engine_closed"
+        )
         assert told(message.response)["error"]["type"] == "api_error"
-    lines = [record.getMessage() for record in caplog.records if record.name.startswith(("sglang_lite", "uvicorn"))]
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith(("sglang_lite", "uvicorn"))
+    ]
     assert lines.count("shutting down: 8 requests have not ended, and get an error") == 1
-    assert not [record for record in caplog.records if record.exc_info or record.levelname == "ERROR"]
+    assert not [
+        record for record in caplog.records if record.exc_info or record.levelname == "ERROR"
+    ]
 
 
 def test_a_response_that_has_not_ended_fails(engine):
@@ -157,11 +185,18 @@ def test_a_client_that_does_not_read_does_not_hold_up_the_end(engine, caplog, mo
     fake = Scripted(engine, ["a" * 10_000_000] * 3)
     running = Running(fake)
     body = json.dumps({"model": "", "messages": TURNS, "stream": True}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with socket.create_connection(("127.0.0.1", int(running.url.rsplit(":", 1)[1])), timeout=60) as connection:
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+        % len(body)
+    )
+    with socket.create_connection(
+        ("127.0.0.1", int(running.url.rsplit(":", 1)[1])), timeout=60
+    ) as connection:
         connection.sendall(head + body)
         connection.recv(1)
         running.terminate()
         running.terminate()
         running.stop()
-    assert not [record for record in caplog.records if record.exc_info or record.levelname == "ERROR"]
+    assert not [
+        record for record in caplog.records if record.exc_info or record.levelname == "ERROR"
+    ]

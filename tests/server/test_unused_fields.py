@@ -1,5 +1,6 @@
-"""Fields that are served and have no effect: each is reported, or refused where its provider refuses it. Where it has
-an effect, nothing is reported."""
+"""Fields that are served and have no effect: each is reported, or refused where its provider
+refuses it. Where it has an effect, nothing is reported.
+"""
 
 import contextlib
 import dataclasses
@@ -17,7 +18,10 @@ NAMED: list = [
     {"role": "user", "content": "a", "name": "ann"}, {"role": "assistant", "content": "b"},
     {"role": "user", "content": "c", "name": "bob"},
 ]  # fmt: skip
-CALLED: list = [{**USER[0], "name": "ann"}, {"role": "tool", "content": "3", "tool_call_id": "1", "name": "add"}]
+CALLED: list = [
+    {**USER[0], "name": "ann"},
+    {"role": "tool", "content": "3", "tool_call_id": "1", "name": "add"},
+]
 # A template that reads what the model of these tests has no use for.
 SHOWS = (
     "{% set enable_thinking = enable_thinking if enable_thinking is defined else true %}"
@@ -56,14 +60,18 @@ class Clients:
         return self._openai.responses.with_raw_response.create(**options)
 
     def _input_tokens(self, options):
-        return self._openai.responses.input_tokens.with_raw_response.count(model="", input="a", **options)
+        return self._openai.responses.input_tokens.with_raw_response.count(
+            model="", input="a", **options
+        )
 
     def _messages(self, options):
         options = {"model": "", "messages": USER, "max_tokens": 1, **options}
         return self._anthropic.messages.with_raw_response.create(**options)
 
     def _count_tokens(self, options):
-        return self._anthropic.messages.with_raw_response.count_tokens(model="", messages=USER, **options)
+        return self._anthropic.messages.with_raw_response.count_tokens(
+            model="", messages=USER, **options
+        )
 
     def _generate(self, options):
         body = {"text": "a", "sampling_params": {"max_new_tokens": 1}, **options}
@@ -82,7 +90,9 @@ def clients_of(engine):
 
 @pytest.fixture(scope="module")
 def plain(url):
-    """Of a server whose template reads no variables and no names, and whose policy ignores priorities."""
+    """Of a server whose template reads no variables and no names, and whose policy ignores
+    priorities.
+    """
     with contextlib.closing(Clients(url)) as clients:
         yield clients
 
@@ -107,7 +117,11 @@ BY_MODEL = [  # where a field depends on the template or the policy
     ("chat", {"reasoning_effort": "low"}, "reasoning_effort"),
     ("chat", {"reasoning_effort": "low", "stream": True}, "reasoning_effort"),
     ("chat", {"reasoning_effort": "none"}, "reasoning_effort"),
-    ("chat", extra(chat_template_kwargs={"enable_thinking": True}), "chat_template_kwargs.enable_thinking"),
+    (
+        "chat",
+        extra(chat_template_kwargs={"enable_thinking": True}),
+        "chat_template_kwargs.enable_thinking",
+    ),
     ("chat", {"messages": NAMED}, "messages[0].name, messages[2].name"),
     ("responses", {"reasoning": {"effort": "low"}}, "reasoning.effort"),
     ("input_tokens", {"reasoning": {"effort": "low"}}, "reasoning.effort"),
@@ -120,7 +134,9 @@ BY_MODEL = [  # where a field depends on the template or the policy
 
 
 @pytest.mark.parametrize(("door", "options", "unused"), BY_MODEL)
-def test_a_field_is_reported_where_the_model_or_the_policy_has_no_use_for_it(plain, door, options, unused):
+def test_a_field_is_reported_where_the_model_or_the_policy_has_no_use_for_it(
+    plain, door, options, unused
+):
     assert plain.unused(door, **options) == unused
 
 
@@ -184,7 +200,10 @@ def test_what_the_provider_refuses_is_refused(plain, door, options, parameter):
 
 def test_a_field_that_another_one_overrides_is_reported(shows):
     kwargs = {"reasoning_effort": "high"}
-    assert shows.unused("chat", reasoning_effort="low", **extra(chat_template_kwargs=kwargs)) == "reasoning_effort"
+    assert (
+        shows.unused("chat", reasoning_effort="low", **extra(chat_template_kwargs=kwargs))
+        == "reasoning_effort"
+    )
 
 
 def test_names_are_reported_by_role(engine):

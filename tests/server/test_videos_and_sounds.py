@@ -55,7 +55,8 @@ def _url(medium):
 
 def _asked(server, content):
     return httpx2.post(
-        f"{server.url}/v1/chat/completions", json={**ASK, "messages": [{"role": "user", "content": content}]}
+        f"{server.url}/v1/chat/completions",
+        json={**ASK, "messages": [{"role": "user", "content": content}]},
     )
 
 
@@ -73,12 +74,19 @@ def test_a_video_in_a_chat_is_the_engines_own(watching):
     assert answer.choices[0].message.content == expected.text
     assert answer.usage.prompt_tokens == expected.usage.prompt_tokens
     more = engine.complete(seen("u:", image, "hi", video, ";a:"), PARAMS)
-    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(image).decode()}"}}
+    picture = {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{base64.b64encode(image).decode()}"},
+    }
     found = _asked(server, [picture, {"type": "text", "text": "hi"}, part]).json()
     assert found["choices"][0]["message"]["content"] == more.text
     with web({"videos.example": "93.184.215.14"}, {"/a.mp4": sends(video.data)}):
         fetched = _asked(
-            server, [{"type": "video_url", "video_url": {"url": "http://videos.example/a.mp4"}}, content[1]]
+            server,
+            [
+                {"type": "video_url", "video_url": {"url": "http://videos.example/a.mp4"}},
+                content[1],
+            ],
         )
     assert fetched.json()["choices"][0]["message"]["content"] == expected.text
 
@@ -92,12 +100,21 @@ def test_a_video_in_a_native_request_and_in_a_program(watching):
 
     @sgl.function
     def watch(s):
-        s += "u:" + sgl.video(video.data, 4) + "hi" + sgl.gen("answer", max_tokens=4, temperature=0, ignore_eos=True)
+        s += (
+            "u:"
+            + sgl.video(video.data, 4)
+            + "hi"
+            + sgl.gen("answer", max_tokens=4, temperature=0, ignore_eos=True)
+        )
 
     endpoint = sgl.RuntimeEndpoint(server.url)
     answers = [watch().run(backend=backend) for backend in (engine, endpoint)]
     assert answers[0]["answer"] == answers[1]["answer"]
-    assert answers[0].usage("answer").image_tokens == answers[1].usage("answer").image_tokens == 2 * 4 * 6
+    assert (
+        answers[0].usage("answer").image_tokens
+        == answers[1].usage("answer").image_tokens
+        == 2 * 4 * 6
+    )
 
 
 def test_a_sound_in_a_chat_in_a_native_request_and_in_a_program(hearing):
@@ -113,7 +130,12 @@ def test_a_sound_in_a_chat_in_a_native_request_and_in_a_program(hearing):
 
     @sgl.function
     def listen(s):
-        s += "u:" + sgl.audio(sound.data) + "hi;a:" + sgl.gen("answer", max_tokens=4, temperature=0, ignore_eos=True)
+        s += (
+            "u:"
+            + sgl.audio(sound.data)
+            + "hi;a:"
+            + sgl.gen("answer", max_tokens=4, temperature=0, ignore_eos=True)
+        )
 
     assert listen().run(backend=sgl.RuntimeEndpoint(server.url))["answer"] == expected.text
 
@@ -121,14 +143,23 @@ def test_a_sound_in_a_chat_in_a_native_request_and_in_a_program(hearing):
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        ({"type": "video_url", "video_url": {"url": "data:image/png;base64,aGk="}}, "is no video in base64"),
-        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,aGk="}}, "in no known format"),
+        (
+            {"type": "video_url", "video_url": {"url": "data:image/png;base64,aGk="}},
+            "is no video in base64",
+        ),
+        (
+            {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,aGk="}},
+            "in no known format",
+        ),
         (
             {"type": "video_url", "video_url": {"url": "ftp://a.example/b.mp4"}},
             "is an address, and none is fetched here",
         ),
         ({"type": "video_url", "video_url": 7}, "7 is no data URL"),
-        ({"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}, "the model reads no input_audio"),
+        (
+            {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
+            "the model reads no input_audio",
+        ),
     ],
 )
 def test_a_bad_part_is_one_error(watching, part, why):
@@ -138,7 +169,9 @@ def test_a_bad_part_is_one_error(watching, part, why):
 
 def test_a_model_that_hears_sees_nothing(hearing):
     server, _ = hearing
-    answer = _asked(server, [{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}])
+    answer = _asked(
+        server, [{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}]
+    )
     assert (answer.status_code, "the model reads no image_url" in answer.text) == (400, True)
     info = httpx2.get(f"{server.url}/get_model_info").json()
     kinds = [info[f"has_{kind}_understanding"] for kind in ("image", "video", "audio")]

@@ -40,8 +40,14 @@ def ids(client):
 
 def test_weights_come_as_the_bytes_of_safetensors(client, folders):
     old, _ = ids(client)
-    tensors = {name: base64.b64encode(save({name: tensor})).decode() for name, tensor in tensors_of(folders[1]).items()}
-    assert client.post("/pause_generation", json={"mode": "retract"}).json()["num_paused_requests"] == 0
+    tensors = {
+        name: base64.b64encode(save({name: tensor})).decode()
+        for name, tensor in tensors_of(folders[1]).items()
+    }
+    assert (
+        client.post("/pause_generation", json={"mode": "retract"}).json()["num_paused_requests"]
+        == 0
+    )
     for name, data in tensors.items():
         body = {"serialized_named_tensors": [data], "weight_version": "2"}
         assert client.post("/update_weights_from_tensor", json=body).json()["success"], name
@@ -60,8 +66,14 @@ def test_weights_come_as_the_bytes_of_safetensors(client, folders):
 
 def test_weights_get_another_name_alone(client):
     before, _ = ids(client)
-    named = client.post("/update_weight_version", json={"new_version": "step 7", "abort_all_requests": False})
-    assert (named.status_code, named.json()["success"], named.json()["new_version"]) == (200, True, "step 7")
+    named = client.post(
+        "/update_weight_version", json={"new_version": "step 7", "abort_all_requests": False}
+    )
+    assert (named.status_code, named.json()["success"], named.json()["new_version"]) == (
+        200,
+        True,
+        "step 7",
+    )
     assert ids(client) == (before, "step 7")
     assert client.get("/model_info").json()["weight_version"] == "step 7"
     for body in ({}, {"new_version": 7}):
@@ -70,24 +82,43 @@ def test_weights_get_another_name_alone(client):
 
 
 def test_requests_end_before_the_weights_get_another_name(client):
-    body = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+    body = {
+        "text": "abc",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 400, "ignore_eos": True},
+    }
     with client.stream("POST", "/generate", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
-        assert client.post("/update_weight_version", json={"new_version": "aborted"}).status_code == 200
+        assert (
+            client.post("/update_weight_version", json={"new_version": "aborted"}).status_code
+            == 200
+        )
         assert '"abort"' in "".join(lines)
 
 
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ({"serialized_named_tensors": [base64.b64encode(pickle.dumps([1])).decode()]}, "Pickled tensors are refused"),
+        (
+            {"serialized_named_tensors": [base64.b64encode(pickle.dumps([1])).decode()]},
+            "Pickled tensors are refused",
+        ),
         ({"serialized_named_tensors": ["%"]}, "is no base64"),
         ({"serialized_named_tensors": []}, "has 0 entries"),
-        ({"serialized_named_tensors": [""], "load_format": "flattened_bucket"}, "is no flattened bucket of a GPU"),
+        (
+            {"serialized_named_tensors": [""], "load_format": "flattened_bucket"},
+            "is no flattened bucket of a GPU",
+        ),
         ({"serialized_named_tensors": [""], "load_format": "pt"}, "'pt' is not for tensors"),
-        ({"serialized_named_tensors": [base64.b64encode(b"\x10" + b"\0" * 7 + b"{}").decode()]}, "damaged"),
-        ({"serialized_named_tensors": [base64.b64encode(save({"x": torch.ones(2)})).decode()]}, "no place for x"),
+        (
+            {"serialized_named_tensors": [base64.b64encode(b"\x10" + b"\0" * 7 + b"{}").decode()]},
+            "damaged",
+        ),
+        (
+            {"serialized_named_tensors": [base64.b64encode(save({"x": torch.ones(2)})).decode()]},
+            "no place for x",
+        ),
     ],
 )
 def test_other_tensors_change_nothing(client, body, why):
@@ -101,7 +132,10 @@ def test_other_tensors_change_nothing(client, body, why):
 def test_health_says_that_the_engine_is_asleep(client):
     assert client.post("/sleep").status_code == 200
     second = client.post("/sleep")
-    assert (second.status_code, second.json()["error"]["message"][:20]) == (400, "the engine is asleep")
+    assert (second.status_code, second.json()["error"]["message"][:20]) == (
+        400,
+        "the engine is asleep",
+    )
     for path in ("/health", "/health_generate"):
         answer = client.get(path)
         assert (answer.status_code, answer.text) == (200, "asleep")
@@ -112,19 +146,27 @@ def test_health_says_that_the_engine_is_asleep(client):
 
 
 def test_questions_that_have_no_answer_are_refused(client):
-    assert client.post("/get_weights_by_name", json={"name": Q, "truncate_size": 0}).status_code == 400
+    assert (
+        client.post("/get_weights_by_name", json={"name": Q, "truncate_size": 0}).status_code == 400
+    )
     assert client.post("/pause_generation", json={"mode": "x"}).status_code == 400
-    assert "none of checksum" in client.post("/weights_checker", json={"action": "reset_tensors"}).text
+    assert (
+        "none of checksum" in client.post("/weights_checker", json={"action": "reset_tensors"}).text
+    )
 
 
-# ------------------------------------------------------------------------------------------------- what paths tell
+# ---------------------------------------------------------------------------------- what paths tell
 
 
 UPDATE, LOAD = "/update_weights_from_disk", "/load_lora_adapter"
 
 
 def named(path, place):
-    return {"model_path": str(place)} if path == UPDATE else {"lora_name": "one", "lora_path": str(place)}
+    return (
+        {"model_path": str(place)}
+        if path == UPDATE
+        else {"lora_name": "one", "lora_path": str(place)}
+    )
 
 
 @pytest.mark.parametrize("path", [UPDATE, LOAD])
@@ -143,7 +185,9 @@ def test_an_error_names_no_entry_of_a_folder(client, path, tmp_path):
     for place in places:
         refused = client.post(path, json=named(path, place))
         assert refused.status_code == 400
-        assert not any(name in refused.text for name in names if not str(place).endswith(name)), refused.text
+        assert not any(name in refused.text for name in names if not str(place).endswith(name)), (
+            refused.text
+        )
         assert "what is in it" not in refused.text
     listed = client.post(path, json=named(path, "/etc")).text
     assert "passwd" not in listed
@@ -155,17 +199,28 @@ def test_weights_lie_in_the_root_if_there_is_one(folders, tmp_path, path):
     root = tmp_path / "root"
     root.mkdir()
     (root / "link").symlink_to(folders[1])
-    outside = (folders[1], root / ".." / "other", root / "link", "/etc", "owner/model", "qwen3-0.6b")
+    outside = (
+        folders[1],
+        root / ".." / "other",
+        root / "link",
+        "/etc",
+        "owner/model",
+        "qwen3-0.6b",
+    )
     with (
         sgl.Engine(str(folders[0]), dtype="float32", max_running=4, in_process=True) as engine,
         serving(engine, weights_root=str(root)) as url,
     ):
         for place in outside:
             refused = httpx2.post(f"{url}{path}", json=named(path, place), timeout=60)
-            assert (refused.status_code, "outside of the folder" in refused.text) == (400, True), place
+            assert (refused.status_code, "outside of the folder" in refused.text) == (400, True), (
+                place
+            )
         if path == UPDATE:
             shutil.copytree(folders[1], root / "new")
-            assert httpx2.post(f"{url}{path}", json=named(path, root / "new"), timeout=60).json()["success"]
+            assert httpx2.post(f"{url}{path}", json=named(path, root / "new"), timeout=60).json()[
+                "success"
+            ]
     with pytest.raises(sgl.ParameterError, match=r"weights_root: .* is no folder"):
         ServerSettings(weights_root=str(tmp_path / "missing"))
 
@@ -183,7 +238,12 @@ def test_an_address_is_read_only_if_its_scheme_is_allowed(folders, path):
             assert answer.status_code == 400
             return answer.text
 
-        for place in ("http://127.0.0.1:1/a", "s3://bucket/a", "file:///etc", "memory://a::http://127.0.0.1:1/b"):
+        for place in (
+            "http://127.0.0.1:1/a",
+            "s3://bucket/a",
+            "file:///etc",
+            "memory://a::http://127.0.0.1:1/b",
+        ):
             assert "scheme is not allowed" in told(place)
         assert "scheme is not allowed" not in told("memory://none")
     for scheme in ("file", "S3", "s3://"):
@@ -198,12 +258,16 @@ def test_a_group_whose_host_says_nothing_is_given_up_and_can_be_left(folders):
         return httpx2.post(f"{url}/init_weights_update_group", json=body, timeout=60)
 
     def leave(url):
-        return httpx2.post(f"{url}/destroy_weights_update_group", json={"group_name": "silent"}, timeout=60)
+        return httpx2.post(
+            f"{url}/destroy_weights_update_group", json={"group_name": "silent"}, timeout=60
+        )
 
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and says nothing
         port = silent.getsockname()[1]
         with (
-            sgl.Engine(str(folders[0]), dtype="float32", max_running=4, in_process=True, dist_timeout=1) as engine,
+            sgl.Engine(
+                str(folders[0]), dtype="float32", max_running=4, in_process=True, dist_timeout=1
+            ) as engine,
             serving(engine) as url,
         ):
             for _ in range(2):  # its name is free again
@@ -212,7 +276,9 @@ def test_a_group_whose_host_says_nothing_is_given_up_and_can_be_left(folders):
                 assert "nothing has come for 1 s" in late.json()["message"]
             assert leave(url).status_code == 400
         with (
-            sgl.Engine(str(folders[0]), dtype="float32", max_running=4, in_process=True, dist_timeout=600) as engine,
+            sgl.Engine(
+                str(folders[0]), dtype="float32", max_running=4, in_process=True, dist_timeout=600
+            ) as engine,
             serving(engine) as url,
             ThreadPoolExecutor(1) as pool,
         ):

@@ -32,9 +32,20 @@ def test_a_test_is_recorded_once_and_replays(tmp_path):
     (tmp_path / "test_it.py").write_text(TEST)
 
     def run(**environment):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            str(tmp_path),
+        ]
         environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True
+        )
         return done.returncode, done.stdout
 
     code, told = run()
@@ -50,7 +61,10 @@ def test_no_network_refuses_sockets_and_names_while_it_lasts():
     with no_network():
         with (
             socket.socket() as each,
-            pytest.raises(sgl.ProgramError, match=r"no_network\(\): a connection to 127\.0\.0\.1:9 was opened inside"),
+            pytest.raises(
+                sgl.ProgramError,
+                match=r"no_network\(\): a connection to 127\.0\.0\.1:9 was opened inside",
+            ),
         ):
             each.connect(("127.0.0.1", 9))
         with pytest.raises(sgl.ProgramError, match="the name localhost was looked up inside"):

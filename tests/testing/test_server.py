@@ -1,4 +1,6 @@
-"""The server for tests, asked by the official SDKs: they read every answer, and it refuses what providers refuse."""
+"""The server for tests, asked by the official SDKs: they read every answer, and it refuses what
+providers refuse.
+"""
 
 import subprocess
 import sys
@@ -40,7 +42,9 @@ def chat(client, **options):
 
 
 def message(client, **options):
-    return client.messages.create(**{"model": "claude-opus-5", "max_tokens": 99, "messages": TURN, **options})
+    return client.messages.create(
+        **{"model": "claude-opus-5", "max_tokens": 99, "messages": TURN, **options}
+    )
 
 
 @sgl.function
@@ -49,27 +53,35 @@ def program(s):
     s += sgl.assistant(sgl.gen("city", max_tokens=9))
 
 
-# ------------------------------------------------------------------------------------------------- what is said
+# ------------------------------------------------------------------------------------- what is said
 
 
 def test_an_event_is_one_line_however_its_reader_splits_lines(server):
     server.answers = "one\x85two\u2028three\u2029four"
     body = {"model": "gpt-4o", "messages": TURN, "stream": True}
-    lines = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).text.splitlines()
+    lines = httpx2.post(
+        f"{server.url}/v1/chat/completions", json=body, timeout=60
+    ).text.splitlines()
     assert all(line.startswith("data: ") for line in lines if line)
 
 
 def test_every_api_says_what_is_scripted_whole_and_in_pieces(server, gpt, claude):
     server.answers = {"Louvre": "It is in Paris."}
     assert chat(gpt).choices[0].message.content == "It is in Paris."
-    assert gpt.completions.create(model="gpt-3.5-turbo-instruct", prompt="Louvre").choices[0].text == "It is in Paris."
+    assert (
+        gpt.completions.create(model="gpt-3.5-turbo-instruct", prompt="Louvre").choices[0].text
+        == "It is in Paris."
+    )
     assert gpt.responses.create(model="gpt-5", input="The Louvre?").output_text == "It is in Paris."
     assert message(claude).content[0].text == "It is in Paris."
     pieces = [c.choices[0].delta.content or "" for c in chat(gpt, stream=True)]
     assert "".join(pieces) == "It is in Paris."
     assert len(list(filter(None, pieces))) == 4
     with gpt.responses.stream(model="gpt-5", input="The Louvre?") as stream:
-        assert "".join(e.delta for e in stream if e.type == "response.output_text.delta") == "It is in Paris."
+        assert (
+            "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+            == "It is in Paris."
+        )
         assert stream.get_final_response().output_text == "It is in Paris."
     with claude.messages.stream(model="claude-opus-5", max_tokens=9, messages=TURN) as stream:
         assert list(stream.text_stream) == ["It", " is", " in", " Paris."]
@@ -77,8 +89,15 @@ def test_every_api_says_what_is_scripted_whole_and_in_pieces(server, gpt, claude
 
 
 def test_rules_lists_and_functions_answer(server, gpt):
-    server.answers = {"Louvre": ["Paris", "In Paris"], "Prado": lambda request: request.body["model"]}
-    assert [chat(gpt).choices[0].message.content for _ in range(3)] == ["Paris", "In Paris", "In Paris"]
+    server.answers = {
+        "Louvre": ["Paris", "In Paris"],
+        "Prado": lambda request: request.body["model"],
+    }
+    assert [chat(gpt).choices[0].message.content for _ in range(3)] == [
+        "Paris",
+        "In Paris",
+        "In Paris",
+    ]
     prado = [{"role": "user", "content": "The Louvre and the Prado?"}]
     assert chat(gpt, messages=prado).choices[0].message.content == "gpt-4o"
     assert [request.path for request in server.requests] == ["/v1/chat/completions"] * 4
@@ -101,9 +120,9 @@ def test_stop_strings_and_limits_cut(server, gpt, claude):
         "stop_sequence",
         " three",
     )
-    assert gpt.responses.create(model="gpt-5", input="x", max_output_tokens=1).incomplete_details.reason == (
-        "max_output_tokens"
-    )
+    assert gpt.responses.create(
+        model="gpt-5", input="x", max_output_tokens=1
+    ).incomplete_details.reason == ("max_output_tokens")
 
 
 class Person(BaseModel):
@@ -115,21 +134,29 @@ def test_a_schema_is_kept_or_the_script_is_told(server, gpt, claude):
     server.answers = [{"name": "Maria", "age": 34}, None, "nobody"]
     parsed = gpt.chat.completions.parse(model="gpt-4o", messages=TURN, response_format=Person)
     assert parsed.choices[0].message.parsed == Person(name="Maria", age=34)
-    made_up = claude.messages.parse(model="claude-opus-5", max_tokens=999, messages=TURN, output_format=Person)
+    made_up = claude.messages.parse(
+        model="claude-opus-5", max_tokens=999, messages=TURN, output_format=Person
+    )
     assert isinstance(made_up.parsed_output, Person)
     with pytest.raises(openai.InternalServerError, match=r"nobody.*none that JsonSchema"):
         gpt.chat.completions.parse(model="gpt-4o", messages=TURN, response_format=Person)
 
 
 def test_a_tool_that_is_demanded_is_called(server, gpt, claude):
-    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    }
     server.answers = "Paris"
     tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
     force = {"type": "function", "function": {"name": "go"}}
     (call,) = chat(gpt, tools=[tool], tool_choice=force).choices[0].message.tool_calls
     assert (call.function.name, call.function.arguments) == ("go", '{"city": "Paris"}')
     used = message(
-        claude, tools=[{"name": "go", "input_schema": parameters}], tool_choice={"type": "tool", "name": "go"}
+        claude,
+        tools=[{"name": "go", "input_schema": parameters}],
+        tool_choice={"type": "tool", "name": "go"},
     )
     assert (used.stop_reason, used.content[0].input) == ("tool_use", {"city": "Paris"})
 
@@ -140,14 +167,21 @@ def test_tools_are_called_when_the_script_says_so(server, gpt, claude):
     calls = chat(gpt, tools=tools).choices[0].message.tool_calls
     assert [call.function.name for call in calls] == ["go", "stay"]
     pieces = [
-        c.choices[0].delta.tool_calls for c in chat(gpt, tools=tools, stream=True) if c.choices[0].delta.tool_calls
+        c.choices[0].delta.tool_calls
+        for c in chat(gpt, tools=tools, stream=True)
+        if c.choices[0].delta.tool_calls
     ]
-    assert "".join(p[0].function.arguments for p in pieces if p[0].index == 0) == '{"city": "Paris"}'
+    assert (
+        "".join(p[0].function.arguments for p in pieces if p[0].index == 0) == '{"city": "Paris"}'
+    )
     with gpt.responses.stream(model="gpt-5", input="x") as stream:
         names = [item.name for item in stream.until_done().get_final_response().output]
     assert names == ["go", "stay"]
     with claude.messages.stream(model="claude-opus-5", max_tokens=9, messages=TURN) as stream:
-        assert [block.input for block in stream.get_final_message().content] == [{"city": "Paris"}, {}]
+        assert [block.input for block in stream.get_final_message().content] == [
+            {"city": "Paris"},
+            {},
+        ]
 
 
 def test_refusals_reasoning_and_caches_are_told_as_each_api_tells_them(server, gpt, claude):
@@ -159,11 +193,21 @@ def test_refusals_reasoning_and_caches_are_told_as_each_api_tells_them(server, g
     server.answers = Say("Paris", thinking="France, then.", cached=3, written=1)
     usage = chat(gpt).usage
     assert (usage.completion_tokens, usage.completion_tokens_details.reasoning_tokens) == (3, 2)
-    assert (usage.prompt_tokens_details.cached_tokens, usage.prompt_tokens_details.cache_write_tokens) == (3, 1)
+    assert (
+        usage.prompt_tokens_details.cached_tokens,
+        usage.prompt_tokens_details.cache_write_tokens,
+    ) == (3, 1)
     usage = message(claude).usage
-    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (0, 3, 1)
+    assert (
+        usage.input_tokens,
+        usage.cache_read_input_tokens,
+        usage.cache_creation_input_tokens,
+    ) == (0, 3, 1)
     assert usage.output_tokens_details.thinking_tokens == 2
-    assert [item.type for item in gpt.responses.create(model="gpt-5", input="x").output] == ["reasoning", "message"]
+    assert [item.type for item in gpt.responses.create(model="gpt-5", input="x").output] == [
+        "reasoning",
+        "message",
+    ]
     server.answers = Say("", finish="pause")
     assert message(claude).stop_reason == "pause_turn"
 
@@ -182,7 +226,7 @@ def test_models_keys_and_counts(gpt, claude):
             client.models.list()
 
 
-# ------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -194,10 +238,19 @@ def test_models_keys_and_counts(gpt, claude):
         ("gpt-5", {"logprobs": True}, "'logprobs' is not supported"),
         ("gpt-4o", {"stop": list("abcde")}, "maximum length 4"),
         ("gpt-4o", {"extra_body": {"top_k": 3}}, "Unrecognized request argument supplied: top_k"),
-        ("gpt-4o", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0"),
+        (
+            "gpt-4o",
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages.0.content.0",
+        ),
         (
             "gpt-4",
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": "object"}},
+                }
+            },
             "'json_schema' is not supported",
         ),
         (
@@ -205,7 +258,11 @@ def test_models_keys_and_counts(gpt, claude):
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"name": "a", "strict": True, "schema": {"type": "object", "properties": {}}},
+                    "json_schema": {
+                        "name": "a",
+                        "strict": True,
+                        "schema": {"type": "object", "properties": {}},
+                    },
                 }
             },
             "'additionalProperties' is required",
@@ -222,11 +279,31 @@ def test_what_openais_models_refuse_is_a_400(gpt, model, options, told):
     ("model", "options", "told"),
     [
         ("claude-opus-4-7", {"extra_body": {"temperature": 0.5}}, "`temperature` is deprecated"),
-        ("claude-haiku-4-5", {"extra_body": {"temperature": 0.5, "top_p": 0.5}}, "cannot both be specified"),
-        ("claude-opus-4-6", {"messages": [*TURN, {"role": "assistant", "content": "It"}]}, "assistant message prefill"),
-        ("claude-opus-4-5", {"messages": [*TURN, {"role": "assistant", "content": "It "}]}, "trailing whitespace"),
-        ("claude-opus-5", {"extra_body": {"nonsense": 1}}, "nonsense: Extra inputs are not permitted"),
-        ("claude-3-haiku", {"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "structured outputs"),
+        (
+            "claude-haiku-4-5",
+            {"extra_body": {"temperature": 0.5, "top_p": 0.5}},
+            "cannot both be specified",
+        ),
+        (
+            "claude-opus-4-6",
+            {"messages": [*TURN, {"role": "assistant", "content": "It"}]},
+            "assistant message prefill",
+        ),
+        (
+            "claude-opus-4-5",
+            {"messages": [*TURN, {"role": "assistant", "content": "It "}]},
+            "trailing whitespace",
+        ),
+        (
+            "claude-opus-5",
+            {"extra_body": {"nonsense": 1}},
+            "nonsense: Extra inputs are not permitted",
+        ),
+        (
+            "claude-3-haiku",
+            {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+            "structured outputs",
+        ),
     ],
 )
 def test_what_anthropics_models_refuse_is_a_400(claude, model, options, told):
@@ -236,7 +313,10 @@ def test_what_anthropics_models_refuse_is_a_400(claude, model, options, told):
 
 
 def test_what_a_generation_takes_is_answered(gpt, claude):
-    assert chat(gpt, model="gpt-5.2", top_p=0.5, max_completion_tokens=5).choices[0].message.content == "ok"
+    assert (
+        chat(gpt, model="gpt-5.2", top_p=0.5, max_completion_tokens=5).choices[0].message.content
+        == "ok"
+    )
     assert chat(gpt, model="my-own", max_tokens=5, temperature=0).choices[0].message.content == "ok"
     old = message(
         claude, model="claude-haiku-4-5", extra_body={"temperature": 0.5},
@@ -246,11 +326,19 @@ def test_what_a_generation_takes_is_answered(gpt, claude):
 
 
 def test_a_compatible_server_takes_other_fields():
-    with sgl.server_for_tests("yes", compatible=True) as server, openai.OpenAI(**server.openai) as client:
-        assert chat(client, model="gpt-5", temperature=0, extra_body={"top_k": 3}).choices[0].message.content == "yes"
+    with (
+        sgl.server_for_tests("yes", compatible=True) as server,
+        openai.OpenAI(**server.openai) as client,
+    ):
+        assert (
+            chat(client, model="gpt-5", temperature=0, extra_body={"top_k": 3})
+            .choices[0]
+            .message.content
+            == "yes"
+        )
 
 
-# ------------------------------------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------------------- what goes wrong
 
 
 def test_rate_limits_say_when_to_come_again_or_do_not(server, gpt, claude):
@@ -283,11 +371,15 @@ def test_overload_before_and_in_the_middle_of_a_stream(server, claude, gpt):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("answer", [Cut(2), Cut(0), Cut(2, "garbage"), Html(), Html(502), Fail(500)], ids=repr)
+@pytest.mark.parametrize(
+    "answer", [Cut(2), Cut(0), Cut(2, "garbage"), Html(), Html(502), Fail(500)], ids=repr
+)
 @pytest.mark.parametrize("kind", [sgl.OpenAI, sgl.Anthropic])
 def test_broken_answers_are_errors_of_a_backend(server, kind, answer, stream):
     server.answers = answer
-    model, client = ("gpt-4o", server.openai) if kind is sgl.OpenAI else ("claude-opus-5", server.anthropic)
+    model, client = (
+        ("gpt-4o", server.openai) if kind is sgl.OpenAI else ("claude-opus-5", server.anthropic)
+    )
     backend = kind(model, **client, max_retries=0)
     state = program.run(backend=backend, stream=stream)
     with pytest.raises(sgl.BackendError, match=model):
@@ -317,7 +409,9 @@ def test_an_answer_that_never_comes_is_left(server):
 @pytest.mark.parametrize("answers", [5, b"x", object])
 def test_a_script_that_is_none_is_refused(server, answers):
     answers = answers() if isinstance(answers, type) else answers
-    with pytest.raises(sgl.ParameterError, match=r"^answers: .* is not a string, list, mapping or function"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"^answers: .* is not a string, list, mapping or function"
+    ):
         sgl.server_for_tests(answers)
     with pytest.raises(sgl.ParameterError, match=r"^answers: "):
         server.answers = answers
@@ -325,7 +419,8 @@ def test_a_script_that_is_none_is_refused(server, answers):
 
 def test_a_misspelt_argument_is_told_of_the_nearest_one():
     with pytest.raises(
-        sgl.ParameterError, match=r"^model: server_for_tests has no such argument. Did you mean models="
+        sgl.ParameterError,
+        match=r"^model: server_for_tests has no such argument. Did you mean models=",
     ):
         sgl.server_for_tests("x", model="a")  # type: ignore[call-arg] # wrong on purpose
 
@@ -335,5 +430,7 @@ def test_importing_the_package_loads_neither_it_nor_an_sdk():
         "import sys, sglang_lite; print('sglang_lite.testing' in sys.modules); import sglang_lite.testing\n"
         "print([m for m in ('openai', 'anthropic', 'pydantic', 'torch') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
     assert out.split("\n")[:2] == ["False", "[]"]

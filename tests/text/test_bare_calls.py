@@ -1,4 +1,6 @@
-"""Calls that models write without the marks of their format: as JSON objects, alone or in a code fence."""
+"""Calls that models write without the marks of their format: as JSON objects, alone or in a code
+fence.
+"""
 
 import json
 import random
@@ -60,7 +62,10 @@ def call(*calls, content="", complete=True):
         ('{ "name": "now", "arguments": { } }', call(WrittenCall("now", "{ }"))),
         (f"Let me see:\n\n{FENCED}", call(OSLO, content="Let me see:\n\n")),
         (f"Here: {FENCED}", call(OSLO, content="Here: ")),
-        (f"Let me see:\n{FENCED}\n\nThere it is.", call(OSLO, content="Let me see:\n\n\nThere it is.")),
+        (
+            f"Let me see:\n{FENCED}\n\nThere it is.",
+            call(OSLO, content="Let me see:\n\n\nThere it is."),
+        ),
         (f"{ALONE} there", call(OSLO, content=" there")),
         (f"{ALONE}\n{OTHER}", call(OSLO, ROME)),
         (f"{ALONE}{OTHER}", call(OSLO, ROME)),
@@ -74,8 +79,14 @@ def call(*calls, content="", complete=True):
             '{"name": "weather", "arguments": "{\\"city\\": \\"Os\\u006co\\"}"}',
             call(WrittenCall("weather", '{"city": "Oslo"}')),
         ),
-        (f"```json\n{ALONE.replace('Oslo', '}')}\n```", call(WrittenCall("weather", '{"city": "}"}'))),
-        (f"```json\n{ALONE.replace('Oslo', '```')}\n```", call(WrittenCall("weather", '{"city": "```"}'))),
+        (
+            f"```json\n{ALONE.replace('Oslo', '}')}\n```",
+            call(WrittenCall("weather", '{"city": "}"}')),
+        ),
+        (
+            f"```json\n{ALONE.replace('Oslo', '```')}\n```",
+            call(WrittenCall("weather", '{"city": "```"}')),
+        ),
     ],
 )
 def test_an_object_that_names_a_tool_is_a_call(text, answer):
@@ -162,14 +173,20 @@ def test_pieces_of_any_size_are_read_as_the_whole():
 
 
 def oracle(text):
-    """The calls of a text whose objects are all whole, by Python's JSON decoder at the beginning of each line."""
+    """The calls of a text whose objects are all whole, by Python's JSON decoder at the beginning of
+    each line.
+    """
     found, at = [], 0
     while at < len(text):
         try:
             value, end = json.JSONDecoder().raw_decode(text, at)
         except ValueError:
             value, end = None, 0
-        if isinstance(value, dict) and value.get("name") in TOOLS and isinstance(value.get("arguments"), dict):
+        if (
+            isinstance(value, dict)
+            and value.get("name") in TOOLS
+            and isinstance(value.get("arguments"), dict)
+        ):
             found.append((value["name"], value["arguments"]))
             at = end
             continue
@@ -180,12 +197,26 @@ def oracle(text):
 
 def test_calls_are_those_that_a_json_decoder_finds():
     draw = random.Random(6)
-    lines = ["Let me see:", "", "```", "```json", "```python", "x = {}", *TEXTS[:-7], ALONE, OTHER, PRETTY, FENCED]
+    lines = [
+        "Let me see:",
+        "",
+        "```",
+        "```json",
+        "```python",
+        "x = {}",
+        *TEXTS[:-7],
+        ALONE,
+        OTHER,
+        PRETTY,
+        FENCED,
+    ]
     lines = [line for line in lines if '"arguments": "' not in line]
     for _ in range(some(300, 5000)):
         text = "\n".join(draw.choices(lines, k=draw.randint(1, 6)))
         answer = read(text)
-        assert [(each.name, json.loads(each.arguments)) for each in answer.calls] == oracle(text), text
+        assert [(each.name, json.loads(each.arguments)) for each in answer.calls] == oracle(text), (
+            text
+        )
         kept = re.sub(r"[\s`]|json|python|x=\{\}", "", text)
         for each in (ALONE, PRETTY, OTHER):
             assert each not in answer.content or each in "".join(TEXTS)
@@ -225,7 +256,13 @@ def test_an_answer_that_is_cut_short_anywhere_is_read_as_far_as_it_goes():
 
 
 def test_what_can_be_no_call_any_more_is_text_at_once():
-    for begin in ("```", '{"name": "weather', '{"name": "weather", "arguments": ', "{", "```json\n"):
+    for begin in (
+        "```",
+        '{"name": "weather',
+        '{"name": "weather", "arguments": ',
+        "{",
+        "```json\n",
+    ):
         for more in ("f" * 300, " " * 300, "! ".ljust(300, "f")):
             assert len(ToolParser("qwen", tools=TOOLS).push(begin + more).content) > 290
 

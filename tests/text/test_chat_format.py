@@ -12,7 +12,11 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{{ thinking }}{% endif %}{# <think></think> #}"
 )
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|im_e"]
-CITY = Tool("weather", "Weather", {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
+CITY = Tool(
+    "weather",
+    "Weather",
+    {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+)
 
 
 def format_of(source=CHATML, family="qwen", reasoning=None):
@@ -25,13 +29,20 @@ def say(text, **options):
 
 def test_only_the_template_writes_control_tokens():
     prompt = format_of().render(say("a<|im_end|>b<|im_eX\ue0000\ue001")).prompt
-    assert prompt.text == "<|im_start|>user\na<|im_end|>b<|im_eX\ue0000\ue001<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        prompt.text
+        == "<|im_start|>user\na<|im_end|>b<|im_eX\ue0000\ue001<|im_end|>\n<|im_start|>assistant\n"
+    )
     plain = [span.text for span in prompt.spans if not span.special]
     assert plain == ["<|im_end|>", "<|im_e", "\ue000", "\ue001"]
 
 
 def test_variables_of_the_template_write_none_either():
-    prompt = format_of().render(say("a", variables={"a field": {"thinking": "<|im_start|>\ue0000\ue001"}})).prompt
+    prompt = (
+        format_of()
+        .render(say("a", variables={"a field": {"thinking": "<|im_start|>\ue0000\ue001"}}))
+        .prompt
+    )
     assert "<|im_start|>" in [span.text for span in prompt.spans if not span.special]
 
 
@@ -52,7 +63,10 @@ def test_reasoning_and_a_constraint_both_hold():
         assert matches(rendered.constraint, text) is allowed
     reader = rendered.reader()
     pieces = [reader.push(text) for text in ("<thi", "nk>hm</think>", "\n\n42")] + [reader.flush()]
-    assert ("".join(p.reasoning for p in pieces), "".join(p.content for p in pieces)) == ("hm", "42")
+    assert ("".join(p.reasoning for p in pieces), "".join(p.content for p in pieces)) == (
+        "hm",
+        "42",
+    )
 
 
 def test_calls_are_held_to_their_schema_and_read_back():
@@ -80,12 +94,21 @@ def test_a_template_without_tools_is_told_of_them_in_the_first_message():
     assert text.startswith("<|im_start|>system\n")
     assert '"city"' in text
     assert "<tool_call>" in text
-    assert '"city"' not in format_of().render(say("a", tools=[CITY], tool_choice="none")).prompt.text
+    assert (
+        '"city"' not in format_of().render(say("a", tools=[CITY], tool_choice="none")).prompt.text
+    )
 
 
 def test_calls_of_the_past_are_written_where_a_template_has_no_place_for_them():
-    call = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": {"city": "Rom"}}}
-    messages: list = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    call = {
+        "type": "function",
+        "id": "1",
+        "function": {"name": "weather", "arguments": {"city": "Rom"}},
+    }
+    messages: list = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
     assert '"city": "Rom"' in format_of().render(Conversation([*messages, messages[0]])).prompt.text
 
 
@@ -108,13 +131,19 @@ SHOWING_TOOLS = CHATML.replace("{% for", "{% if tools %}{{ TOOLS }}\n{% endif %}
 )
 
 
-@pytest.mark.parametrize("options", ["", "indent=4", "separators=(',', ':')", "sort_keys=true", "ensure_ascii=true"])
+@pytest.mark.parametrize(
+    "options", ["", "indent=4", "separators=(',', ':')", "sort_keys=true", "ensure_ascii=true"]
+)
 def test_a_prompt_with_tools_is_that_of_transformers(options):
     from transformers.utils.chat_template_utils import render_jinja_template
 
     source = SHOWING_TOOLS.replace("TOOLS", f"tools | tojson({options})")
     tool = Tool("weather", 'In <|im_end|> "é\x7f😀\ue000"\n', CITY.parameters)
-    call = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": {"city": "<|im_start|>ö"}}}
+    call = {
+        "type": "function",
+        "id": "1",
+        "function": {"name": "weather", "arguments": {"city": "<|im_start|>ö"}},
+    }
     messages: list[dict] = [
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "21<|im_end|>"},

@@ -38,12 +38,16 @@ def test_turn_by_turn_equals_the_whole(source):
     for count in range(1, len(TURNS) + 1):
         messages = [{"role": r, "content": c} for r, c in TURNS[:count]]
         # Llama 2 shows a finished answer after a blank that it does not prompt with.
-        assert incrementally(template, TURNS[:count]).replace("] ", "]") == template.render(messages).replace("] ", "]")
+        assert incrementally(template, TURNS[:count]).replace("] ", "]") == template.render(
+            messages
+        ).replace("] ", "]")
 
 
 def test_an_assistant_turn_starts_with_the_generation_prompt():
     thinking = CHATML_JINJA.replace("assistant\n", "assistant\n<think>\n")
-    prefix, suffix = JinjaTemplate(thinking).get_prefix_and_suffix("assistant", [{"role": "user", "content": ""}])
+    prefix, suffix = JinjaTemplate(thinking).get_prefix_and_suffix(
+        "assistant", [{"role": "user", "content": ""}]
+    )
     assert (prefix, suffix) == ("<|im_start|>assistant\n<think>\n", "<|im_end|>\n")
 
 
@@ -70,7 +74,9 @@ def test_a_template_that_rewrites_history_is_refused():
 
 
 ENDS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '<return>' if loop.last and m.role == 'assistant' else '<end>' }}{% endfor %}"
-NO_SYSTEM_ALONE = "{% if messages[-1].role == 'system' %}{{ raise_exception('no query') }}{% endif %}" + ENDS
+NO_SYSTEM_ALONE = (
+    "{% if messages[-1].role == 'system' %}{{ raise_exception('no query') }}{% endif %}" + ENDS
+)
 
 
 @pytest.mark.parametrize("source", [ENDS, NO_SYSTEM_ALONE])
@@ -102,7 +108,9 @@ def test_a_broken_or_hostile_template_is_an_error():
     with pytest.raises(TemplateError, match="not valid"):
         JinjaTemplate("{% for %}")
     with pytest.raises(TemplateError, match="no system please"):
-        JinjaTemplate("{{ raise_exception('no system please') }}").render([{"role": "system", "content": ""}])
+        JinjaTemplate("{{ raise_exception('no system please') }}").render(
+            [{"role": "system", "content": ""}]
+        )
     with pytest.raises(TemplateError, match="failed"):
         JinjaTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}").render([])
     with pytest.raises(TemplateError, match="the limit is"):
@@ -120,11 +128,19 @@ TOOLS = [
         "function": {
             "name": "look_up",
             "description": "Wetter für <b>Köln</b> \x7f\x01 😀",
-            "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"town": {"type": "string"}},
+                "required": ["town"],
+            },
         },
     }
 ]
-CALL = {"id": "look_up:0", "type": "function", "function": {"name": "look_up", "arguments": {"town": "Köln"}}}
+CALL = {
+    "id": "look_up:0",
+    "type": "function",
+    "function": {"name": "look_up", "arguments": {"town": "Köln"}},
+}
 CONVERSATION: list[dict] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Is it warm?"},
@@ -162,7 +178,10 @@ def test_texts_are_those_of_transformers(shown, tools):
         [CONVERSATION], tools=tools, chat_template=shown, add_generation_prompt=True, **special
     )
     given = {} if tools is None else {"tools": tools}
-    assert JinjaTemplate(shown, special).render(CONVERSATION, add_generation_prompt=True, **given) == theirs
+    assert (
+        JinjaTemplate(shown, special).render(CONVERSATION, add_generation_prompt=True, **given)
+        == theirs
+    )
 
 
 def test_json_of_a_template_has_a_limit_on_what_separates():

@@ -1,6 +1,7 @@
 """Stop strings and patterns: the outcome does not depend on how the text is cut."""
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 import regex
@@ -23,7 +24,9 @@ def compiled(*patterns: str) -> dict[str, regex.Pattern[str]]:
 
 
 def expected(text: str, stops: list[str], patterns: list[str] = []) -> tuple[str, str | None]:  # noqa: B006
-    """Brute force over the prefixes: the first that has a match, and of its matches the one that begins first."""
+    """Brute force over the prefixes: the first that has a match, and of its matches the one that
+    begins first.
+    """
     for end in range(1, len(text) + 1):
         prefix = text[:end]
         found = [(prefix.find(s), end, s) for s in stops if s in prefix]
@@ -36,7 +39,9 @@ def expected(text: str, stops: list[str], patterns: list[str] = []) -> tuple[str
     return text, None
 
 
-def outcome(pieces: list[str], stops: list[str], patterns: list[str] = []) -> tuple[str, str | None]:  # noqa: B006
+def outcome(
+    pieces: list[str], stops: list[str], patterns: Sequence[str] = ()
+) -> tuple[str, str | None]:
     matcher = StopMatcher(tuple(stops), compiled(*patterns))
     out = "".join(matcher.push(piece) for piece in pieces)
     if matcher.matched is None:
@@ -49,7 +54,11 @@ def test_any_cut_gives_the_same_result(pieces, stops):
     assert outcome(pieces, stops) == expected("".join(pieces), stops)
 
 
-@given(pieces, st.lists(short, max_size=2), st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3, unique=True))
+@given(
+    pieces,
+    st.lists(short, max_size=2),
+    st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3, unique=True),
+)
 @example(["a", "a", "b"], [], ["a.*z|b"])
 @example(["ab", "b"], ["bb"], ["b{2}"])
 def test_any_cut_gives_the_same_result_with_patterns(pieces, stops, patterns):

@@ -1,4 +1,6 @@
-"""Templates of strangers: what they do and write is bounded, and what an ordinary one does is what Jinja does."""
+"""Templates of strangers: what they do and write is bounded, and what an ordinary one does is what
+Jinja does.
+"""
 
 import contextlib
 import os
@@ -28,7 +30,12 @@ def few_steps(monkeypatch):
 
 
 # Or the steps that measuring it takes, which are few here.
-STEPS, TEXT, WRITES, VALUE = "more than 300,000 steps", "makes a text of", "writes more than", "makes a value of"
+STEPS, TEXT, WRITES, VALUE = (
+    "more than 300,000 steps",
+    "makes a text of",
+    "writes more than",
+    "makes a value of",
+)
 GROWING = "{% set ns = namespace(x='aa', l=[1]) %}{% for i in range(99) %}{% set ns.x = BY %}{% endfor %}{{ ns.x }}"
 LONG = "{% set s = 'a' * 9999999 %}{% set l = range(99999)|list %}{% for i in range(99999) %}DO{% endfor %}"
 HOSTILE = [
@@ -145,9 +152,13 @@ ORDINARY = """
 
 
 def test_an_ordinary_template_writes_what_jinja_writes():
-    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    plain = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     plain.filters["tojson"] = chat_template.to_json
-    expected = plain.from_string(ORDINARY).render(messages=MESSAGES, bos_token="<s>", add_generation_prompt=False)
+    expected = plain.from_string(ORDINARY).render(
+        messages=MESSAGES, bos_token="<s>", add_generation_prompt=False
+    )
     assert JinjaTemplate(ORDINARY, {"bos_token": "<s>"}).render(MESSAGES) == expected
     assert "4/4 Tool: 42" in expected
 

@@ -13,23 +13,34 @@ import sglang_lite as sgl
 from sglang_lite.constraints import memo
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import JsonSchema
-from sglang_lite.text.tool_calls import ToolParser, WrittenCall, call_text, calls_constraint, parse_answer
+from sglang_lite.text.tool_calls import (
+    ToolParser,
+    WrittenCall,
+    call_text,
+    calls_constraint,
+    parse_answer,
+)
 from sglang_lite.text.tool_formats import FORMATS
 from tests.counts import some
 from tests.text.test_tool_calls import SEND, SENDING, TAGGED, mutated, tool, written
 
 
 def strings(without):
-    return st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda s: without not in s)
+    return st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(
+        lambda s: without not in s
+    )
 
 
 @st.composite
 def sent(draw, mark):
     text = strings(mark)
-    size = st.fixed_dictionaries({"unit": text}, optional={"n": st.floats(-1e3, 1e3).map(lambda x: round(x, 2))})
+    size = st.fixed_dictionaries(
+        {"unit": text}, optional={"n": st.floats(-1e3, 1e3).map(lambda x: round(x, 2))}
+    )
     either = st.one_of(text.filter(lambda s: not is_json(s)), st.integers(-9, 9), st.none())
     either_or_list = st.one_of(
-        text.filter(lambda s: not is_json(s) and s.lstrip()[:1] not in ("[", "{")), st.lists(st.integers())
+        text.filter(lambda s: not is_json(s) and s.lstrip()[:1] not in ("[", "{")),
+        st.lists(st.integers()),
     )
     known = {
         "text": text,
@@ -43,9 +54,15 @@ def sent(draw, mark):
         "either": either,
         "some": either_or_list,
     }
-    given = {name: draw(value) for name, value in known.items() if name in ("text", "kind") or draw(st.booleans())}
+    given = {
+        name: draw(value)
+        for name, value in known.items()
+        if name in ("text", "kind") or draw(st.booleans())
+    }
     if "size" in given and "of" in given["size"]:  # in the schema's order
-        given["size"] = {key: given["size"][key] for key in ("unit", "of", "n") if key in given["size"]}
+        given["size"] = {
+            key: given["size"][key] for key in ("unit", "of", "n") if key in given["size"]
+        }
     return given
 
 
@@ -67,14 +84,21 @@ def test_arguments_are_read_as_they_were_written(family, data):
     text = written(family, "", *(("send", each) for each in calls))
     answer = parse_answer(family, text, tools=SENDING)
     assert (answer.content, answer.complete) == ("", True)
-    assert [same(json.loads(call.arguments)) for call in answer.calls] == [same(each) for each in calls]
+    assert [same(json.loads(call.arguments)) for call in answer.calls] == [
+        same(each) for each in calls
+    ]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     assert in_pieces(family, text, [0, *cuts, len(text)]) == list(answer.calls)
 
 
 def same(value):
-    """With its types; an empty value that may be a string is one in a format that does not tell them apart."""
-    return {key: "" if key == "some" and each in ("", []) else (type(each), each) for key, each in value.items()}
+    """With its types; an empty value that may be a string is one in a format that does not tell
+    them apart.
+    """
+    return {
+        key: "" if key == "some" and each in ("", []) else (type(each), each)
+        for key, each in value.items()
+    }
 
 
 def in_pieces(family, text, cuts):
@@ -104,13 +128,20 @@ def hurried(request, monkeypatch):
 @pytest.mark.parametrize("family", TAGGED)
 def test_arguments_that_were_written_are_allowed(family):
     constraint = calls_constraint(family, SENDING, "required")
-    good = {"text": 'Tabs\t, lines\n and <b>"tags"</b> & \\ {', "kind": "b c", "tags": ["x", ""], "either": None}
+    good = {
+        "text": 'Tabs\t, lines\n and <b>"tags"</b> & \\ {',
+        "kind": "b c",
+        "tags": ["x", ""],
+        "either": None,
+    }
     assert sgl.grammar.matches(constraint, written(family, "", ("send", good)))
     for wrong in (
         {"kind": "c"}, {"name": "bad"}, {"count": 100}, {"count": 1.5}, {"flag": 1}, {"tags": ["a"] * 4},
         {"size": {}}, {"more": 1}, {"ratio": "x"}, {"text": FORMATS[family].arguments.mark},
     ):  # fmt: skip
-        arguments = {key: (good | wrong)[key] for key in (*SEND["properties"], "more") if key in good | wrong}
+        arguments = {
+            key: (good | wrong)[key] for key in (*SEND["properties"], "more") if key in good | wrong
+        }
         assert not sgl.grammar.matches(constraint, written(family, "", ("send", arguments))), wrong
 
 
@@ -165,7 +196,9 @@ def test_long_strings_may_stand_before_objects(family, choice):
 )  # fmt: skip
 def test_what_can_not_be_written_is_refused(family, schema, message, pointer):
     with pytest.raises(sgl.ConstraintError, match=re.escape(message)) as refused:
-        sgl.grammar.matches(calls_constraint(family, {"f": json_schema({"type": "object", **schema})}), "x")
+        sgl.grammar.matches(
+            calls_constraint(family, {"f": json_schema({"type": "object", **schema})}), "x"
+        )
     assert refused.value.pointer == pointer
 
 
@@ -182,7 +215,9 @@ def test_members_that_the_schema_says_nothing_of_are_not_generated_but_read(fami
 
 
 def test_maps_are_written_where_tags_have_the_name_once():
-    schema = json_schema({"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1})
+    schema = json_schema(
+        {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1}
+    )
     constraint = calls_constraint("qwen3_coder", {"f": schema}, "required")
     assert sgl.grammar.matches(constraint, written("qwen3_coder", "", ("f", {"x": 1, "y z": 2})))
     assert not sgl.grammar.matches(constraint, written("qwen3_coder", "", ("f", {"x": "a"})))
@@ -231,7 +266,9 @@ def test_other_blanks_and_values_that_are_wrong_are_read(family, text, arguments
 
 @pytest.mark.parametrize("family", TAGGED)
 def test_malformed_calls_never_raise_and_arguments_stay_json(family):
-    text = written(family, "Hm. ", ("send", {"text": "a", "kind": "b c", "tags": ["x"], "size": {"unit": "y"}}))
+    text = written(
+        family, "Hm. ", ("send", {"text": "a", "kind": "b c", "tags": ["x"], "size": {"unit": "y"}})
+    )
     draw = random.Random(family)
     for _ in range(some(30, 150)):
         changed = mutated(mutated(text, draw), draw)
@@ -241,7 +278,9 @@ def test_malformed_calls_never_raise_and_arguments_stay_json(family):
         assert in_pieces(family, changed, range(len(changed) + 1)) == list(answer.calls), changed
 
 
-@pytest.mark.parametrize("schema", ["no JSON", "[]", '{"anyOf": [' * 300 + "{}" + "]}" * 300, '{"$ref": "#"}'])
+@pytest.mark.parametrize(
+    "schema", ["no JSON", "[]", '{"anyOf": [' * 300 + "{}" + "]}" * 300, '{"$ref": "#"}']
+)
 @pytest.mark.parametrize("family", TAGGED)
 def test_schemas_that_are_not_understood_say_nothing(family, schema):
     text = call_text(family, "f", {"a": 1, "b": "x"})
@@ -258,5 +297,7 @@ def test_without_a_schema_what_is_json_is_no_string():
 def test_strings_are_streamed():
     parser = ToolParser("qwen3_coder", tools=SENDING)
     parser.push("<tool_call>\n<function=send>\n<parameter=text>\n")
-    assert [piece.arguments for piece in parser.push('Once "upon" a <time').calls] == ['Once \\"upon\\" a <time']
+    assert [piece.arguments for piece in parser.push('Once "upon" a <time').calls] == [
+        'Once \\"upon\\" a <time'
+    ]
     assert parser.push("\n").calls == ()  # which may be the tag's

@@ -18,7 +18,14 @@ from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import SamplingParams, ValueValidationError
 from sglang_lite.text.tool_arguments import arguments_text
-from sglang_lite.text.tool_calls import ParsedAnswer, ToolParser, WrittenCall, call_text, calls_constraint, parse_answer
+from sglang_lite.text.tool_calls import (
+    ParsedAnswer,
+    ToolParser,
+    WrittenCall,
+    call_text,
+    calls_constraint,
+    parse_answer,
+)
 from sglang_lite.text.tool_formats import FORMATS, family_of
 from tests.constraints.test_generation import random_model
 from tests.counts import some
@@ -63,7 +70,11 @@ SEND = {
     "$defs": {
         "size": {
             "type": "object",
-            "properties": {"unit": {"type": "string"}, "of": {"$ref": "#/$defs/size"}, "n": {"type": "number"}},
+            "properties": {
+                "unit": {"type": "string"},
+                "of": {"$ref": "#/$defs/size"},
+                "n": {"type": "number"},
+            },
             "required": ["unit"],
             "additionalProperties": False,
         }
@@ -108,7 +119,12 @@ def test_what_the_constraint_allows_is_read_back(family, choice, reasoning):
 
 
 def tool(**properties):
-    given = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    given = {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
     return {"f": json_schema(given)}
 
 
@@ -132,21 +148,38 @@ def test_text_and_calls_are_what_was_written(family):
     constraint = calls_constraint(family, TOOLS)
     assert sgl.grammar.matches(constraint, text)
     calls = WrittenCall("add", '{"a": 1, "s": "}"}'), WrittenCall("now", "{}")
-    assert parse_answer(family, text, tools=TOOLS) == ParsedAnswer("", "Let me see. ", calls, complete=True)
+    assert parse_answer(family, text, tools=TOOLS) == ParsedAnswer(
+        "", "Let me see. ", calls, complete=True
+    )
     assert parse_answer(family, f"<think>hm</think>{text}", "qwen3", TOOLS) == ParsedAnswer(
         "hm", "Let me see. ", calls, complete=True
     )
     assert not sgl.grammar.matches(constraint, text.replace("now", "never"))
-    for wrong in ({"a": -1, "s": "}"}, {"a": 1}, {"a": "1.", "s": "}"}, {"a": 1, "s": "]"}, {"s": "}", "a": 1}):
-        assert not sgl.grammar.matches(constraint, written(family, "Let me see. ", ("add", wrong), two))
+    for wrong in (
+        {"a": -1, "s": "}"},
+        {"a": 1},
+        {"a": "1.", "s": "}"},
+        {"a": 1, "s": "]"},
+        {"s": "}", "a": 1},
+    ):
+        assert not sgl.grammar.matches(
+            constraint, written(family, "Let me see. ", ("add", wrong), two)
+        )
     assert not sgl.grammar.matches(constraint, written(family, "Let me see. ", ("now", {"a": 1})))
     assert not sgl.grammar.matches(calls_constraint(family, TOOLS, parallel=False), text)
     assert not sgl.grammar.matches(calls_constraint(family, TOOLS, "none"), text)
     assert not sgl.grammar.matches(calls_constraint(family, TOOLS, "required"), text)
-    assert sgl.grammar.matches(calls_constraint(family, TOOLS, "required"), written(family, "", one, two))
+    assert sgl.grammar.matches(
+        calls_constraint(family, TOOLS, "required"), written(family, "", one, two)
+    )
     named = calls_constraint(family, {"add": TOOLS["add"]}, "named")
     assert sgl.grammar.matches(named, written(family, "", one))
-    for other in (written(family, "", one, one), written(family, "", two), written(family, "Let me see. ", one), ""):
+    for other in (
+        written(family, "", one, one),
+        written(family, "", two),
+        written(family, "Let me see. ", one),
+        "",
+    ):
         assert not sgl.grammar.matches(named, other)
     assert call_text(family, *one) in written(family, "", one)
 
@@ -170,7 +203,9 @@ def test_pieces_of_any_size_are_read_as_the_whole(family, reasoning):
         for call in (call for piece in pieces for call in piece.calls):
             name, written = arguments.get(call.index, ("", ""))
             arguments[call.index] = name + call.name, written + call.arguments
-        assert [arguments[i] for i in sorted(arguments)] == [(call.name, call.arguments) for call in whole.calls]
+        assert [arguments[i] for i in sorted(arguments)] == [
+            (call.name, call.arguments) for call in whole.calls
+        ]
 
 
 @pytest.mark.parametrize("family", FORMATS)
@@ -218,9 +253,7 @@ def test_what_can_be_no_call_any_more_is_text_at_once(family):
 
 
 def test_marks_of_reasoning_are_text_behind_it():
-    text = (
-        '<think>a</think>\n\nb <think> <tool_call>\n{"name": "f", "arguments": {"x": "<think></think>"}}\n</tool_call>'
-    )
+    text = '<think>a</think>\n\nb <think> <tool_call>\n{"name": "f", "arguments": {"x": "<think></think>"}}\n</tool_call>'
     answer = parse_answer("qwen", text, "qwen3")
     assert (answer.reasoning, answer.content) == ("a", "b <think> ")
     assert answer.calls == (WrittenCall("f", '{"x": "<think></think>"}'),)
@@ -234,7 +267,8 @@ def test_xgrammars_own_templates_allow_the_same(family, choice):
     theirs = xgrammars(family, choice, SCHEMAS)
     calls = 0
     for text in samples(calls_constraint(family, TOOLS, choice), 30):
-        if "think>" not in text and "<|channel|>commentary<|message|>" not in text:  # they leave out text before calls
+        # they leave out text before calls
+        if "think>" not in text and "<|channel|>commentary<|message|>" not in text:
             calls += '"a"' in text or "<a>" in text or "=a>" in text or ">a</" in text
             assert accepted(theirs, as_theirs(family, choice, text)), text
     assert calls
@@ -287,8 +321,9 @@ def mutated(text, draw):
 
 
 def as_theirs(family, choice, text):
-    """An answer of ours with what xgrammar's templates ask for around it: the blanks that chat templates put before
-    calls, the end of a prompt, and tokens that end a sequence."""
+    """An answer of ours with what xgrammar's templates ask for around it: the blanks that chat
+    templates put before calls, the end of a prompt, and tokens that end a sequence.
+    """
     if family == "gpt-oss":
         text = re.sub(r"(to=functions\.\w+) <", r"\1<", text)  # models write both
         return text + ("<|return|>" if "<|channel|>final" in text else "<|call|>")
@@ -298,12 +333,20 @@ def as_theirs(family, choice, text):
         return "\n\n" + text
     if family in ("deepseekv32", "deepseekv4", "deepseekv41"):
         return text
-    return text.replace("<function=now>\n</", "<function=now>\n\n</") if family == "qwen3_coder" else text
+    return (
+        text.replace("<function=now>\n</", "<function=now>\n\n</")
+        if family == "qwen3_coder"
+        else text
+    )
 
 
 def xgrammars(family, choice, schemas):
-    tools = [{"type": "function", "function": {"name": n, "parameters": s}} for n, s in schemas.items()]
-    made = get_model_structural_tag(XGRAMMARS[family], tools=tools, tool_choice=choice, reasoning="disabled")
+    tools = [
+        {"type": "function", "function": {"name": n, "parameters": s}} for n, s in schemas.items()
+    ]
+    made = get_model_structural_tag(
+        XGRAMMARS[family], tools=tools, tool_choice=choice, reasoning="disabled"
+    )
     return made.model_dump_json()
 
 
@@ -344,7 +387,9 @@ def test_answers_as_models_that_reason_write_them():
     )
     final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello."
     assert sgl.grammar.matches(calls_constraint("gpt-oss", TOOLS, reasoning="gpt-oss"), final)
-    assert parse_answer("gpt-oss", final + "<|return|>", "gpt-oss") == ParsedAnswer("Hm.", "Hello.", (), True)
+    assert parse_answer("gpt-oss", final + "<|return|>", "gpt-oss") == ParsedAnswer(
+        "Hm.", "Hello.", (), True
+    )
     thought = "Hm.<|close|>think<|sep|><|open|>response<|sep|>Hello.<|close|>response<|sep|><|close|>message<|sep|>"
     assert sgl.grammar.matches(calls_constraint("kimi_k3", TOOLS, reasoning="kimi_k3"), thought)
     assert parse_answer("kimi_k3", thought, "kimi_k3") == ParsedAnswer("Hm.", "Hello.", (), True)
@@ -353,7 +398,9 @@ def test_answers_as_models_that_reason_write_them():
 @lru_cache(maxsize=16)
 def compiled(tag):
     info = xgrammar.TokenizerInfo([bytes([i]) for i in range(256)] + [b""], stop_token_ids=[256])
-    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False).compile_structural_tag(tag)
+    return xgrammar.GrammarCompiler(
+        info, max_threads=1, cache_enabled=False
+    ).compile_structural_tag(tag)
 
 
 def accepted(tag, text):
@@ -374,7 +421,12 @@ def test_a_random_model_writes_arguments_between_tags(tiny, family):
     tools = tool(
         x=short,
         y={"type": ["array", "string"], "items": short, "maxItems": 2, "maxLength": 4},
-        z={"type": "object", "properties": {"k": short}, "required": ["k"], "additionalProperties": False},
+        z={
+            "type": "object",
+            "properties": {"k": short},
+            "required": ["k"],
+            "additionalProperties": False,
+        },
     )
     constraint = calls_constraint(family, tools, "required", parallel=False)
     called, seeds = 0, some(4, 8)
@@ -409,7 +461,10 @@ def test_a_random_model_that_is_held_to_a_format_calls_the_tools(tiny, family):
 @pytest.mark.parametrize(
     ("template", "family"),
     [
-        ('{{- \'\\n<tool_call>\\n{"name": "\' }}{{ tool_call.name }}{{- \'", "arguments": \' }}', "qwen"),
+        (
+            '{{- \'\\n<tool_call>\\n{"name": "\' }}{{ tool_call.name }}{{- \'", "arguments": \' }}',
+            "qwen",
+        ),
         ('{{- "<tool_call>\\n{\\"name\\": \\"" ~ name ~ "\\", \\"arguments\\": " }}', "qwen"),
         ("return a json object <tool_call>\n{'name': …, \"arguments\": …}", "qwen"),
         ('\'<tool_call>{"name": "\' + name + \'", "arguments": \'', "exaone"),
@@ -421,9 +476,15 @@ def test_a_random_model_that_is_held_to_a_format_calls_the_tools(tiny, family):
             "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + type + '<｜tool▁sep｜>' + name + '\\n' + '```json'}}",
             "deepseekv3",
         ),
-        ("{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>'}}", "deepseekv31"),
+        (
+            "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>'}}",
+            "deepseekv31",
+        ),
         ("<|tool_calls_section_begin|>{%- for tool_call in tool_calls %}", "kimi_k2"),
-        ("{{- '<tool_call>\\n<function=' + name + '>\\n' }}{{- '<parameter=' + key + '>\\n' }}", "qwen3_coder"),
+        (
+            "{{- '<tool_call>\\n<function=' + name + '>\\n' }}{{- '<parameter=' + key + '>\\n' }}",
+            "qwen3_coder",
+        ),
         ("{{- '<tool_call><function=' + name + '>' }}{{- '<parameter=' + key + '>' }}", "mimo"),
         ("<tool_call>{{ name }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>", "glm45"),
         ("'<tool_call>' + name + '<arg_key>' + k + '</arg_key>' + '<arg_value>'", "glm47"),
@@ -432,8 +493,14 @@ def test_a_random_model_that_is_held_to_a_format_calls_the_tools(tiny, family):
         ("'｜DSML｜' <{{ dsml_token }}function_calls>", "deepseekv32"),
         ("'｜DSML｜' <{{ dsml_token }}tool_calls>", "deepseekv4"),
         ("<｜DSML｜ calls>", "deepseekv41"),
-        ("{{- '<|open|>' + tag -}}{{- open_tag('tools') -}}{{- open_tag('argument', attrs) -}}", "kimi_k3"),
-        ("{{- '<|start|>assistant to=' }}{{- 'functions.' + name + '<|channel|>commentary ' }}", "gpt-oss"),
+        (
+            "{{- '<|open|>' + tag -}}{{- open_tag('tools') -}}{{- open_tag('argument', attrs) -}}",
+            "kimi_k3",
+        ),
+        (
+            "{{- '<|start|>assistant to=' }}{{- 'functions.' + name + '<|channel|>commentary ' }}",
+            "gpt-oss",
+        ),
         ('<|START_ACTION|>[{"tool_call_id": ', "cohere_command4"),
         ("<cofl:tool_call id=...><cofl:value name=...>", "cohere"),
         ("'<function=' + name + '>' + arguments", None),
@@ -474,9 +541,12 @@ def test_arguments_are_json():
 def test_as_many_tools_as_agents_send_are_one_constraint():
     """Objects that are open, and mostly optional: what web interfaces and coding agents bring."""
     properties = {
-        name: {"type": kind} for name, kind in (("query", "string"), ("count", "integer"), ("deep", "boolean"))
+        name: {"type": kind}
+        for name, kind in (("query", "string"), ("count", "integer"), ("deep", "boolean"))
     }
-    tools = {f"search_{i}": json_schema({"type": "object", "properties": properties}) for i in range(60)}
+    tools = {
+        f"search_{i}": json_schema({"type": "object", "properties": properties}) for i in range(60)
+    }
     walk = ByteMatcher(calls_constraint("qwen", tools))
     walk.push("Let me look.\n" + call_text("qwen", "search_41", {"query": "x", "count": 3}))
     walk.end()

@@ -17,22 +17,34 @@ from sglang_lite.protocol import ParameterError
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a model, as for Engine")
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="also write all figures to FILE, as JSON (default: none)"
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="also write all figures to FILE, as JSON (default: none)",
     )
     parser.add_argument(
-        "--long", action="store_true", help="let the long prompt fill the whole context (default: 8,000 tokens)"
+        "--long",
+        action="store_true",
+        help="let the long prompt fill the whole context (default: 8,000 tokens)",
     )
     parser.add_argument(
-        "--only", nargs="+", choices=CHECKS, default=list(CHECKS), metavar="CHECK",
+        "--only",
+        nargs="+",
+        choices=CHECKS,
+        default=list(CHECKS),
+        metavar="CHECK",
         help=f"make these checks alone: {', '.join(CHECKS)} (default: all)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--dtype", metavar="DTYPE", help="type that the served engine computes in, as for Engine (default: auto)"
     )
     parser.add_argument(
-        "--quantization", metavar="NAME",
+        "--dtype",
+        metavar="DTYPE",
+        help="type that the served engine computes in, as for Engine (default: auto)",
+    )
+    parser.add_argument(
+        "--quantization",
+        metavar="NAME",
         help="format of the served engine's weights, as for Engine (default: the model's own)",
-    )  # fmt: skip
+    )
     parser.set_defaults(run=_run)
 
 
@@ -61,10 +73,15 @@ def _run(options: argparse.Namespace) -> int:
     if options.report is not None:
         report = VerifyReport(
             subject.path.name if subject.path == Path(options.name).expanduser() else options.name,
-            subject.description.architecture or "", subject.sha256, settings, f"{datetime.now(UTC):%Y-%m-%d}",
+            subject.description.architecture or "",
+            subject.sha256,
+            settings,
+            f"{datetime.now(UTC):%Y-%m-%d}",
             options.long,
-            machine.versions(), machine.machine(subject.description.device or "cpu"), tuple(checks),
-        )  # fmt: skip
+            machine.versions(),
+            machine.machine(subject.description.device or "cpu"),
+            tuple(checks),
+        )
         _write(options.report, json.dumps(report.as_json(), ensure_ascii=False, indent=1) + "\n")
         print(f"report     {options.report}")
     return 1 if any(check.status == "failed" for check in checks) else 0
@@ -81,7 +98,8 @@ def _check_writable(report: Path) -> None:
         problem = "it is a folder" if report.is_dir() else f"there is no folder {folder}"
         raise ParameterError("--report", f"{report} can't be written: {problem}.")
     try:
-        tempfile.TemporaryFile(dir=folder).close()  # permissions say too little in containers and on read-only disks
+        # permissions say too little in containers and on read-only disks
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ParameterError("--report", f"{report} can't be written: {error}") from error
 

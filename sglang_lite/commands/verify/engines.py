@@ -55,9 +55,14 @@ def exact_engine(subject: Subject, longest: int, *, whole: bool = False) -> Engi
         whole: whether it computes each prompt in one step, not in chunks.
     """
     return Engine(
-        str(subject.path), dtype="float32", context_length=longest, max_total_tokens=longest + ROWS * 512,
-        max_running=ROWS, step_tokens=-1 if whole else None, log_level="error",
-    )  # fmt: skip
+        str(subject.path),
+        dtype="float32",
+        context_length=longest,
+        max_total_tokens=longest + ROWS * 512,
+        max_running=ROWS,
+        step_tokens=-1 if whole else None,
+        log_level="error",
+    )
 
 
 def served_engine(subject: Subject) -> Engine:
@@ -76,9 +81,13 @@ def answer_greedily(
         start: index of the first token of a prompt whose log-probability is wanted.
     """
     params = SamplingParams(
-        max_tokens=tokens, temperature=0, ignore_eos=True, return_logprob=True, logprob_start_len=start,
+        max_tokens=tokens,
+        temperature=0,
+        ignore_eos=True,
+        return_logprob=True,
+        logprob_start_len=start,
         top_logprobs_num=_TOP,
-    )  # fmt: skip
+    )
     found = all_results(partial(engine.complete, params=params), prompts)
     return [_answer(tuple(prompt), start, each) for prompt, each in zip(prompts, found)]
 
@@ -90,7 +99,11 @@ def read_along(engine: Engine, answers: Sequence[GreedyAnswer]) -> list[list[tup
 
     def read(answer: GreedyAnswer) -> list[tuple[float, int]]:
         params = SamplingParams(
-            max_tokens=1, temperature=0, return_logprob=True, logprob_start_len=len(answer.prompt), top_logprobs_num=1
+            max_tokens=1,
+            temperature=0,
+            return_logprob=True,
+            logprob_start_len=len(answer.prompt),
+            top_logprobs_num=1,
         )
         found = engine.complete(answer.ids, params).prompt_logprobs
         return [(entry.logprob or 0.0, entry.top[0][1]) for entry in found]
@@ -112,4 +125,6 @@ def all_results(call: Callable[[T], R], arguments: Iterable[T]) -> list[R]:
 def _answer(prompt: tuple[int, ...], start: int, found: Generation) -> GreedyAnswer:
     entries = (*found.prompt_logprobs, *found.output_logprobs)
     top = tuple(tuple((value, token) for value, token, _ in entry.top) for entry in entries)
-    return GreedyAnswer(prompt, found.token_ids, start, tuple(entry.logprob or 0.0 for entry in entries), top)
+    return GreedyAnswer(
+        prompt, found.token_ids, start, tuple(entry.logprob or 0.0 for entry in entries), top
+    )

@@ -18,9 +18,11 @@ from sglang_lite.text.chat_template import JinjaTemplate
 
 TOKENS: Final = 16  # of each answer
 TOLERANCE: Final = 1e-3  # largest difference of log-probabilities in float32, in nats
-_NEAR_TIE: Final = 2 * TOLERANCE  # log-probabilities this close may swap places within the tolerance
-# The served format is broken if it agrees with float32 on fewer tokens, or differs by more nats on average. Rounding
-# to 4 bits changes a few tokens in ten; a wrong scale or layer changes nearly all.
+# log-probabilities this close may swap places within the tolerance
+_NEAR_TIE: Final = 2 * TOLERANCE
+# The served format is broken if it agrees with float32 on fewer tokens, or differs by more nats on
+# average. Rounding to 4 bits changes a few tokens in ten; a wrong scale or layer changes nearly
+# all.
 _FEWEST_EQUAL: Final = 0.5
 _LARGEST_MEAN: Final = 1.0
 _CHATS: Final = 10
@@ -34,7 +36,9 @@ def prompts_for(subject: Subject) -> list[list[int]]:
         try:
             template = JinjaTemplate(tokenizer.chat_template, tokenizer.special_tokens)
             for i in range(_CHATS):
-                texts[i] = template.render([{"role": "user", "content": texts[i]}], add_generation_prompt=True)
+                texts[i] = template.render(
+                    [{"role": "user", "content": texts[i]}], add_generation_prompt=True
+                )
         except SglError:  # the check of the template says so
             texts = list(PROMPTS)
     limit = max(2, subject.context_length - TOKENS - 1)
@@ -56,10 +60,15 @@ def check_greedy(model: ReferenceModel, answers: Sequence[GreedyAnswer]) -> Chec
     apart = any(not parting.margin <= _NEAR_TIE for parting in partings.values())
     failed = apart or not worst <= TOLERANCE
     figures = {
-        "prompts": len(found), "equal": len(found) - len(partings), "tokens": TOKENS, "largest_difference": worst,
-        "tolerance": TOLERANCE, "near_tie": _NEAR_TIE, "differences": [each.difference for each in found],
+        "prompts": len(found),
+        "equal": len(found) - len(partings),
+        "tokens": TOKENS,
+        "largest_difference": worst,
+        "tolerance": TOLERANCE,
+        "near_tie": _NEAR_TIE,
+        "differences": [each.difference for each in found],
         "partings": [{"prompt": i, **asdict(parting)} for i, parting in partings.items()],
-    }  # fmt: skip
+    }
     return Check("greedy", "failed" if failed else "passed", summary, figures)
 
 
@@ -81,8 +90,7 @@ class Distance:
 
 
 def measure_distance(engine: Engine, answers: Sequence[GreedyAnswer]) -> Distance:
-    """Measures how far an engine is from greedy answers: on the same tokens, and in its own texts.
-    """
+    """Measures how far an engine is from greedy answers: on the same tokens, and in its own texts."""
     differences = []
     equal = 0
     for answer, read in zip(answers, read_along(engine, answers)):
@@ -107,9 +115,15 @@ def check_served(subject: Subject, engine: Engine, answers: Sequence[GreedyAnswe
     )
     broken = not (found.equal_share >= _FEWEST_EQUAL and found.mean <= _LARGEST_MEAN)
     figures = {
-        "dtype": dtype, "device": subject.description.device, "products": subject.description.products,
-        "equal_share": found.equal_share, "mean_difference": found.mean, "largest_difference": found.worst,
-        "equal_answers": found.equal_answers, "answers": len(answers), "fewest_equal": _FEWEST_EQUAL,
+        "dtype": dtype,
+        "device": subject.description.device,
+        "products": subject.description.products,
+        "equal_share": found.equal_share,
+        "mean_difference": found.mean,
+        "largest_difference": found.worst,
+        "equal_answers": found.equal_answers,
+        "answers": len(answers),
+        "fewest_equal": _FEWEST_EQUAL,
         "largest_mean": _LARGEST_MEAN,
-    }  # fmt: skip
+    }
     return Check("served", "failed" if broken else "passed", summary, figures)

@@ -46,7 +46,11 @@ def check_long(subject: Subject, model: ReferenceModel | Unread, answer: GreedyA
         return _beside_one_step(subject, answer, reason)
     found = model.compare(answer)
     apart = found.parting is not None and not found.parting.margin <= _NEAR_TIE
-    tokens = "the same greedy ids" if found.parting is None else f"other ids from token {found.parting.position + 1} on"
+    tokens = (
+        "the same greedy ids"
+        if found.parting is None
+        else f"other ids from token {found.parting.position + 1} on"
+    )
     if found.parting is not None:
         tokens += f" ({'no ' if apart else 'a '}near tie, margin {found.parting.margin:.4f})"
     return _check(length, "transformers in float32", tokens, found.difference, apart)
@@ -58,11 +62,20 @@ def _beside_one_step(subject: Subject, answer: GreedyAnswer, reason: str) -> Che
     worst = largest(abs(one - two) for one, two in zip(answer.logprobs, other.logprobs))
     same = answer.tokens == other.tokens
     tokens = "the same greedy ids" if same else "other greedy ids"
-    return _check(len(answer.prompt), f"our own prefill in one step ({reason})", tokens, worst, not same)
+    return _check(
+        len(answer.prompt), f"our own prefill in one step ({reason})", tokens, worst, not same
+    )
 
 
 def _check(length: int, beside: str, tokens: str, worst: float, apart: bool) -> Check:
     failed = apart or not worst <= TOLERANCE
-    summary = f"{length:,} tokens in chunks beside {beside}: {tokens}, largest difference {worst:.1e}"
-    figures = {"tokens": length, "beside": beside, "largest_difference": worst, "tolerance": TOLERANCE}
+    summary = (
+        f"{length:,} tokens in chunks beside {beside}: {tokens}, largest difference {worst:.1e}"
+    )
+    figures = {
+        "tokens": length,
+        "beside": beside,
+        "largest_difference": worst,
+        "tolerance": TOLERANCE,
+    }
     return Check("long", "failed" if failed else "passed", summary, figures)

@@ -30,9 +30,12 @@ def machine(device: str) -> dict[str, Json]:
     """Describes this machine: processor, memory and, if the model runs on one, GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found: dict[str, Json] = {
-        "platform": platform.platform(), "processor": _processor(), "cores": cores, "memory_bytes": _memory(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": cores,
+        "memory_bytes": _memory(),
         "device": device,
-    }  # fmt: skip
+    }
     if device.startswith("cuda"):
         found["gpu"] = torch.cuda.get_device_name(torch.device(device))
     return found
@@ -43,7 +46,10 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _memory() -> int | None:

@@ -29,13 +29,19 @@ def heading(subject: Subject) -> str:
 def line(check: Check) -> str:
     """Formats a check as a line, wrapped if it is long."""
     return textwrap.fill(
-        f"{check.name:10} {check.status:9} {check.summary}", _WIDTH, subsequent_indent=" " * 21,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        f"{check.name:10} {check.status:9} {check.summary}",
+        _WIDTH,
+        subsequent_indent=" " * 21,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def ending(checks: Sequence[Check], seconds: float) -> str:
     """Formats the last line: how many checks passed."""
-    counts = {status: sum(check.status == status for check in checks) for status in ("passed", "failed", "left out")}
+    counts = {
+        status: sum(check.status == status for check in checks)
+        for status in ("passed", "failed", "left out")
+    }
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     return f"{'WRONG' if counts['failed'] else 'result':10} {told}, in {seconds:,.0f} s"

@@ -66,8 +66,12 @@ def _tool_call(s: ProgramState) -> str:
 
 
 RECIPES: Final[Mapping[str, SglFunction[..., str]]] = {
-    "extraction": _extraction, "choice": _choice, "chat": _chat, "fork": _fork, "tool call": _tool_call,
-}  # fmt: skip
+    "extraction": _extraction,
+    "choice": _choice,
+    "chat": _chat,
+    "fork": _fork,
+    "tool call": _tool_call,
+}
 
 
 def check_recipes(subject: Subject, engine: Engine) -> Check:

@@ -21,8 +21,9 @@ from sglang_lite.commands.verify.records import Subject, Unread
 from sglang_lite.commands.verify.subject import float32_bytes, no_room
 from sglang_lite.protocol.anything import Foreign
 
-# For a GGUF file, transformers temporarily holds the float32 tensors twice: as decoded, and in the model
-# (measured with the 0.5B: at most 4.0 GB for 2.5 GB of weights). For a folder, it needs hardly more than the weights.
+# For a GGUF file, transformers temporarily holds the float32 tensors twice: as decoded, and in the
+# model (measured with the 0.5B: at most 4.0 GB for 2.5 GB of weights). For a folder, it needs
+# hardly more than the weights.
 _GGUF_TIMES: Final = 1.7
 _FOLDER_TIMES: Final = 1.1
 
@@ -75,7 +76,9 @@ class ReferenceModel:
         """
         rows = self._logprobs(answer.ids, answer.start)
         differences = []
-        for row, token, logprob, top in zip(rows, answer.ids[answer.start :], answer.logprobs, answer.top):
+        for row, token, logprob, top in zip(
+            rows, answer.ids[answer.start :], answer.logprobs, answer.top
+        ):
             for value, each in ((logprob, token), *top):
                 differences.append(abs(row[each].item() - value))
         parting = None
@@ -95,7 +98,11 @@ class ReferenceModel:
         fused = self._model.get_correct_attn_implementation(None) != "eager"
         heads = 1 if fused else config.num_attention_heads
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        return no_room(subject, 4 * tokens * (heads * tokens + 4 * inner), f"transformers' code for {tokens:,} tokens")
+        return no_room(
+            subject,
+            4 * tokens * (heads * tokens + 4 * inner),
+            f"transformers' code for {tokens:,} tokens",
+        )
 
     def _logprobs(self, ids: tuple[int, ...], start: int) -> torch.Tensor:
         """Returns the log-probabilities of all tokens at the positions from `start` on: float32
@@ -105,7 +112,9 @@ class ReferenceModel:
         few = "logits_to_keep" in inspect.signature(self._model.forward).parameters
         keep = {"logits_to_keep": count} if few else {}
         with torch.inference_mode():
-            found = self._model(torch.tensor([ids], device=self._model.device), use_cache=False, **keep)
+            found = self._model(
+                torch.tensor([ids], device=self._model.device), use_cache=False, **keep
+            )
             logits: torch.Tensor = found.logits[0, -count:-1].float()
             return logits.log_softmax(-1).cpu()
 
@@ -115,7 +124,9 @@ def read_model(subject: Subject) -> ReferenceModel | Unread:
     and runs no code from the model's folder.
     """
     times = _GGUF_TIMES if subject.path.is_file() else _FOLDER_TIMES
-    if reason := no_room(subject, int(float32_bytes(subject) * times), "transformers' code in float32"):
+    if reason := no_room(
+        subject, int(float32_bytes(subject) * times), "transformers' code in float32"
+    ):
         return Unread(reason)
     with _quietly():
         try:
@@ -128,7 +139,9 @@ def read_model(subject: Subject) -> ReferenceModel | Unread:
         except Exception as error:  # foreign code, of any model
             return Unread(f"transformers can't load it: {_first_line(error)}")
     if missing := sorted(loaded["missing_keys"]):
-        return Unread(f"transformers finds no weights for {missing[0]} and {len(missing) - 1} others in the files")
+        return Unread(
+            f"transformers finds no weights for {missing[0]} and {len(missing) - 1} others in the files"
+        )
     return ReferenceModel(model.eval().to(torch.device(subject.description.device or "cpu")))
 
 
@@ -163,7 +176,8 @@ def _quietly() -> Iterator[None]:
     messages.set_verbosity(logging.CRITICAL)
     messages.disable_progress_bar()
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # bars that no setting hides
+        # bars that no setting hides
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

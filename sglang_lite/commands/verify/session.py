@@ -10,7 +10,12 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from sglang_lite.commands.verify.check_names import CHECKS
-from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily, exact_engine, served_engine
+from sglang_lite.commands.verify.engines import (
+    GreedyAnswer,
+    answer_greedily,
+    exact_engine,
+    served_engine,
+)
 from sglang_lite.commands.verify.greedy import TOKENS, check_greedy, check_served, prompts_for
 from sglang_lite.commands.verify.long_prompt import TOKENS as LONG_TOKENS
 from sglang_lite.commands.verify.long_prompt import answer_long, check_long, long_length
@@ -53,13 +58,21 @@ def _made(subject: Subject, wanted: frozenset[str], long: bool) -> Iterator[Chec
     if exact := wanted & _EXACT:
         reason = no_room(subject, engine_bytes(subject), "an engine in float32")
         if reason:
-            yield from (Check(name, "left out", reason) for name in ("greedy", "long", "served") if name in exact)
+            yield from (
+                Check(name, "left out", reason)
+                for name in ("greedy", "long", "served")
+                if name in exact
+            )
         else:
             length = long_length(subject, whole=long) if "long" in wanted else 0
             try:
                 answers, long_answer = _exact_answers(subject, length)
             except SglError as error:
-                yield from (Check(name, "failed", f"in float32: {error}") for name in CHECKS if name in exact)
+                yield from (
+                    Check(name, "failed", f"in float32: {error}")
+                    for name in CHECKS
+                    if name in exact
+                )
             else:
                 yield from _beside_transformers(subject, wanted, answers, long_answer)
     if served := (wanted & _SERVED if answers else wanted & _SERVED - {"served"}):
@@ -82,7 +95,10 @@ def _exact_answers(subject: Subject, length: int) -> tuple[list[GreedyAnswer], G
 
 
 def _beside_transformers(
-    subject: Subject, wanted: frozenset[str], answers: list[GreedyAnswer], long_answer: GreedyAnswer | None
+    subject: Subject,
+    wanted: frozenset[str],
+    answers: list[GreedyAnswer],
+    long_answer: GreedyAnswer | None,
 ) -> Iterator[Check]:
     if not wanted & {"greedy", "long"}:
         return
@@ -98,7 +114,9 @@ def _beside_transformers(
     gc.collect()
 
 
-def _with_served_engine(subject: Subject, wanted: frozenset[str], answers: list[GreedyAnswer]) -> Iterator[Check]:
+def _with_served_engine(
+    subject: Subject, wanted: frozenset[str], answers: list[GreedyAnswer]
+) -> Iterator[Check]:
     before = child_processes()
     started = time.perf_counter()
     with served_engine(subject) as engine:

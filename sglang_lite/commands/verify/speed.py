@@ -29,7 +29,9 @@ def first_token(engine: Engine, started: float) -> float:
     return time.perf_counter() - started
 
 
-def measure_speed(subject: Subject, engine: Engine, first_token_s: float, processes: Sequence[int]) -> Check:
+def measure_speed(
+    subject: Subject, engine: Engine, first_token_s: float, processes: Sequence[int]
+) -> Check:
     """Measures an engine that has already answered.
 
     Args:
@@ -42,23 +44,37 @@ def measure_speed(subject: Subject, engine: Engine, first_token_s: float, proces
     prompts = [encode(prose(12, seed=100 + i))[: min(_SHORT, longest // 4)] for i in range(ROWS)]
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     one = _decoding(engine.complete(prompts[0], params).usage)
-    found = [each.usage for each in all_results(partial(engine.complete, params=params), prompts[1:] + prompts[:1])]
+    found = [
+        each.usage
+        for each in all_results(partial(engine.complete, params=params), prompts[1:] + prompts[:1])
+    ]
     several = sum(each.completion_tokens - 1 for each in found) / max(
         each.total_s - each.first_token_s for each in found
     )
     long = encode(prose(120, seed=99))[: min(_LONG, longest // 2)]
     usage = engine.complete(long, SamplingParams(max_tokens=1, temperature=0)).usage
-    prefill = (usage.prompt_tokens - usage.cached_tokens) / max(usage.first_token_s - usage.queue_s, 1e-9)
+    prefill = (usage.prompt_tokens - usage.cached_tokens) / max(
+        usage.first_token_s - usage.queue_s, 1e-9
+    )
     memory = [peak for peak in map(_peak_bytes, processes) if peak is not None]
-    told = f"{sum(memory) / 1e9:,.2f} GB of memory at most" if memory else "memory not told by this system"
+    told = (
+        f"{sum(memory) / 1e9:,.2f} GB of memory at most"
+        if memory
+        else "memory not told by this system"
+    )
     summary = (
         f"{one:,.1f} tokens/s in one row, {several:,.1f} in {ROWS} rows, prefill of {len(long)} tokens at "
         f"{prefill:,.0f} tokens/s; first token {first_token_s:.1f} s after the start; {told}"
     )
     figures = {
-        "one_row": one, "rows": ROWS, "several_rows": several, "prefill_tokens": len(long), "prefill": prefill,
-        "first_token_s": first_token_s, "peak_bytes": sum(memory) if memory else None,
-    }  # fmt: skip
+        "one_row": one,
+        "rows": ROWS,
+        "several_rows": several,
+        "prefill_tokens": len(long),
+        "prefill": prefill,
+        "first_token_s": first_token_s,
+        "peak_bytes": sum(memory) if memory else None,
+    }
     return Check("speed", "passed", summary, figures)
 
 

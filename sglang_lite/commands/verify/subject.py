@@ -39,7 +39,9 @@ def find_subject(name: str, settings: Mapping[str, str]) -> Subject:
     """
     if "://" in name or is_address(name):
         raise ParameterError(
-            "NAME", f"{name!r} is an address, and transformers reads files.", hint="Copy the model to a folder."
+            "NAME",
+            f"{name!r} is an address, and transformers reads files.",
+            hint="Copy the model to a folder.",
         )
     path = resolve(name)
     if is_encoder(path):
@@ -59,9 +61,11 @@ def find_subject(name: str, settings: Mapping[str, str]) -> Subject:
         )
     device = torch.device(found.device or "cpu")
     memory_check.check_room(
-        {"weights": found.loaded_bytes or 0}, device, name,
+        {"weights": found.loaded_bytes or 0},
+        device,
+        name,
         "Verify it on a machine with more memory, or a file of the model with fewer bits.",
-    )  # fmt: skip
+    )
     return Subject(name, path, files, found, _sums(path), settings)
 
 
@@ -77,7 +81,11 @@ def float32_bytes(subject: Subject) -> int:
 def engine_bytes(subject: Subject) -> int:
     """Returns a lower bound on the bytes of the model's weights in an engine in float32."""
     in_blocks = subject.description.products.startswith("as they are stored")
-    return min(float32_bytes(subject), subject.description.loaded_bytes or 0) if in_blocks else float32_bytes(subject)
+    return (
+        min(float32_bytes(subject), subject.description.loaded_bytes or 0)
+        if in_blocks
+        else float32_bytes(subject)
+    )
 
 
 def no_room(subject: Subject, needed: int, use: str) -> str:
@@ -94,7 +102,11 @@ def no_room(subject: Subject, needed: int, use: str) -> str:
 
 
 def _sums(path: Path) -> dict[str, str]:
-    files = [path] if path.is_file() else [each for each in sorted(path.iterdir()) if each.suffix in _HASHED]
+    files = (
+        [path]
+        if path.is_file()
+        else [each for each in sorted(path.iterdir()) if each.suffix in _HASHED]
+    )
     sums = {}
     for file in files:
         if file.is_file():

@@ -51,7 +51,9 @@ class _Order(BaseModel):
 
 
 _COLOURS: Final = ("red", "green", "blue")
-_LIST: Final = json.dumps({"type": "array", "items": {"enum": list(_COLOURS)}, "minItems": 1, "maxItems": 3})
+_LIST: Final = json.dumps(
+    {"type": "array", "items": {"enum": list(_COLOURS)}, "minItems": 1, "maxItems": 3}
+)
 _CITY: Final = json.dumps(
     {
         "type": "object",
@@ -64,12 +66,18 @@ _CITY: Final = json.dumps(
 
 def _is_list(value: object) -> bool:
     found = json.loads(str(value))
-    return isinstance(found, list) and 1 <= len(found) <= 3 and all(each in _COLOURS for each in found)
+    return (
+        isinstance(found, list) and 1 <= len(found) <= 3 and all(each in _COLOURS for each in found)
+    )
 
 
 def _is_city(value: object) -> bool:
     found = json.loads(str(value))
-    return set(found) == {"city", "capital"} and len(found["city"]) <= 12 and isinstance(found["capital"], bool)
+    return (
+        set(found) == {"city", "capital"}
+        and len(found["city"]) <= 12
+        and isinstance(found["capital"], bool)
+    )
 
 
 def _matches(pattern: str) -> Callable[[Any], bool]:
@@ -134,8 +142,7 @@ def _ask(s: ProgramState, task: _Task) -> None:
 
 
 def check_tasks(engine: Engine) -> Check:
-    """Runs the tasks. An answer without the required form fails; a wrong answer is only reported.
-    """
+    """Runs the tasks. An answer without the required form fails; a wrong answer is only reported."""
     found: dict[str, Json] = {}
     invalid = []
     right = 0
@@ -149,8 +156,16 @@ def check_tasks(engine: Engine) -> Check:
         if not valid:
             invalid.append(task.name)
         right += valid and value == task.right
-        found[task.name] = {"valid": valid, "right": valid and value == task.right, "value": str(value)}
-    summary = f"{len(TASKS) - len(invalid)} of {len(TASKS)} structured answers are valid, {right} right"
+        found[task.name] = {
+            "valid": valid,
+            "right": valid and value == task.right,
+            "value": str(value),
+        }
+    summary = (
+        f"{len(TASKS) - len(invalid)} of {len(TASKS)} structured answers are valid, {right} right"
+    )
     if invalid:
         summary += f"; not valid: {', '.join(invalid)}"
-    return Check("tasks", "failed" if invalid else "passed", summary, {"tasks": found, "right": right})
+    return Check(
+        "tasks", "failed" if invalid else "passed", summary, {"tasks": found, "right": right}
+    )

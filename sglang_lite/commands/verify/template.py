@@ -36,7 +36,10 @@ def check_template(subject: Subject, theirs: Foreign | Unread) -> Check:
             found[name] = "left out: the template shows no tools"
             continue
         wanted = _theirs(theirs, messages, tools)
-        ways = {"rendered": _ours(template, messages, tools), "of a server": _served(form, messages, tools)}
+        ways = {
+            "rendered": _ours(template, messages, tools),
+            "of a server": _served(form, messages, tools),
+        }
         if not tools:
             ways["turn by turn"] = _by_turns(template, messages)
         wrong = [way for way, text in ways.items() if text is not None and text != wanted]
@@ -56,31 +59,43 @@ def _check(found: Mapping[str, str]) -> Check:
             summary += f"; {kind.removeprefix('left out: ')}: {', '.join(names)}"
     for name, each in wrong.items():
         summary += f"; {name}: {each}"
-    return Check("template", "failed" if wrong else "passed", summary, {"conversations": dict(found)})
+    return Check(
+        "template", "failed" if wrong else "passed", summary, {"conversations": dict(found)}
+    )
 
 
-def _theirs(tokenizer: Foreign, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> str | None:
+def _theirs(
+    tokenizer: Foreign, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+) -> str | None:
     """Returns the text of transformers, or None if the template rejects the messages."""
     try:
         text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tools=[tool.shown for tool in tools] or None,
-            add_generation_prompt=True, tokenize=False,
-        )  # fmt: skip
+            [dict(message) for message in messages],
+            tools=[tool.shown for tool in tools] or None,
+            add_generation_prompt=True,
+            tokenize=False,
+        )
     except Exception:  # the template's own, of any kind
         return None
     return text
 
 
-def _ours(template: JinjaTemplate, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> str | None:
+def _ours(
+    template: JinjaTemplate, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+) -> str | None:
     try:
         return template.render(
-            messages, add_generation_prompt=True, **({"tools": [tool.shown for tool in tools]} if tools else {})
+            messages,
+            add_generation_prompt=True,
+            **({"tools": [tool.shown for tool in tools]} if tools else {}),
         )
     except TemplateError:
         return None
 
 
-def _served(form: ChatFormat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> str | None:
+def _served(
+    form: ChatFormat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+) -> str | None:
     try:
         return form.prompt(Conversation(messages, tools)).text
     except SglError:

@@ -8,7 +8,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-# Prompts of the greedy comparison. The first ten become user turns if the model has a chat template.
+# Prompts of the greedy comparison. The first ten become user turns if the model has a chat
+# template.
 PROMPTS: Final = (
     "What is the capital of France?",
     "List three colours.",
@@ -69,7 +70,11 @@ _TOOLS: Final = (
             "required": ["city"],
         },
     },
-    {"name": "get_time", "description": "The time & date.", "parameters": {"type": "object", "properties": {}}},
+    {
+        "name": "get_time",
+        "description": "The time & date.",
+        "parameters": {"type": "object", "properties": {}},
+    },
 )
 _CALL: Final = {
     "id": "abcdefghi",
@@ -79,9 +84,14 @@ _CALL: Final = {
 _USER: Final = {"role": "user", "content": "What's the weather in Zürich?"}
 
 # Conversations by name: messages, and the tools shown with them.
-CONVERSATIONS: Final[Mapping[str, tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]]] = {
+CONVERSATIONS: Final[
+    Mapping[str, tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]]
+] = {
     "one turn": ([{"role": "user", "content": "Hello!"}], ()),
-    "system": ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}], ()),
+    "system": (
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}],
+        (),
+    ),
     "several turns": (
         [
             {"role": "user", "content": "1 + 1?"},
@@ -107,7 +117,12 @@ CONVERSATIONS: Final[Mapping[str, tuple[Sequence[Mapping[str, Any]], Sequence[Ma
         [
             _USER,
             {"role": "assistant", "content": "I will look.", "tool_calls": [_CALL]},
-            {"role": "tool", "tool_call_id": "abcdefghi", "name": "get_weather", "content": '{"sky": "clear"}'},
+            {
+                "role": "tool",
+                "tool_call_id": "abcdefghi",
+                "name": "get_weather",
+                "content": '{"sky": "clear"}',
+            },
         ],
         _TOOLS,
     ),
@@ -115,7 +130,12 @@ CONVERSATIONS: Final[Mapping[str, tuple[Sequence[Mapping[str, Any]], Sequence[Ma
         [
             _USER,
             {"role": "assistant", "content": "I will look.", "tool_calls": [_CALL]},
-            {"role": "tool", "tool_call_id": "abcdefghi", "name": "get_weather", "content": '{"sky": "clear"}'},
+            {
+                "role": "tool",
+                "tool_call_id": "abcdefghi",
+                "name": "get_weather",
+                "content": '{"sky": "clear"}',
+            },
             {"role": "assistant", "content": "Clear."},
             {"role": "user", "content": "Thanks. And the time?"},
         ],
@@ -138,8 +158,26 @@ def prose(sentences: int, seed: int = 0) -> str:
         "Our neighbour",
     )
     what = ("bought", "lost", "found", "painted", "described", "sold", "repaired", "counted")
-    things = ("lamps", "boats", "letters", "apples", "keys", "maps", "chairs", "clocks", "stones", "books")
-    places = ("in Oslo", "near the harbour", "at the station", "under the bridge", "in Lima", "behind the school")
+    things = (
+        "lamps",
+        "boats",
+        "letters",
+        "apples",
+        "keys",
+        "maps",
+        "chairs",
+        "clocks",
+        "stones",
+        "books",
+    )
+    places = (
+        "in Oslo",
+        "near the harbour",
+        "at the station",
+        "under the bridge",
+        "in Lima",
+        "behind the school",
+    )
     return " ".join(
         f"{draw.choice(who)} {draw.choice(what)} {draw.randrange(2, 1000)} {draw.choice(things)} {draw.choice(places)}."
         for _ in range(sentences)

@@ -15,7 +15,8 @@ from sglang_lite.protocol import Span
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-# Tokenizers named by GGUF files (`tokenizer.ggml.pre`) of which transformers' conversion leaves something out.
+# Tokenizers named by GGUF files (`tokenizer.ggml.pre`) of which transformers' conversion leaves
+# something out.
 _NORMALISED: Final = ("qwen2", "qwen35")
 _SINGLE_DIGITS: Final = ("smollm",)
 _CONTROL: Final = 3  # in `tokenizer.ggml.token_type`
@@ -37,7 +38,13 @@ def check_tokenizer(subject: Subject, theirs: Foreign | Unread) -> Check:
     """
     ours = subject.files.tokenizer
     controls = ours.control_texts[:40]
-    texts = [*TOKENIZED, *PROMPTS, *controls, *(f"a {each} b" for each in controls), "".join(controls)]
+    texts = [
+        *TOKENIZED,
+        *PROMPTS,
+        *controls,
+        *(f"a {each} b" for each in controls),
+        "".join(controls),
+    ]
     restored = "" if isinstance(theirs, Unread) else _restore(theirs, subject)
     found = _compare(ours, theirs, texts)
     wrong = {
@@ -50,14 +57,21 @@ def check_tokenizer(subject: Subject, theirs: Foreign | Unread) -> Check:
     else:
         summary = f"{len(texts)} texts have transformers' ids{restored} and come back"
     if any(wrong.values()):
-        told = [f"{len(each)} of {len(texts)} texts {what}: {_shown(each)}" for what, each in wrong.items() if each]
+        told = [
+            f"{len(each)} of {len(texts)} texts {what}: {_shown(each)}"
+            for what, each in wrong.items()
+            if each
+        ]
         summary = "; ".join(told) + restored
     elif found.normalised:
         summary += f", {len(found.normalised)} of them in the form that the tokenizer gives them"
     figures = {
-        "texts": len(texts), "compared": not isinstance(theirs, Unread), "restored": restored.strip(" ()"),
-        "normalised": list(found.normalised), **{what: list(each) for what, each in wrong.items()},
-    }  # fmt: skip
+        "texts": len(texts),
+        "compared": not isinstance(theirs, Unread),
+        "restored": restored.strip(" ()"),
+        "normalised": list(found.normalised),
+        **{what: list(each) for what, each in wrong.items()},
+    }
     return Check("tokenizer", "failed" if any(wrong.values()) else "passed", summary, figures)
 
 
@@ -110,12 +124,18 @@ def _restore(theirs: Foreign, subject: Subject) -> str:
         restored.append(f"the NFC form of {kind}")
     if kind in _SINGLE_DIGITS and len(theirs("12", add_special_tokens=False).input_ids) == 1:
         digits = pre_tokenizers.Digits(individual_digits=True)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
         restored.append(f"the single digits of {kind}")
     if missing := _missing_controls(theirs, metadata):
         theirs.add_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
         restored.append(f"{len(missing)} control tokens")
-    return f" (with {' and '.join(restored)}, which transformers leaves out of GGUF files)" if restored else ""
+    return (
+        f" (with {' and '.join(restored)}, which transformers leaves out of GGUF files)"
+        if restored
+        else ""
+    )
 
 
 def _missing_controls(theirs: Foreign, metadata: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,8 @@ from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 _One = TypeVar("_One", covariant=True)
 _Many = TypeVar("_Many", covariant=True)
 _Streamed = TypeVar("_Streamed", covariant=True)
-_Logprob: TypeAlias = tuple[float | None, int, str | None]  # of a token: nats, id, text if requested
+# of a token: nats, id, text if requested
+_Logprob: TypeAlias = tuple[float | None, int, str | None]
 
 
 class _MetaInfo(TypedDict):

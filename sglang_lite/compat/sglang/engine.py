@@ -9,7 +9,16 @@ import os
 import queue
 import warnings
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
@@ -39,13 +48,17 @@ _OneText: TypeAlias = str | Sequence[int]
 _Several: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 
 
-def _takes(reader: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[Concatenate[Engine, P], T]]:
+def _takes(
+    reader: Callable[P, object],
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Engine, P], T]]:
     """Decorates a method with the parameters of the function that reads them."""
 
     def with_signature(method: Callable[..., T]) -> Callable[Concatenate[Engine, P], T]:
         this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = inspect.signature(reader).parameters.values()
-        method.__dict__["__signature__"] = inspect.Signature([this, *parameters], return_annotation="Any")
+        method.__dict__["__signature__"] = inspect.Signature(
+            [this, *parameters], return_annotation="Any"
+        )
         return method
 
     return with_signature
@@ -58,7 +71,9 @@ def _generates(method: Callable[..., object]) -> Generates[Answer, list[Answer],
 
 def _generates_async(
     method: Callable[..., object],
-) -> Generates[Coroutine[Any, Any, Answer], Coroutine[Any, Any, list[Answer]], Coroutine[Any, Any, AsyncStream]]:
+) -> Generates[
+    Coroutine[Any, Any, Answer], Coroutine[Any, Any, list[Answer]], Coroutine[Any, Any, AsyncStream]
+]:
     typed: Any = _takes(read_request)(method)
     return typed  # type: ignore[no-any-return] # as above
 
@@ -67,7 +82,11 @@ def _seen(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the arguments of `generate` with the bytes of its images, videos and sounds. Blocks
     while it reads and fetches them. Raises the same errors as `_with_bytes`.
     """
-    given = {name: _with_bytes(fields[name], kind) for name, kind in _MEDIA.items() if fields.get(name) is not None}
+    given = {
+        name: _with_bytes(fields[name], kind)
+        for name, kind in _MEDIA.items()
+        if fields.get(name) is not None
+    }
     return {**fields, **given}
 
 
@@ -84,7 +103,11 @@ def _with_bytes(given: object, kind: MediaKind) -> object:
     untold = "" if kind == "image" else f"{kind}/*"
     if isinstance(url, str) and (image := Media(url=url, media_type=untold)).address:
         return fetched(image)
-    if given is None or isinstance(given, dict | Media) or (isinstance(given, str) and not _is_path(given)):
+    if (
+        given is None
+        or isinstance(given, dict | Media)
+        or (isinstance(given, str) and not _is_path(given))
+    ):
         return given
     return load_image(given) if kind == "image" else load_file(given, kind)
 
@@ -93,7 +116,9 @@ def _is_path(text: str) -> bool:
     """Returns whether a text is a file's name: one that exists, or one with a dot, which base64
     never has.
     """
-    return os.path.isfile(text) or ("." in text and "://" not in text and not text.startswith("data:"))
+    return os.path.isfile(text) or (
+        "." in text and "://" not in text and not text.startswith("data:")
+    )
 
 
 _MEDIA: dict[str, MediaKind] = {"image_data": "image", "video_data": "video", "audio_data": "audio"}
@@ -158,25 +183,31 @@ class Engine(base.Engine):
         """
         return {"logical_count": self.answer(RecordExperts("dump"))}
 
-    # ------------------------------------------------------------------------------------------- weights
+    # -------------------------------------------------------------------------------------- weights
 
     def update_weights_from_disk(
         self, model_path: str, load_format: str | None = None, weight_version: str | None = None
     ) -> None:
-        """Replaces the weights with those of a checkpoint; see `engine.weights.update_from_disk`.
-        """
-        weights.update_from_disk(self, model_path, load_format=load_format, weight_version=weight_version)
+        """Replaces the weights with those of a checkpoint; see `engine.weights.update_from_disk`."""
+        weights.update_from_disk(
+            self, model_path, load_format=load_format, weight_version=weight_version
+        )
 
     def update_weights_from_tensor(
         self,
-        named_tensors: Any,  # mapping or pairs, as of `update_from_tensors`; SGLang's buckets are dicts of other things
+        # mapping or pairs, as of `update_from_tensors`; SGLang's buckets are dicts of other things
+        named_tensors: Any,
         load_format: str | None = None,
         flush_cache: bool = True,
         weight_version: str | None = None,
     ) -> None:
         """Replaces some or all weights with tensors; see `engine.weights.update_from_tensors`."""
         weights.update_from_tensors(
-            self, named_tensors, load_format=load_format, flush_cache=flush_cache, weight_version=weight_version
+            self,
+            named_tensors,
+            load_format=load_format,
+            flush_cache=flush_cache,
+            weight_version=weight_version,
         )
 
     init_weights_update_group = weights.init_update_group
@@ -193,7 +224,7 @@ class Engine(base.Engine):
     pause_generation = weights.pause_generation
     continue_generation = weights.continue_generation
 
-    # ---------------------------------------------------------------------------------------- generation
+    # ----------------------------------------------------------------------------------- generation
 
     @_generates
     def generate(self, *args: Any, **fields: Any) -> Any:  # `_generates` has the types
@@ -293,19 +324,22 @@ class Engine(base.Engine):
             return replace(request, calls=[replace(call, priority=0) for call in request.calls])
         return request
 
-    # ------------------------------------------------------------------------------------------- scores
+    # --------------------------------------------------------------------------------------- scores
 
     @_takes(read_score)
-    def score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:  # `read_score` has the types
+    # `read_score` has the types
+    def score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:
         """Returns probabilities of label tokens after `query` and each item. Without labels,
         returns scores of the items as texts after the query.
 
         Args:
             query: prompt, as text or token ids.
-            items: texts to append to the query, or token ids if the query is ids; a single text counts as a list of
-                one.
-            label_token_ids: ids of the labels, or a list of ids for each item; None scores the items, as `select` does.
-            apply_softmax: whether to return shares among the labels, instead of probabilities among all tokens.
+            items: texts to append to the query, or token ids if the query is ids; a single text
+                counts as a list of one.
+            label_token_ids: ids of the labels, or a list of ids for each item; None scores the
+                items, as `select` does.
+            apply_softmax: whether to return shares among the labels, instead of probabilities among
+                all tokens.
             item_first: whether to put items before the query.
             temperature: temperature of the softmax of `apply_softmax`.
             return_token_logprobs: whether to return log-probabilities, too.
@@ -324,7 +358,8 @@ class Engine(base.Engine):
         return request.result(calls, run(self.core, NativeRequest(calls, is_list=True)))
 
     @_takes(read_score)
-    async def async_score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:  # as `score`
+    # as `score`
+    async def async_score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:
         """Computes `score`, for asyncio."""
         self.core.gate.check_open()
         request = read_score(*args, **fields)
@@ -333,18 +368,28 @@ class Engine(base.Engine):
         calls = request.calls(self.vocab_size)
         return request.result(calls, await async_run(self.core, NativeRequest(calls, is_list=True)))
 
-    # ------------------------------------------------------------------------- embedding and classification
+    # ----------------------------------------------------------------- embedding and classification
 
     @overload
     def encode(
-        self, prompt: _OneText, *, dimensions: int | None = None, prompt_name: str | None = None,
-        truncate: bool = False, lora_path: AdapterNames = None,
-    ) -> Embedding: ...  # fmt: skip
+        self,
+        prompt: _OneText,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = False,
+        lora_path: AdapterNames = None,
+    ) -> Embedding: ...
     @overload
     def encode(
-        self, prompt: _Several, *, dimensions: int | None = None, prompt_name: str | None = None,
-        truncate: bool = False, lora_path: AdapterNames = None,
-    ) -> list[Embedding]: ...  # fmt: skip
+        self,
+        prompt: _Several,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = False,
+        lora_path: AdapterNames = None,
+    ) -> list[Embedding]: ...
     def encode(
         self,
         prompt: Texts,
@@ -381,22 +426,30 @@ class Engine(base.Engine):
             EngineClosedError: the engine is closed.
         """
         options: dict[str, Any] = {
-            "dimensions": dimensions, "prompt_name": prompt_name, "truncate": truncate, "lora_path": lora_path,
-        }  # fmt: skip
+            "dimensions": dimensions,
+            "prompt_name": prompt_name,
+            "truncate": truncate,
+            "lora_path": lora_path,
+        }
         found: Embedding | list[Embedding] = embedding.sglang_form(
             partial(embedding.embeddings, self, **options), prompt
         )
         return found
 
     def score_pairs(
-        self, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, lora_path: AdapterNames = None
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        truncate: bool = False,
+        lora_path: AdapterNames = None,
     ) -> list[float]:
         """Returns a cross-encoder's scores for pairs of texts (a query and a document): between 0
         and 1, or unbounded if the model's config disables the sigmoid.
 
         Args:
             pairs: pairs of texts, at least one.
-            truncate: whether to cut pairs that are longer than the model's context, the longer text of each first.
+            truncate: whether to cut pairs that are longer than the model's context, the longer text
+                of each first.
             lora_path: as of `encode`.
 
         Raises:
@@ -442,8 +495,9 @@ class Engine(base.Engine):
             prompt, truncate, lora_path: as of `encode`.
 
         Returns:
-            A dictionary with `label` (the most likely one) and `probs` (probability by label); a list of dictionaries
-            for a list. The probabilities of a multi-label classifier are independent and need not add up to 1.
+            A dictionary with `label` (the most likely one) and `probs` (probability by label); a
+            list of dictionaries for a list. The probabilities of a multi-label classifier are
+            independent and need not add up to 1.
 
         Raises:
             CapabilityError: the model has no labels.
@@ -468,19 +522,23 @@ class Engine(base.Engine):
         """Returns the raw outputs of a reward model, without sigmoid or softmax.
 
         Args:
-            prompt: a conversation rendered by the model's chat template, or several. Special tokens that a text spells
-                are encoded as ordinary text; `engine.tokenizer.encode(text)` returns ids in which they are tokens.
+            prompt: a conversation rendered by the model's chat template, or several. Special tokens
+                that a text spells are encoded as ordinary text; `engine.tokenizer.encode(text)`
+                returns ids in which they are tokens.
             truncate, lora_path: as of `encode`.
 
         Returns:
-            A number, or a list of numbers if the model has several labels; a list of these for several conversations.
+            A number, or a list of numbers if the model has several labels; a list of these for
+            several conversations.
 
         Raises:
             CapabilityError: the model computes embeddings.
             ParameterError, EngineClosedError: as `encode`.
         """
         texts, single = embedding.prompt_texts(prompt)
-        found, _ = embedding.label_numbers(self, texts, plain=True, truncate=truncate, lora_path=lora_path)
+        found, _ = embedding.label_numbers(
+            self, texts, plain=True, truncate=truncate, lora_path=lora_path
+        )
         numbers: list[Any] = found[:, 0].tolist() if found.shape[1] == 1 else found.tolist()
         return numbers[0] if single else numbers
 
@@ -545,7 +603,8 @@ def run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, o
     return running.results()
 
 
-async def async_run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, or an AsyncStream
+# as `NativeRun.results`, or an AsyncStream
+async def async_run(core: Core, request: NativeRequest) -> Any:
     """Runs a request like `run`, for asyncio."""
     events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()

@@ -13,7 +13,14 @@ from functools import lru_cache, partial
 from typing import Any
 
 from sglang_lite.compat.sglang.stream_executor import StreamExecutor
-from sglang_lite.lang.backend.base import EVENTS, Backend, DelegatingBackend, Listener, ProgramAtBackend, refusal
+from sglang_lite.lang.backend.base import (
+    EVENTS,
+    Backend,
+    DelegatingBackend,
+    Listener,
+    ProgramAtBackend,
+    refusal,
+)
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.concurrency.loop import running_mailbox
@@ -71,19 +78,24 @@ class BaseBackend(Backend, metaclass=ABCMeta):
         return self.chat_template
 
     def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[Json, Json]:
-        """Generates the continuation of `s.text_`. Returns its text (a list if n > 1) and metadata.
-        """
+        """Generates the continuation of `s.text_`. Returns its text (a list if n > 1) and metadata."""
         raise CapabilityError(f"{type(self).__name__} has no generate.")
 
     def generate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, dict[str, Json]]]:
-        """Yields the continuation of `s.text_` in pieces, with metadata. The default yields a single piece."""
+        """Yields the continuation of `s.text_` in pieces, with metadata. The default yields a
+        single piece.
+        """
         text, meta = self.generate(s, sampling_params)
         yield text, meta
 
     def select(
-        self, s: StreamExecutor, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
+        self,
+        s: StreamExecutor,
+        choices: list[str],
+        temperature: float,
+        choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
         """Decides which choice continues `s.text_`."""
         raise CapabilityError(f"{type(self).__name__} has no select.")
@@ -106,7 +118,9 @@ class BaseBackend(Backend, metaclass=ABCMeta):
     def commit_lazy_operations(self, s: StreamExecutor) -> None:
         """Receives the hint, before a fork, that several continuations of `s.text_` will follow."""
 
-    def fork_program(self, src: StreamExecutor, dst: list[StreamExecutor], position_ids_offset: object = None) -> None:
+    def fork_program(
+        self, src: StreamExecutor, dst: list[StreamExecutor], position_ids_offset: object = None
+    ) -> None:
         """Reacts to the fork of a state."""
 
     def fill_image(self, s: StreamExecutor) -> None:
@@ -140,7 +154,11 @@ def _depth(kind: type, *methods: str) -> int:
     """
     line = kind.__mro__
     ours = (Backend, BaseBackend)
-    defining = (i for i, each in enumerate(line) if each not in ours and not vars(each).keys().isdisjoint(methods))
+    defining = (
+        i
+        for i, each in enumerate(line)
+        if each not in ours and not vars(each).keys().isdisjoint(methods)
+    )
     return len(line) - next(defining, len(line))
 
 
@@ -155,7 +173,8 @@ def _pool_of(backend: Backend) -> ThreadPool:
     """Returns the thread pool for a backend's hooks, which the backend keeps for all its runs."""
     if backend.answer_pool is None:
         size = getattr(backend, "max_threads", BaseBackend.max_threads)
-        vars(backend).setdefault("answer_pool", ThreadPool(size, "sglang_lite-hooks"))  # the first thread wins
+        # the first thread wins
+        vars(backend).setdefault("answer_pool", ThreadPool(size, "sglang_lite-hooks"))
     assert backend.answer_pool is not None
     return backend.answer_pool
 
@@ -195,7 +214,9 @@ class HookBackend(DelegatingBackend, Listener):
             self.plays_programs = backend.plays_programs
 
     def call(self, event: str, branch: Player, children: Sequence[Player]) -> None:
-        more = ([StreamExecutor(child) for child in children], None) if event == "fork_program" else ()
+        more = (
+            ([StreamExecutor(child) for child in children], None) if event == "fork_program" else ()
+        )
         getattr(self.backend, event)(StreamExecutor(branch), *more)
 
     def planner(self, run: RunFacts) -> Planner | None:
@@ -204,14 +225,22 @@ class HookBackend(DelegatingBackend, Listener):
     def check(self, node: object, demands: Demands, where: Location | None) -> None:
         if demands.kind == "select":
             if self._selects and isinstance(node, SglSelect) and node.multi:
-                raise refusal(self, node, "select(multi=True)", "It picks without scores: select one by one.", where)
+                raise refusal(
+                    self,
+                    node,
+                    "select(multi=True)",
+                    "It picks without scores: select one by one.",
+                    where,
+                )
         elif self._generates:
             for name in given_values(demands.params):
                 if name not in _KNOWN_TO_HOOKS:
-                    raise refusal(self, node, name, "SGLang's blocking hooks have no such parameter.", where)
+                    raise refusal(
+                        self, node, name, "SGLang's blocking hooks have no such parameter.", where
+                    )
         self.backend.check(node, demands, where)
 
-    # ----------------------------------------------------------------------------------------------- answers
+    # -------------------------------------------------------------------------------------- answers
 
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
@@ -224,13 +253,17 @@ class HookBackend(DelegatingBackend, Listener):
         metas = meta if isinstance(meta, list) else [meta] * len(texts)
         return [_generation(t, m, i) for i, (t, m) in enumerate(zip(texts, metas))]
 
-    def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
+    def select_now(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection | None:
         if not self._selects:
             return self.backend.select_now(prompt, choices, unconditional=unconditional)
         _, op = asked.get()
         assert isinstance(op, SelectOp)
         select, texts = self.backend.select, list(choices)  # type: ignore[attr-defined] # a hook
-        decision = checked(select(_asking(), texts, op.node.temperature, op.expression.choices_method), choices)
+        decision = checked(
+            select(_asking(), texts, op.node.temperature, op.expression.choices_method), choices
+        )
         return Selection((), picked=decision.decision, meta=decision.meta_info or {})
 
     async def agenerate(
@@ -243,17 +276,23 @@ class HookBackend(DelegatingBackend, Listener):
             async for event in self._streamed(_asking(), SglSamplingParams.of(params, constraint)):
                 yield event
         else:
-            for sample in await in_pool(self.threads, partial(self.answer_now, prompt, params, constraint)):
+            for sample in await in_pool(
+                self.threads, partial(self.answer_now, prompt, params, constraint)
+            ):
                 yield sample
 
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+    async def aselect(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection:
         select = partial(self.select_now, prompt, choices, unconditional=unconditional)
         if not self._selects:
             return await self.backend.aselect(prompt, choices, unconditional=unconditional)
         selection: Selection = await in_pool(self.threads, select)
         return selection
 
-    async def _streamed(self, s: StreamExecutor, params: SglSamplingParams) -> AsyncIterator[Delta | Generation]:
+    async def _streamed(
+        self, s: StreamExecutor, params: SglSamplingParams
+    ) -> AsyncIterator[Delta | Generation]:
         """Yields the pieces of the hook `generate_stream`, then the whole text with the last
         piece's metadata.
         """
@@ -277,7 +316,9 @@ class HookBackend(DelegatingBackend, Listener):
         finally:
             running.cancel()  # the hook itself keeps running
 
-    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
+    def open_program(
+        self, sink: ProgramSink, *, stream: bool, priority: int = 0
+    ) -> ProgramAtBackend:
         return self.backend.open_program(sink, stream=stream, **priority_keywords(priority))
 
 
@@ -299,4 +340,10 @@ def _generation(text: Any, meta: dict[str, Any] | None, index: int) -> Generatio
         cached_tokens=meta.get("cached_tokens") or 0,
         completion_tokens=meta.get("completion_tokens") or 0,
     )
-    return Generation(text, finish_reason="length" if kind == "length" else "stop", usage=usage, index=index, meta=meta)
+    return Generation(
+        text,
+        finish_reason="length" if kind == "length" else "stop",
+        usage=usage,
+        index=index,
+        meta=meta,
+    )

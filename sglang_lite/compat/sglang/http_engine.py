@@ -40,7 +40,9 @@ class HttpServerEngineAdapter:
         key = kwargs.get("admin_api_key") or kwargs.get("api_key")
         self._process = ServerProcess({"log_level": "error", **kwargs}, _LAUNCH_S)
         self.url = self._process.url
-        self._server = ServerClient(self.url, key if isinstance(key, str | None) else None, None, None, 0)
+        self._server = ServerClient(
+            self.url, key if isinstance(key, str | None) else None, None, None, 0
+        )
 
     def generate(
         self,
@@ -56,7 +58,9 @@ class HttpServerEngineAdapter:
             sampling_params: as for `Engine.generate`.
             **fields: further fields of the route, such as `return_logprob`.
         """
-        return self._post("/generate", text=prompt, sampling_params=sampling_params, input_ids=input_ids, **fields)
+        return self._post(
+            "/generate", text=prompt, sampling_params=sampling_params, input_ids=input_ids, **fields
+        )
 
     def update_weights_from_tensor(
         self,
@@ -80,10 +84,16 @@ class HttpServerEngineAdapter:
         from sglang_lite.runtime.models.weights.given import by_name  # needs torch
 
         if load_format is not None:
-            raise ParameterError("load_format", f"{load_format!r} is not for a server.", hint="Leave it out.")
-        data = save({name: tensor.cpu().contiguous() for name, tensor in by_name(named_tensors).items()})
+            raise ParameterError(
+                "load_format", f"{load_format!r} is not for a server.", hint="Leave it out."
+            )
+        data = save(
+            {name: tensor.cpu().contiguous() for name, tensor in by_name(named_tensors).items()}
+        )
         text = base64.b64encode(data).decode()
-        return self._post("/update_weights_from_tensor", serialized_named_tensors=[text], flush_cache=flush_cache)
+        return self._post(
+            "/update_weights_from_tensor", serialized_named_tensors=[text], flush_cache=flush_cache
+        )
 
     def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
         """Releases memory, like `Engine.release_memory_occupation`."""

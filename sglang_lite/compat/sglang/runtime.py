@@ -38,7 +38,9 @@ class Runtime:
         BackendError: the server could not be started; the message includes its last output.
     """
 
-    def __init__(self, log_level: str = "error", launch_timeout: float = 300.0, **kwargs: UserValue) -> None:
+    def __init__(
+        self, log_level: str = "error", launch_timeout: float = 300.0, **kwargs: UserValue
+    ) -> None:
         self.server_args = kwargs
         self._process = ServerProcess({"log_level": log_level, **kwargs}, launch_timeout)
         self.url = self._process.url
@@ -90,7 +92,9 @@ class Runtime:
         delivered = ""
         server = ServerClient(self.url, self._key, None, None, 0)
         try:
-            async with contextlib.aclosing(server.stream_json("/generate", {**body, "stream": True})) as answers:
+            async with contextlib.aclosing(
+                server.stream_json("/generate", {**body, "stream": True})
+            ) as answers:
                 async for answer in answers:
                     text = answer["text"]
                     if len(text) > len(delivered):
@@ -113,10 +117,14 @@ class Runtime:
     ) -> str:
         """Returns the answer for one prompt or a list of prompts, as JSON text."""
         body = {
-            "text": prompt, "sampling_params": sampling_params, "return_logprob": return_logprob,
-            "logprob_start_len": logprob_start_len, "top_logprobs_num": top_logprobs_num, "lora_path": lora_path,
+            "text": prompt,
+            "sampling_params": sampling_params,
+            "return_logprob": return_logprob,
+            "logprob_start_len": logprob_start_len,
+            "top_logprobs_num": top_logprobs_num,
+            "lora_path": lora_path,
             "session_id": session_id,
-        }  # fmt: skip
+        }
         return self._text("/generate", body)
 
     def encode(self, prompt: str | Sequence[str]) -> str:

@@ -30,7 +30,9 @@ _PATIENCE_S = 10.0  # longest wait for a process that was asked to exit
 _POLL_S = 0.05
 _SERVING = re.compile(r"Serving .* at (http://\S+)$")
 _USAGE = 2  # exit status of argparse for an invalid command line, with these messages
-_REFUSED = re.compile(r"serve: (?:unrecognized arguments: --([\w-]+)|argument --([\w-]+)[^:]*: (.*?)\. See )")
+_REFUSED = re.compile(
+    r"serve: (?:unrecognized arguments: --([\w-]+)|argument --([\w-]+)[^:]*: (.*?)\. See )"
+)
 # The process ends with its parent, however the parent ends, and its engine ends with it.
 _CODE = """\
 import sys
@@ -46,7 +48,8 @@ class ServerProcess:
     """Process that runs `sglang-lite serve`.
 
     Args:
-        settings: flags of `sglang-lite serve`, with underscores. Without a port, the server takes a free one.
+        settings: flags of `sglang-lite serve`, with underscores. Without a port, the server takes a
+            free one.
         timeout_s: longest wait until the server is ready, in seconds.
 
     Attributes:
@@ -68,15 +71,22 @@ class ServerProcess:
         self.url = ""
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, start_new_session=True, env=keys,
-            )  # fmt: skip
+                [sys.executable, "-u", "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=keys,
+            )
         except OSError as error:
             raise BackendError(f"the server can't be started: {error}.") from error
         self.pid = self._process.pid
         self._finalizer = weakref.finalize(self, _end, self._process, self._home)
         reader = threading.Thread(
-            target=_read, args=(weakref.ref(self), self._process, self._settled), name="sglang_lite-server", daemon=True
+            target=_read,
+            args=(weakref.ref(self), self._process, self._settled),
+            name="sglang_lite-server",
+            daemon=True,
         )
         reader.start()
         try:
@@ -120,12 +130,15 @@ class ServerProcess:
         for found in refused if status == _USAGE else ():
             name = (found[1] or found[2]).replace("-", "_")
             problem = found[3] or "is not a flag of `sglang-lite serve`"
-            return ParameterError(name, f"{problem}.", hint="`sglang-lite serve --help` lists its flags.")
+            return ParameterError(
+                name, f"{problem}.", hint="`sglang-lite serve --help` lists its flags."
+            )
         return BackendError(f"the server ended with status {status}.{last_output(self._lines)}")
 
     def _timeout_error(self, timeout_s: float) -> BackendError:
         return BackendError(
-            f"the server was not ready after {timeout_s:g} s.{last_output(self._lines)}", hint="Raise launch_timeout."
+            f"the server was not ready after {timeout_s:g} s.{last_output(self._lines)}",
+            hint="Raise launch_timeout.",
         )
 
     def end(self) -> None:
@@ -135,7 +148,9 @@ class ServerProcess:
         self._finalizer()
 
 
-def _read(owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], settled: threading.Event) -> None:
+def _read(
+    owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], settled: threading.Event
+) -> None:
     for line in printed_lines(process, logger):
         server = owner()
         if server is not None:
@@ -168,7 +183,11 @@ def _split_keys(settings: Mapping[str, UserValue]) -> tuple[dict[str, str], dict
         variable = f"SGLANG_LITE_{name.upper()}"
         given = flags.pop(name, None)
         environment.pop(variable, None)  # a caller's own variable is not meant for this server
-        keys = given if isinstance(given, Sequence) and not isinstance(given, str | bytes) else (given,)
+        keys = (
+            given
+            if isinstance(given, Sequence) and not isinstance(given, str | bytes)
+            else (given,)
+        )
         texts = [key for key in keys if key is not None]
         if not all(isinstance(key, str) for key in texts):
             raise ParameterError(name, "is neither a text nor a sequence of texts.")
@@ -192,14 +211,22 @@ def flags_of(settings: Mapping[str, UserValue]) -> list[str]:
             if value:
                 found.append(flag)
             # The others are off by default, without a negative form.
-            elif name == "enable_multimodal" or not name.startswith(("disable_", "enable_", "skip_")):
+            elif name == "enable_multimodal" or not name.startswith(
+                ("disable_", "enable_", "skip_")
+            ):
                 found.append(f"--no-{flag[2:]}")
             continue
         if isinstance(value, Mapping):
             value = json.dumps(value)
-        values = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else (value,)
+        values = (
+            value
+            if isinstance(value, Sequence) and not isinstance(value, str | bytes)
+            else (value,)
+        )
         for each in values:
             if not isinstance(each, str | int | float | os.PathLike):
-                raise ParameterError(name, f"a {type(each).__name__} can't be passed as a flag of the server.")
+                raise ParameterError(
+                    name, f"a {type(each).__name__} can't be passed as a flag of the server."
+                )
             found.append(f"{flag}={os.fspath(each) if isinstance(each, os.PathLike) else each}")
     return found

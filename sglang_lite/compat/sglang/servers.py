@@ -35,8 +35,8 @@ def http_request(
         api_key: bearer token of the `Authorization` header, or None.
         verify: file with trusted certificates; None for the default ones.
         method: HTTP method; by default GET, or POST if `json` or `stream` is given.
-        timeout: maximum number of seconds to wait for the connection, and then for each part of the response; None for
-            no limit.
+        timeout: maximum number of seconds to wait for the connection, and then for each part of the
+            response; None for no limit.
 
     Returns:
         The response, with any status code.
@@ -44,27 +44,40 @@ def http_request(
     Raises:
         ParameterError: `url` is not an http(s) URL.
         RequestTimeoutError: the server did not answer within `timeout` seconds.
-        BackendError: the server can't be reached, the connection broke, or `requests` is not installed.
+        BackendError: the server can't be reached, the connection broke, or `requests` is not
+            installed.
     """
     try:
         import requests
         from requests import exceptions
     except ModuleNotFoundError as error:
-        raise BackendError("http_request returns a response of requests.", hint="pip install requests.") from error
+        raise BackendError(
+            "http_request returns a response of requests.", hint="pip install requests."
+        ) from error
 
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     verb = method or ("POST" if stream or json is not None else "GET")
     try:
         return requests.request(
-            verb, url, json=json, stream=stream, headers=headers, verify=verify or True, timeout=timeout
+            verb,
+            url,
+            json=json,
+            stream=stream,
+            headers=headers,
+            verify=verify or True,
+            timeout=timeout,
         )
     except (exceptions.MissingSchema, exceptions.InvalidSchema, exceptions.InvalidURL) as error:
         hint = "Give one such as http://localhost:30000/generate."
         raise ParameterError("url", f"{url!r} is not an http(s) URL.", hint=hint) from error
     except requests.Timeout as error:
-        raise RequestTimeoutError(f"{url} did not answer in time: {error}", hint="Raise timeout.") from error
+        raise RequestTimeoutError(
+            f"{url} did not answer in time: {error}", hint="Raise timeout."
+        ) from error
     except requests.RequestException as error:
-        raise BackendError(f"{url} does not answer: {error}", hint="Check the address and the server.") from error
+        raise BackendError(
+            f"{url} does not answer: {error}", hint="Check the address and the server."
+        ) from error
 
 
 class _Parser(argparse.ArgumentParser):
@@ -81,8 +94,8 @@ def launch_server(
 
     Args:
         server_args: SGLang's `ServerArgs`.
-        launch_callback: called once, without arguments, when the server can be reached; requests are answered from its
-            return on.
+        launch_callback: called once, without arguments, when the server can be reached; requests
+            are answered from its return on.
 
     Returns:
         The exit status.
@@ -94,13 +107,17 @@ def launch_server(
     from sglang_lite.server.app import say, serve
 
     changed = {
-        each.name: value for each in fields(server_args) if (value := getattr(server_args, each.name)) != each.default
+        each.name: value
+        for each in fields(server_args)
+        if (value := getattr(server_args, each.name)) != each.default
     }
     parser = _Parser("launch_server")
     flags.add(parser)
     settings, engine, replicas = flags.read(parser.parse_args(flags_of(changed)))
     if replicas.replicas or replicas.workers:
-        raise ParameterError("server_args", "several servers are not one process.", hint="Use sglang-lite serve.")
+        raise ParameterError(
+            "server_args", "several servers are not one process.", hint="Use sglang-lite serve."
+        )
     waiting = [launch_callback] if launch_callback is not None else []
 
     def announce(line: str) -> None:
@@ -166,7 +183,9 @@ def wait_for_server(
         if process is not None and process.poll() is not None:
             raise BackendError(f"the server ended with exit code {process.returncode}.")
         try:
-            answer = httpx2.get(f"{base_url}/v1/models", headers={"Authorization": "Bearer None"}, timeout=5)
+            answer = httpx2.get(
+                f"{base_url}/v1/models", headers={"Authorization": "Bearer None"}, timeout=5
+            )
             if answer.is_success or answer.status_code in (401, 403):  # a server that wants a key
                 return
         except httpx2.HTTPError:

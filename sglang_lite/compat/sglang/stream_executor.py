@@ -10,10 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.lang.execution.reading import all_messages, error_of, find_variable, nothing, whole_text
+from sglang_lite.lang.execution.reading import (
+    all_messages,
+    error_of,
+    find_variable,
+    nothing,
+    whole_text,
+)
 from sglang_lite.lang.expressions import SglSamplingParams
 from sglang_lite.lang.results import as_dicts, meta_info
-from sglang_lite.protocol import Media, ProgramError, RequestTimeoutError, SglError, UnknownVariableError
+from sglang_lite.protocol import (
+    Media,
+    ProgramError,
+    RequestTimeoutError,
+    SglError,
+    UnknownVariableError,
+)
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.text.chat_template import TurnTemplate
 
@@ -46,7 +58,9 @@ class Variables(MutableMapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         variables = list(self._names.variables.items())
-        return iter([name for name, variable in variables if variable.done and variable.error() is None])
+        return iter(
+            [name for name, variable in variables if variable.done and variable.error() is None]
+        )
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -56,8 +70,7 @@ class Variables(MutableMapping[str, Any]):
 
 
 class VariableEvent:
-    """Event of a variable, like `threading.Event`: set when the variable has a value or has failed.
-    """
+    """Event of a variable, like `threading.Event`: set when the variable has a value or has failed."""
 
     __slots__ = ("_variable",)
 
@@ -81,7 +94,9 @@ class VariableEvent:
 
 
 class StreamExecutor:
-    """Branch with the attributes of SGLang's `StreamExecutor`. Two are equal if they show the same branch."""
+    """Branch with the attributes of SGLang's `StreamExecutor`. Two are equal if they show the same
+    branch.
+    """
 
     __slots__ = ("_player",)
 
@@ -138,7 +153,10 @@ class StreamExecutor:
     @property
     def variable_event(self) -> dict[str, VariableEvent]:
         """Events of all variables by name, including unset ones."""
-        return {name: VariableEvent(variable) for name, variable in list(self._player.names.variables.items())}
+        return {
+            name: VariableEvent(variable)
+            for name, variable in list(self._player.names.variables.items())
+        }
 
     @property
     def arguments(self) -> dict[str, UserValue]:
@@ -166,7 +184,9 @@ class StreamExecutor:
 
     @property
     def fork_start_text_pos(self) -> int | None:
-        """Length in characters of the text that the branch was forked with, or None if the branch was not forked."""
+        """Length in characters of the text that the branch was forked with, or None if the branch
+        was not forked.
+        """
         return self._player.transcript.fork_position
 
     @property
@@ -180,7 +200,11 @@ class StreamExecutor:
         set.
         """
         variables = self._player.names.variables.items()
-        return {name: meta_info(variable.record) for name, variable in variables if variable.done and variable.record}
+        return {
+            name: meta_info(variable.record)
+            for name, variable in variables
+            if variable.done and variable.record
+        }
 
     @property
     def error_(self) -> SglError | None:

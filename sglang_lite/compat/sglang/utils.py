@@ -24,13 +24,22 @@ from sglang_lite.random_ids import random_id
 class Streaming(Protocol):
     """Interface of an engine whose streams can be merged."""
 
-    def generate(self, prompt: str, sampling_params: Mapping[str, Json], *, stream: bool) -> Json: ...
-    async def async_generate(self, prompt: str, sampling_params: Mapping[str, Json], *, stream: bool) -> Json: ...
+    def generate(
+        self, prompt: str, sampling_params: Mapping[str, Json], *, stream: bool
+    ) -> Json: ...
+    async def async_generate(
+        self, prompt: str, sampling_params: Mapping[str, Json], *, stream: bool
+    ) -> Json: ...
 
 
 _CJK = (  # Unicode blocks in which each character counts as a word
-    (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2CEAF), (0x2F800, 0x2FA1F),
-)  # fmt: skip
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2CEAF),
+    (0x2F800, 0x2FA1F),
+)
 
 
 def convert_json_schema_to_str(json_schema: object) -> str:
@@ -59,8 +68,8 @@ def encode_image_base64(image_path: object) -> str:
     """Encodes an image in base64.
 
     Args:
-        image_path: image as `sgl.image` accepts it, except a URL. The bytes of files and encoded images are kept; PIL
-            images and arrays are encoded as PNG.
+        image_path: image as `sgl.image` accepts it, except a URL. The bytes of files and encoded
+            images are kept; PIL images and arrays are encoded as PNG.
 
     Raises:
         ParameterError: the file can't be read, the value is not an image, or it is a URL.
@@ -68,7 +77,9 @@ def encode_image_base64(image_path: object) -> str:
     image = load_image(image_path)
     if image.url:
         raise ParameterError(
-            "image_path", "an address has no bytes to encode.", hint="Fetch the file with download_and_cache_file."
+            "image_path",
+            "an address has no bytes to encode.",
+            hint="Fetch the file with download_and_cache_file.",
         )
     return base64.b64encode(image.data).decode()
 
@@ -108,8 +119,7 @@ def stream_and_merge(llm: Streaming, prompt: str, sampling_params: Mapping[str, 
 async def async_stream_and_merge(
     llm: Streaming, prompt: str, sampling_params: Mapping[str, Json]
 ) -> AsyncIterator[str]:
-    """Yields the new text of each chunk of a generation that an engine's `async_generate` streams.
-    """
+    """Yields the new text of each chunk of a generation that an engine's `async_generate` streams."""
     text = ""
     async for chunk in await llm.async_generate(prompt, sampling_params, stream=True):
         piece = trim_overlap(text, chunk["text"])
@@ -123,7 +133,8 @@ def build_regex_from_object(object: object, whitespace_pattern: str | None = Non
 
     Args:
         object: pydantic model, or schema as JSON text or dict.
-        whitespace_pattern: regex of the whitespace between tokens; None for the default of outlines-core.
+        whitespace_pattern: regex of the whitespace between tokens; None for the default of
+            outlines-core.
 
     Raises:
         ConstraintError: the schema can't be expressed as a regex.
@@ -147,7 +158,9 @@ def read_jsonl(filename: str | os.PathLike[str]) -> Iterator[Json]:
                 yield json.loads(line)
 
 
-def dump_state_text(filename: str | os.PathLike[str], states: Sequence[UserValue], mode: str = "w") -> None:
+def dump_state_text(
+    filename: str | os.PathLike[str], states: Sequence[UserValue], mode: str = "w"
+) -> None:
     """Writes the texts of states to a file, each after its number. Objects without a `text` method
     are written as strings.
     """
@@ -162,8 +175,8 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
 
     Args:
         url: http(s) URL of the file.
-        filename: path of the file; None for a path in the system's folder for temporary files, which depends on the
-            URL.
+        filename: path of the file; None for a path in the system's folder for temporary files,
+            which depends on the URL.
 
     Raises:
         DownloadError: the file could not be downloaded completely.
@@ -179,7 +192,9 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
     try:
         # Not compressed, so that the content-length header is the size of the file.
         plain = {"Accept-Encoding": "identity"}
-        with httpx2.stream("GET", url, timeout=60, headers=plain, follow_redirects=True) as response:
+        with httpx2.stream(
+            "GET", url, timeout=60, headers=plain, follow_redirects=True
+        ) as response:
             response.raise_for_status()
             whole = "content-encoding" not in response.headers
             size = int(response.headers.get("content-length", 0)) if whole else 0
@@ -189,7 +204,9 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
                     file.write(chunk)
                     bar.update(len(chunk))
         if size and part.stat().st_size != size:
-            raise DownloadError(f"{url}: {part.stat().st_size:,} of {size:,} bytes arrived.", hint="Try again.")
+            raise DownloadError(
+                f"{url}: {part.stat().st_size:,} of {size:,} bytes arrived.", hint="Try again."
+            )
         part.replace(target)
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         raise DownloadError(f"{url}: {error}", hint="Check the address and the network.") from error

@@ -61,7 +61,10 @@ class _Speller:
     def _body(self, node: Node) -> str:
         match node:
             case CharSet(ranges) if ranges:
-                spans = (_character(a) if a == b else f"{_character(a)}-{_character(b)}" for a, b in ranges)
+                spans = (
+                    _character(a) if a == b else f"{_character(a)}-{_character(b)}"
+                    for a, b in ranges
+                )
                 return f"[{''.join(spans)}]"
             case LiteralText(text):
                 return '"' + "".join(_character(ord(char)) for char in text) + '"'
@@ -80,12 +83,17 @@ class _Speller:
         raise ConstraintError("a set without characters can't be written.")
 
     def _states(self, node: Node) -> str:
-        """Adds a rule for each state of a node's automaton; returns the name of the start state's rule."""
+        """Adds a rule for each state of a node's automaton; returns the name of the start state's
+        rule.
+        """
         found = Automaton(node)
         prefix = f"a{len(self._automata)}s"
         useful = useful_states(found, found.start)
         for state, after in useful.items():
-            steps = [concat(found.class_characters(symbol), Ref(f"{prefix}{to}")) for symbol, to in after.items()]
+            steps = [
+                concat(found.class_characters(symbol), Ref(f"{prefix}{to}"))
+                for symbol, to in after.items()
+            ]
             self._names |= {f"{prefix}{to}": f"{prefix}{to}" for to in after.values()}
             self._add(
                 f"{prefix}{state}",

@@ -37,10 +37,12 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
-_JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make a new encoder for each call
+# json.dumps would make a new encoder for each call
+_JSON = json.JSONEncoder(ensure_ascii=False).encode
 MAX_DEPTH = 2_000  # nesting of rules; llguidance 1.9.1 overflows its stack between 4,000 and 8,000
 _ANY_BYTES = Complement(NOTHING)  # llguidance's complement is over bytes
-_LARGE = 10_000_000  # bytes of a language above which each of its large character sets is written only once
+# bytes of a language above which each of its large character sets is written only once
+_LARGE = 10_000_000
 MAX_RANGES = 1_000_000  # in all character sets of a language
 _LONG = 100  # characters from which a part of a terminal becomes a separate terminal
 _MAX_RUN = 8  # parts in a row that may be empty
@@ -52,11 +54,14 @@ def to_lark(language: Language) -> str:
     """Returns a grammar's text with the lexemes of the language (see `Language`).
 
     Raises:
-        ConstraintError: the rules are nested too deeply, or a lexeme is longer than `MAX_MIN_LENGTH` characters.
+        ConstraintError: the rules are nested too deeply, or a lexeme is longer than
+            `MAX_MIN_LENGTH` characters.
     """
     size = language.size
     if size > MAX_DEPTH * _MIN_SIZE and _depth(language) > MAX_DEPTH:
-        raise ConstraintError("the rules of the grammar lead to each other too deeply.", hint="Use repeats: x* or x+.")
+        raise ConstraintError(
+            "the rules of the grammar lead to each other too deeply.", hint="Use repeats: x* or x+."
+        )
     try:
         return _Speller(language, is_large=size > _LARGE).text()
     except RecursionError as error:
@@ -89,7 +94,8 @@ class _Speller:
         self._rules = {name: f"r{i}" for i, name in enumerate(language.rules)}
         self._terminals: dict[str, str] = {}  # names of terminals by definition
         self._lexemes: dict[Node, str] = {}
-        self._parts: dict[Node, tuple[str, int]] = {}  # texts of parts of terminals, and the depth of their groups
+        # texts of parts of terminals, and the depth of their groups
+        self._parts: dict[Node, tuple[str, int]] = {}
         self._groups: dict[str, str] = {}  # names of rules for deep groups, by definition
         if is_large and _ranges(language) > MAX_RANGES:
             raise ConstraintError(
@@ -100,7 +106,9 @@ class _Speller:
     def text(self) -> str:
         rules = self._language.rules.items()
         lines = [f"start: {self._body(Ref(self._language.start))[0]}"]
-        lines += [f"{self._rules[name]}: {self._body(body)[0]}" for name, body in rules if body.refers]
+        lines += [
+            f"{self._rules[name]}: {self._body(body)[0]}" for name, body in rules if body.refers
+        ]
         lines += [f"{name}: {definition}" for definition, name in self._groups.items()]
         lines += [f"{name}: {definition}" for definition, name in self._terminals.items()]
         return "\n".join(lines)
@@ -129,12 +137,18 @@ class _Speller:
         if node not in self._lexemes:
             text = literal_text(node)
             if (lengths(node)[0] if text is None else len(text)) > MAX_MIN_LENGTH:
-                raise ConstraintError(f"texts of more than {MAX_MIN_LENGTH:,} characters are required.")
+                raise ConstraintError(
+                    f"texts of more than {MAX_MIN_LENGTH:,} characters are required."
+                )
             if text is not None:
                 self._lexemes[node] = _JSON(text).replace("\x7f", "\\u007f")
             else:
-                definition = (None if self._large else _pattern(node)) or self._terminal(_grouped(node))[0]
-                self._lexemes[node] = self._terminals.setdefault(definition, f"T{len(self._terminals)}")
+                definition = (None if self._large else _pattern(node)) or self._terminal(
+                    _grouped(node)
+                )[0]
+                self._lexemes[node] = self._terminals.setdefault(
+                    definition, f"T{len(self._terminals)}"
+                )
         return self._lexemes[node]
 
     def _terminal(self, node: Node) -> tuple[str, int]:
@@ -146,7 +160,8 @@ class _Speller:
         if isinstance(node, Multiple):
             return self._shared(multiples(node.divisor)), 0
         if not self._large or not children(node):
-            with contextlib.suppress(ConstraintError):  # intersections and complements need operators
+            # intersections and complements need operators
+            with contextlib.suppress(ConstraintError):
                 return f"/{to_rust(node)}/", 0
         match node:
             case Concat(parts):
@@ -159,8 +174,8 @@ class _Speller:
             case Intersection(parts):
                 texts = [self._terminal(part) for part in parts if not isinstance(part, Complement)]
                 outside = [part.node for part in parts if isinstance(part, Complement)]
-                # llguidance's complement is over bytes, so a text is required as well. The engine has a fast path for
-                # the form a & ~b.
+                # llguidance's complement is over bytes, so a text is required as well. The engine
+                # has a fast path for the form a & ~b.
                 texts = texts or [("/(?s:.*)/", 0)]
                 if outside:
                     text, depth = self._terminal(alternation(_with_any_bytes(outside)))
@@ -285,7 +300,9 @@ def _regrouped(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:
     if not isinstance(node, Concat):
         return mapped(node, lambda _: next(below)), count
     runs = groupby(_flat(below), key=may_be_empty)
-    return concat(*chain.from_iterable(_nested(list(run)) if empty else run for empty, run in runs)), count
+    return concat(
+        *chain.from_iterable(_nested(list(run)) if empty else run for empty, run in runs)
+    ), count
 
 
 def _flat(parts: Iterable[Node]) -> Iterator[Node]:
@@ -317,7 +334,9 @@ def _nested(parts: list[Node]) -> list[Node]:
     return parts
 
 
-def _group(operator: str, parts: Iterable[tuple[str, int]], names: dict[str, str], prefix: str) -> tuple[str, int]:
+def _group(
+    operator: str, parts: Iterable[tuple[str, int]], names: dict[str, str], prefix: str
+) -> tuple[str, int]:
     """Joins texts with an operator in a group; returns the text and the depth of its groups. Texts
     with deep groups become separate definitions.
 

@@ -78,7 +78,9 @@ def _split(language: Language) -> Language:
     remaining = MAX_WORK
     while True:
         lexing = _Lexing(language, to_split)
-        larger = {name: node for name, node in lexing.nodes.items() if not isinstance(node, CharSet)}
+        larger = {
+            name: node for name, node in lexing.nodes.items() if not isinstance(node, CharSet)
+        }
         if not larger and not language.sealed:  # lexemes of single characters don't collide
             return lexing.language
         positions = _Positions(lexing, remaining)
@@ -117,14 +119,21 @@ def _inlined(language: Language) -> Language:
                 inlined[name] = node
                 queue += referring[name]
     below = _with_dependencies(language, language.sealed)
-    rules = {name: body if name in below else _substituted(body, inlined) for name, body in language.rules.items()}
+    rules = {
+        name: body if name in below else _substituted(body, inlined)
+        for name, body in language.rules.items()
+    }
     reachable = _with_dependencies(Language(language.start, rules), {language.start})
     return Language(language.start, {name: rules[name] for name in reachable}, language.sealed)
 
 
 def _substituted(node: Node, rules: Mapping[str, Node]) -> Node:
     """Replaces references in a node by the bodies of their rules."""
-    return rules.get(node.name, node) if isinstance(node, Ref) else mapped(node, partial(_substituted, rules=rules))
+    return (
+        rules.get(node.name, node)
+        if isinstance(node, Ref)
+        else mapped(node, partial(_substituted, rules=rules))
+    )
 
 
 def _measure(node: Node) -> tuple[int, int]:
@@ -156,8 +165,8 @@ class _Lexing:
         to_split: lexemes to split into their parts.
 
     Attributes:
-        language: language whose rules, except the sealed ones and those below them, are lexemes or consist of
-            references only.
+        language: language whose rules, except the sealed ones and those below them, are lexemes or
+            consist of references only.
         nodes: nodes that became lexemes, by the lexeme's name.
         lexemes: `nodes` without the empty text, by name.
         symbols: names of lexemes and sealed rules.
@@ -185,7 +194,9 @@ class _Lexing:
                 groups = groupby(parts, key=lambda part: part.refers)
                 return concat(
                     *chain.from_iterable(
-                        map(self._structure, group) if structured else [self._lexeme(concat(*group))]
+                        map(self._structure, group)
+                        if structured
+                        else [self._lexeme(concat(*group))]
                         for structured, group in groups
                     )
                 )
@@ -233,7 +244,9 @@ class _Lexing:
                 concat(self._lexeme(found.class_characters(symbol)), Ref(f"{prefix}{to}"))
                 for symbol, to in after.items()
             )
-            self._rules[f"{prefix}{state}"] = alternation([*steps, *([EMPTY] if found.accepting(state) else [])])
+            self._rules[f"{prefix}{state}"] = alternation(
+                [*steps, *([EMPTY] if found.accepting(state) else [])]
+            )
         return Ref(f"{prefix}{found.start}") if found.start in states else NOTHING
 
 
@@ -264,7 +277,9 @@ class _Positions:
         self._lexing = lexing
         self.remaining = remaining
         self._rules = [
-            name for name in lexing.language.rules if name not in lexing.lexemes and name not in lexing.sealed_rules
+            name
+            for name in lexing.language.rules
+            if name not in lexing.lexemes and name not in lexing.sealed_rules
         ]
         self._automaton = Automaton(*(lexing.language.rules[name] for name in self._rules))
         self._starts = dict(zip(self._rules, self._automaton.starts))
@@ -276,14 +291,18 @@ class _Positions:
 
     def collisions(self) -> set[str]:
         """Returns the names of the symbols that greedy reading would get wrong."""
-        start = self._closed({(self._lexing.language.start, self._starts[self._lexing.language.start])})
+        start = self._closed(
+            {(self._lexing.language.start, self._starts[self._lexing.language.start])}
+        )
         seen = {start}
         found: set[str] = set()
         checked: set[tuple[str, str, Ranges]] = set()
         for positions in (queue := [start]):
             if len(seen) > MAX_POSITIONS:
                 raise _TooMany
-            after = {name: self._closed(reached) for name, reached in self._after(positions).items()}
+            after = {
+                name: self._closed(reached) for name, reached in self._after(positions).items()
+            }
             self._spend(len(after) ** 2)
             following = {name: self._next_characters(reached) for name, reached in after.items()}
             for name, other in product(after, after):
@@ -293,14 +312,16 @@ class _Positions:
                     if self._collide(*key):
                         found |= self._larger(name, other)
             for name in after:
-                together = frozenset().union(*(after[other] for other in after if self._overlap(name, other)))
+                together = frozenset().union(
+                    *(after[other] for other in after if self._overlap(name, other))
+                )
                 self._spend(len(together))
                 if together not in seen:
                     seen.add(together)
                     queue.append(together)
         return found
 
-    # ---------------------------------------------------------------------------------------------- positions
+    # ------------------------------------------------------------------------------------ positions
 
     def _closed(self, positions: Iterable[_Position]) -> frozenset[_Position]:
         """Returns the closure of positions under moves that read nothing."""
@@ -346,7 +367,9 @@ class _Positions:
         return found
 
     def _next_characters(self, positions: Iterable[_Position]) -> Ranges:
-        return charsets.union(chain.from_iterable(self._firsts[name] for name in self._symbols(positions)))
+        return charsets.union(
+            chain.from_iterable(self._firsts[name] for name in self._symbols(positions))
+        )
 
     def _rules_that_may_be_empty(self) -> set[str]:
         referring: dict[str, list[str]] = {name: [] for name in self._rules}
@@ -366,7 +389,10 @@ class _Positions:
         for each in seen:
             if self._automaton.accepting(each):
                 return True
-            steps = (self._automaton.step(each, name) for name in self._automaton.references(each) & empty)
+            steps = (
+                self._automaton.step(each, name)
+                for name in self._automaton.references(each) & empty
+            )
             seen += [step for step in dict.fromkeys(steps) if step not in seen]
         return False
 
@@ -384,7 +410,7 @@ class _Positions:
                         queue.append(step)
         return returns
 
-    # --------------------------------------------------------------------------------------------- symbols
+    # -------------------------------------------------------------------------------------- symbols
 
     def _first(self, symbol: str) -> Ranges:
         """Returns the characters that a symbol's texts may begin with."""
@@ -423,7 +449,9 @@ class _Positions:
         return {each for each, size in sizes.items() if size == max(sizes.values())}
 
     def _collide(self, name: str, other: str, following: Ranges) -> bool:
-        """Returns True if `other` can continue after a text of `name` with a character that may follow `name`."""
+        """Returns True if `other` can continue after a text of `name` with a character that may
+        follow `name`.
+        """
         lexemes = self._lexing.lexemes
         if name not in lexemes and other not in lexemes:
             return bool(charsets.intersection(self._firsts[name], _DIGITS)) and bool(
@@ -453,7 +481,8 @@ def _can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, i
     """
     if not following:
         return False, 1
-    if isinstance(lexeme, LiteralText) and isinstance(other, LiteralText):  # such as the names of many tools
+    # such as the names of many tools
+    if isinstance(lexeme, LiteralText) and isinstance(other, LiteralText):
         rest = other.text[len(lexeme.text) :] if other.text.startswith(lexeme.text) else ""
         return bool(rest and charsets.intersection(following, charsets.singles(rest[0]))), 1
     # fewer states; a negative answer for these is conclusive

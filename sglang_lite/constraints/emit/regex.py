@@ -7,7 +7,15 @@ from functools import lru_cache
 
 from sglang_lite.constraints.formal.charsets import LAST, Ranges
 from sglang_lite.constraints.formal.equations import multiples
-from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, LiteralText, Multiple, Node, Repeat
+from sglang_lite.constraints.formal.nodes import (
+    Alternation,
+    CharSet,
+    Concat,
+    LiteralText,
+    Multiple,
+    Node,
+    Repeat,
+)
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
@@ -23,14 +31,17 @@ def to_rust(node: Node) -> str:
     independent of flags.
 
     Raises:
-        ConstraintError: the node contains intersections, complements or references, or its groups are too deep.
+        ConstraintError: the node contains intersections, complements or references, or its groups
+            are too deep.
     """
     text = _written(node)
     depth = 0
     for bracket in _GROUPS.findall(text) if text.count("(") > MAX_GROUPS else ():
         depth += 1 if bracket == "(" else -1
         if depth > MAX_GROUPS:
-            raise ConstraintError(f"a regular expression can't have groups deeper than {MAX_GROUPS}.")
+            raise ConstraintError(
+                f"a regular expression can't have groups deeper than {MAX_GROUPS}."
+            )
     return text
 
 
@@ -42,7 +53,10 @@ def _written(node: Node) -> str:
             return _SPECIAL.sub(lambda special: _escape(ord(special[0])), text)
         case Concat(parts):
             return "".join(
-                [f"(?:{_written(part)})" if isinstance(part, Alternation) else _written(part) for part in parts]
+                [
+                    f"(?:{_written(part)})" if isinstance(part, Alternation) else _written(part)
+                    for part in parts
+                ]
             )
         case Alternation(options):
             return "|".join(map(_written, options))
@@ -69,7 +83,13 @@ def _set(ranges: Ranges) -> str:
         return f"[^{_escape(0)}-{_escape(LAST)}]"
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return _character(ranges[0][0])
-    return "[" + "".join(_character(a) if a == b else f"{_character(a)}-{_character(b)}" for a, b in ranges) + "]"
+    return (
+        "["
+        + "".join(
+            _character(a) if a == b else f"{_character(a)}-{_character(b)}" for a, b in ranges
+        )
+        + "]"
+    )
 
 
 def _character(code: int) -> str:

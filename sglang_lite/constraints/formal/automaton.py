@@ -80,7 +80,8 @@ class Automaton:
         self._terms = Terms(self._masks[ANY_CHAR], *([_MAX_STACKED] if self._rules else ()))
         self._steps: dict[tuple[State, Symbol], State] = {}
         self._rule_states: dict[str, State] = {}
-        self._source_steps: dict[State, dict[Symbol, State]] = {}  # all transitions of states in sources, by state
+        # all transitions of states in sources, by state
+        self._source_steps: dict[State, dict[Symbol, State]] = {}
         self._offsets = 0  # number of text indexes in all these states
         self._references: dict[State, frozenset[str]] = {}
         self._nonempty: dict[State, bool] = {}
@@ -123,7 +124,9 @@ class Automaton:
     def class_characters(self, symbol: Symbol) -> CharSet:
         """Returns the characters of a class."""
         ends = [*self._bounds[1:], LAST + 1]
-        pieces = [(low, end - 1) for low, end, c in zip(self._bounds, ends, self._class_of) if c == symbol]
+        pieces = [
+            (low, end - 1) for low, end, c in zip(self._bounds, ends, self._class_of) if c == symbol
+        ]
         return CharSet(tuple(pieces))
 
     def classes_between(self, low: int, high: int) -> list[tuple[int, Symbol]]:
@@ -150,7 +153,9 @@ class Automaton:
         if after is None:
             if len(self._steps) >= MAX_TRANSITIONS:
                 raise too_complex(f"{MAX_TRANSITIONS:,} transitions")
-            after = self._steps[state, symbol] = DEAD if symbol == _NO_CLASS else self._derive(state, symbol)
+            after = self._steps[state, symbol] = (
+                DEAD if symbol == _NO_CLASS else self._derive(state, symbol)
+            )
         return after
 
     def run(self, state: State, text: str) -> State:
@@ -218,10 +223,12 @@ class Automaton:
     def rule(self, name: str) -> State:
         """Returns the state at the start of a rule's body."""
         if name not in self._rule_states:
-            self._rule_states[name] = self._terms.as_written(partial(folded, self._rules[name], self._state))
+            self._rule_states[name] = self._terms.as_written(
+                partial(folded, self._rules[name], self._state)
+            )
         return self._rule_states[name]
 
-    # ------------------------------------------------------------------------------------------ derivatives
+    # ---------------------------------------------------------------------------------- derivatives
 
     def _state(self, node: Node, parts: list[State]) -> State:
         """Returns the state that accepts a node's texts, given the states of its parts."""
@@ -233,13 +240,18 @@ class Automaton:
                 state = DONE
                 for char in reversed(text):
                     state = terms.concat(
-                        terms.characters(1 << self._class_of[bisect_right(self._bounds, ord(char)) - 1]), state
+                        terms.characters(
+                            1 << self._class_of[bisect_right(self._bounds, ord(char)) - 1]
+                        ),
+                        state,
                     )
                 return state
             case Substring(_, cuts):
                 if node not in self.sources:
                     self.sources.append(node)
-                return self._in_source(self.sources.index(node), list(compress(range(len(cuts)), cuts)))
+                return self._in_source(
+                    self.sources.index(node), list(compress(range(len(cuts)), cuts))
+                )
             case Multiple(divisor):
                 return terms.term("multiple", divisor, 0, nullable=True)
             case Ref(name):
@@ -263,7 +275,8 @@ class Automaton:
         cuts.
         """
         found = self.sources[source]
-        if found.superset is None and offsets == [len(found.text)]:  # with a superset, the state must stay recognisable as the source's end
+        # with a superset, the state must stay recognisable as the source's end
+        if found.superset is None and offsets == [len(found.text)]:
             return DONE
         self._offsets += len(offsets)
         nullable = any(found.cuts[i] for i in offsets)
@@ -278,7 +291,9 @@ class Automaton:
             for i in offsets:
                 if i < len(text):
                     after.setdefault(text[i], []).append(i + 1)
-            steps = {self.class_of(char): self._in_source(source, each) for char, each in after.items()}
+            steps = {
+                self.class_of(char): self._in_source(source, each) for char, each in after.items()
+            }
             self._source_steps[state] = steps
         return steps.get(symbol, DEAD)
 
@@ -289,7 +304,9 @@ class Automaton:
             case "source":
                 return self._step_in_source(state, symbol)
             case "multiple":
-                digit = next((each for each in range(10) if self.class_of(str(each)) == symbol), None)
+                digit = next(
+                    (each for each in range(10) if self.class_of(str(each)) == symbol), None
+                )
                 if digit is None:
                     return state if symbol == self.class_of(".") else DEAD
                 after = (10 * rest[1] + digit) % rest[0]
@@ -316,7 +333,8 @@ class Automaton:
                 return terms.union([self.step(each, symbol) for each in rest])
             case "&":
                 return terms.intersect([self.step(each, symbol) for each in rest])
-            case "~" if isinstance(symbol, int):  # a complement contains only texts of characters, so no rule can follow
+            # a complement contains only texts of characters, so no rule can follow
+            case "~" if isinstance(symbol, int):
                 return terms.complement(self.step(rest[0], symbol))
             case "{":
                 inner, least, most = rest
@@ -393,7 +411,8 @@ def may_be_empty(node: Node, empty_rules: Set[str] = frozenset()) -> bool:
         node: regular node, or body of a rule.
         empty_rules: names of rules that match the empty text.
     """
-    below = partial(may_be_empty, empty_rules=empty_rules)  # uses less of the stack than a generator
+    # uses less of the stack than a generator
+    below = partial(may_be_empty, empty_rules=empty_rules)
     match node:
         case Ref(name):
             return name in empty_rules
@@ -413,7 +432,9 @@ def may_be_empty(node: Node, empty_rules: Set[str] = frozenset()) -> bool:
 def _empty_rules(rules: Mapping[str, Node]) -> set[str]:
     """Returns the names of the rules that match the empty text."""
     empty: set[str] = set()
-    while more := {name for name, body in rules.items() if name not in empty and may_be_empty(body, empty)}:
+    while more := {
+        name for name, body in rules.items() if name not in empty and may_be_empty(body, empty)
+    }:
         empty |= more
     return empty
 
@@ -493,7 +514,10 @@ def accepts(node: Node, text: str) -> bool:
 def shortest(node: Node) -> str:
     """Returns the shortest text of a regular language, which must not be empty."""
     found = automaton(node)
-    return "".join(chr(found.class_characters(symbol).ranges[0][0]) for symbol in shortest_accepted(found, found.start))
+    return "".join(
+        chr(found.class_characters(symbol).ranges[0][0])
+        for symbol in shortest_accepted(found, found.start)
+    )
 
 
 def is_empty(node: Node) -> bool:

@@ -16,7 +16,8 @@ LAST = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-Ranges: TypeAlias = tuple[tuple[int, int], ...]  # (first, last) code points, inclusive; sorted, disjoint, not adjacent
+# (first, last) code points, inclusive; sorted, disjoint, not adjacent
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 ALL: Ranges = ((0, SURROGATES[0] - 1), (SURROGATES[1] + 1, LAST))
 
@@ -58,8 +59,7 @@ def has_surrogates(text: str) -> bool:
 
 
 def without_surrogates(low: int, high: int) -> list[tuple[int, int]]:
-    """Returns the ranges of the characters from `low` to `high`, neither of which is a surrogate.
-    """
+    """Returns the ranges of the characters from `low` to `high`, neither of which is a surrogate."""
     if low < SURROGATES[0] and high > SURROGATES[1]:
         return [(low, SURROGATES[0] - 1), (SURROGATES[1] + 1, high)]
     return [(low, high)]
@@ -76,7 +76,13 @@ def python_class(expression: str) -> Ranges:
     defines the dialect.
     """
     found = re.finditer(f"(?:{expression})+", _every_character())
-    return union([piece for match in found for piece in without_surrogates(ord(match[0][0]), ord(match[0][-1]))])
+    return union(
+        [
+            piece
+            for match in found
+            for piece in without_surrogates(ord(match[0][0]), ord(match[0][-1]))
+        ]
+    )
 
 
 _LONG_NAMES = {  # all of Unicode's with their aliases, as in ECMA-262
@@ -109,21 +115,32 @@ def _cased() -> str:
     scripts above them have no case.
     """
     forms = ((c, c.lower(), c.upper()) for c in map(chr, range(0x20000)))
-    return "".join(sorted({each for some in forms if len(set(some)) > 1 for each in some if len(each) == 1}))
+    return "".join(
+        sorted({each for some in forms if len(set(some)) > 1 for each in some if len(each) == 1})
+    )
 
 
 @lru_cache(maxsize=256)
 def ignoring_case(ranges: Ranges) -> Ranges:
     """Returns the closure of a set under case, as defined by Python's `re.IGNORECASE`."""
     cased = _cased()
-    inside = "".join([cased[bisect_left(cased, chr(low)) : bisect_right(cased, chr(high))] for low, high in ranges])
+    inside = "".join(
+        [
+            cased[bisect_left(cased, chr(low)) : bisect_right(cased, chr(high))]
+            for low, high in ranges
+        ]
+    )
     return union([*ranges, *(_cases_of_one(inside) if len(inside) == 1 else _cases(inside))])
 
 
 @lru_cache(maxsize=64)
 def _cases(chars: str) -> Ranges:
     """Returns the cased characters that a class of these characters matches."""
-    return singles("".join(re.findall(f"[{re.escape(chars)}]", _cased(), re.IGNORECASE))) if chars else ()
+    return (
+        singles("".join(re.findall(f"[{re.escape(chars)}]", _cased(), re.IGNORECASE)))
+        if chars
+        else ()
+    )
 
 
 @lru_cache(maxsize=4096)  # more than there are cased characters

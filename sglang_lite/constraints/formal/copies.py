@@ -23,7 +23,11 @@ def copied(automaton: Automaton, state: State) -> list[Copied]:
         case "|":
             return [each for part in rest for each in copied(automaton, part)]
         case "&":
-            return [_continued(automaton, state, each) for part in rest for each in copied(automaton, part)]
+            return [
+                _continued(automaton, state, each)
+                for part in rest
+                for each in copied(automaton, part)
+            ]
     return []
 
 

@@ -87,8 +87,7 @@ def _texts(node: Node) -> Collection[str] | None:
 
 
 class _ListedTexts:
-    """A sorted list of texts, used because their automaton would have a state for each character.
-    """
+    """A sorted list of texts, used because their automaton would have a state for each character."""
 
     endless = False
 
@@ -125,7 +124,9 @@ class _AutomatonTexts:
         return self._counts.get(self._machine.run(self._machine.start, prefix), 0)
 
     def prefix_counts(self, text: str) -> list[int | None]:
-        states = accumulate(text, lambda state, char: self._machine.run(state, char), initial=self._machine.start)
+        states = accumulate(
+            text, lambda state, char: self._machine.run(state, char), initial=self._machine.start
+        )
         return [self._counts.get(state, 0) for state in states]
 
     def has(self, text: str) -> bool:

@@ -14,7 +14,8 @@ from sglang_lite.protocol import ConstraintError
 
 MAX_WORK = 3_000_000  # items processed, about six per character of an unambiguous text
 
-_Item = tuple[State, str, int]  # state in the body of a rule, name of the rule, and offset where it began
+# state in the body of a rule, name of the rule, and offset where it began
+_Item = tuple[State, str, int]
 
 
 def recognises(language: Language, text: str) -> bool:
@@ -34,7 +35,8 @@ class _Recogniser:
 
     def run(self, text: str) -> bool:
         automaton = self._automaton
-        self._waiting: list[dict[str, list[_Item]]] = []  # per offset: items waiting for a rule that starts there
+        # per offset: items waiting for a rule that starts there
+        self._waiting: list[dict[str, list[_Item]]] = []
         self._work = 0
         items: list[_Item] = [(self._starts[self._start], self._start, 0)]
         for at in range(len(text) + 1):
@@ -42,7 +44,9 @@ class _Recogniser:
             if at == len(text):
                 return (self._start, 0) in done
             symbol = automaton.class_of(text[at])
-            stepped = ((automaton.step(state, symbol), rule, origin) for state, rule, origin in items)
+            stepped = (
+                (automaton.step(state, symbol), rule, origin) for state, rule, origin in items
+            )
             items = list(dict.fromkeys(item for item in stepped if item[0] != DEAD))
             if not items:
                 return False

@@ -36,7 +36,8 @@ from sglang_lite.constraints.formal.terms import DEAD, DONE, State, too_complex
 MAX_POINTS = 200
 MAX_SIZE = 4_000_000  # bytes of an edge's node
 
-Point: TypeAlias = "str | frozenset[State] | None"  # name of a rule, terms to be satisfied together, or the end
+# name of a rule, terms to be satisfied together, or the end
+Point: TypeAlias = "str | frozenset[State] | None"
 P = TypeVar("P", bound=Hashable)
 
 
@@ -74,14 +75,18 @@ def multiples(divisor: int) -> Node:
     for remainder in range(divisor):
         characters.setdefault((remainder, remainder), []).append(".")
         for digit in range(10):
-            characters.setdefault((remainder, (10 * remainder + digit) % divisor), []).append(str(digit))
+            characters.setdefault((remainder, (10 * remainder + digit) % divisor), []).append(
+                str(digit)
+            )
     edges: dict[tuple[int, int], Node] = {(-1, 0): EMPTY, (0, divisor): EMPTY}
     edges |= {key: CharSet(charsets.singles("".join(each))) for key, each in characters.items()}
     eliminate(edges, range(divisor), limited=False)
     return edges[-1, divisor]
 
 
-def eliminate(edges: dict[tuple[P, P], Node], points: Collection[P], *, limited: bool = True) -> None:
+def eliminate(
+    edges: dict[tuple[P, P], Node], points: Collection[P], *, limited: bool = True
+) -> None:
     """Removes points of an automaton, starting with those on the fewest paths. Each path through a
     point becomes an edge.
 
@@ -127,11 +132,17 @@ class _Equations:
         characters: dict[frozenset[State], list[tuple[int, int]]] = {}
         for symbol in self._automaton.classes:
             each = [self._options(self._automaton.step(state, symbol)) for state in point]
-            for option in dict.fromkeys(frozenset().union(*some) - self._any for some in product(*each)):
-                characters.setdefault(option, []).extend(self._automaton.class_characters(symbol).ranges)
+            for option in dict.fromkeys(
+                frozenset().union(*some) - self._any for some in product(*each)
+            ):
+                characters.setdefault(option, []).extend(
+                    self._automaton.class_characters(symbol).ranges
+                )
         for option, ranges in characters.items():
             one = CharSet(charsets.union(ranges))
-            yield (option, one) if self._refer(*option) else (None, concat(one, self._texts(option)))
+            yield (
+                (option, one) if self._refer(*option) else (None, concat(one, self._texts(option)))
+            )
 
     def _texts(self, option: frozenset[State]) -> Node:
         nodes: list[Node] = [ANY_TEXT, *map(self._node, sorted(option))]
@@ -152,7 +163,8 @@ class _Equations:
             return [option for each in rest for option in self._options(each)]
         if kind == "&":
             return [frozenset().union(*some) for some in product(*map(self._options, rest))]
-        # The steps of a concatenation with a part that may be empty are also those of what follows it.
+        # The steps of a concatenation with a part that may be empty are also those of what follows
+        # it.
         ends = self._options(rest[1]) if self._automaton.accepting(rest[0]) else []
         return [frozenset((state,)), *(option for option in ends if not self._refer(*option))]
 
@@ -162,7 +174,9 @@ class _Equations:
             if state not in self._refers:
                 kind, *rest = self._automaton.term(state)
                 below = rest if kind in ("|", "&", ".") else ()
-                self._refers[state] = rest[0] in self._rules if kind == "ref" else self._refer(*below)
+                self._refers[state] = (
+                    rest[0] in self._rules if kind == "ref" else self._refer(*below)
+                )
         return any(self._refers[state] for state in states)
 
     def _node(self, state: State) -> Node:
@@ -178,7 +192,11 @@ class _Equations:
         match kind:
             case "set":
                 classes = [c for c in self._automaton.classes if rest[0] >> c & 1]
-                return CharSet(charsets.union(r for c in classes for r in self._automaton.class_characters(c).ranges))
+                return CharSet(
+                    charsets.union(
+                        r for c in classes for r in self._automaton.class_characters(c).ranges
+                    )
+                )
             case "ref":
                 return Ref(rest[0])
             case ".":

@@ -36,7 +36,9 @@ def pruned(language: Language) -> Language:
     if language.start not in productive:
         raise ConstraintError("the constraint contradicts itself: no text satisfies it.")
     if len(productive) < len(rules):
-        rules = {name: _without_dead(rules[name], productive) for name in rules if name in productive}
+        rules = {
+            name: _without_dead(rules[name], productive) for name in rules if name in productive
+        }
         uses = {name: references(body) for name, body in rules.items()}
     reachable = {language.start: rules[language.start]}
     for name in (queue := [language.start]):
@@ -116,7 +118,9 @@ def renamed(language: Language, prefix: str) -> Language:
         return Ref(prefix + node.name) if isinstance(node, Ref) else mapped(node, name)
 
     rules = {prefix + old: name(body) for old, body in language.rules.items()}
-    return Language(prefix + language.start, rules, frozenset(prefix + old for old in language.sealed))
+    return Language(
+        prefix + language.start, rules, frozenset(prefix + old for old in language.sealed)
+    )
 
 
 def referring_rules(uses: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
@@ -167,5 +171,7 @@ def _without_dead(node: Node, productive: set[str]) -> Node:
             return node if name in productive else NOTHING
         case Repeat(inner, least, most):
             reduced = _without_dead(inner, productive)
-            return Repeat(reduced, least, most) if reduced != NOTHING else NOTHING if least else EMPTY
+            return (
+                Repeat(reduced, least, most) if reduced != NOTHING else NOTHING if least else EMPTY
+            )
     return mapped(node, partial(_without_dead, productive=productive))

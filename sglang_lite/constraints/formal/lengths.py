@@ -25,11 +25,13 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.memo import memoized
 
-MAX_MIN_LENGTH = 100_000  # characters of a shortest text, more than is ever generated; engines expand forced text
+# characters of a shortest text, more than is ever generated; engines expand forced text
+MAX_MIN_LENGTH = 100_000
 
 _ROUNDS = 30  # rounds in which the lengths of recursive rules may converge
 
-Lengths = tuple[int, int | None]  # minimum and maximum length in characters; None for no upper limit
+# minimum and maximum length in characters; None for no upper limit
+Lengths = tuple[int, int | None]
 
 
 @memoized
@@ -55,7 +57,10 @@ def _lengths(node: Node, parts: list[Lengths]) -> Lengths:
             return min([low for low, _ in parts]), _highest(parts, max)
         case Repeat(_, least, most):
             low, high = parts[0]
-            return low * least, 0 if high == 0 else None if high is None or most is None else high * most
+            return (
+                low * least,
+                0 if high == 0 else None if high is None or most is None else high * most,
+            )
         case Intersection():
             highs = [high for _, high in parts if high is not None]
             return max([low for low, _ in parts]), min(highs, default=None)
@@ -82,9 +87,13 @@ def limited(node: Node, least: int, most: int | None) -> Node | None:
             return repeat(inner, max(fewest, least), more)
         case Alternation(options):
             parts = [limited(option, least, most) for option in options]
-            return None if None in parts else alternation(part for part in parts if part is not None)
+            return (
+                None if None in parts else alternation(part for part in parts if part is not None)
+            )
         case Concat(parts):
-            fixed = [lengths(part)[0] if lengths(part)[0] == lengths(part)[1] else None for part in parts]
+            fixed = [
+                lengths(part)[0] if lengths(part)[0] == lengths(part)[1] else None for part in parts
+            ]
             if fixed.count(None) != 1:
                 return None
             i = fixed.index(None)

@@ -103,7 +103,8 @@ class CharSet(_CachedFacts):
     __hash__ = _CachedFacts.__hash__
 
 
-class LiteralText(Struct, frozen=True):  # numerous, like Ref: a Struct is created, hashed and compared faster
+# numerous, like Ref: a Struct is created, hashed and compared faster
+class LiteralText(Struct, frozen=True):
     """Exactly `text`, which must not be empty."""
 
     text: str
@@ -223,7 +224,8 @@ class Ref(Struct, frozen=True):
 
 
 Node: TypeAlias = (
-    "CharSet | LiteralText | Substring | Multiple | Concat | Alternation | Repeat | Intersection | Complement | Ref"
+    "CharSet | LiteralText | Substring | Multiple | Concat | Alternation | Repeat | Intersection "
+    "| Complement | Ref"
 )
 
 MAX_COUNT = 1_000_000  # maximum count of a repeat that is merged from two
@@ -318,7 +320,8 @@ def repeat(node: Node, least: int, most: int | None) -> Node:
     if node == NOTHING:
         return NOTHING if least else EMPTY
     if isinstance(node, Repeat):
-        # a{1,9}{1,9} is a{1,81}, provided that one more round of the inner repeat leaves no gap between counts.
+        # a{1,9}{1,9} is a{1,81}, provided that one more round of the inner repeat leaves no gap
+        # between counts.
         inner = node.node
         low = node.least
         high = node.most
@@ -341,7 +344,11 @@ def intersection(a: Node, b: Node) -> Node:
         return b
     if NOTHING in (a, b):
         return NOTHING
-    parts = [part for node in (a, b) for part in (node.parts if isinstance(node, Intersection) else (node,))]
+    parts = [
+        part
+        for node in (a, b)
+        for part in (node.parts if isinstance(node, Intersection) else (node,))
+    ]
     return Intersection(tuple(dict.fromkeys(parts)))
 
 
@@ -375,7 +382,10 @@ def literal_texts(node: Node) -> tuple[str, ...] | None:
     """Returns the texts of a literal or an alternation of literals, or None for any other node."""
     if node == NOTHING:
         return ()
-    texts = [literal_text(option) for option in (node.options if isinstance(node, Alternation) else (node,))]
+    texts = [
+        literal_text(option)
+        for option in (node.options if isinstance(node, Alternation) else (node,))
+    ]
     return None if None in texts else tuple(text for text in texts if text is not None)
 
 
@@ -420,7 +430,8 @@ def mapped(node: Node, change: Callable[[Node], Node]) -> Node:
         case Concat(parts):
             return concat(*map(change, parts))
         case Alternation(options):
-            return alternation(list(map(change, options)))  # a list, which uses less of the stack than a generator
+            # a list, which uses less of the stack than a generator
+            return alternation(list(map(change, options)))
         case Repeat(inner, least, most):
             return Repeat(change(inner), least, most)
         case Intersection(parts):
@@ -459,6 +470,5 @@ def substrings(language: Language) -> set[Substring]:
 
 
 def is_plain(node: Node) -> bool:
-    """Returns True if a node contains no intersections or complements, which few engines support.
-    """
+    """Returns True if a node contains no intersections or complements, which few engines support."""
     return not isinstance(node, Intersection | Complement) and all(map(is_plain, children(node)))

@@ -176,7 +176,12 @@ def _of_parts(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found])
             return _of_repeat(_of(inner, rules, known), least)
         case Intersection(parts):
             return _of_intersection(
-                node, {part: _of(part, rules, known) for part in parts if not isinstance(part, Complement)}
+                node,
+                {
+                    part: _of(part, rules, known)
+                    for part in parts
+                    if not isinstance(part, Complement)
+                },
             )
         case Complement():
             return _with_text(_searched(node), 0, 0)
@@ -186,7 +191,9 @@ def _of_parts(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found])
 def _of_alternation(options: list[_Found]) -> _Found:
     shortest = min(options, key=itemgetter(0))
     forced = min([each.forced for each in options])
-    return _Found(shortest.length, forced, max([each.most_forced for each in options]), shortest.parts)
+    return _Found(
+        shortest.length, forced, max([each.most_forced for each in options]), shortest.parts
+    )
 
 
 def _of_repeat(each: _Found, least: int) -> _Found:
@@ -203,7 +210,9 @@ def _of_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found
     if found:  # the shortest text of one part is often in all of them
         longest = max(found, key=lambda part: found[part].length)
         text = found[longest].text
-        if text is not None and not all(part is longest or _is_in(part, text) for part in node.parts):
+        if text is not None and not all(
+            part is longest or _is_in(part, text) for part in node.parts
+        ):
             text = None
     if text is None:
         text = _copied(node)
@@ -228,7 +237,11 @@ def _searched(node: Intersection | Complement) -> str | None:
         path = searched(at, at.start)
     except ConstraintError:  # too many states
         return None
-    return None if path is None else "".join(preferred(at.class_characters(symbol).ranges)[0] for symbol in path)
+    return (
+        None
+        if path is None
+        else "".join(preferred(at.class_characters(symbol).ranges)[0] for symbol in path)
+    )
 
 
 def _copied(node: Intersection) -> str | None:
@@ -254,7 +267,10 @@ def _is_in(node: Node, text: str) -> bool:
 def preferred(ranges: Ranges) -> str:
     """Returns some characters of a set, plain ones if it has any."""
     plain = (
-        code for first, last in _PLAIN for low, high in ranges for code in range(max(low, first), min(high, last) + 1)
+        code
+        for first, last in _PLAIN
+        for low, high in ranges
+        for code in range(max(low, first), min(high, last) + 1)
     )
     return "".join(map(chr, islice(plain, _SOME))) or chr(ranges[0][0])
 

@@ -12,7 +12,8 @@ MAX_STATES = 20_000
 MAX_WRITTEN = 200_000  # states for the nodes as written
 
 State: TypeAlias = int
-Term: TypeAlias = tuple[Any, ...]  # operator and operands, whose types depend on the operator: see `Terms`
+# operator and operands, whose types depend on the operator: see `Terms`
+Term: TypeAlias = tuple[Any, ...]
 
 # no continuation; only the empty continuation
 DEAD = 0
@@ -100,9 +101,12 @@ class Terms:
         if second == DONE:
             return first
         kind, *rest = self._terms[first]
-        if kind == ".":  # nested to the right, so that equal languages become equal terms more often
+        # nested to the right, so that equal languages become equal terms more often
+        if kind == ".":
             return self.concat(rest[0], self.concat(rest[1], second))
-        return self.term(".", first, second, nullable=self.nullable[first] and self.nullable[second])
+        return self.term(
+            ".", first, second, nullable=self.nullable[first] and self.nullable[second]
+        )
 
     def union(self, states: Iterable[State]) -> State:
         flat: set[State] = set()

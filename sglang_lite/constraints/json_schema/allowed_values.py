@@ -47,11 +47,16 @@ class AllowedValues:
 
     def member(self, name: str) -> AllowedValues:
         shapes = [shape.listed() for shape in self._values.objects]
-        members = ({each.name: each for each in shape.members}.get(name) or shape.unlisted(name) for shape in shapes)
+        members = (
+            {each.name: each for each in shape.members}.get(name) or shape.unlisted(name)
+            for shape in shapes
+        )
         return AllowedValues(self.schema, any_of(*(each.formula for each in members)) or True)
 
     def item(self, index: int) -> AllowedValues:
-        return AllowedValues(self.schema, any_of(*(shape.item(index) for shape in self._values.arrays)) or True)
+        return AllowedValues(
+            self.schema, any_of(*(shape.item(index) for shape in self._values.arrays)) or True
+        )
 
     @property
     def strings(self) -> bool:
@@ -79,7 +84,10 @@ class AllowedValues:
     @property
     def repeats(self) -> int | None:
         """Maximum number of equal items in a row in a generated array (`x-repeats`), or None."""
-        return min((shape.repeats for shape in self._values.arrays if shape.repeats is not None), default=None)
+        return min(
+            (shape.repeats for shape in self._values.arrays if shape.repeats is not None),
+            default=None,
+        )
 
     @property
     def options(self) -> tuple[Json, ...] | None:
@@ -88,7 +96,9 @@ class AllowedValues:
         """
         values = self._values
         strings = _listed(self._values.strings)
-        single = [each.low for each in values.numbers if each.low is not None and each.low == each.high]
+        single = [
+            each.low for each in values.numbers if each.low is not None and each.low == each.high
+        ]
         if strings is None or self.containers or len(single) < len(values.numbers):
             return None
         numbers = [int(each) if each.denominator == 1 else float(each) for each in single]
@@ -97,7 +107,9 @@ class AllowedValues:
     @property
     def only_strings(self) -> bool:
         found = self._values
-        return self.strings and not (found.null or found.booleans or found.numbers or self.containers)
+        return self.strings and not (
+            found.null or found.booleans or found.numbers or self.containers
+        )
 
     def empty(self) -> str:
         """Returns the JSON text of the value that an empty text stands for."""
@@ -120,7 +132,8 @@ class AllowedValues:
                 return text.strip()
         except (ValueError, RecursionError):
             pass
-        if self.choices and not accepts(self._values.strings, text):  # models may add blanks around a choice
+        # models may add blanks around a choice
+        if self.choices and not accepts(self._values.strings, text):
             text = text.strip()
         return json.dumps(text, ensure_ascii=False)
 
@@ -135,7 +148,9 @@ class AllowedValues:
             case bool():
                 return value in values.booleans
             case int() | float():
-                return is_finite(value) and any(to_fraction(value) in piece for piece in values.numbers)
+                return is_finite(value) and any(
+                    to_fraction(value) in piece for piece in values.numbers
+                )
             case list():
                 return bool(values.arrays)
             case dict():
@@ -165,15 +180,17 @@ def quotes_of(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
             case list():
                 below = [(f"{pointer}/{i}", allowed.item(i), item) for i, item in enumerate(each)]
             case dict():
-                below = [(f"{pointer}/{pointer_token(n)}", allowed.member(n), item) for n, item in each.items()]
+                below = [
+                    (f"{pointer}/{pointer_token(n)}", allowed.member(n), item)
+                    for n, item in each.items()
+                ]
         stack += reversed(below)
     return found
 
 
 @memoized
 def may_have_lists(schema: JsonSchema) -> bool:
-    """Returns True if a value that is valid under a schema may be, or contain, an array with items.
-    """
+    """Returns True if a value that is valid under a schema may be, or contain, an array with items."""
     start = AllowedValues.of(schema)
     formulas = [start.formula]
     for formula in formulas:  # grows during the loop
@@ -187,17 +204,22 @@ def may_have_lists(schema: JsonSchema) -> bool:
 
 
 def _listed(strings: Node) -> tuple[str, ...] | None:
-    """Returns the texts of a language that is written as a list, or as a union of lists, else None.
-    """
+    """Returns the texts of a language that is written as a list, or as a union of lists, else None."""
     if not isinstance(strings, Alternation):
         return literal_texts(strings)
     lists = [_listed(option) for option in strings.options]
-    return None if None in lists else tuple(dict.fromkeys(text for texts in lists for text in texts or ()))
+    return (
+        None
+        if None in lists
+        else tuple(dict.fromkeys(text for texts in lists for text in texts or ()))
+    )
 
 
 @memoized
 def _values(schema: JsonSchema, formula: Formula) -> ValueSet:
     try:
-        return SchemaReader(document_of(schema), assert_format=schema.format == "assert").values(formula)
+        return SchemaReader(document_of(schema), assert_format=schema.format == "assert").values(
+            formula
+        )
     except (ConstraintError, RecursionError):
         return ANY_VALUE

@@ -44,9 +44,17 @@ def with_any_strings(language: Language) -> Language | None:
     try:
         rules = {name: _widened(body) for name, body in language.rules.items()}
         quoting = {name for name, body in rules.items() if body is not language.rules[name]}
-        while more := {name for name, body in rules.items() if name not in quoting and references(body) & quoting}:
+        while more := {
+            name
+            for name, body in rules.items()
+            if name not in quoting and references(body) & quoting
+        }:
             quoting |= more
-        apart = all(_are_apart(each, language.rules) for name in quoting for each in _choices(rules[name], quoting))
+        apart = all(
+            _are_apart(each, language.rules)
+            for name in quoting
+            for each in _choices(rules[name], quoting)
+        )
     except (_NarrowedError, ConstraintError, RecursionError):
         return None
     return Language(language.start, rules, language.sealed) if apart else None
@@ -58,7 +66,9 @@ class _NarrowedError(Exception):
 
 def _widened(node: Node) -> Node:
     match node:
-        case Intersection((Concat((before, inner, after)), outside)) if outside == _no_quotes(before, after):
+        case Intersection((Concat((before, inner, after)), outside)) if outside == _no_quotes(
+            before, after
+        ):
             if (superset := _superset(inner)) is not None:
                 return Intersection((concat(before, superset, after), outside))
         case Substring():
@@ -84,7 +94,9 @@ def _no_quotes(before: Node, after: Node) -> Node:
     """Returns the texts that are not quotes: empty ones and those that begin with a blank are
     excluded.
     """
-    return Complement(alternation([concat(before, after), concat(before, character(BLANK), ANY_TEXT)]))
+    return Complement(
+        alternation([concat(before, after), concat(before, character(BLANK), ANY_TEXT)])
+    )
 
 
 def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
@@ -98,13 +110,14 @@ def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
 
 
 def _are_apart(options: tuple[Node, ...], rules: Mapping[str, Node]) -> bool:
-    """Returns True if a text shows which of some alternatives it belongs to before it has a quote.
-    """
+    """Returns True if a text shows which of some alternatives it belongs to before it has a quote."""
     automaton = Automaton(*options, rules=rules)
     pairs = list(combinations(automaton.starts, 2))
     seen = set(pairs)
     for pair in pairs:
-        if len(seen) > _COMPARED or any(automaton.accepting(each) or copied(automaton, each) for each in pair):
+        if len(seen) > _COMPARED or any(
+            automaton.accepting(each) or copied(automaton, each) for each in pair
+        ):
             return False
         for symbol in automaton.classes:
             after = automaton.step(pair[0], symbol), automaton.step(pair[1], symbol)

@@ -14,14 +14,25 @@ from itertools import combinations
 from sglang_lite.constraints.json_schema.document import SchemaLocation
 from sglang_lite.constraints.json_schema.formulas import ValidAt
 from sglang_lite.constraints.json_schema.keywords import Context, Schema
-from sglang_lite.constraints.json_schema.values import ANY_VALUE, NO_VALUE, Member, ObjectShape, ValueSet
+from sglang_lite.constraints.json_schema.values import (
+    ANY_VALUE,
+    NO_VALUE,
+    Member,
+    ObjectShape,
+    ValueSet,
+)
 from sglang_lite.protocol import ConstraintError
 
 MAX_TOGETHER = 6  # maximum number of branches of an anyOf whose evaluated members are distinguished
 
 
 def _ref(
-    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context,
+    values: ValueSet,
+    schema: Schema,
+    location: SchemaLocation,
+    keyword: str,
+    track_evaluated: bool,
 ) -> ValueSet:
     return context.algebra.intersect(
         values, context.values(ValidAt(context.document.follow(location, keyword)), track_evaluated)
@@ -31,34 +42,63 @@ def _ref(
 def _branches(
     context: Context, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
 ) -> list[ValueSet]:
-    return [context.values(context.below(location, keyword, i), track_evaluated) for i in range(len(schema[keyword]))]
+    return [
+        context.values(context.below(location, keyword, i), track_evaluated)
+        for i in range(len(schema[keyword]))
+    ]
 
 
 def _all_of(
-    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context,
+    values: ValueSet,
+    schema: Schema,
+    location: SchemaLocation,
+    keyword: str,
+    track_evaluated: bool,
 ) -> ValueSet:
-    return reduce(context.algebra.intersect, _branches(context, schema, location, keyword, track_evaluated), values)
+    return reduce(
+        context.algebra.intersect,
+        _branches(context, schema, location, keyword, track_evaluated),
+        values,
+    )
 
 
 def _any_of(
-    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context,
+    values: ValueSet,
+    schema: Schema,
+    location: SchemaLocation,
+    keyword: str,
+    track_evaluated: bool,
 ) -> ValueSet:
     branches = _branches(context, schema, location, keyword, track_evaluated)
-    if not track_evaluated and all(shape.only_names_members for each in branches for shape in each.objects):
-        return context.algebra.intersect(values, context.algebra.unite(branches))  # stays separate from other choices
+    if not track_evaluated and all(
+        shape.only_names_members for each in branches for shape in each.objects
+    ):
+        # stays separate from other choices
+        return context.algebra.intersect(values, context.algebra.unite(branches))
     branches = [context.algebra.intersect(values, each) for each in branches]
     if not track_evaluated:
         return context.algebra.unite(branches)
     if len(branches) > MAX_TOGETHER:
-        raise ConstraintError(f"json_schema: more than {MAX_TOGETHER} branches under unevaluatedProperties or -Items.")
+        raise ConstraintError(
+            f"json_schema: more than {MAX_TOGETHER} branches under unevaluatedProperties or -Items."
+        )
     together = []  # a value that fits several branches is evaluated by all of them
     for count in range(1, len(branches) + 1):
-        together += [reduce(context.algebra.intersect, some) for some in combinations(branches, count)]
+        together += [
+            reduce(context.algebra.intersect, some) for some in combinations(branches, count)
+        ]
     return context.algebra.unite(together)
 
 
 def _one_of(
-    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context,
+    values: ValueSet,
+    schema: Schema,
+    location: SchemaLocation,
+    keyword: str,
+    track_evaluated: bool,
 ) -> ValueSet:
     branches = [
         context.algebra.intersect(values, each)
@@ -79,37 +119,60 @@ def _one_of(
 
 
 def _not(
-    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context,
+    values: ValueSet,
+    schema: Schema,
+    location: SchemaLocation,
+    keyword: str,
+    track_evaluated: bool,
 ) -> ValueSet:
     return context.algebra.without(values, context.values(context.below(location, keyword)))
 
 
 def _if(
-    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context,
+    values: ValueSet,
+    schema: Schema,
+    location: SchemaLocation,
+    keyword: str,
+    track_evaluated: bool,
 ) -> ValueSet:
     condition = context.below(location, "if")
     then, otherwise = (
-        context.values(context.below(location, word), track_evaluated) if word in schema else ANY_VALUE
+        context.values(context.below(location, word), track_evaluated)
+        if word in schema
+        else ANY_VALUE
         for word in ("then", "else")
     )
     algebra = context.algebra
     plain = context.values(condition)
-    if all(shape.only_names_members for shape in plain.objects) and plain.arrays in ((), ANY_VALUE.arrays):
+    if all(shape.only_names_members for shape in plain.objects) and plain.arrays in (
+        (),
+        ANY_VALUE.arrays,
+    ):
         met = algebra.intersect(context.values(condition, track_evaluated), then)
         unmet = algebra.intersect(algebra.negate(plain), otherwise)
-        return algebra.intersect(values, algebra.unite([met, unmet]))  # stays separate from other conditions
+        # stays separate from other conditions
+        return algebra.intersect(values, algebra.unite([met, unmet]))
     met = algebra.intersect(values, context.values(condition, track_evaluated))
     unmet = algebra.without(values, plain)
     return algebra.unite([algebra.intersect(met, then), algebra.intersect(unmet, otherwise)])
 
 
 def _dependent(
-    context: Context, values: ValueSet, schema: Schema, location: SchemaLocation, keyword: str, track_evaluated: bool
+    context: Context,
+    values: ValueSet,
+    schema: Schema,
+    location: SchemaLocation,
+    keyword: str,
+    track_evaluated: bool,
 ) -> ValueSet:
     for name, requirement in schema[keyword].items():
         if isinstance(requirement, list):
             # The members that a member requires are written before it.
-            needed = ObjectShape(tuple(Member(each, True, True) for each in dict.fromkeys((*requirement, name))))
+            needed = ObjectShape(
+                tuple(Member(each, True, True) for each in dict.fromkeys((*requirement, name)))
+            )
             present = replace(NO_VALUE, objects=(needed,))
         else:
             present = replace(NO_VALUE, objects=(ObjectShape((Member(name, True, True),)),))
@@ -121,7 +184,9 @@ def _dependent(
     return values
 
 
-APPLICATORS: dict[str, Callable[[Context, ValueSet, Schema, SchemaLocation, str, bool], ValueSet]] = {
+APPLICATORS: dict[
+    str, Callable[[Context, ValueSet, Schema, SchemaLocation, str, bool], ValueSet]
+] = {
     "$ref": _ref,
     "$dynamicRef": _ref,
     "$recursiveRef": _ref,

@@ -10,8 +10,15 @@ from sglang_lite.constraints.json_schema.prose import PROSE
 from sglang_lite.constraints.json_schema.quotes import SOURCES
 
 ASSERTING = {
-    *READERS, *APPLICATORS, "then", "else", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",
-} - {REPEATS}  # fmt: skip
+    *READERS,
+    *APPLICATORS,
+    "then",
+    "else",
+    "minContains",
+    "maxContains",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+} - {REPEATS}
 _NO_ASSERTIONS = {  # keywords that obviously assert nothing
     "$anchor", "$comment", "$defs", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "$vocabulary", "default",
     "definitions", "deprecated", "description", "examples", "id", "readOnly", "title", "writeOnly", SOURCES, REPEATS,
@@ -25,10 +32,16 @@ def foreign_names(schema: object) -> list[str]:
     """
     if not isinstance(schema, dict) or any(keyword in ASSERTING for keyword in schema):
         return []
-    return [name for name in schema if name not in _NO_ASSERTIONS and not name.startswith(("$", "x-", "content"))]
+    return [
+        name
+        for name in schema
+        if name not in _NO_ASSERTIONS and not name.startswith(("$", "x-", "content"))
+    ]
 
 
-def assertions_and_annotations(document: Document, *, assert_format: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def assertions_and_annotations(
+    document: Document, *, assert_format: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the JSON Pointers of the keywords that assert something, and of those that don't
     although they might seem to: formats that are not asserted, unknown keywords, keywords of other
     drafts, and keywords about content.

@@ -16,7 +16,14 @@ _NAMING = ("properties", "patternProperties")
 _OTHERS_KEYWORDS = ("additionalProperties", "unevaluatedProperties")
 _ALTERNATIVES = ("anyOf", "oneOf")
 _IN_PLACE = ("allOf", *_ALTERNATIVES, "then", "else", "dependentSchemas", "dependencies")
-_BELOW = (*_NAMING, *_OTHERS_KEYWORDS, "items", "prefixItems", "additionalItems", "unevaluatedItems")
+_BELOW = (
+    *_NAMING,
+    *_OTHERS_KEYWORDS,
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "unevaluatedItems",
+)
 
 
 def closed(schema: object, *, simple_only: bool = False) -> Json:
@@ -36,7 +43,8 @@ def closed(schema: object, *, simple_only: bool = False) -> Json:
     """
     document = Document(schema)
     parts: frozenset[str] = frozenset()
-    while True:  # repeat until all definitions that are parts of composed objects, and stay open, are known
+    # repeat until all definitions that are parts of composed objects, and stay open, are known
+    while True:
         found = _Closer(document, parts, simple_only=simple_only)
         found.visit(document.start, part=False)
         if found.parts == parts:
@@ -79,8 +87,7 @@ class _Closer:
         self._seen: set[tuple[str, bool]] = set()
 
     def visit(self, location: SchemaLocation, *, part: bool) -> None:
-        """Visits a schema and all schemas below it. A part of another schema is not closed itself.
-        """
+        """Visits a schema and all schemas below it. A part of another schema is not closed itself."""
         if (location.pointer, part) in self._seen:
             return
         self._seen.add((location.pointer, part))
@@ -89,12 +96,19 @@ class _Closer:
             return
         if part:
             self.parts |= {location.pointer}
-        here = [self._document.follow(location, keyword) for keyword in REFERENCES if keyword in schema]
+        here = [
+            self._document.follow(location, keyword) for keyword in REFERENCES if keyword in schema
+        ]
         here += self._children(location, schema, _IN_PLACE)
         names = any(keyword in schema for keyword in _NAMING)
         has_others_keyword = any(keyword in schema for keyword in _OTHERS_KEYWORDS)
         kinds = [keyword for keyword in (*REFERENCES, *_IN_PLACE) if keyword in schema]
-        together = names or has_others_keyword or len(kinds) > 1 or (len(here) > 1 and kinds[0] not in _ALTERNATIVES)
+        together = (
+            names
+            or has_others_keyword
+            or len(kinds) > 1
+            or (len(here) > 1 and kinds[0] not in _ALTERNATIVES)
+        )
         together = together or any(each.pointer in self._parts_before for each in here)
         if (
             not part
@@ -103,7 +117,9 @@ class _Closer:
             and (names or any(self._names(each, set()) for each in here))
             and not (self._simple_only and (here or _requires_unlisted(schema)))
         ):
-            self.closings[location.pointer] = "unevaluatedProperties" if here else "additionalProperties"
+            self.closings[location.pointer] = (
+                "unevaluatedProperties" if here else "additionalProperties"
+            )
         for each in here:
             self.visit(each, part=part or together)
         for each in self._children(location, schema, _BELOW):
@@ -115,9 +131,13 @@ class _Closer:
         if location.pointer in seen or not isinstance(schema, dict):
             return False
         seen.add(location.pointer)
-        here = [self._document.follow(location, keyword) for keyword in REFERENCES if keyword in schema]
+        here = [
+            self._document.follow(location, keyword) for keyword in REFERENCES if keyword in schema
+        ]
         here += self._children(location, schema, _IN_PLACE)
-        return any(keyword in schema for keyword in _NAMING) or any(self._names(each, seen) for each in here)
+        return any(keyword in schema for keyword in _NAMING) or any(
+            self._names(each, seen) for each in here
+        )
 
     def _children(
         self, location: SchemaLocation, schema: dict[str, Any], keywords: tuple[str, ...]
@@ -126,7 +146,11 @@ class _Closer:
             value = schema.get(keyword)
             if isinstance(value, list):
                 yield from (self._document.child(location, keyword, i) for i in range(len(value)))
-            elif isinstance(value, dict) and keyword in (*_NAMING, "dependentSchemas", "dependencies"):
+            elif isinstance(value, dict) and keyword in (
+                *_NAMING,
+                "dependentSchemas",
+                "dependencies",
+            ):
                 yield from (self._document.child(location, keyword, name) for name in value)
             elif isinstance(value, dict):
                 yield self._document.child(location, keyword)

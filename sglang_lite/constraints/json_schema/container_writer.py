@@ -56,7 +56,8 @@ class ContainerWriter(Protocol):
         each value.
 
         Raises:
-            ConstraintError: the values have no regular node, for example because objects may have unlisted names.
+            ConstraintError: the values have no regular node, for example because objects may have
+                unlisted names.
         """
         ...
 

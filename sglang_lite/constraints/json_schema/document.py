@@ -27,7 +27,9 @@ _ONE = frozenset({
     "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
 })  # fmt: skip
 LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
+NAMED = frozenset(
+    {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+)
 HOLDERS = _ONE | LISTS | NAMED
 
 # Keywords that a draft does not have, because they were added later or removed earlier.
@@ -66,7 +68,9 @@ class SchemaLocation:
     scope: tuple[str, ...] = ()
 
     def child(self, *steps: str | int) -> SchemaLocation:
-        return SchemaLocation(self.pointer + "".join(f"/{pointer_token(str(step))}" for step in steps), self.scope)
+        return SchemaLocation(
+            self.pointer + "".join(f"/{pointer_token(str(step))}" for step in steps), self.scope
+        )
 
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -87,7 +91,9 @@ def _joined(base: str, reference: str, pointer: str) -> str:
     try:
         return urljoin(base, reference)
     except ValueError as error:
-        raise ConstraintError(f"json_schema: {reference!r} is no reference: {error}.", pointer=pointer) from error
+        raise ConstraintError(
+            f"json_schema: {reference!r} is no reference: {error}.", pointer=pointer
+        ) from error
 
 
 def pointer_token(step: str) -> str:
@@ -99,15 +105,16 @@ class Document:
     """Schema document: its draft, its locations, and the targets of its references.
 
     Args:
-        root: the schema. Its `$schema` selects the draft, which is 2020-12 by default. `dependencies` is known in every
-            draft.
+        root: the schema. Its `$schema` selects the draft, which is 2020-12 by default.
+            `dependencies` is known in every draft.
 
     Attributes:
         root: the schema.
         draft: name of the draft, as in the URI of `$schema`.
         ref_hides_siblings: True if `$ref` hides the keywords next to it in this draft.
         unknown: keywords that its dialect does not have.
-        roots: the schema and the meta-schemas that it refers to, by the prefix of pointers into them.
+        roots: the schema and the meta-schemas that it refers to, by the prefix of pointers into
+            them.
         start: location of the whole schema.
     """
 
@@ -118,18 +125,27 @@ class Document:
         self.draft = next((name for name in _KEYWORDS_UNKNOWN_TO if name in schema_uri), "2020-12")
         self.unknown = _KEYWORDS_UNKNOWN_TO.get(self.draft, frozenset[str]())
         self.ref_hides_siblings = "$defs" in self.unknown
-        own = root.get("$defs") if isinstance(root, dict) else None  # may embed the schema's own meta-schema
-        vocabulary = own[schema_uri].get("$vocabulary") if isinstance(own, dict) and schema_uri in own else None
-        if isinstance(vocabulary, dict) and not any(each.endswith("/vocab/validation") for each in vocabulary):
+        # may embed the schema's own meta-schema
+        own = root.get("$defs") if isinstance(root, dict) else None
+        vocabulary = (
+            own[schema_uri].get("$vocabulary")
+            if isinstance(own, dict) and schema_uri in own
+            else None
+        )
+        if isinstance(vocabulary, dict) and not any(
+            each.endswith("/vocab/validation") for each in vocabulary
+        ):
             self.unknown |= _VALIDATION
-        self._bases: dict[str, tuple[str, str]] = {}  # base URI and pointer of the resource, by a schema's pointer
+        # base URI and pointer of the resource, by a schema's pointer
+        self._bases: dict[str, tuple[str, str]] = {}
         self._schemas: dict[str, Any] = {}  # schemas by pointer
         self._resources: dict[str, str] = {"": ""}
         self._anchors: dict[tuple[str, str], str] = {}  # (resource, name) to pointer
         self._dynamic: set[tuple[str, str]] = set()
         for uri in (queue := list(self._index(root, "", ""))):
             address = f"{uri}#"
-            if address not in self.roots and uri not in self._resources:  # unless embedded by the user
+            # unless embedded by the user
+            if address not in self.roots and uri not in self._resources:
                 self.roots[address] = json.loads(_meta_schemas()[uri])
                 self._resources[uri] = address
                 queue += self._index(self.roots[address], address, uri)
@@ -208,16 +224,22 @@ class Document:
             except KeyError:
                 found = None
         if found is None:
-            raise ConstraintError(f"json_schema: the reference {reference!r} leads to nothing.", pointer=where)
+            raise ConstraintError(
+                f"json_schema: the reference {reference!r} leads to nothing.", pointer=where
+            )
         return self._entered(SchemaLocation(found, location.scope))
 
-    def _outermost(self, location: SchemaLocation, resource: str, name: str, found: str | None) -> str | None:
+    def _outermost(
+        self, location: SchemaLocation, resource: str, name: str, found: str | None
+    ) -> str | None:
         """Returns the pointer of the dynamic anchor in the outermost resource of the scope that has
         one, or `found` if the resource itself has no dynamic anchor of this name.
         """
         if (resource, name) not in self._dynamic:
             return found
-        return next((self._anchors[r, name] for r in location.scope if (r, name) in self._dynamic), found)
+        return next(
+            (self._anchors[r, name] for r in location.scope if (r, name) in self._dynamic), found
+        )
 
     def child(self, location: SchemaLocation, *steps: str | int) -> SchemaLocation:
         """Returns the location of a schema below another."""
@@ -234,8 +256,11 @@ class Document:
     def _entered(self, location: SchemaLocation) -> SchemaLocation:
         resource = self._base(location.pointer)[1]
         names = [name for each, name in self._dynamic if each == resource]
-        if not location.scope or all(any((r, name) in self._dynamic for r in location.scope) for name in names):
-            return location  # only the outermost anchor of each name counts, so this resource changes nothing
+        if not location.scope or all(
+            any((r, name) in self._dynamic for r in location.scope) for name in names
+        ):
+            # only the outermost anchor of each name counts, so this resource changes nothing
+            return location
         return SchemaLocation(location.pointer, (*location.scope, resource))
 
     def _base(self, pointer: str) -> tuple[str, str]:
@@ -265,7 +290,9 @@ class Document:
             self._bases[pointer] = (base, resource)
             self._schemas[pointer] = schema
 
-    def _named(self, schema: dict[str, Any], pointer: str, base: str, resource: str) -> tuple[str, str]:
+    def _named(
+        self, schema: dict[str, Any], pointer: str, base: str, resource: str
+    ) -> tuple[str, str]:
         """Returns the base URI and resource of a schema, which may start a new resource."""
         name = schema.get("$id", schema.get("id") if self.ref_hides_siblings else None)
         if not isinstance(name, str) or (self.ref_hides_siblings and "$ref" in schema):
@@ -282,7 +309,9 @@ def _meta_schemas_in(schema: dict[str, Any], base: str) -> Iterator[str]:
     """Yields the URIs of the meta-schemas that a schema refers to."""
     for keyword in ("$ref", "$dynamicRef"):
         reference = schema.get(keyword)
-        if isinstance(reference, str) and ("json-schema.org/" in reference or "json-schema.org/" in base):
+        if isinstance(reference, str) and (
+            "json-schema.org/" in reference or "json-schema.org/" in base
+        ):
             try:
                 uri = urljoin(base, reference).partition("#")[0]
             except ValueError:  # refused when the reference is followed
@@ -296,7 +325,9 @@ def subschemas(schema: dict[str, Json]) -> Iterator[tuple[str, Json]]:
     for keyword, value in schema.items():
         if isinstance(value, dict) and keyword in NAMED:
             named = ((f"/{keyword}/{pointer_token(name)}", each) for name, each in value.items())
-            yield from (each for each in named if keyword != "dependencies" or not isinstance(each[1], list))
+            yield from (
+                each for each in named if keyword != "dependencies" or not isinstance(each[1], list)
+            )
         elif isinstance(value, list) and keyword in (*LISTS, "items"):
             yield from ((f"/{keyword}/{i}", each) for i, each in enumerate(value))
         elif keyword in _ONE:

@@ -150,7 +150,13 @@ class _Reader:
             return 0 if not self._text[self._at : self._at + 1].isdigit() else self._fail()
         if char in "dDsSwW":
             return None
-        return _SHORT[char] if char in _SHORT else ord(char) if char in _SYNTAX + more else self._fail()
+        return (
+            _SHORT[char]
+            if char in _SHORT
+            else ord(char)
+            if char in _SYNTAX + more
+            else self._fail()
+        )
 
     def _class(self) -> None:
         self._take("^")

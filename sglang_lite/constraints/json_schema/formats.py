@@ -11,7 +11,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.formal.nodes import ANY_CHAR, Node, Repeat, alternation, concat, intersection
+from sglang_lite.constraints.formal.nodes import (
+    ANY_CHAR,
+    Node,
+    Repeat,
+    alternation,
+    concat,
+    intersection,
+)
 from sglang_lite.constraints.json_schema import ecma_regex, idn
 from sglang_lite.constraints.syntax.regex import parse
 
@@ -38,7 +45,9 @@ def _leap_seconds() -> str:
     for offset in range(0, 24 * 60, 15):
         for sign, minute in (("+", offset - 1), ("-", -offset - 1)):
             hour, minute = divmod(minute % (24 * 60), 60)
-            options.append(f"{hour:02}:{minute:02}:60{_FRACTION}[{sign}]{offset // 60:02}:{offset % 60:02}")
+            options.append(
+                f"{hour:02}:{minute:02}:60{_FRACTION}[{sign}]{offset // 60:02}:{offset % 60:02}"
+            )
     return "|".join(options)
 
 
@@ -55,12 +64,28 @@ _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
 _H16 = "[0-9a-fA-F]{1,4}"
 _LS32 = f"(?:{_H16}:{_H16}|{IPV4})"
-IPV6 = "(?:" + "|".join([  # RFC 3986, 3.2.2
-    f"(?:{_H16}:){{6}}{_LS32}", f"::(?:{_H16}:){{5}}{_LS32}", f"(?:{_H16})?::(?:{_H16}:){{4}}{_LS32}",
-    *(f"(?:(?:{_H16}:){{0,{n}}}{_H16})?::{rest}" for n, rest in (
-        (1, f"(?:{_H16}:){{3}}{_LS32}"), (2, f"(?:{_H16}:){{2}}{_LS32}"), (3, f"{_H16}:{_LS32}"), (4, _LS32),
-        (5, _H16), (6, ""))),
-]) + ")"  # fmt: skip
+IPV6 = (
+    "(?:"
+    + "|".join(
+        [  # RFC 3986, 3.2.2
+            f"(?:{_H16}:){{6}}{_LS32}",
+            f"::(?:{_H16}:){{5}}{_LS32}",
+            f"(?:{_H16})?::(?:{_H16}:){{4}}{_LS32}",
+            *(
+                f"(?:(?:{_H16}:){{0,{n}}}{_H16})?::{rest}"
+                for n, rest in (
+                    (1, f"(?:{_H16}:){{3}}{_LS32}"),
+                    (2, f"(?:{_H16}:){{2}}{_LS32}"),
+                    (3, f"{_H16}:{_LS32}"),
+                    (4, _LS32),
+                    (5, _H16),
+                    (6, ""),
+                )
+            ),
+        ]
+    )
+    + ")"
+)
 
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
@@ -76,10 +101,12 @@ _LITERAL = rf"\[(?:{IPV4}|{_IPV6_TAG}{IPV6})\]"
 _EMAIL = rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")@(?:{_DOMAIN}|{_LITERAL})'
 MAX_LOCAL = 64  # octets before the @ (RFC 5321, 4.5.3.1.1)
 _SHORT_LOCAL = f"(?s).{{1,{MAX_LOCAL}}}@[^@]*"  # no domain has an @
-# In UTF-8. Longer ones that mix characters of few and many octets are also valid, but are not generated.
+# In UTF-8. Longer ones that mix characters of few and many octets are also valid, but are not
+# generated.
 _SHORT_IDN_LOCAL = rf"[\0-\x7f]{{1,{MAX_LOCAL}}}|[\0-\U0010ffff]{{1,{MAX_LOCAL // 4}}}"
 _IDN_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~\u0080-\U0010FFFF-]+"
-_IDN_LOCAL = rf'(?:{_IDN_ATOM}(?:\.{_IDN_ATOM})*|"(?:[ !#-\[\]-~\u0080-\U0010FFFF]|\\[ -~])*")'  # RFC 6531, 3.3
+# RFC 6531, 3.3
+_IDN_LOCAL = rf'(?:{_IDN_ATOM}(?:\.{_IDN_ATOM})*|"(?:[ !#-\[\]-~\u0080-\U0010FFFF]|\\[ -~])*")'
 
 
 def _uri(more: str, query: str = "") -> tuple[str, str]:
@@ -97,12 +124,16 @@ def _uri(more: str, query: str = "") -> tuple[str, str]:
     noscheme = f"(?:[{unreserved}{subs}@]|{escaped})+(?:/{pchar}*)*"
     tail = rf"(?:\?(?:{pchar}|[/?{query}])*)?(?:#(?:{pchar}|[/?])*)?"
     rooted = f"//{authority}{abempty}|/(?:{rootless})?"
-    return f"[a-zA-Z][a-zA-Z0-9+.-]*:(?:{rooted}|{rootless}|){tail}", f"(?:{rooted}|{noscheme}|){tail}"
+    return (
+        f"[a-zA-Z][a-zA-Z0-9+.-]*:(?:{rooted}|{rootless}|){tail}",
+        f"(?:{rooted}|{noscheme}|){tail}",
+    )
 
 
 # RFC 3987, 2.2: ucschar and iprivate
 _UCS = r"\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF" + "".join(
-    f"\\U{plane:04X}{'1000' if plane == 14 else '0000'}-\\U{plane:04X}FFFD" for plane in range(1, 15)
+    f"\\U{plane:04X}{'1000' if plane == 14 else '0000'}-\\U{plane:04X}FFFD"
+    for plane in range(1, 15)
 )
 _PRIVATE = r"\uE000-\uF8FF\U000F0000-\U000FFFFD\U00100000-\U0010FFFD"
 _URI, _URI_REFERENCE = _uri("")
@@ -135,7 +166,8 @@ _FORMATS = {
 }
 
 
-GENERATED_IN_PART = frozenset({"hostname", "idn-hostname", "idn-email", "regex"})  # only a part of the valid strings is generated
+# only a part of the valid strings is generated
+GENERATED_IN_PART = frozenset({"hostname", "idn-hostname", "idn-email", "regex"})
 ASSERTED = frozenset({*_FORMATS, *GENERATED_IN_PART})
 
 
@@ -169,7 +201,9 @@ def is_valid(name: str, text: str) -> bool:
         case "idn-email":
             local, _, domain = text.rpartition("@")
             valid_domain = idn.is_hostname(domain) or accepts(parse(_LITERAL), domain)
-            return valid_domain and _octets(local) <= MAX_LOCAL and accepts(parse(_IDN_LOCAL), local)
+            return (
+                valid_domain and _octets(local) <= MAX_LOCAL and accepts(parse(_IDN_LOCAL), local)
+            )
         case "regex":
             return ecma_regex.is_pattern(text)
     return accepts(language_of(name), text)
@@ -186,7 +220,9 @@ def _has_a_labels(text: str) -> bool:
     if not any(map(_is_a_label, labels)):
         return False
     plain = ".".join("x" * len(label) if _is_a_label(label) else label for label in labels)
-    return accepts(language_of("hostname"), plain) and all(map(idn.is_hostname, filter(_is_a_label, labels)))
+    return accepts(language_of("hostname"), plain) and all(
+        map(idn.is_hostname, filter(_is_a_label, labels))
+    )
 
 
 def _is_a_label(label: str) -> bool:

@@ -45,7 +45,8 @@ def all_of(*parts: Formula) -> Formula:
     flat = [each for part in parts for each in (part.parts if isinstance(part, AllOf) else (part,))]
     distinct = tuple(dict.fromkeys(each for each in flat if each is not True))
     if False in distinct or any(
-        isinstance(each, ValidAt | Const) and each.negated and not_(each) in distinct for each in distinct
+        isinstance(each, ValidAt | Const) and each.negated and not_(each) in distinct
+        for each in distinct
     ):
         return False
     return True if not distinct else distinct[0] if len(distinct) == 1 else AllOf(distinct)
@@ -55,7 +56,8 @@ def any_of(*parts: Formula) -> Formula:
     flat = [each for part in parts for each in (part.parts if isinstance(part, AnyOf) else (part,))]
     distinct = tuple(dict.fromkeys(each for each in flat if each is not False))
     if True in distinct or any(
-        isinstance(each, ValidAt | Const) and each.negated and not_(each) in distinct for each in distinct
+        isinstance(each, ValidAt | Const) and each.negated and not_(each) in distinct
+        for each in distinct
     ):
         return True
     return False if not distinct else distinct[0] if len(distinct) == 1 else AnyOf(distinct)

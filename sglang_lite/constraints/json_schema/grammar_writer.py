@@ -15,7 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from sglang_lite.constraints.formal.grammars import contradiction, pruned, regular
-from sglang_lite.constraints.formal.nodes import EMPTY, NOTHING, Language, Node, Ref, alternation, concat, literal
+from sglang_lite.constraints.formal.nodes import (
+    EMPTY,
+    NOTHING,
+    Language,
+    Node,
+    Ref,
+    alternation,
+    concat,
+    literal,
+)
 from sglang_lite.constraints.json_schema.document import SchemaLocation
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, pointer_of
 from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes, RulePosition
@@ -95,7 +104,8 @@ class GrammarWriter:
         """Returns the language of the texts of a formula's values.
 
         Raises:
-            ConstraintError: the formula has no values, or something can't be enforced; the error has a JSON Pointer.
+            ConstraintError: the formula has no values, or something can't be enforced; the error
+                has a JSON Pointer.
         """
         start = self.value(formula)
         return self.finished(start, {start.name})
@@ -106,17 +116,21 @@ class GrammarWriter:
 
         Args:
             start: reference to the start rule.
-            sealed: names of rules for JSON values, whose lexemes may be read greedily (see `Language.sealed`).
+            sealed: names of rules for JSON values, whose lexemes may be read greedily (see
+                `Language.sealed`).
 
         Raises:
-            ConstraintError: the language is empty, or something can't be enforced; the error has a JSON Pointer.
+            ConstraintError: the language is empty, or something can't be enforced; the error has a
+                JSON Pointer.
         """
         rules: dict[str, Node] = {}
         while self._rules.to_do:
             name, body = self._rules.to_do.popleft()
             rules[name] = body()
             if len(rules) > MAX_RULES:
-                raise ConstraintError(f"json_schema: too large: its grammar needs more than {MAX_RULES:,} rules.")
+                raise ConstraintError(
+                    f"json_schema: too large: its grammar needs more than {MAX_RULES:,} rules."
+                )
         language = Language(start.name, rules, frozenset(sealed))
         try:
             return pruned(language)
@@ -129,7 +143,9 @@ class GrammarWriter:
     def _location(self, names: Iterable[str]) -> SchemaLocation:
         """Returns the location of the schema that the last of some rules belongs to."""
         formulas = {name: key for (_, key), name in self._rules.names.items()}
-        locations = [formula.location for name in names if isinstance(formula := formulas[name], ValidAt)]
+        locations = [
+            formula.location for name in names if isinstance(formula := formulas[name], ValidAt)
+        ]
         return locations[-1] if locations else SchemaLocation("")
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
@@ -155,14 +171,20 @@ class GrammarWriter:
     def unique_item(self, formula: Formula) -> Node:
         if replace(self.reader.values(formula), inexact=False) != ANY_VALUE:
             plain = GrammarWriter(
-                self.reader, self._style, masked_shapes=self.masked_shapes, plain=True, rules=self._rules
+                self.reader,
+                self._style,
+                masked_shapes=self.masked_shapes,
+                plain=True,
+                rules=self._rules,
             )
             return plain.value(formula)
         return self.rule(("different", formula), lambda: self._texts(ANY_VALUE, plain=True))
 
     def listed_texts(self, formula: Formula) -> Node:
         if self.any_order or self._style.gap != EMPTY:
-            raise ConstraintError("json_schema: members in any order or free whitespace give one value several texts.")
+            raise ConstraintError(
+                "json_schema: members in any order or free whitespace give one value several texts."
+            )
         if self.reader.empty(formula):
             return NOTHING
         writer = GrammarWriter(self.reader, self._style, plain=True)
@@ -201,7 +223,11 @@ class GrammarWriter:
         """Returns the positions with rules that masks enforce. The language must have been written
         before.
         """
-        return () if self.masked_shapes is None else self.masked_shapes.positions(self.reader, formula, self._scalars)
+        return (
+            ()
+            if self.masked_shapes is None
+            else self.masked_shapes.positions(self.reader, formula, self._scalars)
+        )
 
     def containers(self, values: ValueSet) -> list[Node]:
         """Returns the texts of the arrays and objects of a set."""
@@ -215,14 +241,26 @@ def _contradiction_hint(schema: Json) -> str:
     if not isinstance(schema, dict):
         return "The schema false allows no value."
     keywords = (
-        f"{name}: {json.dumps(value, ensure_ascii=False):.60}" for name, value in schema.items() if name not in _NOTES
+        f"{name}: {json.dumps(value, ensure_ascii=False):.60}"
+        for name, value in schema.items()
+        if name not in _NOTES
     )
     if "$ref" in schema:
         return f"No value meets {'; '.join(keywords)}. If it requires itself, it never ends: let it be null or missing."
     return f"No value meets all of {'; '.join(keywords)}. Change one."
 
 
-_NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions"}
+_NOTES = {
+    "title",
+    "description",
+    "default",
+    "examples",
+    "$schema",
+    "$id",
+    "$comment",
+    "$defs",
+    "definitions",
+}
 
 
 @contextmanager
@@ -235,4 +273,6 @@ def errors_at_formula(formula: Formula) -> Iterator[None]:
     except ConstraintError as error:
         if error.pointer is not None or not isinstance(formula, ValidAt):
             raise
-        raise ConstraintError(error.message, pointer=formula.location.pointer, hint=error.hint) from error
+        raise ConstraintError(
+            error.message, pointer=formula.location.pointer, hint=error.hint
+        ) from error

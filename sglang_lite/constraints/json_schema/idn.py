@@ -12,7 +12,15 @@ import re
 from functools import cache
 
 from sglang_lite.constraints.formal import charsets
-from sglang_lite.constraints.formal.nodes import CharSet, Node, alternation, concat, literal, optional, repeat
+from sglang_lite.constraints.formal.nodes import (
+    CharSet,
+    Node,
+    alternation,
+    concat,
+    literal,
+    optional,
+    repeat,
+)
 from sglang_lite.constraints.syntax.regex import parse
 
 MAX_LABELS = 4
@@ -23,8 +31,9 @@ _DOTS = re.compile("[.\u3002\uff0e\uff61]")  # RFC 3490, 3.1
 _DIGITS = (0x30, 0x39)
 _SMALL = (0x61, 0x7A)
 _CAPITAL = (0x41, 0x5A)
-# Latin, Greek, Cyrillic, Armenian, Devanagari, Thai, Georgian, Hiragana, Katakana, Han, Hangul. All code points are
-# PVALID by RFC 5892, are in the normal form of no other code point, and are short enough in Punycode for labels of 12.
+# Latin, Greek, Cyrillic, Armenian, Devanagari, Thai, Georgian, Hiragana, Katakana, Han, Hangul. All
+# code points are PVALID by RFC 5892, are in the normal form of no other code point, and are short
+# enough in Punycode for labels of 12.
 LEFT_TO_RIGHT = (
     (0xDF, 0xF6), (0xF8, 0xFF), *((code, code) for code in (*range(0x101, 0x132, 2), *range(0x15B, 0x178, 2))),
     (0x3AC, 0x3CE), (0x430, 0x45F), (0x561, 0x586), (0x905, 0x928), (0x92A, 0x930), (0x935, 0x939), (0xE01, 0xE2E),
@@ -33,8 +42,8 @@ LEFT_TO_RIGHT = (
 )  # fmt: skip
 RIGHT_TO_LEFT = ((0x5D0, 0x5EA), (0x621, 0x63A), (0x641, 0x64A), (0x6FD, 0x6FE))  # Hebrew, Arabic
 
-# In contexts of RFC 5892, appendix A: middle dot, keraia, Katakana middle dot, joiners after a virama; geresh and
-# gershayim, a non-joiner between letters that join, Arabic-Indic digits.
+# In contexts of RFC 5892, appendix A: middle dot, keraia, Katakana middle dot, joiners after a
+# virama; geresh and gershayim, a non-joiner between letters that join, Arabic-Indic digits.
 _KANA_OR_HAN = r"[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5]"
 _JOINING = r"[\u0628\u062a-\u062e\u0633-\u063a\u0641-\u0647\u064a]"
 _IN_CONTEXT = parse(
@@ -94,7 +103,10 @@ def _around(inner: Node, letters: charsets.Ranges) -> Node:
 
 def _joined(labels: tuple[Node, ...]) -> Node:
     label = alternation(labels)
-    return concat(label, repeat(concat(CharSet(charsets.singles(".\u3002\uff0e\uff61")), label), 0, MAX_LABELS - 1))
+    return concat(
+        label,
+        repeat(concat(CharSet(charsets.singles(".\u3002\uff0e\uff61")), label), 0, MAX_LABELS - 1),
+    )
 
 
 def _label(first: charsets.Ranges, more: charsets.Ranges, longest: int) -> Node:

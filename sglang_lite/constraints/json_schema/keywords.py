@@ -43,7 +43,8 @@ from sglang_lite.protocol import ConstraintError
 
 REPEATS = "x-repeats"  # our own keyword: maximum number of equal list items generated in a row
 MAX_CELLS = 1_000  # maximum number of languages that patterns divide names into
-MAX_LENGTH = 2**20  # more than is ever generated; a greater maxLength or maxItems counts as no limit
+# more than is ever generated; a greater maxLength or maxItems counts as no limit
+MAX_LENGTH = 2**20
 
 # If the first keyword is ignored, so must the second be, or it would apply to too much.
 DEPENDENT_KEYWORDS = {"patternProperties": "additionalProperties", "prefixItems": "items"}
@@ -92,7 +93,9 @@ def errors_at(location: SchemaLocation, keyword: str) -> Iterator[None]:
             raise
         message = one_line_message(error.message)
         message = message if message.startswith("json_schema") else f"json_schema: {message}"
-        raise ConstraintError(message, pointer=location.child(keyword).pointer, hint=error.hint) from error
+        raise ConstraintError(
+            message, pointer=location.child(keyword).pointer, hint=error.hint
+        ) from error
 
 
 def singleton(value: Any) -> ValueSet:  # any JSON value
@@ -108,10 +111,18 @@ def singleton(value: Any) -> ValueSet:  # any JSON value
             return ValueSet(numbers=numbers.singleton(to_fraction(value)))
         case str():
             if len(value) > MAX_MIN_LENGTH:
-                raise ConstraintError(f"json_schema: texts of more than {MAX_MIN_LENGTH:,} characters are required.")
+                raise ConstraintError(
+                    f"json_schema: texts of more than {MAX_MIN_LENGTH:,} characters are required."
+                )
             return ValueSet(strings=literal(value))
         case list():
-            return ValueSet(arrays=(ArrayShape(tuple(map(_singleton_formula, value)), False, len(value), len(value)),))
+            return ValueSet(
+                arrays=(
+                    ArrayShape(
+                        tuple(map(_singleton_formula, value)), False, len(value), len(value)
+                    ),
+                )
+            )
     members = tuple(Member(name, _singleton_formula(each), True) for name, each in value.items())
     return ValueSet(objects=(ObjectShape(members, ()),))
 
@@ -120,22 +131,30 @@ def _singleton_formula(value: Any) -> Formula:
     return Const(json.dumps(value, ensure_ascii=False))
 
 
-def _enum(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _enum(
+    context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
+) -> ValueSet:
     return context.algebra.unite(map(singleton, schema["enum"]))
 
 
-def _const(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _const(
+    context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
+) -> ValueSet:
     return singleton(schema["const"])
 
 
-def _type(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _type(
+    context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
+) -> ValueSet:
     names = schema["type"]
     if isinstance(names, str):
         return _TYPES[names]
     return context.algebra.unite(_TYPES[name] for name in names)
 
 
-def _number(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _number(
+    context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
+) -> ValueSet:
     piece = numbers.EVERY
     for keyword, is_low in (
         ("minimum", True),
@@ -146,7 +165,8 @@ def _number(context: Context, schema: Schema, location: SchemaLocation, track_ev
         limit = schema.get(keyword)
         if limit is None or isinstance(limit, bool):
             continue
-        is_open = keyword.startswith("ex") or schema.get(f"exclusive{keyword.capitalize()}") is True  # draft 4
+        # draft 4
+        is_open = keyword.startswith("ex") or schema.get(f"exclusive{keyword.capitalize()}") is True
         end = (
             NumberRange(to_fraction(limit), None, is_open)
             if is_low
@@ -160,13 +180,16 @@ def _number(context: Context, schema: Schema, location: SchemaLocation, track_ev
     return replace(ANY_VALUE, numbers=piece)
 
 
-def _string(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _string(
+    context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
+) -> ValueSet:
     strings: Node = ANY_TEXT
     least = int(schema.get("minLength", 0))
     most = schema.get("maxLength")
     if least > MAX_MIN_LENGTH:
         raise ConstraintError(
-            f"json_schema: minLength goes up to {MAX_MIN_LENGTH:,}.", pointer=location.child("minLength").pointer
+            f"json_schema: minLength goes up to {MAX_MIN_LENGTH:,}.",
+            pointer=location.child("minLength").pointer,
         )
     if least or (most is not None and most <= MAX_LENGTH):
         strings = Repeat(ANY_CHAR, least, None if most is None or most > MAX_LENGTH else int(most))
@@ -181,19 +204,29 @@ def _string(context: Context, schema: Schema, location: SchemaLocation, track_ev
     return replace(ANY_VALUE, strings=strings)
 
 
-def _quote(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _quote(
+    context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
+) -> ValueSet:
     with errors_at(location, quotes.KEYWORD):
-        return replace(ANY_VALUE, strings=quotes.quote_in(schema[quotes.KEYWORD], context.document.at).node)
+        return replace(
+            ANY_VALUE, strings=quotes.quote_in(schema[quotes.KEYWORD], context.document.at).node
+        )
 
 
-def _array(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _array(
+    context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
+) -> ValueSet:
     prefix = "prefixItems"
     rest = "items"
     if isinstance(schema.get("items"), list):
         prefix = "items"
         rest = "additionalItems"
     types = schema.get("type", "array")
-    if REPEATS in schema and types != "array" and not (isinstance(types, list) and "array" in types):
+    if (
+        REPEATS in schema
+        and types != "array"
+        and not (isinstance(types, list) and "array" in types)
+    ):
         raise ConstraintError(
             f"json_schema: {REPEATS} counts equal items of a list, and this is of type {types!r}.",
             pointer=location.child(REPEATS).pointer,
@@ -209,7 +242,9 @@ def _array(context: Context, schema: Schema, location: SchemaLocation, track_eva
         counts = int(schema.get("minContains", 1)), schema.get("maxContains")
         also = (formula,)
         if counts != (0, None):
-            contains = (Contains(formula, 0, counts[0], None if counts[1] is None else int(counts[1])),)
+            contains = (
+                Contains(formula, 0, counts[0], None if counts[1] is None else int(counts[1])),
+            )
     shape = ArrayShape(
         first,
         context.below(location, rest) if rest in schema else True,
@@ -224,16 +259,23 @@ def _array(context: Context, schema: Schema, location: SchemaLocation, track_eva
     return replace(ANY_VALUE, arrays=(shape,))
 
 
-def _object(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
+def _object(
+    context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool
+) -> ValueSet:
     properties = schema.get("properties", {})
     required = schema.get("required", ())
-    required = dict.fromkeys(() if isinstance(required, bool) else required)  # in draft 3, a boolean on the member
+    # in draft 3, a boolean on the member
+    required = dict.fromkeys(() if isinstance(required, bool) else required)
     with errors_at(location, "patternProperties"):
         patterns = [
             (parse_schema_pattern(pattern), context.below(location, "patternProperties", pattern))
             for pattern in schema.get("patternProperties", {})
         ]
-    additional = context.below(location, "additionalProperties") if "additionalProperties" in schema else True
+    additional = (
+        context.below(location, "additionalProperties")
+        if "additionalProperties" in schema
+        else True
+    )
     inexact = False
     names: Node = ANY_TEXT
     if "propertyNames" in schema:
@@ -277,7 +319,9 @@ def _others(
     for pattern, formula in patterns:
         cut = []
         for cell, formulas in cells:
-            inside, outside = (context.algebra.both_strings(cell, each) for each in (pattern, complement(pattern)))
+            inside, outside = (
+                context.algebra.both_strings(cell, each) for each in (pattern, complement(pattern))
+            )
             cut += [(inside, (*formulas, formula)), (outside, formulas)]
         cells = [(cell, formulas) for cell, formulas in cut if cell != NOTHING]
         if len(cells) > MAX_CELLS:
@@ -290,9 +334,25 @@ def _others(
 
 _KeywordReader = Callable[[Context, Schema, SchemaLocation, bool], ValueSet]
 
-_MEMBERS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
-            "propertyNames")  # fmt: skip
-_ITEMS = ("prefixItems", "items", "additionalItems", "minItems", "maxItems", "contains", "uniqueItems", REPEATS)
+_MEMBERS = (
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "propertyNames",
+)
+_ITEMS = (
+    "prefixItems",
+    "items",
+    "additionalItems",
+    "minItems",
+    "maxItems",
+    "contains",
+    "uniqueItems",
+    REPEATS,
+)
 _LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 READERS: dict[str, _KeywordReader] = {

@@ -17,7 +17,13 @@ from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING, Node, alternation, literal
 from sglang_lite.constraints.json_schema.formulas import Formula, pointer_of
 from sglang_lite.constraints.json_schema.reader import SchemaReader
-from sglang_lite.constraints.json_schema.values import ArrayShape, Member, ObjectShape, ValueSet, both_strings
+from sglang_lite.constraints.json_schema.values import (
+    ArrayShape,
+    Member,
+    ObjectShape,
+    ValueSet,
+    both_strings,
+)
 from sglang_lite.constraints.json_schema.write_strings import quoted
 from sglang_lite.protocol import ConstraintError
 
@@ -70,7 +76,8 @@ class DistinctNames:
     values: Mapping[str, Values] = field(default_factory=dict)
 
 
-UNIQUE_NAMES_ONLY = DistinctNames(quoted(ANY_TEXT), frozenset(), 0)  # any names, without a limit on their number
+# any names, without a limit on their number
+UNIQUE_NAMES_ONLY = DistinctNames(quoted(ANY_TEXT), frozenset(), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +109,18 @@ class RulePosition:
         """
         if isinstance(name, bytes) or name in self.members:
             return self.members[name] if isinstance(name, str) else None
-        fitting = (number for names, number in self.others if names == ANY_TEXT or accepts(names, name))
+        fitting = (
+            number for names, number in self.others if names == ANY_TEXT or accepts(names, name)
+        )
         return next(fitting, None)
 
     def below(self) -> Iterable[int | None]:
-        return (*self.prefix, self.rest, *self.members.values(), *(number for _, number in self.others))
+        return (
+            *self.prefix,
+            self.rest,
+            *self.members.values(),
+            *(number for _, number in self.others),
+        )
 
 
 @dataclass(slots=True)
@@ -122,7 +136,8 @@ class MaskedShapes:
     """
 
     items: dict[ArrayShape, DistinctItems] = field(default_factory=dict)
-    names: dict[ObjectShape, tuple[DistinctNames, str | None]] = field(default_factory=dict)  # rule, pointer
+    # rule, pointer
+    names: dict[ObjectShape, tuple[DistinctNames, str | None]] = field(default_factory=dict)
     scarce_names: dict[ObjectShape, DistinctNames] = field(default_factory=dict)
 
     def positions(
@@ -137,14 +152,17 @@ class MaskedShapes:
             scalars: function that returns the texts of the scalars in a set of values.
 
         Raises:
-            ConstraintError: alternatives disagree on the rules, or the schema has too many positions.
+            ConstraintError: alternatives disagree on the rules, or the schema has too many
+                positions.
         """
         ruled = self.items or self.names or self.scarce_names
         return _pruned(_Positions(reader, self, scalars).all(start)) if ruled else ()
 
 
 class _Positions:
-    def __init__(self, reader: SchemaReader, masked_shapes: MaskedShapes, scalars: Callable[[ValueSet], Node]) -> None:
+    def __init__(
+        self, reader: SchemaReader, masked_shapes: MaskedShapes, scalars: Callable[[ValueSet], Node]
+    ) -> None:
         self._reader = reader
         self._masked_shapes = masked_shapes
         self._scalars = scalars
@@ -178,7 +196,9 @@ class _Positions:
         objects = list(dict.fromkeys(shape for shapes in listed for shape in shapes))
         found = RulePosition(
             self._items(arrays),
-            self._names(objects, several=len(set(listed) - {()}) > 1, at=next(map(pointer_of, formulas))),
+            self._names(
+                objects, several=len(set(listed) - {()}) > 1, at=next(map(pointer_of, formulas))
+            ),
         )
         if arrays:
             count = max(len(shape.prefix) for shape in arrays)
@@ -187,9 +207,16 @@ class _Positions:
         if objects:
             members = {
                 name: self._number(formula for shape in objects for formula in shape.formulas(name))
-                for name in dict.fromkeys(member.name for shape in objects for member in shape.members)
+                for name in dict.fromkeys(
+                    member.name for shape in objects for member in shape.members
+                )
             }
-            others = [(names, formula) for shape in objects for names, formula in shape.others if names != NOTHING]
+            others = [
+                (names, formula)
+                for shape in objects
+                for names, formula in shape.others
+                if names != NOTHING
+            ]
             if len(objects) == 1:
                 by_names = [(names, self._number([formula])) for names, formula in others]
             else:  # the languages of their names may overlap
@@ -200,7 +227,9 @@ class _Positions:
     def _items(self, arrays: Collection[ArrayShape]) -> DistinctItems | None:
         ruled = [shape for shape in arrays if shape in self._masked_shapes.items]
         rules = {self._masked_shapes.items[shape] for shape in ruled}
-        if len(rules) == 1 and all(shape in ruled or (shape.most is not None and shape.most < 2) for shape in arrays):
+        if len(rules) == 1 and all(
+            shape in ruled or (shape.most is not None and shape.most < 2) for shape in arrays
+        ):
             return rules.pop()
         for shape in ruled:
             if shape.unique_pointer is not None and len(ruled) == len(arrays):
@@ -217,7 +246,9 @@ class _Positions:
                 )
         return None
 
-    def _names(self, objects: Sequence[ObjectShape], *, several: bool, at: str) -> tuple[DistinctNames, ...]:
+    def _names(
+        self, objects: Sequence[ObjectShape], *, several: bool, at: str
+    ) -> tuple[DistinctNames, ...]:
         """Returns the rules for the names of objects, one for each kind.
 
         Args:
@@ -228,7 +259,11 @@ class _Positions:
         ruled = [shape for shape in objects if shape in self._masked_shapes.names]
         rules = [self._masked_shapes.names[shape][0] for shape in ruled]
         if not ruled:
-            rules = [self._masked_shapes.scarce_names[s] for s in objects if s in self._masked_shapes.scarce_names]
+            rules = [
+                self._masked_shapes.scarce_names[s]
+                for s in objects
+                if s in self._masked_shapes.scarce_names
+            ]
         if len(objects) == 1 or all(each == UNIQUE_NAMES_ONLY for each in rules):
             return tuple(rules[:1])
         try:
@@ -249,13 +284,15 @@ class _Positions:
         scalar values.
 
         Raises:
-            _Different: the kinds differ in other values, so that names and scalars don't determine the kind.
+            _Different: the kinds differ in other values, so that names and scalars don't determine
+                the kind.
         """
         for a, b in combinations(objects, 2):
             for (names, formula), (more, other) in product(a.free_others(), b.free_others()):
                 if not self._same(formula, other) and both_strings(names, more) != NOTHING:
                     raise _Different
-        distinguishing: dict[str, list[Formula]] = {}  # members whose values differ between the kinds
+        # members whose values differ between the kinds
+        distinguishing: dict[str, list[Formula]] = {}
         for name in dict.fromkeys(member.name for shape in objects for member in shape.members):
             found = [_member(shape, name).formula for shape in objects]
             possible = [formula for formula in found if formula is not False]
@@ -263,13 +300,20 @@ class _Positions:
                 distinguishing[name] = found
         values = {name: self._member_values(formulas) for name, formulas in distinguishing.items()}
         return tuple(
-            replace(name_rule_of(shape), most=shape.most, values={name: each[i] for name, each in values.items()})
+            replace(
+                name_rule_of(shape),
+                most=shape.most,
+                values={name: each[i] for name, each in values.items()},
+            )
             for i, shape in enumerate(objects)
         )
 
-    def _same(self, a: Formula, b: Formula, assumed: set[tuple[Formula, Formula]] | None = None) -> bool:
+    def _same(
+        self, a: Formula, b: Formula, assumed: set[tuple[Formula, Formula]] | None = None
+    ) -> bool:
         """Returns True if two formulas have the same values, as far as their shapes show it."""
-        assumed = set() if assumed is None else assumed  # pairs being compared; a cycle adds nothing new
+        # pairs being compared; a cycle adds nothing new
+        assumed = set() if assumed is None else assumed
         if a == b or (a, b) in assumed:
             return True
         assumed.add((a, b))
@@ -280,7 +324,8 @@ class _Positions:
         shapes = zip_longest((*one.arrays, *one.objects), (*other.arrays, *other.objects))
         pairs = [(_parts(x), _parts(y)) for x, y in shapes]
         return all(
-            x[0] == y[0] and all(self._same(each, its, assumed) for each, its in zip(x[1], y[1])) for x, y in pairs
+            x[0] == y[0] and all(self._same(each, its, assumed) for each, its in zip(x[1], y[1]))
+            for x, y in pairs
         )
 
     def _member_values(self, formulas: Sequence[Formula]) -> list[Values]:
@@ -291,7 +336,10 @@ class _Positions:
             or len({each.objects for each in value_sets} - {()}) > 1
         ):
             raise _Different
-        return [Values(self._scalars(each), bool(each.arrays), bool(each.objects)) for each in value_sets]
+        return [
+            Values(self._scalars(each), bool(each.arrays), bool(each.objects))
+            for each in value_sets
+        ]
 
 
 class _Different(Exception):  # noqa: N818 # never leaves this module
@@ -301,7 +349,9 @@ class _Different(Exception):  # noqa: N818 # never leaves this module
 def name_rule_of(shape: ObjectShape) -> DistinctNames:
     """Returns the complete rule for the names of a shape."""
     members = [member for member in shape.members if member.formula is not False]
-    names = [literal(member.name) for member in members] + [names for names, _ in shape.free_others()]
+    names = [literal(member.name) for member in members] + [
+        names for names, _ in shape.free_others()
+    ]
     required = frozenset(member.name for member in members if member.required)
     return DistinctNames(alternation(map(quoted, names)), required, shape.least)
 
@@ -313,17 +363,33 @@ def _parts(shape: object) -> tuple[object, tuple[Formula, ...]]:
     if isinstance(shape, ArrayShape):
         unique = shape.unique_pointer is not None
         is_set = shape.set_pointer is not None
-        rules = len(shape.prefix), shape.least, shape.most, shape.contains, unique, is_set, shape.repeats
+        rules = (
+            len(shape.prefix),
+            shape.least,
+            shape.most,
+            shape.contains,
+            unique,
+            is_set,
+            shape.repeats,
+        )
         return rules, (*shape.prefix, shape.rest)
     if not isinstance(shape, ObjectShape):
         return None, ()
-    names = [(member.name, member.required) for member in shape.members], [names for names, _ in shape.others]
-    formulas = (*(member.formula for member in shape.members), *(formula for _, formula in shape.others))
+    names = (
+        [(member.name, member.required) for member in shape.members],
+        [names for names, _ in shape.others],
+    )
+    formulas = (
+        *(member.formula for member in shape.members),
+        *(formula for _, formula in shape.others),
+    )
     return (names, shape.least, shape.most, shape.requirements, shape.choices), formulas
 
 
 def _member(shape: ObjectShape, name: str) -> Member:
-    return next((member for member in shape.members if member.name == name), None) or shape.unlisted(name)
+    return next(
+        (member for member in shape.members if member.name == name), None
+    ) or shape.unlisted(name)
 
 
 def _pruned(positions: list[RulePosition]) -> tuple[RulePosition, ...]:

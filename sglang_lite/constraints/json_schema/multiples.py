@@ -58,7 +58,9 @@ def multiples(step: Fraction, most: int | None) -> Node:
         while not rest % prime:
             rest //= prime
     divisors = _prime_powers(rest)
-    endless = max(divisors, default=1) <= MAX_DIVISOR and _size_of_endings(unit // rest) <= MAX_ENDINGS
+    endless = (
+        max(divisors, default=1) <= MAX_DIVISOR and _size_of_endings(unit // rest) <= MAX_ENDINGS
+    )
     bounded = 0
     if most is not None and not endless:
         length = most + decimals
@@ -73,20 +75,23 @@ def multiples(step: Fraction, most: int | None) -> Node:
     def with_fraction(digits: int) -> Node:
         number = unit // math.gcd(unit, 10 ** (decimals - digits))
         if bounded:
-            return alternation(_bounded(number, 0, before + digits, digits) for before in range(1, bounded + 1))
+            return alternation(
+                _bounded(number, 0, before + digits, digits) for before in range(1, bounded + 1)
+            )
         return _endings(number // rest, 0, digits)
 
     fractions = [concat(with_fraction(digits), parse("0*")) for digits in range(1, decimals + 1)]
     sign = optional(literal("-"))
-    node = concat(sign, alternation([concat(with_fraction(0), optional(parse(r"\.0+"))), *fractions]))
+    node = concat(
+        sign, alternation([concat(with_fraction(0), optional(parse(r"\.0+"))), *fractions])
+    )
     for divisor in () if bounded else divisors:
         node = intersection(node, concat(sign, Multiple(divisor)))
     return node
 
 
 def _prime_powers(number: int) -> list[int]:
-    """Factorises a number into powers of different primes. The last factor may be another number.
-    """
+    """Factorises a number into powers of different primes. The last factor may be another number."""
     found = []
     prime = 2
     while prime <= MAX_DIVISOR:
@@ -99,7 +104,7 @@ def _prime_powers(number: int) -> list[int]:
     return [*found, number] if number > 1 else found
 
 
-# ------------------------------------------------------------------------------------------------- last digits
+# -------------------------------------------------------------------------------------- last digits
 
 
 def _size_of_endings(number: int) -> int:
@@ -136,7 +141,7 @@ def _endings(number: int, remainder: int, after: int) -> Node:
     return alternation(options)
 
 
-# ---------------------------------------------------------------------------------------------- a few digits
+# ------------------------------------------------------------------------------------- a few digits
 
 
 def _size_of_bounded(number: int, length: int) -> int:
@@ -154,7 +159,9 @@ def _bounded(number: int, remainder: int, length: int, after: int) -> Node:
     Builds them from two halves.
     """
     if length == 1:
-        codes = tuple((48 + digit, 48 + digit) for digit in range(10) if digit % number == remainder)
+        codes = tuple(
+            (48 + digit, 48 + digit) for digit in range(10) if digit % number == remainder
+        )
         return CharSet(codes) if codes else NOTHING
     right = length // 2
     left = length - right
@@ -162,8 +169,11 @@ def _bounded(number: int, remainder: int, length: int, after: int) -> Node:
     for first in range(number):
         last = (remainder - first * 10**right) % number
         point = _POINT if after == right else EMPTY
-        options.append(concat(
-            _bounded(number, first, left, max(0, after - right)), point,
-            _bounded(number, last, right, after if after < right else 0),
-        ))  # fmt: skip
+        options.append(
+            concat(
+                _bounded(number, first, left, max(0, after - right)),
+                point,
+                _bounded(number, last, right, after if after < right else 0),
+            )
+        )
     return alternation(options)

@@ -161,6 +161,9 @@ class _Unenforced:
             raise error
         if not pointer or pointer in self.keywords or len(self.keywords) == MAX_CHECKED:
             raise error
-        if self._enforce != "unchecked" and pointer.rpartition("/")[2] in REFERENCES:  # values can't be checked without it
+        # values can't be checked without it
+        if self._enforce != "unchecked" and pointer.rpartition("/")[2] in REFERENCES:
             raise error
-        self.keywords[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer})")
+        self.keywords[pointer] = error.message.removeprefix("json_schema: ").removesuffix(
+            f" (at {pointer})"
+        )

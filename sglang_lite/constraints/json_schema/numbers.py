@@ -47,7 +47,9 @@ class NumberRange:
             return False
         if self.high is not None and (value > self.high or (value == self.high and self.high_open)):
             return False
-        return (self.step is None or not value % self.step) and all(value % each for each in self.avoid)
+        return (self.step is None or not value % self.step) and all(
+            value % each for each in self.avoid
+        )
 
     def members(self, limit: int = MAX_COUNTED) -> list[Fraction] | None:
         """Returns a list of the numbers, or None if the range is not finite or has too many to
@@ -69,12 +71,20 @@ class NumberRange:
     def empty(self) -> bool:
         if self.low is not None and self.high is not None and self.low >= self.high:
             return self.low not in self or self.high not in self
-        if self.step is not None and self.low is not None and self.high is not None and not self.avoid:
-            first = math.ceil(self.low / self.step) * self.step  # or the next one, if this is an open end
+        if (
+            self.step is not None
+            and self.low is not None
+            and self.high is not None
+            and not self.avoid
+        ):
+            # or the next one, if this is an open end
+            first = math.ceil(self.low / self.step) * self.step
             return first not in self and first + self.step not in self
-        # A range without a limit on one side has members: step * (1 + k * any common multiple) is no multiple of
-        # `avoid`.
-        return (self.step is not None and any(not self.step % a for a in self.avoid)) or self.members() == []
+        # A range without a limit on one side has members: step * (1 + k * any common multiple) is
+        # no multiple of `avoid`.
+        return (
+            self.step is not None and any(not self.step % a for a in self.avoid)
+        ) or self.members() == []
 
 
 Numbers = tuple[NumberRange, ...]  # union of the ranges
@@ -130,10 +140,14 @@ def _both(p: NumberRange, q: NumberRange) -> NumberRange:
     low, low_open = max(_end(p.low, -1, p.low_open), _end(q.low, -1, q.low_open))[1:]
     high, high_open = min(_end(p.high, 1, p.high_open), _end(q.high, 1, q.high_open))[1:]
     step = p.step if q.step is None else q.step if p.step is None else _common(p.step, q.step)
-    return NumberRange(low, high, low_open, high_open, step, tuple(dict.fromkeys((*p.avoid, *q.avoid))))
+    return NumberRange(
+        low, high, low_open, high_open, step, tuple(dict.fromkeys((*p.avoid, *q.avoid)))
+    )
 
 
-def _end(at: Fraction | None, side: int, is_open: bool) -> tuple[tuple[int, Fraction, int], Fraction | None, bool]:
+def _end(
+    at: Fraction | None, side: int, is_open: bool
+) -> tuple[tuple[int, Fraction, int], Fraction | None, bool]:
     """Returns a sort key for an end of a range, followed by the end itself: the greater low end, or
     the smaller high end, is narrower.
     """
@@ -142,7 +156,10 @@ def _end(at: Fraction | None, side: int, is_open: bool) -> tuple[tuple[int, Frac
 
 def _common(a: Fraction, b: Fraction) -> Fraction:
     """Returns the least common multiple of two fractions."""
-    return Fraction(math.lcm(a.numerator * b.denominator, b.numerator * a.denominator), a.denominator * b.denominator)
+    return Fraction(
+        math.lcm(a.numerator * b.denominator, b.numerator * a.denominator),
+        a.denominator * b.denominator,
+    )
 
 
 def _outside(piece: NumberRange) -> Numbers:

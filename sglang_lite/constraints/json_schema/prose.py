@@ -67,7 +67,10 @@ def is_prose(schema: JsonSchema, path: Sequence[str | int]) -> bool:
     found = [*_resolve(root, root)]
     for step in path:
         found = [
-            each for schema_above in found for below in _below(schema_above, step) for each in _resolve(root, below)
+            each
+            for schema_above in found
+            for below in _below(schema_above, step)
+            for each in _resolve(root, below)
         ]
     return any(each.get(PROSE) is True for each in found)
 

@@ -41,7 +41,8 @@ from sglang_lite.protocol.parameter import check_known
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 
-MAX_COUNTED = 800_000  # pieces of the documents times `min_words`; an engine counts words starting at each piece
+# pieces of the documents times `min_words`; an engine counts words starting at each piece
+MAX_COUNTED = 800_000
 MAX_SOURCE_CHARS = 400_000  # characters of the documents of one quote
 KEYWORD = "x-quote"
 SOURCES = "x-sources"  # keyword of the root schema: documents shared by several quotes
@@ -53,15 +54,36 @@ _WORD = regex.compile(rf"(?V1){_LETTER}+")
 # A two-character line end and a multi-character emoji are each one piece.
 _PIECE = regex.compile(rf"(?V1){_LETTER}[{_LETTER}\u200D]*|\X")
 _OTHER_LETTER = re.compile(r"[^\W\x00-\x7F]")
-# Translations of ASCII to 1 for letters, carriage returns, line feeds, and all characters, and to 0 for others.
+# Translations of ASCII to 1 for letters, carriage returns, line feeds, and all characters, and to 0
+# for others.
 _KINDS = [
     bytes(chr(code) in kind for code in range(256))
     for kind in (f"{string.ascii_letters}{string.digits}_", "\r", "\n", [*map(chr, range(256))])
 ]
-_ALONE = regex.compile(r"\p{Grapheme_Cluster_Break=Other}")  # a character that is not joined to others
-BLANK = CharSet(charsets.singles("".join(map(chr, (
-    *range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000,
-)))))  # fmt: skip
+# a character that is not joined to others
+_ALONE = regex.compile(r"\p{Grapheme_Cluster_Break=Other}")
+BLANK = CharSet(
+    charsets.singles(
+        "".join(
+            map(
+                chr,
+                (
+                    *range(9, 14),
+                    *range(28, 33),
+                    0x85,
+                    0xA0,
+                    0x1680,
+                    *range(0x2000, 0x200B),
+                    0x2028,
+                    0x2029,
+                    0x202F,
+                    0x205F,
+                    0x3000,
+                ),
+            )
+        )
+    )
+)
 
 
 class QuoteLocation(NamedTuple):
@@ -105,10 +127,13 @@ class Quote:
                 f"much work: at most {MAX_COUNTED // count}.",
                 hint="Quote from the passages that matter, or set a smaller min_words.",
             )
-        # The excluded texts are decided after a few characters, and cost an engine nothing after that.
+        # The excluded texts are decided after a few characters, and cost an engine nothing after
+        # that.
         excluded = [EMPTY, concat(BLANK, ANY_TEXT)]
         if self.min_words:
-            letters = charsets.singles("".join(c for c in set("".join(self.sources)) if _WORD.fullmatch(c)))
+            letters = charsets.singles(
+                "".join(c for c in set("".join(self.sources)) if _WORD.fullmatch(c))
+            )
             word = Repeat(CharSet(letters), 1, None)
             others = Repeat(CharSet(charsets.complement(letters)), 1, None)
             fewer = [repeat(concat(word, others), 0, self.min_words - 1)]
@@ -131,13 +156,16 @@ class Quote:
         return f"quote({', '.join(f'{text:.20}…' if len(text) > 20 else text for text in self.sources[:3])})"
 
     def __str__(self) -> str:
-        source = "the document" if len(self.sources) == 1 else f"one of {len(self.sources)} documents"
+        source = (
+            "the document" if len(self.sources) == 1 else f"one of {len(self.sources)} documents"
+        )
         words = f" of at least {self.min_words} words" if self.min_words else ""
         return f"a quote{words} from {source}, character by character"
 
-    # ------------------------------------------------------------------------------ pydantic's interface of metadata
+    # ------------------------------------------------------------- pydantic's interface of metadata
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> Any:  # pydantic's dict
+    # pydantic's dict
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> Any:
         from pydantic_core import core_schema
 
         return core_schema.no_info_after_validator_function(self.checked, handler(source))
@@ -187,7 +215,9 @@ def quote_in(value: Json, at: Callable[[str], Json]) -> Quote:
     members = {"sources": [value]} if isinstance(value, str) else value
     known = isinstance(members, Mapping) and members.keys() <= _MEMBERS
     if not known or not isinstance(members.get("sources"), list):
-        raise ConstraintError(f"{KEYWORD}: {value!r:.60} is no document and no object with sources, by and min_words.")
+        raise ConstraintError(
+            f"{KEYWORD}: {value!r:.60} is no document and no object with sources, by and min_words."
+        )
     sources = tuple(_source(each, at) for each in members["sources"])
     return _quote(sources, members.get("by", "words"), members.get("min_words", 0))
 
@@ -206,10 +236,16 @@ def without_documents(schema: Json) -> Json:
         return [without_documents(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {name: without_documents(each) for name, each in schema.items() if name not in (KEYWORD, SOURCES)}
+    found = {
+        name: without_documents(each)
+        for name, each in schema.items()
+        if name not in (KEYWORD, SOURCES)
+    }
     if KEYWORD in schema:
         words = in_words(schema[KEYWORD])
-        found["description"] = f"{found['description']} ({words})" if found.get("description") else words
+        found["description"] = (
+            f"{found['description']} ({words})" if found.get("description") else words
+        )
     return found
 
 
@@ -237,7 +273,9 @@ def located(strings: Node, text: str) -> QuoteLocation | None:
 def _located(sources: Iterable[Any], text: str) -> QuoteLocation | None:
     """Returns the first location of a text in some Substrings."""
     starts = ((number, source.find(text)) for number, source in enumerate(sources))
-    return next((QuoteLocation(number, at, at + len(text)) for number, at in starts if at is not None), None)
+    return next(
+        (QuoteLocation(number, at, at + len(text)) for number, at in starts if at is not None), None
+    )
 
 
 def _source(value: Any, at: Callable[[str], Json]) -> str:
@@ -288,26 +326,40 @@ def _is_simple(char: str) -> bool:
     """Returns True if a character is joined to others only as part of a line end, or if both are
     letters according to `re`.
     """
-    return char.isascii() or (_ALONE.match(char) is not None and (_WORD.match(char) is not None) == char.isalnum())
+    return char.isascii() or (
+        _ALONE.match(char) is not None and (_WORD.match(char) is not None) == char.isalnum()
+    )
 
 
 def _check(quote: Quote) -> None:
     if quote.by not in ("words", "chars"):
-        raise ConstraintError(f'quote: `by` is {quote.by!r:.60}, which is neither "words" nor "chars".')
-    if isinstance(quote.min_words, bool) or not isinstance(quote.min_words, int) or quote.min_words < 0:
-        raise ConstraintError(f"quote: `min_words` must be a whole number of at least 0, not {quote.min_words!r:.60}.")
+        raise ConstraintError(
+            f'quote: `by` is {quote.by!r:.60}, which is neither "words" nor "chars".'
+        )
+    if (
+        isinstance(quote.min_words, bool)
+        or not isinstance(quote.min_words, int)
+        or quote.min_words < 0
+    ):
+        raise ConstraintError(
+            f"quote: `min_words` must be a whole number of at least 0, not {quote.min_words!r:.60}."
+        )
     if not quote.sources:
         raise ConstraintError("quote: there is no document to quote from.")
     check_known("a document to quote from", *quote.sources)
     for number, text in enumerate(quote.sources):
         if not isinstance(text, str):
-            raise ConstraintError(f"quote: document {number} is {text!r:.60}, which is not a string.")
+            raise ConstraintError(
+                f"quote: document {number} is {text!r:.60}, which is not a string."
+            )
         if not text or text.isspace():
             raise ConstraintError(
                 f"quote: document {number} is {'blank' if text else 'empty'}, so nothing can be quoted from it."
             )
         if not text.isascii() and charsets.has_surrogates(text):
-            raise ConstraintError(f"quote: document {number} has a lone surrogate in it, which is no character.")
+            raise ConstraintError(
+                f"quote: document {number} has a lone surrogate in it, which is no character."
+            )
         if (first := quote.sources.index(text)) != number:
             raise ConstraintError(f"quote: document {number} repeats document {first}.")
     if (length := sum(map(len, quote.sources))) > MAX_SOURCE_CHARS:
@@ -318,4 +370,6 @@ def _check(quote: Quote) -> None:
     if quote.min_words:
         words = max(len(_WORD.findall(text)) for text in quote.sources)
         if words < quote.min_words:
-            raise ConstraintError(f"quote: no document has {quote.min_words:,} words: the longest has {words:,}.")
+            raise ConstraintError(
+                f"quote: no document has {quote.min_words:,} words: the longest has {words:,}."
+            )

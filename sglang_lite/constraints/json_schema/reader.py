@@ -16,7 +16,15 @@ from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING
 from sglang_lite.constraints.json_schema import keywords
 from sglang_lite.constraints.json_schema.applicators import APPLICATORS
 from sglang_lite.constraints.json_schema.document import Document, SchemaLocation
-from sglang_lite.constraints.json_schema.formulas import AllOf, AnyOf, Const, Formula, ValidAt, any_of, not_
+from sglang_lite.constraints.json_schema.formulas import (
+    AllOf,
+    AnyOf,
+    Const,
+    Formula,
+    ValidAt,
+    any_of,
+    not_,
+)
 from sglang_lite.constraints.json_schema.values import (
     ANY_VALUE,
     NO_VALUE,
@@ -28,7 +36,8 @@ from sglang_lite.constraints.json_schema.values import (
 )
 from sglang_lite.protocol import ConstraintError
 
-# Keywords that still require something when ignored: some branch fits, the object has enough members.
+# Keywords that still require something when ignored: some branch fits, the object has enough
+# members.
 _WEAKENED_IF_IGNORED = ("oneOf", "minProperties", "maxProperties")
 
 # Keywords that negate a schema come last, when the values have been narrowed as far as possible.
@@ -142,29 +151,45 @@ class SchemaReader:
                     else self._schema(location, track_evaluated)
                 )
             case AllOf(parts):
-                return reduce(self.algebra.intersect, (self.values(part, track_evaluated) for part in parts))
+                return reduce(
+                    self.algebra.intersect, (self.values(part, track_evaluated) for part in parts)
+                )
             case AnyOf(parts):
                 return self.algebra.unite(self.values(part, track_evaluated) for part in parts)
         return ANY_VALUE if formula else NO_VALUE
 
-    # ------------------------------------------------------------------------------------------ one schema
+    # ----------------------------------------------------------------------------------- one schema
 
     def _schema(self, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
         schema = self.document.schema(location)
         if isinstance(schema, bool):
             return ANY_VALUE if schema else NO_VALUE
         if not isinstance(schema, dict):
-            raise ConstraintError("json_schema: a schema must be an object or a boolean.", pointer=location.pointer)
-        ignored = {key for key in schema if self._ignored and location.child(key).pointer in self._ignored}
+            raise ConstraintError(
+                "json_schema: a schema must be an object or a boolean.", pointer=location.pointer
+            )
+        ignored = {
+            key for key in schema if self._ignored and location.child(key).pointer in self._ignored
+        }
         if ignored:
-            ignored |= {keywords.DEPENDENT_KEYWORDS[key] for key in ignored if key in keywords.DEPENDENT_KEYWORDS}
-            schema = {key: value for key, value in schema.items() if key not in ignored or key in _WEAKENED_IF_IGNORED}
+            ignored |= {
+                keywords.DEPENDENT_KEYWORDS[key]
+                for key in ignored
+                if key in keywords.DEPENDENT_KEYWORDS
+            }
+            schema = {
+                key: value
+                for key, value in schema.items()
+                if key not in ignored or key in _WEAKENED_IF_IGNORED
+            }
         inner = track_evaluated or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
         values = ANY_VALUE
         done: set[Callable[..., ValueSet]] = set()
-        # The order of evaluation is the order in which members are written: the schema's own, then those of applied
-        # schemas.
-        known = [keyword for keyword in schema if keyword in APPLICATORS or keyword in keywords.READERS]
+        # The order of evaluation is the order in which members are written: the schema's own, then
+        # those of applied schemas.
+        known = [
+            keyword for keyword in schema if keyword in APPLICATORS or keyword in keywords.READERS
+        ]
         for keyword in sorted(known, key=lambda keyword: _ORDER.get(keyword, 0)):
             with keywords.errors_at(location, keyword):
                 if keyword in APPLICATORS:
@@ -173,7 +198,9 @@ class SchemaReader:
                     done.add(read)
                     values = self.algebra.intersect(values, read(self, schema, location, inner))
         if ignored:
-            values = replace(self._with_evaluated(values, all_=True) if inner else values, inexact=True)
+            values = replace(
+                self._with_evaluated(values, all_=True) if inner else values, inexact=True
+            )
         if inner:
             values = self._unevaluated(values, schema, location)
         return values if track_evaluated or not inner else self._with_evaluated(values, all_=False)
@@ -182,15 +209,22 @@ class SchemaReader:
         """Returns a set in which everything is marked as evaluated if `all_`, else nothing."""
         arrays = (replace(a, evaluated=(None, ()) if all_ else (0, ())) for a in values.arrays)
         objects = (replace(o, evaluated=ANY_TEXT if all_ else NOTHING) for o in values.objects)
-        return replace(values, arrays=tuple(dict.fromkeys(arrays)), objects=tuple(dict.fromkeys(objects)))
+        return replace(
+            values, arrays=tuple(dict.fromkeys(arrays)), objects=tuple(dict.fromkeys(objects))
+        )
 
-    def _unevaluated(self, values: ValueSet, schema: dict[str, Any], location: SchemaLocation) -> ValueSet:
+    def _unevaluated(
+        self, values: ValueSet, schema: dict[str, Any], location: SchemaLocation
+    ) -> ValueSet:
         if "unevaluatedProperties" in schema:
             rest = self.below(location, "unevaluatedProperties")
             objects: list[ObjectShape] = []
             for shape in values.objects:
                 others = ((shape.evaluated, True), (strings_outside(shape.evaluated), rest))
-                limits = replace(NO_VALUE, objects=(ObjectShape(others=tuple(o for o in others if NOTHING not in o)),))
+                limits = replace(
+                    NO_VALUE,
+                    objects=(ObjectShape(others=tuple(o for o in others if NOTHING not in o)),),
+                )
                 alone = replace(NO_VALUE, objects=(replace(shape, evaluated=ANY_TEXT),))
                 objects += self.algebra.intersect(alone, limits).objects
             values = replace(values, objects=tuple(dict.fromkeys(objects)))
@@ -202,7 +236,9 @@ class SchemaReader:
                 if count is None:
                     arrays.append(array)
                     continue
-                limits = replace(NO_VALUE, arrays=(ArrayShape((True,) * count, any_of(rest, *also)),))
+                limits = replace(
+                    NO_VALUE, arrays=(ArrayShape((True,) * count, any_of(rest, *also)),)
+                )
                 alone = replace(NO_VALUE, arrays=(replace(array, evaluated=(None, ())),))
                 arrays += self.algebra.intersect(alone, limits).arrays
             values = replace(values, arrays=tuple(dict.fromkeys(arrays)))

@@ -54,7 +54,11 @@ class RepeatRules:
         for step in path:
             allowed = allowed.member(step) if isinstance(step, str) else allowed.item(step)
         own = allowed.repeats
-        if self.limit is None or item[:1] in _EXEMPT or (item[:1] == b'"' and allowed.item(index).choices):
+        if (
+            self.limit is None
+            or item[:1] in _EXEMPT
+            or (item[:1] == b'"' and allowed.item(index).choices)
+        ):
             return own
         return self.limit if own is None else min(own, self.limit)
 
@@ -82,7 +86,9 @@ def repeat_rules(constraint: Constraint | None, limit: int | None) -> RepeatRule
         asked = limit is not None or REPEATS in constraint.schema
         return RepeatRules(constraint, before, limit) if asked else None
     if limit is not None:
-        raise _no_list("the text is free" if constraint is None else "its constraint is no JSON schema")
+        raise _no_list(
+            "the text is free" if constraint is None else "its constraint is no JSON schema"
+        )
     if asks_for_limit(constraint):
         raise ConstraintError(
             f"{REPEATS} is enforced where a schema is the whole constraint, and not inside another one.",

@@ -27,16 +27,28 @@ def unimplied(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]:
 
 
 def _implies(requirement: Requirement, other: Requirement) -> bool:
-    return other[1] in (True, requirement[1]) and both_strings(requirement[0], complement(other[0])) == NOTHING
+    return (
+        other[1] in (True, requirement[1])
+        and both_strings(requirement[0], complement(other[0])) == NOTHING
+    )
 
 
-def meeting(member: Member, requirements: Sequence[Requirement], met: Met) -> Iterator[tuple[Formula, Met]]:
+def meeting(
+    member: Member, requirements: Sequence[Requirement], met: Met
+) -> Iterator[tuple[Formula, Met]]:
     """Yields the formulas that a member's value may have, each with the requirements met after it:
     the member's own formula, and its combinations with requirements that were unmet before.
     """
-    unmet = [i for i, (names, _) in enumerate(requirements) if i not in met and accepts(names, member.name)]
+    unmet = [
+        i
+        for i, (names, _) in enumerate(requirements)
+        if i not in met and accepts(names, member.name)
+    ]
     for subset in subsets(unmet):
-        yield all_of(member.formula, *(requirements[each][1] for each in sorted(subset))), met | subset
+        yield (
+            all_of(member.formula, *(requirements[each][1] for each in sorted(subset))),
+            met | subset,
+        )
 
 
 def subsets(requirements: Sequence[int]) -> Iterator[Met]:

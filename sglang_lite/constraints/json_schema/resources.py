@@ -21,8 +21,8 @@ def embedded(schema: object, resources: Mapping[str, Json]) -> object:
         resources: external schemas by absolute URI.
 
     Raises:
-        ConstraintError: a URI is not absolute or has a fragment, the schema already has a definition of that name, or a
-            resource is of another draft than the schema.
+        ConstraintError: a URI is not absolute or has a fragment, the schema already has a
+            definition of that name, or a resource is of another draft than the schema.
     """
     if not resources:
         return schema
@@ -34,13 +34,22 @@ def embedded(schema: object, resources: Mapping[str, Json]) -> object:
     definitions = dict(schema.get(keyword, {}))
     for uri, resource in resources.items():
         if not isinstance(uri, str) or ":" not in uri or uri.partition("#")[2]:
-            raise ConstraintError(f"json_schema: resources: {uri!r} is no absolute URI without a fragment.")
+            raise ConstraintError(
+                f"json_schema: resources: {uri!r} is no absolute URI without a fragment."
+            )
         pointer = f"/{keyword}/{pointer_token(uri)}"
         if uri in definitions:
-            raise ConstraintError("json_schema: resources: the schema has a definition of this name.", pointer=pointer)
-        if isinstance(resource, dict) and "$schema" in resource and Document(resource).draft != document.draft:
             raise ConstraintError(
-                f"json_schema: resources: {uri} is of another draft than the schema.", pointer=f"{pointer}/$schema"
+                "json_schema: resources: the schema has a definition of this name.", pointer=pointer
+            )
+        if (
+            isinstance(resource, dict)
+            and "$schema" in resource
+            and Document(resource).draft != document.draft
+        ):
+            raise ConstraintError(
+                f"json_schema: resources: {uri} is of another draft than the schema.",
+                pointer=f"{pointer}/$schema",
             )
         definitions[uri] = _named(resource, uri, name)
     return {**schema, keyword: definitions}

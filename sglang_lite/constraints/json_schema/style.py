@@ -1,12 +1,18 @@
-"""The style of generated JSON: whitespace, the order of members, and the spelling of whole numbers.
-"""
+"""The style of generated JSON: whitespace, the order of members, and the spelling of whole numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from sglang_lite.constraints.formal.automaton import accepts, is_empty, shortest
-from sglang_lite.constraints.formal.nodes import EMPTY, Node, complement, concat, intersection, literal
+from sglang_lite.constraints.formal.nodes import (
+    EMPTY,
+    Node,
+    complement,
+    concat,
+    intersection,
+    literal,
+)
 from sglang_lite.constraints.syntax.regex import one_line_message, parse
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
@@ -51,7 +57,15 @@ def style_of(constraint: JsonSchema) -> Style:
     gap_text = "" if accepts(gap, "") else shortest(gap)
     after = gap_text or (" " if accepts(gap, " ") else "")
     comma, colon = (concat(gap, literal(sign), gap) for sign in ",:")
-    return Style(gap, comma, colon, any_order, decimals, (f"{gap_text},{after}", f"{gap_text}:{after}"), gap_text)
+    return Style(
+        gap,
+        comma,
+        colon,
+        any_order,
+        decimals,
+        (f"{gap_text},{after}", f"{gap_text}:{after}"),
+        gap_text,
+    )
 
 
 def _blanks(pattern: str) -> Node:
@@ -60,12 +74,15 @@ def _blanks(pattern: str) -> Node:
     try:
         gap = parse(pattern)
     except ConstraintError as error:
-        raise ConstraintError(f"json_schema: whitespace: {one_line_message(error.message)}", hint=error.hint) from error
+        raise ConstraintError(
+            f"json_schema: whitespace: {one_line_message(error.message)}", hint=error.hint
+        ) from error
     if is_empty(gap):
         raise ConstraintError(f"json_schema: whitespace: the pattern {pattern!r} allows no text.")
     if is_empty(intersection(gap, complement(EMPTY))):
         raise ConstraintError(
-            f"json_schema: whitespace: the pattern {pattern!r} allows no blanks.", hint='Give "compact" for none.'
+            f"json_schema: whitespace: the pattern {pattern!r} allows no blanks.",
+            hint='Give "compact" for none.',
         )
     if not is_empty(intersection(gap, complement(parse(_BLANKS)))):
         raise ConstraintError(

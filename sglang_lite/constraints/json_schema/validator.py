@@ -35,7 +35,9 @@ def violations(constraint: JsonSchema, value: object) -> Iterator[Foreign]:
         RecursionError: the value or the schema is nested too deeply.
     """
     validator, path = _validator(constraint)
-    return iter(validator.evolve(format_checker=replace(path, state=_ValidationState())).iter_errors(value))
+    return iter(
+        validator.evolve(format_checker=replace(path, state=_ValidationState())).iter_errors(value)
+    )
 
 
 @memoized
@@ -57,20 +59,26 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
     keywords["$recursiveRef"] = partial(_reference, "$recursiveRef")
     if draft in (Draft201909Validator, Draft202012Validator):
         keywords["dependencies"] = validators.validator_for(_OLDER).VALIDATORS["dependencies"]
-        keywords |= {"unevaluatedProperties": _unevaluated_properties, "unevaluatedItems": _unevaluated_items}
+        keywords |= {
+            "unevaluatedProperties": _unevaluated_properties,
+            "unevaluatedItems": _unevaluated_items,
+        }
     if draft is Draft202012Validator:
         keywords["items"] = _items
     document = Document(schema)
     keywords |= dict.fromkeys(document.unknown & draft.VALIDATORS.keys(), _no_violations)
     for (
         location
-    ) in document.locations:  # a nested $schema would make jsonschema switch to its own class for that dialect
+        # a nested $schema would make jsonschema switch to its own class for that dialect
+    ) in document.locations:
         found = document.at(location.pointer)
         if isinstance(found, dict):
             found.pop("$schema", None)
     extend: Any = validators.extend  # untyped
     kind = extend(draft, keywords)
-    return kind(schema, registry=EMPTY_REGISTRY), _ReferencePath(document, _pointers(document.roots), document.start)
+    return kind(schema, registry=EMPTY_REGISTRY), _ReferencePath(
+        document, _pointers(document.roots), document.start
+    )
 
 
 def _pointers(roots: Mapping[str, Any]) -> dict[int, str]:
@@ -93,7 +101,8 @@ class _ValidationState:
 
     Attributes:
         remaining: number of references that may still be followed.
-        results: validity by (id of the schema with the reference, id of the value); None while it is being checked.
+        results: validity by (id of the schema with the reference, id of the value); None while it
+            is being checked.
     """
 
     remaining: int = MAX_FOLLOWED
@@ -119,7 +128,9 @@ class _ReferencePath:
 
     def follow(self, schema: Any, keyword: str) -> SchemaLocation:
         """Returns the location that the reference in a schema points to."""
-        return self.document.follow(self.document.below(self.entered, self.pointers[id(schema)]), keyword)
+        return self.document.follow(
+            self.document.below(self.entered, self.pointers[id(schema)]), keyword
+        )
 
     def keywords_of(self, schema: Any) -> Mapping[str, Any]:
         """Returns the keywords of a schema that exist in its draft."""
@@ -132,12 +143,18 @@ def _followed(validator: Any, schema: Any, keyword: str) -> tuple[Any, Any]:
     path: _ReferencePath = validator.format_checker
     path.state.remaining -= 1
     if path.state.remaining < 0:
-        raise ConstraintError(f"json_schema: more than {MAX_FOLLOWED:,} references are followed for a value.")
+        raise ConstraintError(
+            f"json_schema: more than {MAX_FOLLOWED:,} references are followed for a value."
+        )
     location = path.follow(schema, keyword)
-    return validator.evolve(format_checker=replace(path, entered=location)), path.document.at(location.pointer)
+    return validator.evolve(format_checker=replace(path, entered=location)), path.document.at(
+        location.pointer
+    )
 
 
-def _reference(keyword: str, validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Any]:
+def _reference(
+    keyword: str, validator: Any, reference: str, value: Any, schema: Any
+) -> Iterator[Any]:
     """Checks a reference once per value: with definitions that each refer to the next one twice,
     repeated checks would take 2^n steps. Dynamic references depend on the path, so their checks are
     repeated and only counted.
@@ -146,7 +163,9 @@ def _reference(keyword: str, validator: Any, reference: str, value: Any, schema:
     key = id(schema), id(value)
     result = path.state.results.get(key, ...)
     if result is None and not path.entered.scope:
-        raise ConstraintError(f"json_schema: {keyword} {reference!r} refers to itself without an end.")
+        raise ConstraintError(
+            f"json_schema: {keyword} {reference!r} refers to itself without an end."
+        )
     if isinstance(result, bool) and not path.entered.scope:
         if not result:
             yield _violation(f"{str(value)[:60]} is not valid under {reference}")
@@ -172,7 +191,7 @@ def _violation(message: str) -> Any:
     return ValidationError(message)
 
 
-# ------------------------------------------------------------------------------------------ strings and numbers
+# ------------------------------------------------------------------------------ strings and numbers
 
 
 @memoized
@@ -211,14 +230,20 @@ def _quote(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[An
 
 
 def _multiple_of(validator: Any, step: float, value: Any, schema: Any) -> Iterator[Any]:
-    if isinstance(value, int | float) and not isinstance(value, bool) and to_fraction(value) % to_fraction(step):
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and to_fraction(value) % to_fraction(step)
+    ):
         yield _violation(f"{value!r} is not a multiple of {step!r}")
 
 
-# -------------------------------------------------------------------------------------------- objects and arrays
+# ------------------------------------------------------------------------------- objects and arrays
 
 
-def _pattern_properties(validator: Any, patterns: Mapping[str, Any], value: Any, schema: Any) -> Iterator[Any]:
+def _pattern_properties(
+    validator: Any, patterns: Mapping[str, Any], value: Any, schema: Any
+) -> Iterator[Any]:
     for pattern, below in patterns.items() if isinstance(value, dict) else ():
         for name, each in value.items():
             if _finder(pattern)(name):
@@ -281,17 +306,25 @@ def _evaluated(validator: Any, value: Any, schema: Any, but: str = "") -> set[st
         for name, keyword_value in validator.format_checker.keywords_of(schema).items()
         if name != but
     }
-    found = _members(keywords, value) if isinstance(value, dict) else _indexes(validator, keywords, value)
+    found = (
+        _members(keywords, value)
+        if isinstance(value, dict)
+        else _indexes(validator, keywords, value)
+    )
     for keyword in keywords.keys() & set(REFERENCES):
         there, target = _followed(validator, schema, keyword)
         found |= _evaluated(there, value, target)
-    applied = [each for keyword in ("allOf", "anyOf", "oneOf") for each in keywords.get(keyword, ())]
+    applied = [
+        each for keyword in ("allOf", "anyOf", "oneOf") for each in keywords.get(keyword, ())
+    ]
     if "if" in keywords:
         met = _is_valid(validator, value, keywords["if"])
         applied += [keywords["if"], keywords.get("then")] if met else [keywords.get("else")]
     for keyword in ("dependentSchemas", "dependencies"):
         applied += [
-            below for name, below in keywords.get(keyword, {}).items() if isinstance(value, dict) and name in value
+            below
+            for name, below in keywords.get(keyword, {}).items()
+            if isinstance(value, dict) and name in value
         ]
     for each in applied:
         if isinstance(each, dict) and _is_valid(validator, value, each):
@@ -307,7 +340,11 @@ def _members(keywords: Mapping[str, Any], value: dict[str, Any]) -> set[str | in
     if "additionalProperties" in keywords or "unevaluatedProperties" in keywords:
         return set(value)
     finders = [_finder(pattern) for pattern in keywords.get("patternProperties", ())]
-    return {name for name in value if name in keywords.get("properties", ()) or any(find(name) for find in finders)}
+    return {
+        name
+        for name in value
+        if name in keywords.get("properties", ()) or any(find(name) for find in finders)
+    }
 
 
 def _indexes(validator: Any, keywords: Mapping[str, Any], value: Any) -> set[str | int]:
@@ -317,7 +354,11 @@ def _indexes(validator: Any, keywords: Mapping[str, Any], value: Any) -> set[str
         return set()
     if rest in keywords or "unevaluatedItems" in keywords:
         return set(range(len(value)))
-    found: set[str | int] = set(range(len(items if isinstance(items, list) else keywords.get("prefixItems", ()))))
+    found: set[str | int] = set(
+        range(len(items if isinstance(items, list) else keywords.get("prefixItems", ())))
+    )
     if "contains" in keywords:
-        found |= {i for i, each in enumerate(value) if _is_valid(validator, each, keywords["contains"])}
+        found |= {
+            i for i, each in enumerate(value) if _is_valid(validator, each, keywords["contains"])
+        }
     return found

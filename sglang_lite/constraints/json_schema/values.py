@@ -36,7 +36,8 @@ from sglang_lite.constraints.json_schema.numbers import Numbers
 from sglang_lite.protocol import ConstraintError
 
 MAX_SHAPES = 2_000  # maximum number of shapes in a union
-FEW = 12  # combinations of choices that are written separately, to keep members in the schema's order
+# combinations of choices that are written separately, to keep members in the schema's order
+FEW = 12
 SOME = 200  # the same if members come in any order
 MAX_WORK = 3_000_000  # total of members, characters, and states and transitions of automata
 
@@ -82,16 +83,27 @@ class ObjectShape:
 
     def unlisted(self, name: str) -> Member:
         """Returns the member for a name that is not in `members`, according to `others`."""
-        formula = next((f for names, f in self.others if names == ANY_TEXT or accepts(names, name)), False)
+        formula = next(
+            (f for names, f in self.others if names == ANY_TEXT or accepts(names, name)), False
+        )
         return Member(name, formula, False)
 
     def listed(self) -> ObjectShape:
         """Returns an equal shape in the form in which it is written: `others` with finitely many
         names become members, and the members of one choice are adjacent.
         """
-        listed = [(names, texts, f) for names, f in self.others if (texts := literal_texts(names)) is not None]
+        listed = [
+            (names, texts, f)
+            for names, f in self.others
+            if (texts := literal_texts(names)) is not None
+        ]
         listed_names = {member.name for member in self.members}
-        members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in listed_names]
+        members = [
+            Member(name, f, False)
+            for _, texts, f in listed
+            for name in texts
+            if name not in listed_names
+        ]
         moved = {names for names, _, _ in listed}
         others = tuple(each for each in self.others if each[0] not in moved)
         if not listed and not self.choices:
@@ -102,16 +114,24 @@ class ObjectShape:
         together: dict[int | str, list[Member]] = {}
         for member in (*self.members, *members):
             together.setdefault(choice_of.get(member.name, member.name), []).append(member)
-        return replace(self, members=tuple(m for group in together.values() for m in group), others=others)
+        return replace(
+            self, members=tuple(m for group in together.values() for m in group), others=others
+        )
 
     def formulas(self, name: str) -> list[Formula]:
         """Returns the formulas of a member's values; several if alternatives differ in it."""
         own = next((m for m in self.members if m.name == name), None) or self.unlisted(name)
         for choice in self.choices:
-            found = [m.formula for alternative in choice for m in alternative.members if m.name == name]
+            found = [
+                m.formula for alternative in choice for m in alternative.members if m.name == name
+            ]
             if found:
                 unrestricted = len(found) < len(choice)
-                return list(dict.fromkeys(all_of(own.formula, each) for each in (*found, *[True] * unrestricted)))
+                return list(
+                    dict.fromkeys(
+                        all_of(own.formula, each) for each in (*found, *[True] * unrestricted)
+                    )
+                )
         return [own.formula]
 
     @property
@@ -122,7 +142,9 @@ class ObjectShape:
     def requires_too_many(self) -> bool:
         """Returns True if more members are required than are possible."""
         least = max(self.least, sum(member.required for member in self.members))
-        possible = None if self.others else sum(member.formula is not False for member in self.members)
+        possible = (
+            None if self.others else sum(member.formula is not False for member in self.members)
+        )
         most = _smaller(self.most, possible)
         return most is not None and least > most
 
@@ -199,7 +221,9 @@ class ValueSet:
 
 
 NO_VALUE = ValueSet()
-ANY_VALUE = ValueSet(True, frozenset({False, True}), numbers.EVERY, ANY_TEXT, (ArrayShape(),), (ObjectShape(),))
+ANY_VALUE = ValueSet(
+    True, frozenset({False, True}), numbers.EVERY, ANY_TEXT, (ArrayShape(),), (ObjectShape(),)
+)
 
 _Shape = TypeVar("_Shape", ArrayShape, ObjectShape)
 _Choice: TypeAlias = tuple[ObjectShape, ...]
@@ -246,7 +270,8 @@ class Algebra:
             self.both_strings(a.strings, b.strings),
             self._product(a.arrays, b.arrays, self._both_arrays),
             self._product(
-                _as_choice(a.objects) if len(b.objects) > 1 else a.objects,  # otherwise members would change their order
+                # otherwise members would change their order
+                _as_choice(a.objects) if len(b.objects) > 1 else a.objects,
                 _as_choice(b.objects),
                 self._both_objects,
             ),
@@ -301,7 +326,9 @@ class Algebra:
                 else:
                     outside = list(others(each)) if outside is None else outside
                     rest = (both(shape, other) for other in outside)
-                    remaining += [part for part in rest if part is not None and self._possible(part)]
+                    remaining += [
+                        part for part in rest if part is not None and self._possible(part)
+                    ]
             shapes = self._distinct(remaining)
         return shapes
 
@@ -309,7 +336,9 @@ class Algebra:
         """Returns True if a set is known to be empty, without following circular references."""
         if values.null or values.booleans or values.numbers or values.strings != NOTHING:
             return False
-        return not any(map(self._possible, values.arrays)) and not any(map(self._possible, values.objects))
+        return not any(map(self._possible, values.arrays)) and not any(
+            map(self._possible, values.objects)
+        )
 
     def _possible(self, shape: ArrayShape | ObjectShape) -> bool:
         if isinstance(shape, ObjectShape):
@@ -323,7 +352,10 @@ class Algebra:
         )
 
     def _product(
-        self, a: tuple[_Shape, ...], b: tuple[_Shape, ...], both: Callable[[_Shape, _Shape], _Shape | None]
+        self,
+        a: tuple[_Shape, ...],
+        b: tuple[_Shape, ...],
+        both: Callable[[_Shape, _Shape], _Shape | None],
     ) -> tuple[_Shape, ...]:
         if len(a) * len(b) > 10 * MAX_SHAPES:
             raise _too_complex()
@@ -333,7 +365,10 @@ class Algebra:
         distinct: dict[_Shape, None] = {}
         for shape in shapes:
             distinct[shape] = None
-            self._spend(_SHAPE + (len(shape.members) if isinstance(shape, ObjectShape) else len(shape.prefix)))
+            self._spend(
+                _SHAPE
+                + (len(shape.members) if isinstance(shape, ObjectShape) else len(shape.prefix))
+            )
             if len(distinct) > MAX_SHAPES:
                 raise _too_complex()
         for every in (ArrayShape(), ObjectShape()):
@@ -350,7 +385,11 @@ class Algebra:
         objects = [
             each
             for shape in values.objects
-            for each in (self._multiplied((shape,)) if math.prod(map(len, shape.choices)) <= most else (shape,))
+            for each in (
+                self._multiplied((shape,))
+                if math.prod(map(len, shape.choices)) <= most
+                else (shape,)
+            )
         ]
         return replace(values, objects=self._distinct(objects))
 
@@ -386,8 +425,14 @@ class Algebra:
         left = []
         for group in groups:
             if group not in possible:
-                found = [(alternative, self._both_objects(shape, alternative)) for alternative in group]
-                kept = [(alternative, both) for alternative, both in found if both is not None and self._possible(both)]
+                found = [
+                    (alternative, self._both_objects(shape, alternative)) for alternative in group
+                ]
+                kept = [
+                    (alternative, both)
+                    for alternative, both in found
+                    if both is not None and self._possible(both)
+                ]
                 if len(kept) < 2:
                     if not kept:
                         return None
@@ -409,7 +454,9 @@ class Algebra:
             second = theirs.get(name) or b.unlisted(name)
             formula = all_of(first.formula, second.formula)
             required = first.required or second.required
-            if required and (formula is False or (isinstance(formula, AllOf) and self._empty(formula))):
+            if required and (
+                formula is False or (isinstance(formula, AllOf) and self._empty(formula))
+            ):
                 return None
             members.append(Member(name, formula, required))
         others = []
@@ -434,11 +481,16 @@ class Algebra:
             return None
         if not a.choices and not b.choices:
             return shape
-        return self._with_choices(shape, (*a.choices, *b.choices), {*_untouched(a, b), *_untouched(b, a)})
+        return self._with_choices(
+            shape, (*a.choices, *b.choices), {*_untouched(a, b), *_untouched(b, a)}
+        )
 
     def _may_meet(self, shape: ObjectShape, requirement: tuple[Node, Formula]) -> bool:
         names, formula = requirement
-        if any(accepts(names, m.name) and not self._empty(all_of(m.formula, formula)) for m in shape.members):
+        if any(
+            accepts(names, m.name) and not self._empty(all_of(m.formula, formula))
+            for m in shape.members
+        ):
             return True
         free = self.both_strings(names, shape.free_names)
         return any(
@@ -465,7 +517,10 @@ class Algebra:
         if any(isinstance(f, AllOf) and self._empty(f) for f in (*prefix, rest)[:least]):
             return None
         (m, some), (n, more) = a.evaluated, b.evaluated
-        evaluated = None if m is None or n is None else max(m, n), tuple(dict.fromkeys((*some, *more)))
+        evaluated = (
+            None if m is None or n is None else max(m, n),
+            tuple(dict.fromkeys((*some, *more))),
+        )
         contains = tuple(dict.fromkeys((*a.contains, *b.contains)))
         return ArrayShape(
             tuple(prefix),
@@ -521,7 +576,9 @@ def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
         texts = literal_texts(finite)
         if texts is not None:
             options = finite.options if isinstance(finite, Alternation) else (finite,)
-            common = alternation(option for option, text in zip(options, texts) if accepts(other, text))
+            common = alternation(
+                option for option, text in zip(options, texts) if accepts(other, text)
+            )
             return common, sum(map(len, texts))
     for limits, other in ((a, b), (b, a)):
         if isinstance(limits, Repeat) and limits.node == ANY_CHAR:
@@ -535,7 +592,8 @@ def _unless_empty(node: Node) -> tuple[Node, int]:
     """Returns a node, or NOTHING if its language is empty, and the work spent on the decision."""
     if not isinstance(node, Intersection | Complement):
         return node, 1
-    if isinstance(node, Complement) and (texts := literal_texts(node.node)) is not None:  # other strings remain
+    # other strings remain
+    if isinstance(node, Complement) and (texts := literal_texts(node.node)) is not None:
         return node, len(texts)
     empty, work = emptiness(node)
     return NOTHING if empty else node, _STATE * work
@@ -573,7 +631,9 @@ def _other_objects(shape: ObjectShape) -> Iterable[ObjectShape]:
         yield ObjectShape(least=shape.most + 1, count_pointer=shape.count_pointer)
     for names, formula in shape.requirements:
         others = ((names, not_(formula)), (strings_outside(names), True))
-        yield ObjectShape(others=tuple(each for each in others if each[0] != NOTHING and each[1] is not False))
+        yield ObjectShape(
+            others=tuple(each for each in others if each[0] != NOTHING and each[1] is not False)
+        )
 
 
 def _other_arrays(shape: ArrayShape) -> Iterable[ArrayShape]:

@@ -32,8 +32,15 @@ MAX_DEPTH = 200
 MAX_SCHEMAS = 200_000
 
 _TOO_OLD = re.compile(r"json-schema\.org/draft-0[0-3]\b")
-_WRAPPERS = (("json_schema", "schema"), ("schema",), ("function", "parameters"), ("parameters",), ("input_schema",))
-_BESIDE = frozenset({"type", "name", "description", "strict"})  # next to a schema in requests to OpenAI and Anthropic
+_WRAPPERS = (
+    ("json_schema", "schema"),
+    ("schema",),
+    ("function", "parameters"),
+    ("parameters",),
+    ("input_schema",),
+)
+# next to a schema in requests to OpenAI and Anthropic
+_BESIDE = frozenset({"type", "name", "description", "strict"})
 _WRAPPING = ["json_schema", "function"]
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
@@ -43,10 +50,13 @@ def check_text(text: str) -> None:
     """Checks the JSON text of a schema.
 
     Raises:
-        ConstraintError: the text is not a valid schema; the error has the JSON Pointer of the fault.
+        ConstraintError: the text is not a valid schema; the error has the JSON Pointer of the
+            fault.
     """
     if len(text) > MAX_SCHEMA_CHARS:
-        raise ConstraintError(f"json_schema: {len(text):,} characters long, the limit is {MAX_SCHEMA_CHARS:,}.")
+        raise ConstraintError(
+            f"json_schema: {len(text):,} characters long, the limit is {MAX_SCHEMA_CHARS:,}."
+        )
     try:
         check(json.loads(text, parse_constant=refuse_non_finite))
     except ConstraintError:
@@ -82,7 +92,8 @@ def check(schema: object) -> None:
     `default`.
 
     Raises:
-        ConstraintError: the value is not a valid schema; the error has the JSON Pointer of the fault.
+        ConstraintError: the value is not a valid schema; the error has the JSON Pointer of the
+            fault.
     """
     if isinstance(schema, dict) and _TOO_OLD.search(str(schema.get("$schema"))):
         raise ConstraintError(
@@ -92,8 +103,8 @@ def check(schema: object) -> None:
             hint="Rewrite the schema for draft 4 or a later one.",
         )
     _refuse_wrapped(schema)
-    # Remaining subschemas of each level, as lazy iterators: lists of 100,000 would trigger garbage collections, which
-    # traverse all of the caller's objects and block its threads.
+    # Remaining subschemas of each level, as lazy iterators: lists of 100,000 would trigger garbage
+    # collections, which traverse all of the caller's objects and block its threads.
     levels: list[Iterator[tuple[str, object]]] = [iter((("", schema),))]
     seen = set[str]()
     references = list[str]()
@@ -105,7 +116,11 @@ def check(schema: object) -> None:
                 document = document or Document(schema)
             except ConstraintError:  # an invalid URI, which raises an error when it is resolved
                 return
-            targets = [target for target in _reference_targets(document, references.pop()) if target not in seen]
+            targets = [
+                target
+                for target in _reference_targets(document, references.pop())
+                if target not in seen
+            ]
             levels.append(zip(targets, map(document.at, targets)))
             continue
         found = next(levels[-1], None)
@@ -123,14 +138,16 @@ def check(schema: object) -> None:
             continue
         if not isinstance(each, dict):
             raise ConstraintError(
-                f"json_schema: a schema must be an object or a boolean, not {str(each)[:60]!r}.", pointer=pointer
+                f"json_schema: a schema must be an object or a boolean, not {str(each)[:60]!r}.",
+                pointer=pointer,
             )
         for keyword, value in each.items():
             value_check = _VALUE_CHECKS.get(keyword)
             if value_check is not None and not value_check[0](value):
                 where = f"{pointer}/{pointer_token(keyword)}"
                 raise ConstraintError(
-                    f"json_schema: {keyword} must be {value_check[1]}, not {str(value)[:60]!r}.", pointer=where
+                    f"json_schema: {keyword} must be {value_check[1]}, not {str(value)[:60]!r}.",
+                    pointer=where,
                 )
         if not each.keys().isdisjoint(HOLDERS):
             levels.append(_below(each, pointer))
@@ -159,8 +176,9 @@ def _refuse_wrapped(schema: object) -> None:
             keys = "".join(f'["{key}"]' for key in path)
             raise ConstraintError(
                 "json_schema: this is a request field that wraps a schema; read as a schema, it would allow anything.",
-                pointer="", hint=f"Pass the schema inside: json_schema=wrapped{keys}.",
-            )  # fmt: skip
+                pointer="",
+                hint=f"Pass the schema inside: json_schema=wrapped{keys}.",
+            )
 
 
 def _below(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:
@@ -194,7 +212,11 @@ def _names(value: Any) -> bool:
 
 
 def _type(value: Any) -> bool:
-    return value in _TYPES if isinstance(value, str) else bool(value) and _names(value) and _TYPES.issuperset(value)
+    return (
+        value in _TYPES
+        if isinstance(value, str)
+        else bool(value) and _names(value) and _TYPES.issuperset(value)
+    )
 
 
 _VALUE_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {

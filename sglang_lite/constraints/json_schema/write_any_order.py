@@ -26,7 +26,11 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import Formula, all_of
-from sglang_lite.constraints.json_schema.mask_rules import UNIQUE_NAMES_ONLY, DistinctNames, name_rule_of
+from sglang_lite.constraints.json_schema.mask_rules import (
+    UNIQUE_NAMES_ONLY,
+    DistinctNames,
+    name_rule_of,
+)
 from sglang_lite.constraints.json_schema.requirements import Met, meeting, subsets, unimplied
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
 from sglang_lite.protocol import ConstraintError
@@ -42,7 +46,11 @@ _Written = frozenset[int]
 
 
 def leave_to_masks(
-    writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other], *, in_any_order: bool = False
+    writer: ContainerWriter,
+    shape: ObjectShape,
+    others: Sequence[_Other],
+    *,
+    in_any_order: bool = False,
 ) -> None:
     """Leaves the names of a shape to the masks: each name occurs once and, if `in_any_order`, all
     required names are present.
@@ -56,7 +64,9 @@ def leave_to_masks(
     writer.masked_shapes.names[shape] = rule, None if in_any_order else shape.count_pointer
 
 
-def leave_scarce_to_masks(writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other]) -> None:
+def leave_scarce_to_masks(
+    writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other]
+) -> None:
     """Makes the masks prevent the beginning of a name that only used names begin with, such as a
     second `"0"` in a dictionary with integer keys. Names that never run out and languages that are
     too complex are not left to the masks.
@@ -76,7 +86,8 @@ def _names_only(shape: ObjectShape) -> DistinctNames:
 def _may_run_out(other: _Other) -> bool:
     """Returns True if some prefix of a name begins only finitely many names."""
     names, _ = other
-    if isinstance(names, Complement) and literal_texts(names.node) is not None:  # the usual case of open objects
+    # the usual case of open objects
+    if isinstance(names, Complement) and literal_texts(names.node) is not None:
         return False
     try:
         return not counted(names).endless
@@ -91,7 +102,8 @@ def has_unlisted_names(others: Sequence[_Other], least: int) -> bool:
 
 
 def _count(names: Node) -> int | None:
-    if isinstance(names, Complement) and literal_texts(names.node) is not None:  # the usual case of open objects
+    # the usual case of open objects
+    if isinstance(names, Complement) and literal_texts(names.node) is not None:
         return None
     return counted(names).count
 
@@ -162,14 +174,18 @@ class AnyOrder:
             )
         for i in range(len(self._requirements)):
             if not has_unlisted_names(self._meeting_others(frozenset({i})), UNLIMITED_NAMES):
-                raise _refusal("a required member whose pattern has few names can't be in any order")
+                raise _refusal(
+                    "a required member whose pattern has few names can't be in any order"
+                )
 
     def _left_to_masks(self) -> Node:
         """Returns texts in which the grammar lets members repeat; masks check the names."""
         if self._most is not None and (self._required or self._requirements):
             raise _refusal("maxProperties can't be enforced for required members in any order")
         if self._writer.masked_shapes is None:
-            raise _refusal(f"inside another constraint, at most {MAX_REMEMBERED} members can be in any order")
+            raise _refusal(
+                f"inside another constraint, at most {MAX_REMEMBERED} members can be in any order"
+            )
         self._check_requirements()
         leave_to_masks(self._writer, self._shape, self._others, in_any_order=True)
         self._least = min(1, self._least)
@@ -180,7 +196,7 @@ class AnyOrder:
         none = NOTHING if self._required or self._shape.least else self._writer.end(empty=True)
         return alternation([none, NOTHING if self._most == 0 else some])
 
-    # ---------------------------------------------------------------------------------------------- members
+    # -------------------------------------------------------------------------------------- members
 
     def _any_of(self, met: Met = frozenset(), *, first: bool) -> Node:
         """Returns the texts of one member whose presence is not remembered, named or not.
@@ -191,8 +207,14 @@ class AnyOrder:
 
         def body() -> Node:
             free = (i for i in range(len(self._members)) if i not in self._remembered)
-            named = [self._member(i, met, first=first) for i in free if self._may_meet(self._members[i].name, met)]
-            others = (self._writer.member(names, f, first=first) for names, f in self._meeting_others(met))
+            named = [
+                self._member(i, met, first=first)
+                for i in free
+                if self._may_meet(self._members[i].name, met)
+            ]
+            others = (
+                self._writer.member(names, f, first=first) for names, f in self._meeting_others(met)
+            )
             return alternation([*named, *others])
 
         return self._writer.rule((self._number, "any", met, first), body)
@@ -218,7 +240,7 @@ class AnyOrder:
         formula = all_of(member.formula, *(self._requirements[i][1] for i in sorted(met)))
         return self._writer.member(literal(member.name), formula, first=first)
 
-    # ----------------------------------------------------------------------------------------------- positions
+    # ------------------------------------------------------------------------------------ positions
 
     def _position(self, written: _Written, met: Met, *, empty: bool) -> Ref:
         """Returns a reference to the rule for the position after some members.
@@ -229,7 +251,8 @@ class AnyOrder:
             empty: whether no member has been written.
         """
         return self._writer.rule(
-            (self._number, "position", written, met, empty), lambda: self._at_position(written, met, empty=empty)
+            (self._number, "position", written, met, empty),
+            lambda: self._at_position(written, met, empty=empty),
         )
 
     def _at_position(self, written: _Written, met: Met, *, empty: bool) -> Node:
@@ -245,12 +268,17 @@ class AnyOrder:
             now = written | {i}
             if self._most is None or len(now) + len(required - now) <= self._most:
                 for formula, now_met in meeting(self._members[i], self._requirements, met):
-                    member = self._writer.member(literal(self._members[i].name), formula, first=empty)
+                    member = self._writer.member(
+                        literal(self._members[i].name), formula, first=empty
+                    )
                     options.append(concat(member, self._position(now, now_met, empty=False)))
         if self._others or len(self._remembered) < len(self._members):
             unmet = [i for i in range(len(self._requirements)) if i not in met]
             options += (
-                concat(self._any_of(more, first=empty), self._position(written, met | more, empty=False))
+                concat(
+                    self._any_of(more, first=empty),
+                    self._position(written, met | more, empty=False),
+                )
                 for more in subsets(unmet)
             )
         return alternation(options)

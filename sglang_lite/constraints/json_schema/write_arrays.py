@@ -68,7 +68,9 @@ def array_text(writer: ContainerWriter, shape: ArrayShape) -> Node:
 def _any_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     """Returns the texts of items that need not differ, and the closing bracket."""
     if shape.contains:
-        return _ArrayWriter(writer, shape, unique=False).position(0, (0,) * len(shape.contains), frozenset())
+        return _ArrayWriter(writer, shape, unique=False).position(
+            0, (0,) * len(shape.contains), frozenset()
+        )
     return concat(_items(writer, shape), writer.closing)
 
 
@@ -81,14 +83,20 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     """
     if _always_differ(writer, shape):
         return _any_items(writer, shape)
-    positions = [shape.item(i) for i in range(len(shape.prefix))] + ([] if shape.rest is False else [shape.rest])
+    positions = [shape.item(i) for i in range(len(shape.prefix))] + (
+        [] if shape.rest is False else [shape.rest]
+    )
     if not positions or _few_values(writer, shape) is not None:
-        return _ArrayWriter(writer, shape, unique=True).position(0, (0,) * len(shape.contains), frozenset())
+        return _ArrayWriter(writer, shape, unique=True).position(
+            0, (0,) * len(shape.contains), frozenset()
+        )
     with _errors_at_unique(shape):
         if writer.masked_shapes is None:
             raise ConstraintError(_NOT_HERE, hint=_ADVICE)
         if shape.contains:
-            raise ConstraintError("json_schema: uniqueItems and contains can't be enforced together.")
+            raise ConstraintError(
+                "json_schema: uniqueItems and contains can't be enforced together."
+            )
         if shape.least > MAX_DISTINCT:
             raise ConstraintError(
                 f"json_schema: more than {MAX_DISTINCT:,} different items are required.",
@@ -104,7 +112,9 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     return concat(_items(writer, shape, writer.unique_item), writer.closing)
 
 
-def _enough(writer: ContainerWriter, shape: ArrayShape, positions: list[Formula], texts: tuple[Node, ...]) -> bool:
+def _enough(
+    writer: ContainerWriter, shape: ArrayShape, positions: list[Formula], texts: tuple[Node, ...]
+) -> bool:
     """Returns True if the items have enough different values for the required number of items.
 
     Raises:
@@ -134,10 +144,14 @@ def _go_on(writer: ContainerWriter, values: ValueSet) -> bool:
     """
     empty = writer.reader.empty
     return all(
-        shape.most is None and not shape.contains and shape.unique_pointer is None and not empty(shape.rest)
+        shape.most is None
+        and not shape.contains
+        and shape.unique_pointer is None
+        and not empty(shape.rest)
         for shape in values.arrays
     ) and all(
-        shape.most is None and any(_endless(names) and not empty(each) for names, each in shape.free_others())
+        shape.most is None
+        and any(_endless(names) and not empty(each) for names, each in shape.free_others())
         for shape in values.objects
     )
 
@@ -158,15 +172,21 @@ def _item_texts(writer: ContainerWriter, formula: Formula) -> Node:
         return _scalars(values)  # these never run out
     if _go_on(writer, values):
         openings = [*(["["] if values.arrays else []), *(["{"] if values.objects else [])]
-        return alternation([_scalars(values), *(concat(literal(each), ANY_TEXT) for each in openings)])
+        return alternation(
+            [_scalars(values), *(concat(literal(each), ANY_TEXT) for each in openings)]
+        )
     try:
         return writer.listed_texts(formula)
     except ConstraintError as error:
-        if error.pointer is not None and error.pointer.rpartition("/")[2] in REFERENCES:  # the reference has no target
+        # the reference has no target
+        if error.pointer is not None and error.pointer.rpartition("/")[2] in REFERENCES:
             raise
-        why = error.message.removeprefix("json_schema: ").removesuffix(f" (at {error.pointer or '/'})")
+        why = error.message.removeprefix("json_schema: ").removesuffix(
+            f" (at {error.pointer or '/'})"
+        )
         raise ConstraintError(
-            f"json_schema: uniqueItems can't be enforced for these objects and arrays: {why}", hint=_ADVICE
+            f"json_schema: uniqueItems can't be enforced for these objects and arrays: {why}",
+            hint=_ADVICE,
         ) from error
 
 
@@ -175,7 +195,8 @@ def _scalars(values: ValueSet) -> Node:
     listed = literal_texts(values.strings)
     if len(listed or ()) + len(values.numbers) > MAX_DISTINCT:
         raise ConstraintError(
-            f"json_schema: uniqueItems can't be enforced for more than {MAX_DISTINCT:,} values in a list.", hint=_ADVICE
+            f"json_schema: uniqueItems can't be enforced for more than {MAX_DISTINCT:,} values in a list.",
+            hint=_ADVICE,
         )
     return scalar_texts(values, plain=True)
 
@@ -193,7 +214,9 @@ def _errors_at_unique(shape: ArrayShape) -> Iterator[None]:
         ) from error
 
 
-def _items(writer: ContainerWriter, shape: ArrayShape, item_text: Callable[[Formula], Node] | None = None) -> Node:
+def _items(
+    writer: ContainerWriter, shape: ArrayShape, item_text: Callable[[Formula], Node] | None = None
+) -> Node:
     least = shape.least
     most = shape.most
     first = shape.prefix
@@ -209,7 +232,9 @@ def _items(writer: ContainerWriter, shape: ArrayShape, item_text: Callable[[Form
         rest = item_text(shape.rest)
         if count:
             return repeat(concat(comma, rest), fewer, less)
-        following = repeat(concat(comma, rest), max(0, fewer - 1), None if less is None else less - 1)
+        following = repeat(
+            concat(comma, rest), max(0, fewer - 1), None if less is None else less - 1
+        )
         items = concat(rest, following)
         return items if fewer else optional(items)
 
@@ -229,22 +254,34 @@ def _always_differ(writer: ContainerWriter, shape: ArrayShape) -> bool:
     most = len(shape.prefix) if shape.most is None else shape.most
     if most > MAX_COMPARED:
         return False
-    return all(writer.reader.empty(all_of(shape.item(i), shape.item(j))) for i, j in combinations(range(most), 2))
+    return all(
+        writer.reader.empty(all_of(shape.item(i), shape.item(j)))
+        for i, j in combinations(range(most), 2)
+    )
 
 
 def _scalar_values(values: ValueSet) -> list[Formula] | None:
-    """Returns the values of a set, each as a formula, or None if they are not just a few scalars.
-    """
+    """Returns the values of a set, each as a formula, or None if they are not just a few scalars."""
     strings = literal_texts(values.strings)
-    if values.arrays or values.objects or strings is None or len(strings) + len(values.numbers) >= MAX_SUBSETS:
+    if (
+        values.arrays
+        or values.objects
+        or strings is None
+        or len(strings) + len(values.numbers) >= MAX_SUBSETS
+    ):
         return None
     counted = [piece.members() for piece in values.numbers]
     if None in counted:
         return None
     texts = ["null"] if values.null else []
     texts += ["true" if value else "false" for value in sorted(values.booleans)]
-    texts += dict.fromkeys(write_numbers.decimal_text(value) for piece in counted for value in piece or ())
-    return [Const(text) for text in (*texts, *(json.dumps(text, ensure_ascii=False) for text in strings))]
+    texts += dict.fromkeys(
+        write_numbers.decimal_text(value) for piece in counted for value in piece or ()
+    )
+    return [
+        Const(text)
+        for text in (*texts, *(json.dumps(text, ensure_ascii=False) for text in strings))
+    ]
 
 
 def _few_values(writer: ContainerWriter, shape: ArrayShape) -> list[Formula] | None:
@@ -262,7 +299,11 @@ def _few_values(writer: ContainerWriter, shape: ArrayShape) -> list[Formula] | N
     most = len(found) if shape.most is None else min(shape.most, len(found))
     if most and len(found) >= MAX_SUBSETS:
         return None
-    return list(found) if sum(comb(len(found), count) for count in range(most + 1)) <= MAX_SUBSETS else None
+    return (
+        list(found)
+        if sum(comb(len(found), count) for count in range(most + 1)) <= MAX_SUBSETS
+        else None
+    )
 
 
 class _ArrayWriter:
@@ -271,8 +312,11 @@ class _ArrayWriter:
         self._shape = shape
         self._number = writer.number(shape)
         self._values = _few_values(writer, shape) if unique else None
-        # From this index all items have the same rules, so later positions need not be distinguished.
-        self._alike = max(len(shape.prefix), shape.least, *(each.start for each in shape.contains), 0)
+        # From this index all items have the same rules, so later positions need not be
+        # distinguished.
+        self._alike = max(
+            len(shape.prefix), shape.least, *(each.start for each in shape.contains), 0
+        )
 
     def position(self, index: int, counts: tuple[int, ...], used: frozenset[Formula]) -> Ref:
         key = self._number, index, counts, used
@@ -281,7 +325,9 @@ class _ArrayWriter:
     def _body(self, index: int, counts: tuple[int, ...], used: frozenset[Formula]) -> Node:
         shape = self._shape
         options: list[Node] = []
-        if index >= shape.least and all(count >= each.least for count, each in zip(counts, shape.contains)):
+        if index >= shape.least and all(
+            count >= each.least for count, each in zip(counts, shape.contains)
+        ):
             options.append(self._writer.closing)
         if shape.most is None or index < shape.most:
             after = index + 1 if shape.most is not None else min(index + 1, max(1, self._alike))
@@ -291,10 +337,14 @@ class _ArrayWriter:
                         continue
                     item = self._writer.item(formula if value is None else all_of(formula, value))
                     following = self.position(after, now, used if value is None else used | {value})
-                    options.append(concat(*([self._writer.comma] if index else []), item, following))
+                    options.append(
+                        concat(*([self._writer.comma] if index else []), item, following)
+                    )
         return alternation(options)
 
-    def _counting(self, index: int, counts: tuple[int, ...]) -> Iterator[tuple[Formula, tuple[int, ...]]]:
+    def _counting(
+        self, index: int, counts: tuple[int, ...]
+    ) -> Iterator[tuple[Formula, tuple[int, ...]]]:
         """Yields the formulas of the next item, for each choice of `contains` that it counts for,
         with the counts after it.
         """
@@ -307,4 +357,7 @@ class _ArrayWriter:
             else:
                 choices.append([(formula, count + 1)] * (count < most) + [(not_(formula), count)])
         for choice in product(*choices):
-            yield all_of(self._shape.item(index), *(formula for formula, _ in choice)), tuple(now for _, now in choice)
+            yield (
+                all_of(self._shape.item(index), *(formula for formula, _ in choice)),
+                tuple(now for _, now in choice),
+            )

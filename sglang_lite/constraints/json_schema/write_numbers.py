@@ -23,7 +23,13 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
 )
 from sglang_lite.constraints.json_schema.multiples import multiples
-from sglang_lite.constraints.json_schema.numbers import EVERY, MAX_COUNTED, NONE, NumberRange, Numbers
+from sglang_lite.constraints.json_schema.numbers import (
+    EVERY,
+    MAX_COUNTED,
+    NONE,
+    NumberRange,
+    Numbers,
+)
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError
 
@@ -31,7 +37,9 @@ MAX_DIGITS = 1_000  # maximum number of digits of a limit
 MAX_LISTED = 1_000  # maximum number of a range's members that are listed
 
 # Any number; exponents stay in the range of floats, after up to 8 digits.
-ANY_NUMBER = parse(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|-?(?:0|[1-9][0-9]{0,7})(?:\.[0-9]+)?[eE][+-]?[0-2]?[0-9]{1,2}")
+ANY_NUMBER = parse(
+    r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|-?(?:0|[1-9][0-9]{0,7})(?:\.[0-9]+)?[eE][+-]?[0-2]?[0-9]{1,2}"
+)
 _DIGIT = CharSet(((48, 57),))
 _DIGITS = Repeat(_DIGIT, 0, None)
 _FRACTION = optional(parse(r"\.[0-9]+"))
@@ -54,12 +62,15 @@ def texts(numbers: Numbers, *, decimals: bool = False) -> Node:
     if numbers == EVERY:
         return ANY_NUMBER
     return alternation(
-        concat(_piece(each), optional(_ZEROS)) if decimals and _is_whole(each) else _piece(each) for each in numbers
+        concat(_piece(each), optional(_ZEROS)) if decimals and _is_whole(each) else _piece(each)
+        for each in numbers
     )
 
 
 def _is_whole(piece: NumberRange) -> bool:
-    return piece.integral or (piece.low is not None and piece.low == piece.high and piece.low.denominator == 1)
+    return piece.integral or (
+        piece.low is not None and piece.low == piece.high and piece.low.denominator == 1
+    )
 
 
 def plain_texts(numbers: Numbers) -> Node:
@@ -69,7 +80,8 @@ def plain_texts(numbers: Numbers) -> Node:
     if numbers == EVERY:
         return _PLAIN
     return alternation(
-        node if literal_texts(node) is not None else intersection(node, _PLAIN) for node in map(_piece, numbers)
+        node if literal_texts(node) is not None else intersection(node, _PLAIN)
+        for node in map(_piece, numbers)
     )
 
 
@@ -105,23 +117,36 @@ def _range(piece: NumberRange) -> Node:
     high = piece.high
     options: list[Node] = []
     if high is None or high > 0 or (high == 0 and not piece.high_open):
-        start, start_open = (low, piece.low_open) if low is not None and low >= 0 else (Fraction(0), False)
+        start, start_open = (
+            (low, piece.low_open) if low is not None and low >= 0 else (Fraction(0), False)
+        )
         options.append(_positive(start, start_open, high, piece.high_open, whole=piece.integral))
     if low is None or low < 0:
-        near, near_open = (-high, piece.high_open) if high is not None and high < 0 else (Fraction(0), True)
+        near, near_open = (
+            (-high, piece.high_open) if high is not None and high < 0 else (Fraction(0), True)
+        )
         far = None if low is None else -low
-        options.append(concat(literal("-"), _positive(near, near_open, far, piece.low_open, whole=piece.integral)))
+        options.append(
+            concat(
+                literal("-"), _positive(near, near_open, far, piece.low_open, whole=piece.integral)
+            )
+        )
     return alternation(options)
 
 
-def _positive(low: Fraction, low_open: bool, high: Fraction | None, high_open: bool, *, whole: bool) -> Node:
+def _positive(
+    low: Fraction, low_open: bool, high: Fraction | None, high_open: bool, *, whole: bool
+) -> Node:
     """Returns the texts of the numbers from `low` (at least 0) to `high`."""
     if whole:
         least = math.floor(low) + 1 if low_open else math.ceil(low)
-        return _integers(least, None if high is None else math.ceil(high) - 1 if high_open else math.floor(high))
+        return _integers(
+            least, None if high is None else math.ceil(high) - 1 if high_open else math.floor(high)
+        )
     first, begin = _split(low)
     after = _fraction_from(begin, is_open=low_open)
-    # If any fraction may follow, `first` counts as another whole part, so a long round number has few options.
+    # If any fraction may follow, `first` counts as another whole part, so a long round number has
+    # few options.
     from_first = [] if after == _FRACTION else [concat(literal(str(first)), after)]
     start = first + len(from_first)
     if high is None:
@@ -130,7 +155,13 @@ def _positive(low: Fraction, low_open: bool, high: Fraction | None, high_open: b
     until = _fraction_to(end, is_open=high_open)
     if first == last:
         return concat(literal(str(first)), intersection(after, until))
-    return alternation([*from_first, concat(_integers(start, last - 1), _FRACTION), concat(literal(str(last)), until)])
+    return alternation(
+        [
+            *from_first,
+            concat(_integers(start, last - 1), _FRACTION),
+            concat(literal(str(last)), until),
+        ]
+    )
 
 
 def _split(value: Fraction) -> tuple[int, str]:
@@ -150,7 +181,9 @@ def _fraction_from(digits: str, *, is_open: bool) -> Node:
         for i, digit in enumerate(digits)
         if digit < "9"
     ]
-    return alternation([*options, concat(literal("." + digits), _SOME_MORE if is_open else _DIGITS)])
+    return alternation(
+        [*options, concat(literal("." + digits), _SOME_MORE if is_open else _DIGITS)]
+    )
 
 
 def _fraction_to(digits: str, *, is_open: bool) -> Node:
@@ -164,7 +197,9 @@ def _fraction_to(digits: str, *, is_open: bool) -> Node:
         if i:
             options.append(literal("." + digits[:i]))
         if digit > "0":
-            options.append(concat(literal("." + digits[:i]), CharSet(((48, ord(digit) - 1),)), _DIGITS))
+            options.append(
+                concat(literal("." + digits[:i]), CharSet(((48, ord(digit) - 1),)), _DIGITS)
+            )
     if not is_open:
         options.append(concat(literal("." + digits), parse("0*")))
     return alternation(options)
@@ -197,14 +232,20 @@ def _digits_between(a: str, b: str) -> Node:
     if same == len(a):
         return literal(a)
     if len(a) > MAX_DIGITS:
-        raise ConstraintError(f"json_schema: limits of more than {MAX_DIGITS:,} digits can't be enforced.")
+        raise ConstraintError(
+            f"json_schema: limits of more than {MAX_DIGITS:,} digits can't be enforced."
+        )
     # Any digits may follow these ends.
     end_a, end_b = (max(len(text.rstrip(last)), same + 1) for text, last in ((a, "0"), (b, "9")))
     ranges = [(a[:same], ord(a[same]) + (end_a > same + 1), ord(b[same]) - (end_b > same + 1))]
     ranges += [(a[:i], ord(a[i]) + (i + 1 < end_a), 57) for i in range(same + 1, end_a)]
     ranges += [(b[:i], 48, ord(b[i]) - (i + 1 < end_b)) for i in range(same + 1, end_b)]
     return alternation(
-        concat(literal(before), CharSet(((low, high),)), repeat(_DIGIT, rest := len(a) - len(before) - 1, rest))
+        concat(
+            literal(before),
+            CharSet(((low, high),)),
+            repeat(_DIGIT, rest := len(a) - len(before) - 1, rest),
+        )
         for before, low, high in ranges
         if low <= high
     )

@@ -48,7 +48,9 @@ def object_text(writer: ContainerWriter, shape: ObjectShape, *, alone: bool = Tr
     Raises:
         ConstraintError: the shape has too many members to count or to write in any order.
     """
-    if shape.requires_too_many() or any(member.required and member.formula is False for member in shape.members):
+    if shape.requires_too_many() or any(
+        member.required and member.formula is False for member in shape.members
+    ):
         return NOTHING
     if writer.any_order and not shape.choices:
         return AnyOrder(writer, shape.listed()).text(alone=alone)
@@ -66,10 +68,13 @@ class _ObjectWriter:
         self._others = shape.free_others()
         self._requirements = unimplied(shape.requirements)
         required = sum(member.required for member in self._members)
-        self._choice_of = {m.name: i for i, choice in enumerate(shape.choices) for s in choice for m in s.members}
+        self._choice_of = {
+            m.name: i for i, choice in enumerate(shape.choices) for s in choice for m in s.members
+        }
         self._least = shape.least if shape.least > required else 0
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
-        self._exact = self._least > 1 or self._most is not None  # otherwise it only matters whether a member was written
+        # otherwise it only matters whether a member was written
+        self._exact = self._least > 1 or self._most is not None
         self.counts = bool(self._members) and self._exact
         if self._others:
             leave_scarce_to_masks(writer, self._shape, self._others)
@@ -82,7 +87,11 @@ class _ObjectWriter:
         name. Raises ConstraintError if no masks check the names.
         """
         counting = self._shape.least - required > 1 and self._shape.count_pointer is not None
-        if counting and self._writer.masked_shapes is not None and has_unlisted_names(self._others, self._shape.least):
+        if (
+            counting
+            and self._writer.masked_shapes is not None
+            and has_unlisted_names(self._others, self._shape.least)
+        ):
             leave_to_masks(self._writer, self._shape, self._others)
         elif counting:
             raise ConstraintError(
@@ -90,10 +99,14 @@ class _ObjectWriter:
                 pointer=self._shape.count_pointer,
                 hint="List the names in properties or propertyNames, or set enforce='best_effort'.",
             )
-        requirements = [both_strings(names, self._shape.free_names) for names, _ in self._requirements]
+        requirements = [
+            both_strings(names, self._shape.free_names) for names, _ in self._requirements
+        ]
         if not any(both_strings(a, b) != NOTHING for a, b in combinations(requirements, 2)):
             return
-        if self._writer.masked_shapes is not None and all(counted(names).count is None for names in requirements):
+        if self._writer.masked_shapes is not None and all(
+            counted(names).count is None for names in requirements
+        ):
             leave_to_masks(self._writer, self._shape, self._others)
         else:
             raise ConstraintError(
@@ -102,7 +115,7 @@ class _ObjectWriter:
                 hint="List the possible names in properties.",
             )
 
-    # ------------------------------------------------------------------------------- named members by halves
+    # ---------------------------------------------------------------------- named members by halves
 
     def plain(self) -> Node:
         members = self._members
@@ -121,7 +134,9 @@ class _ObjectWriter:
         """
         if end - start == 1:
             return self._member(start, 0)
-        return self._writer.rule((self._number, "first", start, end), lambda: self._first_half(start, end))
+        return self._writer.rule(
+            (self._number, "first", start, end), lambda: self._first_half(start, end)
+        )
 
     def _first_half(self, start: int, end: int) -> Node:
         middle = (start + end) // 2
@@ -137,7 +152,9 @@ class _ObjectWriter:
             return member if self._members[start].required else optional(member)
         middle = (start + end) // 2
         key = self._number, "more", start, end
-        return self._writer.rule(key, lambda: concat(self._more(start, middle), self._more(middle, end)))
+        return self._writer.rule(
+            key, lambda: concat(self._more(start, middle), self._more(middle, end))
+        )
 
     def _rest(self, count: int, met: Met = frozenset()) -> Node:
         """Returns the unnamed members, after `count` others, and the end of the object. Members
@@ -165,11 +182,13 @@ class _ObjectWriter:
         parts = [self._other(count + i, requirement) for i, requirement in enumerate(unmet)]
         return concat(*parts, self._writer.end(empty=not count and not unmet))
 
-    # ------------------------------------------------------------------------------------ positions and counts
+    # ------------------------------------------------------------------------- positions and counts
 
     def counted(self) -> Node:
         if len(self._members) > MAX_COUNTED:
-            raise ConstraintError(f"json_schema: more than {MAX_COUNTED} properties can't be counted.")
+            raise ConstraintError(
+                f"json_schema: more than {MAX_COUNTED} properties can't be counted."
+            )
         return self._position(0, 0, frozenset())
 
     def _position(self, index: int, count: int, met: Met, chosen: int | None = None) -> Ref:
@@ -190,11 +209,20 @@ class _ObjectWriter:
         if choice is not None:
             alternatives = self._shape.choices[choice]
             if chosen is None:
-                return alternation(self._position(index, count, met, i) for i in range(len(alternatives)))
+                return alternation(
+                    self._position(index, count, met, i) for i in range(len(alternatives))
+                )
             own = next((m for m in alternatives[chosen].members if m.name == member.name), None)
             if own is not None:
-                member = Member(member.name, all_of(member.formula, own.formula), member.required or own.required)
-            if index + 1 == len(self._members) or self._choice_of.get(self._members[index + 1].name) != choice:
+                member = Member(
+                    member.name,
+                    all_of(member.formula, own.formula),
+                    member.required or own.required,
+                )
+            if (
+                index + 1 == len(self._members)
+                or self._choice_of.get(self._members[index + 1].name) != choice
+            ):
                 chosen = None
         options: list[Node] = []
         if member.formula is not False and (self._most is None or count < self._most):
@@ -202,7 +230,8 @@ class _ObjectWriter:
             now = count + 1 if self._exact else 1
             options += [
                 concat(
-                    self._writer.member(name, formula, first=not count), self._position(index + 1, now, now_met, chosen)
+                    self._writer.member(name, formula, first=not count),
+                    self._position(index + 1, now, now_met, chosen),
                 )
                 for formula, now_met in meeting(member, self._requirements, met)
             ]

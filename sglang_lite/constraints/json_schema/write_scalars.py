@@ -24,12 +24,20 @@ def scalar_texts(values: ValueSet, *, decimals: bool = False, plain: bool = Fals
 
 
 @memoized  # one node for all schemas, so that facts about it are computed only once
-def _texts(null: bool, truth: frozenset[bool], numbers: Numbers, strings: Node, decimals: bool, plain: bool) -> Node:
-    spelled = write_numbers.plain_texts(numbers) if plain else write_numbers.texts(numbers, decimals=decimals)
+def _texts(
+    null: bool, truth: frozenset[bool], numbers: Numbers, strings: Node, decimals: bool, plain: bool
+) -> Node:
+    spelled = (
+        write_numbers.plain_texts(numbers)
+        if plain
+        else write_numbers.texts(numbers, decimals=decimals)
+    )
     options = [*([literal("null")] if null else []), booleans(truth), spelled]
     return alternation([*options, quoted(strings)] if strings != NOTHING else options)
 
 
 def booleans(values: Collection[bool]) -> Node:
     """Returns the texts of some booleans."""
-    return alternation(literal(text) for value, text in ((True, "true"), (False, "false")) if value in values)
+    return alternation(
+        literal(text) for value, text in ((True, "true"), (False, "false")) if value in values
+    )

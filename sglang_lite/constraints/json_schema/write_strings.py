@@ -32,7 +32,9 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.syntax.regex import parse
 
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_ESCAPED = {code: _SHORT.get(chr(code), f"\\u{code:04x}") for code in (*range(32), ord('"'), ord("\\"))}
+_ESCAPED = {
+    code: _SHORT.get(chr(code), f"\\u{code:04x}") for code in (*range(32), ord('"'), ord("\\"))
+}
 _TO_ESCAPE = re.compile(r'["\\\0-\x1f]')
 _ESCAPED_SET = charsets.union((code, code) for code in _ESCAPED)
 
@@ -41,7 +43,8 @@ _ANY_CHARACTERS = Repeat(_ANY_CHARACTER, 0, None)
 
 
 _QUOTE = literal('"')
-_JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make a new encoder for each call
+# json.dumps would make a new encoder for each call
+_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def quoted(strings: Node, before: Node = EMPTY, after: Node = EMPTY) -> Node:
@@ -62,7 +65,9 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
     outside = [part.node for part in parts if isinstance(part, Complement)]
 
     edges = _edges(before, after)
-    before, after = (node if text is None else literal(text) for node, text in zip((before, after), edges))
+    before, after = (
+        node if text is None else literal(text) for node, text in zip((before, after), edges)
+    )
 
     def whole(node: Node) -> Node:
         if node is ANY_TEXT and written is _written:
@@ -90,13 +95,16 @@ def _any_between(before: Node, after: Node) -> Node:
 
 @lru_cache(maxsize=64)
 def _edges(before: Node, after: Node) -> tuple[str | None, str | None]:
-    """Returns the fixed texts written before and after strings, or None for an edge that may vary.
-    """
+    """Returns the fixed texts written before and after strings, or None for an edge that may vary."""
     return literal_text(before), literal_text(after)
 
 
 def _options(nodes: list[Node]) -> list[Node]:
-    return [option for node in nodes for option in (node.options if isinstance(node, Alternation) else (node,))]
+    return [
+        option
+        for node in nodes
+        for option in (node.options if isinstance(node, Alternation) else (node,))
+    ]
 
 
 def _written(node: Node) -> Node:
@@ -122,7 +130,9 @@ def _written_substring(node: Substring) -> Substring:
         texts += node.text[at : match.start()], escape
         cuts += node.cuts[at : match.end()], bytes(len(escape) - 1)
         at = match.end()
-    return Substring("".join((*texts, node.text[at:])), b"".join((*cuts, node.cuts[at:])), _ANY_CHARACTERS)
+    return Substring(
+        "".join((*texts, node.text[at:])), b"".join((*cuts, node.cuts[at:])), _ANY_CHARACTERS
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -130,6 +140,10 @@ def character(characters: CharSet) -> Node:
     """Returns a character of a set, as written."""
     if characters == ANY_CHAR:
         return _ANY_CHARACTER
-    escapes = [literal(text) for code, text in _ESCAPED.items() if any(a <= code <= b for a, b in characters.ranges)]
+    escapes = [
+        literal(text)
+        for code, text in _ESCAPED.items()
+        if any(a <= code <= b for a, b in characters.ranges)
+    ]
     plain = CharSet(charsets.difference(characters.ranges, _ESCAPED_SET))
     return alternation([plain, *escapes]) if escapes else characters

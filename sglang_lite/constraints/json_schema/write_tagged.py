@@ -35,7 +35,13 @@ from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter, er
 from sglang_lite.constraints.json_schema.mask_rules import MaskedShapes
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
-from sglang_lite.constraints.json_schema.values import NO_VALUE, ArrayShape, ObjectShape, ValueSet, both_strings
+from sglang_lite.constraints.json_schema.values import (
+    NO_VALUE,
+    ArrayShape,
+    ObjectShape,
+    ValueSet,
+    both_strings,
+)
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
 from sglang_lite.constraints.json_schema.write_scalars import booleans
@@ -90,8 +96,8 @@ class TaggedWriter:
         """Returns the language of the texts of a formula's objects.
 
         Raises:
-            ConstraintError: the formula has no objects, or something can't be enforced or written; the error has a JSON
-                Pointer.
+            ConstraintError: the formula has no objects, or something can't be enforced or written;
+                the error has a JSON Pointer.
         """
         return self._json.finished(self._objects(formula), self._sealed)
 
@@ -114,19 +120,23 @@ class TaggedWriter:
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
         tags = self._tags
-        return self.rule((names, formula), lambda: self._between(tags.before, names, tags.after, formula))
+        return self.rule(
+            (names, formula), lambda: self._between(tags.before, names, tags.after, formula)
+        )
 
     def end(self, *, empty: bool) -> Node:
         return EMPTY
 
-    # ------------------------------------------------------------------------------------------------- values
+    # --------------------------------------------------------------------------------------- values
 
     def _between(self, before: str, names: Node, after: str, formula: Formula) -> Node:
         """Returns the texts of a value with its tags, for one name or a language of names."""
         with errors_at_formula(formula):
             name = literal_text(names)
             if names != EMPTY and both_strings(names, _names()) != names and name is not None:
-                raise ConstraintError(f"json_schema: the name {name!r} can't stand in a tag.", hint="Rename it.")
+                raise ConstraintError(
+                    f"json_schema: the name {name!r} can't stand in a tag.", hint="Rename it."
+                )
             lead: Node = EMPTY
             if name is None:
                 prefix, before = before.split("{name}")
@@ -142,16 +152,26 @@ class TaggedWriter:
             ]
             found = alternation(texts)
             if found == NOTHING and values.strings != NOTHING:
-                raise ConstraintError(f"json_schema: no string is possible without {self._tags.mark!r} in it.")
+                raise ConstraintError(
+                    f"json_schema: no string is possible without {self._tags.mark!r} in it."
+                )
             return concat(lead, found)
 
-    def _texts(self, before: str, type_name: str, after: str, formula: Formula, values: ValueSet) -> Node:
+    def _texts(
+        self, before: str, type_name: str, after: str, formula: Formula, values: ValueSet
+    ) -> Node:
         """Returns the texts of the values of one type, as named in the tags, with their tags."""
-        null, boolean, number, string, array, object_ = (type_name == each for each in self._tags.types)
+        null, boolean, number, string, array, object_ = (
+            type_name == each for each in self._tags.types
+        )
         scalars: list[Node] = [literal("null")] if null and values.null else []
         scalars += [booleans(values.booleans)] if boolean else []
         scalars += [write_numbers.texts(values.numbers)] if number else []
-        containers = replace(NO_VALUE, arrays=values.arrays if array else (), objects=values.objects if object_ else ())
+        containers = replace(
+            NO_VALUE,
+            arrays=values.arrays if array else (),
+            objects=values.objects if object_ else (),
+        )
         options = [
             concat(literal(before), texts, literal(after))
             for texts in (alternation(scalars), self._container(type_name, formula, containers))
@@ -172,18 +192,22 @@ class TaggedWriter:
             return NOTHING
         if literal_texts(without) is not None:
             return between(literal(before), without, literal(after), lambda node: node)
-        # The exclusion covers the whole text, so that an automaton sees that nothing can follow the tag: the mark must
-        # not be followed by more characters than in the tag.
+        # The exclusion covers the whole text, so that an automaton sees that nothing can follow the
+        # tag: the mark must not be followed by more characters than in the tag.
         more = len(after) - after.index(self._tags.mark) - len(self._tags.mark) + 1
         again = concat(literal(before), ANY_TEXT, mark, Repeat(ANY_CHAR, more, None))
-        return intersection(between(literal(before), strings, literal(after), lambda node: node), complement(again))
+        return intersection(
+            between(literal(before), strings, literal(after), lambda node: node), complement(again)
+        )
 
     def _container(self, type_name: str, formula: Formula, values: ValueSet) -> Node:
         """Returns the texts of arrays and objects."""
         if values == NO_VALUE:
             return NOTHING
         if self._tags.item is None:
-            found = self._json.rule((type_name, formula), lambda: alternation(self._json.containers(values)))
+            found = self._json.rule(
+                (type_name, formula), lambda: alternation(self._json.containers(values))
+            )
             self._sealed.add(found.name)
             return found
         options: list[Node] = []
@@ -191,7 +215,11 @@ class TaggedWriter:
             options.append(self._objects(formula, no_items=bool(values.arrays)))
         if values.arrays:
             key = "arrays", formula
-            options.append(self.rule(key, lambda: alternation(array_text(self, shape) for shape in values.arrays)))
+            options.append(
+                self.rule(
+                    key, lambda: alternation(array_text(self, shape) for shape in values.arrays)
+                )
+            )
         return alternation(options)
 
     def _objects(self, formula: Formula, *, no_items: bool = False) -> Ref:
@@ -206,7 +234,9 @@ class TaggedWriter:
         def body() -> Node:
             with errors_at_formula(formula):
                 shapes = self.reader.values(formula).objects
-                if no_items and any(member.name == "item" for shape in shapes for member in shape.listed().members):
+                if no_items and any(
+                    member.name == "item" for shape in shapes for member in shape.listed().members
+                ):
                     raise ConstraintError(
                         "json_schema: an array and an object with a member 'item' can't be told apart.",
                         hint="Allow one of them, or rename the member.",
@@ -219,7 +249,9 @@ class TaggedWriter:
         """Returns a shape without members that the schema does not describe."""
         shape = shape.listed()
         others = [
-            (names, f) for all_names, f in shape.others if (names := both_strings(all_names, _names())) != NOTHING
+            (names, f)
+            for all_names, f in shape.others
+            if (names := both_strings(all_names, _names())) != NOTHING
         ]
         others = [(names, formula) for names, formula in others if not isinstance(formula, bool)]
         if others and "{name}" in self._tags.after:

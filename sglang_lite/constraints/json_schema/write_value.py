@@ -29,7 +29,9 @@ def value_text(constraint: JsonSchema, value: object) -> str | None:
     """
     document = document_of(constraint)
     checked = frozenset(pointer for pointer, _ in normalise(constraint).checked)
-    reader = SchemaReader(document, assert_format=constraint.format == "assert", ignored=checked, multiplied=FEW)
+    reader = SchemaReader(
+        document, assert_format=constraint.format == "assert", ignored=checked, multiplied=FEW
+    )
     with within_limits("the value"):
         return _ValueWriter(reader, style_of(constraint)).text(ValidAt(document.start), value)
 
@@ -48,13 +50,17 @@ class _ValueWriter:
             case bool():
                 return json.dumps(value) if value in values.booleans else None
             case int() | float():
-                if not is_finite(value) or not any(to_fraction(value) in piece for piece in values.numbers):
+                if not is_finite(value) or not any(
+                    to_fraction(value) in piece for piece in values.numbers
+                ):
                     return None
                 return decimal_text(to_fraction(value))
             case str():
                 return _quoted(value) if accepts(values.strings, value) else None
             case list():
-                return next((text for shape in values.arrays for text in self._array(shape, value)), None)
+                return next(
+                    (text for shape in values.arrays for text in self._array(shape, value)), None
+                )
         return next((text for shape in values.objects for text in self._object(shape, value)), None)
 
     def _array(self, shape: ArrayShape, items: list[Any]) -> Iterator[str]:
@@ -65,7 +71,9 @@ class _ValueWriter:
             count = sum(self.text(formula, item) is not None for item in items[start:])
             if count < least or (most is not None and count > most):
                 return
-        if shape.unique_pointer is not None and any(_same(a, b) for i, a in enumerate(items) for b in items[:i]):
+        if shape.unique_pointer is not None and any(
+            _same(a, b) for i, a in enumerate(items) for b in items[:i]
+        ):
             return
         formulas = self._item_formulas(shape, items)
         texts = [self.text(formula, item) for formula, item in zip(formulas, items)]
@@ -106,9 +114,17 @@ class _ValueWriter:
         order = [*dict.fromkeys((*first, *(n for n in members if n not in last))), *last]
         listed = {member.name: member for member in shape.members}
         texts = [self.text((listed.get(n) or shape.unlisted(n)).formula, members[n]) for n in order]
-        if None not in texts and all(any(any(self._object(s, members)) for s in choice) for choice in shape.choices):
+        if None not in texts and all(
+            any(any(self._object(s, members)) for s in choice) for choice in shape.choices
+        ):
             pairs = (f"{_quoted(name)}{self._colon}{text}" for name, text in zip(order, texts))
-            yield "{" + self._gap_text + self._comma.join(pairs) + (self._gap_text if texts else "") + "}"
+            yield (
+                "{"
+                + self._gap_text
+                + self._comma.join(pairs)
+                + (self._gap_text if texts else "")
+                + "}"
+            )
 
 
 def _quoted(text: str) -> str:

@@ -1,5 +1,4 @@
-"""Marks inside the schemas that pydantic's generator builds, for facts that a schema can't express.
-"""
+"""Marks inside the schemas that pydantic's generator builds, for facts that a schema can't express."""
 
 from __future__ import annotations
 
@@ -35,7 +34,11 @@ class SchemaOfType:
 def marked(found: Json, why: str) -> Json:
     if NOT_EXPRESSED in found:
         return {**found, NOT_EXPRESSED: f"{found[NOT_EXPRESSED]}; {why}"}
-    return {"allOf": [found], NOT_EXPRESSED: why} if "anyOf" in found else {**found, NOT_EXPRESSED: why}
+    return (
+        {"allOf": [found], NOT_EXPRESSED: why}
+        if "anyOf" in found
+        else {**found, NOT_EXPRESSED: why}
+    )
 
 
 def without_marks(schema: Json) -> SchemaOfType:
@@ -48,7 +51,8 @@ def without_marks(schema: Json) -> SchemaOfType:
             if NOT_EXPRESSED in each:
                 not_expressed.append((pointer, each.pop(NOT_EXPRESSED)))
                 if len(each.get("allOf", ())) == 1 and not each["allOf"][0].keys() & each.keys():
-                    each.update(each.pop("allOf")[0])  # undoes the wrapper that add_mark puts around alternatives
+                    # undoes the wrapper that add_mark puts around alternatives
+                    each.update(each.pop("allOf")[0])
             if each.pop(SET, False):
                 sets.append(pointer)
             queue += [(pointer + steps, below) for steps, below in subschemas(each)]
@@ -58,7 +62,11 @@ def without_marks(schema: Json) -> SchemaOfType:
     ):  # a $ref to the marked definition
         name = reference.removeprefix("#/$defs/")
         schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
-        sets += [each.removeprefix(f"/$defs/{name}") for each in sets if each.startswith(f"/$defs/{name}/")]
+        sets += [
+            each.removeprefix(f"/$defs/{name}")
+            for each in sets
+            if each.startswith(f"/$defs/{name}/")
+        ]
     return SchemaOfType(schema, tuple(not_expressed), tuple(sets))
 
 
@@ -69,7 +77,16 @@ def with_shared_sources(schema: Json) -> Json:
     for each in queue:
         if isinstance(each, dict):
             if KEYWORD in each:
-                found = [numbers.setdefault(text, str(len(numbers))) for text in each[KEYWORD]["sources"]]
-                each[KEYWORD] = {**each[KEYWORD], "sources": [{"$ref": f"#/{SOURCES}/{number}"} for number in found]}
+                found = [
+                    numbers.setdefault(text, str(len(numbers))) for text in each[KEYWORD]["sources"]
+                ]
+                each[KEYWORD] = {
+                    **each[KEYWORD],
+                    "sources": [{"$ref": f"#/{SOURCES}/{number}"} for number in found],
+                }
             queue += [below for _, below in subschemas(each)]
-    return {**schema, SOURCES: {number: text for text, number in numbers.items()}} if numbers else schema
+    return (
+        {**schema, SOURCES: {number: text for text, number in numbers.items()}}
+        if numbers
+        else schema
+    )

@@ -39,10 +39,13 @@ def partial_reader(annotation: object) -> Callable[[str], UserValue]:
 
     def read(text: str) -> Any:
         text = _without_open_number(text)
-        # An incomplete string is included, unless only complete strings are valid (an enum, a date).
+        # An incomplete string is included, unless only complete strings are valid (an enum, a
+        # date).
         for strings in ("trailing-strings", True):
             try:
-                return adapter.validate_python(from_json(text, allow_partial=typing.cast(Any, strings)))
+                return adapter.validate_python(
+                    from_json(text, allow_partial=typing.cast(Any, strings))
+                )
             except (ValueError, ValidationError):
                 continue
         return None
@@ -98,7 +101,11 @@ class _Partial:
             return self._tuple(arguments, tuple)
         if isinstance(origin, type) and arguments and issubclass(origin, abc.Iterable):
             return self._container(origin, arguments)
-        return self._class(annotation) if isinstance(annotation, type) and origin is None else annotation
+        return (
+            self._class(annotation)
+            if isinstance(annotation, type) and origin is None
+            else annotation
+        )
 
     def _container(self, origin: Any, arguments: tuple[Any, ...]) -> Any:
         before = len(self._models)
@@ -133,7 +140,12 @@ class _Partial:
             return Any if typing.is_typeddict(annotation) else ForwardRef(self._names[annotation])
         model = issubclass(annotation, BaseModel)
         fields = class_fields(annotation)
-        known = model or fields is not None or dataclasses.is_dataclass(annotation) or typing.is_typeddict(annotation)
+        known = (
+            model
+            or fields is not None
+            or dataclasses.is_dataclass(annotation)
+            or typing.is_typeddict(annotation)
+        )
         if not known:
             return self._named_tuple(annotation) if hasattr(annotation, "_fields") else annotation
         name = f"Partial{annotation.__name__}"
@@ -152,9 +164,14 @@ class _Partial:
             root = self._typed(annotation.model_fields["root"].annotation)
             created: Any = create_model(name, __base__=RootModel[root])  # type: ignore[valid-type] # built at run time
         else:
-            extra: Literal["allow", "ignore"] = "allow" if annotation.model_config.get("extra") == "allow" else "ignore"
+            extra: Literal["allow", "ignore"] = (
+                "allow" if annotation.model_config.get("extra") == "allow" else "ignore"
+            )
             fields: dict[str, Any] = {
-                each: (Union[self._typed(f.annotation), None], Field(None, validation_alias=f.validation_alias))  # noqa: UP007 # X | None fails for a ForwardRef
+                each: (
+                    Union[self._typed(f.annotation), None],  # noqa: UP007 # X | None fails for a ForwardRef
+                    Field(None, validation_alias=f.validation_alias),
+                )
                 for each, f in annotation.model_fields.items()
             }
             config = ConfigDict(populate_by_name=True, extra=extra, arbitrary_types_allowed=True)
@@ -168,7 +185,10 @@ class _Partial:
         if class_fields is not None:
             config = ConfigDict(arbitrary_types_allowed=True)
             parts: dict[str, Any] = {
-                each.name: (Union[self._typed(each.annotation), None], Field(None, validation_alias=each.member))  # noqa: UP007 # X | None fails for a ForwardRef
+                each.name: (
+                    Union[self._typed(each.annotation), None],  # noqa: UP007 # X | None fails for a ForwardRef
+                    Field(None, validation_alias=each.member),
+                )
                 for each in class_fields
                 if each.name
             }

@@ -46,7 +46,8 @@ def _base64(letter: str) -> str:
 
 
 _LABEL = "[a-zA-Z0-9](?:-?[a-zA-Z0-9])*"  # excludes labels in Punycode
-_LETTERS = "[a-zA-Z](?:-?[a-zA-Z0-9])*"  # a last label that begins with a digit would be read as an IPv4 address
+# a last label that begins with a digit would be read as an IPv4 address
+_LETTERS = "[a-zA-Z](?:-?[a-zA-Z0-9])*"
 _HOST = rf"(?:(?:{_LABEL}\.)*{_LETTERS}|{IPV4}|\[{IPV6}\])"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,20}"
 _EMAIL = rf"{_ATOM}(?:\.{_ATOM}){{0,2}}@(?:{_LABEL}\.)+[a-zA-Z]{{2,24}}"
@@ -96,20 +97,26 @@ FORMATS = {
     "email": _EMAIL, "name-email": f"(?:{_EMAIL}|[A-Za-z]+(?: [A-Za-z]+)* <{_EMAIL}>)",
 }  # fmt: skip
 
-_ASCII = r"(?:[a-zA-Z0-9._~!$&()*+,;=:@/-]|%[0-9a-fA-F]{2})"  # characters that a parsed URL keeps unescaped
+# characters that a parsed URL keeps unescaped
+_ASCII = r"(?:[a-zA-Z0-9._~!$&()*+,;=:@/-]|%[0-9a-fA-F]{2})"
 _MORE = r"(?:[a-zA-Z0-9._~!$&()*+,;=:@/\-\u00A1-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF]|%[0-9a-fA-F]{2})"
 _LONGEST_ESCAPE = 9  # length of a character of _MORE after percent-encoding
-_PORT = "(?::(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
+_PORT = (
+    "(?::(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
+)
 _USER = r"(?:[a-zA-Z0-9._~-]+(?::[a-zA-Z0-9._~-]*)?@)?"
 _OPAQUE = "(?:data|geo|magnet|mailto|news|sms|tel|urn)"
 
 
-def urls(schemes: Sequence[str] | None, max_length: int | None, *, hosts: bool) -> list[tuple[str, int | None]]:
+def urls(
+    schemes: Sequence[str] | None, max_length: int | None, *, hosts: bool
+) -> list[tuple[str, int | None]]:
     """Returns the patterns of URLs, each with the maximum length of its texts (None for no limit).
 
     Args:
         schemes: allowed schemes, or None for any.
-        max_length: maximum length of the parsed URL, in which non-ASCII characters are percent-encoded.
+        max_length: maximum length of the parsed URL, in which non-ASCII characters are
+            percent-encoded.
         hosts: whether several hosts, separated by commas, are allowed.
     """
     any_scheme = schemes is None
@@ -119,7 +126,9 @@ def urls(schemes: Sequence[str] | None, max_length: int | None, *, hosts: bool) 
 
     def pattern(character: str) -> str:
         tail = rf"(?:\?(?:{character}|\?)*)?(?:#(?:{character}|\?)*)?"
-        options = [f"{scheme}://{_USER}{host}(?:/{character}*)?{tail}"] if any_scheme or names else []
+        options = (
+            [f"{scheme}://{_USER}{host}(?:/{character}*)?{tail}"] if any_scheme or names else []
+        )
         if any_scheme:
             options.append(f"{_OPAQUE}:{character}+")
         if any_scheme or "file" in (schemes or ()):
@@ -128,10 +137,13 @@ def urls(schemes: Sequence[str] | None, max_length: int | None, *, hosts: bool) 
 
     if max_length is None:
         return [(pattern(_MORE), None)]
-    return [(pattern(_ASCII), max_length - 1), (pattern(_MORE), max(0, max_length // _LONGEST_ESCAPE))]
+    return [
+        (pattern(_ASCII), max_length - 1),
+        (pattern(_MORE), max(0, max_length // _LONGEST_ESCAPE)),
+    ]
 
 
-# -------------------------------------------------------------------------------------------- dates and times
+# ---------------------------------------------------------------------------------- dates and times
 
 
 def dates(low: datetime.date | None, high: datetime.date | None) -> str | None:
@@ -150,7 +162,9 @@ def _between(low: str, high: str) -> str:
     same = next((i for i, (a, b) in enumerate(zip(low, high)) if a != b), len(low))
     if same == len(low):
         return low
-    (first, after_first), (last, after_last) = ((text[same], text[same + 1 :]) for text in (low, high))
+    (first, after_first), (last, after_last) = (
+        (text[same], text[same + 1 :]) for text in (low, high)
+    )
     least = re.sub("[0-9]", "0", after_first)
     most = re.sub("[0-9]", "9", after_first)
     options = []
@@ -178,7 +192,9 @@ def moments(*, day: bool, naive: bool, aware: bool) -> str:
     return f"^{f'{DATE}T' if day else ''}{TIME}{zone}$"
 
 
-def moments_beyond(bound: datetime.datetime | datetime.time, *, up: bool, is_open: bool) -> str | None:
+def moments_beyond(
+    bound: datetime.datetime | datetime.time, *, up: bool, is_open: bool
+) -> str | None:
     """Returns the pattern of the moments from a bound (`up`) or up to it, both compared by local
     time without zones. Returns None if no moment qualifies.
     """

@@ -81,7 +81,9 @@ def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
     return replace(found, schema=with_shared_sources(found.schema))
 
 
-def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[dict[str, Json], Json]:
+def schemas_of(
+    adapters: Sequence[tuple[str, TypeAdapter[UserValue]]],
+) -> tuple[dict[str, Json], Json]:
     """Returns the JSON schemas of several types by name, and the definitions (`$defs`) that they
     share.
 
@@ -98,14 +100,19 @@ def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[
 
 
 class TypeSchema(GenerateJsonSchema):
-    """Pydantic's generator of JSON schemas, made exact. Objects are closed unless their type has `extra="allow"`."""
+    """Pydantic's generator of JSON schemas, made exact. Objects are closed unless their type has
+    `extra="allow"`.
+    """
 
-    def build_schema_type_to_method(self) -> Any:  # pydantic's table of functions by the core schema's type
+    # pydantic's table of functions by the core schema's type
+    def build_schema_type_to_method(self) -> Any:
         return {**super().build_schema_type_to_method(), **SCALARS}
 
     def generate_inner(self, schema: CoreNode) -> Json:
         found: Json = super().generate_inner(schema)
-        pattern = patterns.FORMATS.get(found.get("format", "")) if found.get("type") == "string" else None
+        pattern = (
+            patterns.FORMATS.get(found.get("format", "")) if found.get("type") == "string" else None
+        )
         if pattern is not None:
             found = {"type": "string", "pattern": f"^{pattern}$"}
         kind = schema["type"]
@@ -116,32 +123,46 @@ class TypeSchema(GenerateJsonSchema):
             if isinstance(owner, Quote):
                 pass  # the schema expresses it
             elif isinstance(owner, ClassReader):
-                found = marked(found, f"by {owner.cls.__name__}: {owner.checks}") if owner.checks else found
+                found = (
+                    marked(found, f"by {owner.cls.__name__}: {owner.checks}")
+                    if owner.checks
+                    else found
+                )
             elif _is_pydantic(function) and name in _SOUND:
                 found = _SOUND[name] or found
             else:
                 found = marked(found, f"by the function {name}")
         elif kind == "chain" and len(schema["steps"]) > 1:
             found = marked(found, "by the later steps of its validation")
-        elif kind in ("is-instance", "is-subclass", "callable"):  # with a JSON schema supplied by the user
+        # with a JSON schema supplied by the user
+        elif kind in ("is-instance", "is-subclass", "callable"):
             found = marked(found, f"by its {kind} schema, which takes no JSON")
         return found
 
     def is_subclass_schema(self, schema: CoreNode) -> Json:
-        return self.handle_invalid_for_json_schema(schema, f"classes below {schema['cls'].__name__}")
+        return self.handle_invalid_for_json_schema(
+            schema, f"classes below {schema['cls'].__name__}"
+        )
 
     def fraction_schema(self, schema: CoreNode) -> Json:
-        bounds = {name: float(schema[name]) for name in ("ge", "gt", "le", "lt") if schema.get(name) is not None}
+        bounds = {
+            name: float(schema[name])
+            for name in ("ge", "gt", "le", "lt")
+            if schema.get(name) is not None
+        }
         if bounds:
             return self.float_schema({"type": "float", **bounds})  # type: ignore[typeddict-item] # only known names
         return {"type": "string", "format": "fraction"}
 
-    # --------------------------------------------------------------------------------------------- strings
+    # -------------------------------------------------------------------------------------- strings
 
     def str_schema(self, schema: CoreNode) -> Json:
         found: Json = super().str_schema(schema)
         config = self._config
-        for keyword, limit in (("minLength", config.str_min_length), ("maxLength", config.str_max_length)):
+        for keyword, limit in (
+            ("minLength", config.str_min_length),
+            ("maxLength", config.str_max_length),
+        ):
             if limit:
                 found.setdefault(keyword, limit)
         more = [_STRIPPED] if schema.get("strip_whitespace", config.str_strip_whitespace) else []
@@ -153,12 +174,16 @@ class TypeSchema(GenerateJsonSchema):
         given_limits = {keyword: value for keyword, value in limits.items() if value is not None}
         coded = getattr(self._config, "val_json_bytes", "utf8")
         if coded == "utf8":  # lengths count bytes: each ASCII character is one byte
-            return {"type": "string", **given_limits, **({"pattern": _ASCII_ONLY} if given_limits else {})}
+            return {
+                "type": "string",
+                **given_limits,
+                **({"pattern": _ASCII_ONLY} if given_limits else {}),
+            }
         pattern = patterns.FORMATS["base64url"] if coded == "base64" else "(?:[0-9a-f]{2})*"
         found: Json = {"type": "string", "pattern": f"^{pattern}$"}
         return marked(found, "the length of the decoded bytes") if given_limits else found
 
-    # ------------------------------------------------------------------------------------ arrays and objects
+    # --------------------------------------------------------------------------- arrays and objects
 
     def set_schema(self, schema: CoreNode) -> Json:
         """Returns the schema of a set. An item may be written twice if neither the grammar nor the
@@ -175,7 +200,10 @@ class TypeSchema(GenerateJsonSchema):
             found["items"] = {"type": _SCALARS}
         elif item_schema.get("type") in ("array", "object"):
             found = marked(found, "that items are hashable")
-        if item_schema.get("type") == "boolean" or len(item_schema.get("enum", range(_HANDFUL + 1))) <= _HANDFUL:
+        if (
+            item_schema.get("type") == "boolean"
+            or len(item_schema.get("enum", range(_HANDFUL + 1))) <= _HANDFUL
+        ):
             found["uniqueItems"] = True
             return found
         if least > 1:
@@ -192,14 +220,20 @@ class TypeSchema(GenerateJsonSchema):
         if keys["type"] == "decimal" and keys.keys() <= {"type", "metadata"}:
             keys = {"type": "float"}  # as member names, both look the same
         if keys["type"] == "literal":  # no text of a name is read as a number
-            texts = [each for each in keys["expected"] if not isinstance(each, int) or isinstance(each, bool)]
+            texts = [
+                each
+                for each in keys["expected"]
+                if not isinstance(each, int) or isinstance(each, bool)
+            ]
             if not texts:
                 self.handle_invalid_for_json_schema(
                     schema, f"keys of Literal{keys['expected']}, which no name is read as"
                 )
             keys = {**keys, "expected": texts}
         names = self._names(self.generate_inner(keys))
-        values = self.generate_inner(schema["values_schema"]).copy() if "values_schema" in schema else {}
+        values = (
+            self.generate_inner(schema["values_schema"]).copy() if "values_schema" in schema else {}
+        )
         if schema["type"] == "counter":
             values = self.generate_inner({"type": "int"})
         values.pop("title", None)
@@ -224,10 +258,18 @@ class TypeSchema(GenerateJsonSchema):
             return {**resolved, word: options}
         if "enum" in resolved or "const" in resolved:
             values = resolved.get("enum", [resolved.get("const")])
-            texts = [each if isinstance(each, str) else json.dumps(each) for each in values if _is_name(each, resolved)]
+            texts = [
+                each if isinstance(each, str) else json.dumps(each)
+                for each in values
+                if _is_name(each, resolved)
+            ]
             if texts == values and "enum" in resolved:
                 return keys
-            return {"enum": texts} if texts else self.handle_invalid_for_json_schema({"type": "any"}, "such keys")
+            return (
+                {"enum": texts}
+                if texts
+                else self.handle_invalid_for_json_schema({"type": "any"}, "such keys")
+            )
         match resolved.get("type"):
             case "string" | None:
                 return keys
@@ -241,20 +283,33 @@ class TypeSchema(GenerateJsonSchema):
                 return found if usual else marked(found, "the limits of names that are numbers")
             case "boolean":
                 return {"enum": ["true", "false"]}
-        return self.handle_invalid_for_json_schema({"type": "any"}, f"keys that are no scalars: {resolved}")
+        return self.handle_invalid_for_json_schema(
+            {"type": "any"}, f"keys that are no scalars: {resolved}"
+        )
 
     def tagged_union_schema(self, schema: CoreNode) -> Json:
         found: Json = super().tagged_union_schema(schema)
         options = {"anyOf": found["oneOf"]}  # the tag distinguishes them
         chosen = schema["discriminator"]
-        return marked(options, f"by the function {_name_of(chosen)}") if callable(chosen) else options
+        return (
+            marked(options, f"by the function {_name_of(chosen)}") if callable(chosen) else options
+        )
 
     def literal_schema(self, schema: CoreNode) -> Json:
-        values = [getattr(each, "value", each) if isinstance(each, Enum) else each for each in schema["expected"]]
+        values = [
+            getattr(each, "value", each) if isinstance(each, Enum) else each
+            for each in schema["expected"]
+        ]
         if not all(isinstance(value, str | int | None) for value in values):
-            self.handle_invalid_for_json_schema(schema, f"Literal{schema['expected']}, not all of which JSON has")
+            self.handle_invalid_for_json_schema(
+                schema, f"Literal{schema['expected']}, not all of which JSON has"
+            )
         # A member of a plain Enum is only read from Python.
-        read = [each for each in schema["expected"] if not isinstance(each, Enum) or isinstance(each, str | int)]
+        read = [
+            each
+            for each in schema["expected"]
+            if not isinstance(each, Enum) or isinstance(each, str | int)
+        ]
         if not read:
             self.handle_invalid_for_json_schema(
                 schema, f"Literal{schema['expected']}, whose members pydantic can't read"
@@ -262,8 +317,13 @@ class TypeSchema(GenerateJsonSchema):
         return super().literal_schema({"type": "literal", "expected": read})
 
     def enum_schema(self, schema: CoreNode) -> Json:
-        if not all(isinstance(member.value, str | int | float | bool | None) for member in schema["members"]):
-            self.handle_invalid_for_json_schema(schema, f"{schema['cls'].__name__}, whose values are no scalars")
+        if not all(
+            isinstance(member.value, str | int | float | bool | None)
+            for member in schema["members"]
+        ):
+            self.handle_invalid_for_json_schema(
+                schema, f"{schema['cls'].__name__}, whose values are no scalars"
+            )
         return super().enum_schema(schema)
 
     def model_schema(self, schema: CoreNode) -> Json:
@@ -297,9 +357,13 @@ class TypeSchema(GenerateJsonSchema):
             for step in path[:-1]:
                 inside = inside.setdefault(step, {})
                 if not isinstance(inside, dict):
-                    self.handle_invalid_for_json_schema(field, f"the field {name}: its alias path leads into a value")
+                    self.handle_invalid_for_json_schema(
+                        field, f"the field {name}: its alias path leads into a value"
+                    )
             if path[-1] in inside or any(isinstance(step, int) and step < 0 for step in path):
-                self.handle_invalid_for_json_schema(field, f"the field {name}: its alias can't be written")
+                self.handle_invalid_for_json_schema(
+                    field, f"the field {name}: its alias can't be written"
+                )
             inside[path[-1]] = (self.handle_ref_overrides(found), required)
         found = _nested(members)
         found.pop("additionalProperties")  # set by the schema of the class
@@ -312,19 +376,32 @@ def _nested(members: dict[Any, Any]) -> Json:
     Args:
         members: for each name or index, a (schema, required) pair or nested members.
     """
-    entries = {step: each if isinstance(each, tuple) else (_nested(each), True) for step, each in members.items()}
+    entries = {
+        step: each if isinstance(each, tuple) else (_nested(each), True)
+        for step, each in members.items()
+    }
     if members and all(isinstance(step, int) for step in members):
         items = [entries.get(i, ({"type": "null"}, False)) for i in range(max(entries) + 1)]
         least = max((i + 1 for i, (_, required) in enumerate(items) if required), default=0)
-        return {"type": "array", "prefixItems": [each for each, _ in items], "items": False, "minItems": least}
-    found: Json = {"type": "object", "properties": {str(name): each for name, (each, _) in entries.items()}}
+        return {
+            "type": "array",
+            "prefixItems": [each for each, _ in items],
+            "items": False,
+            "minItems": least,
+        }
+    found: Json = {
+        "type": "object",
+        "properties": {str(name): each for name, (each, _) in entries.items()},
+    }
     required = [str(name) for name, (_, needed) in entries.items() if needed]
     return {**found, **({"required": required} if required else {}), "additionalProperties": False}
 
 
 def _is_pydantic(function: Any) -> bool:
     function = function.func if isinstance(function, partial) else function
-    return function in (Counter, OrderedDict) or str(getattr(function, "__module__", "")).startswith("pydantic.")
+    return function in (Counter, OrderedDict) or str(
+        getattr(function, "__module__", "")
+    ).startswith("pydantic.")
 
 
 def _name_of(function: Any) -> str:

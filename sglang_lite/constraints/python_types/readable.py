@@ -54,7 +54,10 @@ class ClassReader:
         """Builds a value of the class from the fields of a model that were given."""
         try:
             return self.cls(
-                **{self.names[each]: getattr(model, each) for each in self.names.keys() & model.model_fields_set}
+                **{
+                    self.names[each]: getattr(model, each)
+                    for each in self.names.keys() & model.model_fields_set
+                }
             )
         except TypeError as error:  # pydantic would not turn a TypeError into a validation error
             raise ValueError(str(error)) from error
@@ -69,7 +72,9 @@ def class_fields(cls: object) -> list[ClassField] | None:
         ConstraintError: a Struct is written as an array, or a name in an annotation is not
             known.
     """
-    if not isinstance(cls, type) or not (_is_record(cls) or (_is_dataclass(cls) and _has_foreign(cls, set()))):
+    if not isinstance(cls, type) or not (
+        _is_record(cls) or (_is_dataclass(cls) and _has_foreign(cls, set()))
+    ):
         return None
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
@@ -77,7 +82,11 @@ def class_fields(cls: object) -> list[ClassField] | None:
         raise ConstraintError(f"type: {cls.__name__} has no JSON schema: {error}.") from error
     if issubclass(cls, msgspec.Struct):
         return list(_struct_fields(cls, hints))
-    return list(_attrs_fields(cls, hints) if hasattr(cls, "__attrs_attrs__") else _dataclass_fields(cls, hints))
+    return list(
+        _attrs_fields(cls, hints)
+        if hasattr(cls, "__attrs_attrs__")
+        else _dataclass_fields(cls, hints)
+    )
 
 
 def _is_record(cls: type) -> bool:
@@ -86,8 +95,7 @@ def _is_record(cls: type) -> bool:
 
 
 def _is_dataclass(cls: type) -> bool:
-    """Returns True for a dataclass of the standard library; pydantic's own have more than fields.
-    """
+    """Returns True for a dataclass of the standard library; pydantic's own have more than fields."""
     return dataclasses.is_dataclass(cls) and not hasattr(cls, "__pydantic_config__")
 
 
@@ -114,11 +122,18 @@ def _has_foreign(annotation: Any, seen: set[type]) -> bool:
 def _struct_fields(cls: type[msgspec.Struct], hints: dict[str, Any]) -> Iterator[ClassField]:
     config = cls.__struct_config__
     if config.array_like:
-        raise ConstraintError(f"type: {cls.__name__} is written as an array.", hint="Leave array_like out.")
+        raise ConstraintError(
+            f"type: {cls.__name__} is written as an array.", hint="Leave array_like out."
+        )
     if config.tag is not None:
         yield ClassField("", str(config.tag_field), Literal[config.tag], {})
     for each in msgspec.structs.fields(cls):
-        yield ClassField(each.name, each.encode_name, hints[each.name], {} if each.required else _shown(each.default))
+        yield ClassField(
+            each.name,
+            each.encode_name,
+            hints[each.name],
+            {} if each.required else _shown(each.default),
+        )
 
 
 def _attrs_fields(cls: Any, hints: dict[str, Any]) -> Iterator[ClassField]:
@@ -133,16 +148,24 @@ def _attrs_fields(cls: Any, hints: dict[str, Any]) -> Iterator[ClassField]:
 def _dataclass_fields(cls: Any, hints: dict[str, Any]) -> Iterator[ClassField]:
     for each in dataclasses.fields(cls):
         if each.init:
-            required = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+            required = (
+                each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+            )
             default = None if each.default is dataclasses.MISSING else each.default
-            yield ClassField(each.name, each.name, hints[each.name], {} if required else _shown(default))
+            yield ClassField(
+                each.name, each.name, hints[each.name], {} if required else _shown(default)
+            )
 
 
 def _shown(default: Any) -> dict[str, Any]:
     """Returns the arguments of pydantic's Field for a default. Schemas show it if it is a scalar;
     the class itself sets it.
     """
-    return {"default": default} if isinstance(default, str | int | float | None) else {"default_factory": type(None)}
+    return (
+        {"default": default}
+        if isinstance(default, str | int | float | None)
+        else {"default_factory": type(None)}
+    )
 
 
 def readable(annotation: Any) -> Any:  # any annotation
@@ -154,7 +177,8 @@ class _Readable:
     """Converts an annotation. A class that contains itself is referred to by name."""
 
     def __init__(self) -> None:
-        self._kinds: dict[type, Any] = {}  # annotations that replace classes, or their names while they are being built
+        # annotations that replace classes, or their names while they are being built
+        self._kinds: dict[type, Any] = {}
         self._models: list[Any] = []
         self._namespace: dict[str, Any] = {}
 
@@ -170,7 +194,9 @@ class _Readable:
         if typing.is_typeddict(annotation) and sys.version_info < (3, 12):
             hints = typing.get_type_hints(annotation, include_extras=True)
             fields = {
-                name: self._typed(hint) if name in annotation.__required_keys__ else NotRequired[self._typed(hint)]
+                name: self._typed(hint)
+                if name in annotation.__required_keys__
+                else NotRequired[self._typed(hint)]
                 for name, hint in hints.items()
             }
             make: Any = TypedDict  # type checkers expect names that are written out
@@ -203,7 +229,9 @@ class _Readable:
                 made[f"field{i}"] = (self._typed(each.annotation), field)
             model = create_model(cls.__name__, __doc__=cls.__doc__, **made)
             reader = ClassReader(
-                cls, {f"field{i}": each.name for i, each in enumerate(fields) if each.name}, _checks(cls)
+                cls,
+                {f"field{i}": each.name for i, each in enumerate(fields) if each.name},
+                _checks(cls),
             )
             self._models.append(model)
             self._kinds[cls] = self._namespace[name] = Annotated[model, AfterValidator(reader.read)]
@@ -228,5 +256,16 @@ def _metadata(each: Any) -> Any:
     if each.tz is not None:
         hint = "Use pydantic's AwareDatetime or NaiveDatetime."
         raise ConstraintError("type: the tz of msgspec's Meta is not supported.", hint=hint)
-    names = ("ge", "gt", "le", "lt", "multiple_of", "pattern", "min_length", "max_length", "title", "description")
+    names = (
+        "ge",
+        "gt",
+        "le",
+        "lt",
+        "multiple_of",
+        "pattern",
+        "min_length",
+        "max_length",
+        "title",
+        "description",
+    )
     return Field(**{name: value for name in names if (value := getattr(each, name)) is not None})

@@ -21,11 +21,18 @@ def _decimal(schema: CoreNode) -> Json:
     options = []
     for before, after in _decimals(schema.get("max_digits"), schema.get("decimal_places")):
         most = 10**before
-        option: Json = {"type": "number", "multipleOf": float(Decimal(1).scaleb(-after)) if after else 1}
+        option: Json = {
+            "type": "number",
+            "multipleOf": float(Decimal(1).scaleb(-after)) if after else 1,
+        }
         least_open = low is None or low < -most or low_open
         most_open = high is None or high > most or high_open
-        option["exclusiveMinimum" if least_open else "minimum"] = _number(-most if low is None else max(low, -most))
-        option["exclusiveMaximum" if most_open else "maximum"] = _number(most if high is None else min(high, most))
+        option["exclusiveMinimum" if least_open else "minimum"] = _number(
+            -most if low is None else max(low, -most)
+        )
+        option["exclusiveMaximum" if most_open else "maximum"] = _number(
+            most if high is None else min(high, most)
+        )
         if before == 0:  # the digit of a 0 before the point counts
             option["not"] = {"const": 0}
         options.append(option)
@@ -67,10 +74,13 @@ def _uuid(schema: CoreNode) -> Json:
 
 def _url(schema: CoreNode, *, hosts: bool) -> Json:
     found = [
-        {"type": "string", "pattern": pattern} if longest is None else
-        {"type": "string", "pattern": pattern, "maxLength": longest}
-        for pattern, longest in patterns.urls(schema.get("allowed_schemes"), schema.get("max_length"), hosts=hosts)
-    ]  # fmt: skip
+        {"type": "string", "pattern": pattern}
+        if longest is None
+        else {"type": "string", "pattern": pattern, "maxLength": longest}
+        for pattern, longest in patterns.urls(
+            schema.get("allowed_schemes"), schema.get("max_length"), hosts=hosts
+        )
+    ]
     return found[0] if len(found) == 1 else {"anyOf": found}
 
 
@@ -84,8 +94,16 @@ def _date(schema: CoreNode) -> Json:
     today = datetime.date.today()
     day = datetime.timedelta(days=1)
     now = schema.get("now_op")
-    lows = [low, schema["gt"] + day if schema.get("gt") else None, today + day if now == "future" else None]
-    highs = [high, schema["lt"] - day if schema.get("lt") else None, today - day if now == "past" else None]
+    lows = [
+        low,
+        schema["gt"] + day if schema.get("gt") else None,
+        today + day if now == "future" else None,
+    ]
+    highs = [
+        high,
+        schema["lt"] - day if schema.get("lt") else None,
+        today - day if now == "past" else None,
+    ]
     low = max((each for each in lows if each is not None), default=None)
     high = min((each for each in highs if each is not None), default=None)
     found: Json = {"type": "string", "format": "date"}
@@ -98,7 +116,10 @@ def _date(schema: CoreNode) -> Json:
 def _datetime(schema: CoreNode) -> Json:
     zone = schema.get("tz_constraint")
     aware_only = zone == "aware" or isinstance(zone, int)
-    found: Json = {"type": "string", "pattern": patterns.moments(day=True, naive=True, aware=zone != "naive")}
+    found: Json = {
+        "type": "string",
+        "pattern": patterns.moments(day=True, naive=True, aware=zone != "naive"),
+    }
     if aware_only:  # the format allows leap seconds, Python does not
         found = {"type": "string", "format": "date-time", "pattern": "^.{17}[0-5]"}
     if isinstance(zone, int):
@@ -120,7 +141,9 @@ def _bounded(found: Json, schema: CoreNode, *, naive: bool) -> Json:
     enforced to the day.
     """
     now = datetime.datetime.now()
-    limits = [(schema.get(name), name[0] == "g", name[1] == "t") for name in ("ge", "gt", "le", "lt")]
+    limits = [
+        (schema.get(name), name[0] == "g", name[1] == "t") for name in ("ge", "gt", "le", "lt")
+    ]
     if schema.get("now_op"):
         limits.append((now, schema["now_op"] == "future", False))
     more: list[str] = []
@@ -128,8 +151,13 @@ def _bounded(found: Json, schema: CoreNode, *, naive: bool) -> Json:
         if bound is None:
             continue
         if bound is now or (bound.tzinfo is not None and not naive):
-            found = marked(found, "that it is before or after now" if bound is now else "limits in other zones")
-            if isinstance(bound, datetime.time) or bound.year in (datetime.MINYEAR, datetime.MAXYEAR):
+            found = marked(
+                found, "that it is before or after now" if bound is now else "limits in other zones"
+            )
+            if isinstance(bound, datetime.time) or bound.year in (
+                datetime.MINYEAR,
+                datetime.MAXYEAR,
+            ):
                 continue
             bound += datetime.timedelta(days=-1 if up else 1)
         pattern = patterns.moments_beyond(bound, up=up, is_open=is_open)

@@ -27,7 +27,14 @@ from sglang_lite.constraints.number_text import PATTERNS, TERMINATORS
 from sglang_lite.constraints.python_types.patterns import MAX_INT, TIME, ZONE
 from sglang_lite.constraints.python_types.readable import readable
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.protocol import Choices, Constraint, ConstraintError, Number, Regex, ValueValidationError
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    ConstraintError,
+    Number,
+    Regex,
+    ValueValidationError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +59,16 @@ def value_type(annotation: object) -> ValueType:
     """Returns the constraint and reader of the values of a type.
 
     Args:
-        annotation: a pydantic model, dataclass, attrs class, msgspec Struct, TypedDict, Literal, Enum, int, float,
-            bool, str, date, datetime, time, list[…], dict[str, …], … | None, or Annotated with constraints.
+        annotation: a pydantic model, dataclass, attrs class, msgspec Struct, TypedDict, Literal,
+            Enum, int, float, bool, str, date, datetime, time, list[…], dict[str, …], … | None, or
+            Annotated with constraints.
 
     Raises:
         ConstraintError: the type has no JSON schema.
     """
-    unreadable = isinstance(annotation, str) and not (annotation.strip() and annotation.isprintable())
+    unreadable = isinstance(annotation, str) and not (
+        annotation.strip() and annotation.isprintable()
+    )
     if unreadable or isinstance(annotation, Mapping | bool):
         hint = "Give a schema as json_schema=…, or a type: a pydantic model, int, list[str] …"
         raise ConstraintError(f"type: {annotation!r:.60} is no type.", hint=hint)
@@ -77,16 +87,25 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
     if annotation is str:
         return ValueType(annotation, None, lambda text: text)
     if annotation in (int, float):
-        return ValueType(annotation, Number("integer" if annotation is int else "float"), _number_reader(annotation))
+        return ValueType(
+            annotation,
+            Number("integer" if annotation is int else "float"),
+            _number_reader(annotation),
+        )
     if annotation is bool:
         return ValueType(annotation, Choices(("true", "false")), _reader(annotation, json.loads))
-    iso = {datetime.date: DATE, datetime.time: f"{TIME}{ZONE}?", datetime.datetime: f"{DATE}T{TIME}{ZONE}?"}
+    iso = {
+        datetime.date: DATE,
+        datetime.time: f"{TIME}{ZONE}?",
+        datetime.datetime: f"{DATE}T{TIME}{ZONE}?",
+    }
     if isinstance(annotation, type) and annotation in iso:
         return ValueType(annotation, Regex(iso[annotation]), _reader(annotation, str))
     members = _members(annotation)
     if members is not None:
         return ValueType(annotation, Choices(tuple(members)), partial(_member, members))
-    from sglang_lite.constraints.python_types.pydantic_schema import schema_of  # pydantic takes a while to load
+    # pydantic takes a while to load
+    from sglang_lite.constraints.python_types.pydantic_schema import schema_of
 
     found = schema_of(_adapter(annotation), str(annotation))
     schema = found.schema
@@ -96,7 +115,9 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
         if "exclusiveMaximum" not in schema:
             schema.setdefault("maximum", MAX_INT)
     constraint = msgspec.structs.replace(json_schema(schema), sets=found.sets)
-    return ValueType(annotation, constraint, _reader(annotation, _load), checked=found.not_expressed)
+    return ValueType(
+        annotation, constraint, _reader(annotation, _load), checked=found.not_expressed
+    )
 
 
 def has_type(value: object, annotation: Any) -> bool:  # a type of any kind
@@ -152,7 +173,9 @@ def _members(annotation: Any) -> dict[str, Any] | None:
     for member in members:
         text = _bare(member)
         if text in values:
-            raise ConstraintError(f"type: {values[text]!r} and {member!r} are both written {text!r}.")
+            raise ConstraintError(
+                f"type: {values[text]!r} and {member!r} are both written {text!r}."
+            )
         values[text] = member
     if not values:
         raise ConstraintError(f"type: {annotation!r} has no members.")
@@ -169,7 +192,9 @@ def _bare(member: Any) -> str:
 
 def _member(members: dict[str, Any], text: str) -> Any:
     if text not in members:
-        raise ValueValidationError(f"{text!r} is none of {', '.join(map(repr, members))}.", text=text)
+        raise ValueValidationError(
+            f"{text!r} is none of {', '.join(map(repr, members))}.", text=text
+        )
     return members[text]
 
 
@@ -181,7 +206,10 @@ def _adapter(annotation: Any) -> Any:
         raise ConstraintError(f"type: {annotation!r} is a function, not a type.")
     if _is_record(annotation):
         name = type(annotation).__name__
-        raise ConstraintError(f"type: {annotation!r:.60} is a value, not a type.", hint=f"Give the class: type={name}.")
+        raise ConstraintError(
+            f"type: {annotation!r:.60} is a value, not a type.",
+            hint=f"Give the class: type={name}.",
+        )
     if isinstance(annotation, list | tuple | set):
         inside = ", ".join(getattr(each, "__name__", repr(each)) for each in annotation)
         hint = f"Write {type(annotation).__name__}[{inside or 'str'}]."

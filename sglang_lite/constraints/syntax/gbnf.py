@@ -134,7 +134,9 @@ class _Parser:
         """Reads one character, plain or escaped. Does not skip blanks after it."""
         scanner = self._scanner
         start = scanner.at
-        match = scanner.peek(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(?s:[^\\])")
+        match = scanner.peek(
+            r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(?s:[^\\])"
+        )
         if not match:
             scanner.fail("a backslash at the end")
         scanner.at = match.end()

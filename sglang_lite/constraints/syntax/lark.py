@@ -53,15 +53,17 @@ _TERMINAL = r"_?[A-Z][_A-Z0-9]*"
 _NAME = f"(?:{_TERMINAL}|{_RULE})"
 _INSTEAD = {  # hints for attributes of rules that only llguidance supports
     "stop": "Use suffix=…, which stays in the text, or gen(stop=…) inside of s.grammar(…).",
-    "capture": "Name a generation inside of s.grammar(…).", "stop_capture": "Name a generation inside of s.grammar(…).",
+    "capture": "Name a generation inside of s.grammar(…).",
+    "stop_capture": "Name a generation inside of s.grammar(…).",
     "max_tokens": "Use gen(max_tokens=…) inside of s.grammar(…).",
     "temperature": "Use gen(temperature=…) inside of s.grammar(…).",
-}  # fmt: skip
+}
 _STRING = r'"((?:\\.|[^"\\\n])*)"(i?)'
 _REGEX = r"/((?:\\.|[^/\\\n])+)/([imslux]*)"
 _ATTRIBUTES = rf"\[(?:{_STRING}|{_REGEX}|[^\]\n\"/])*\]"
 _PRIORITY = r"\.[+-]?[0-9]+"
-_ADDED = rf"(?:{_ATTRIBUTES}|\{{[^}}\n]*\}}|{_PRIORITY})"  # attributes, template parameters, priorities
+# attributes, template parameters, priorities
+_ADDED = rf"(?:{_ATTRIBUTES}|\{{[^}}\n]*\}}|{_PRIORITY})"
 _DEFINITION = rf"[?!]*{_NAME}{_BLANK}(?:{_ADDED}{_BLANK})*:(?!:)"
 
 _COMMON = {
@@ -73,8 +75,12 @@ _COMMON = {
     "ESCAPED_STRING": r'"(?:[^"\\\n]|\\[^\n])*"',
 }  # fmt: skip
 _FLOAT = r"(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
-_COMMON |= {"FLOAT": _FLOAT, "SIGNED_FLOAT": f"[+-]?{_FLOAT}", "NUMBER": f"{_FLOAT}|[0-9]+",
-            "SIGNED_NUMBER": f"[+-]?(?:{_FLOAT}|[0-9]+)"}  # fmt: skip
+_COMMON |= {
+    "FLOAT": _FLOAT,
+    "SIGNED_FLOAT": f"[+-]?{_FLOAT}",
+    "NUMBER": f"{_FLOAT}|[0-9]+",
+    "SIGNED_NUMBER": f"[+-]?(?:{_FLOAT}|[0-9]+)",
+}
 
 
 def parse(text: str) -> tuple[Language, dict[str, JsonSchema]]:
@@ -110,13 +116,18 @@ class _Parser:
         if "start" not in self._rules:
             scanner.fail("there is no rule 'start'", 0)
         for name in self._declared & self._uses.keys() - self._rules.keys():
-            scanner.fail(f"{name} is declared: it comes from a postlexer, and no text is known of it", self._uses[name])
+            scanner.fail(
+                f"{name} is declared: it comes from a postlexer, and no text is known of it",
+                self._uses[name],
+            )
         self._rules |= self._templates.instances(self._rules)
         names = {**self._rules, **dict.fromkeys(self._schemas, ANY_TEXT)}
         checked_references(Language("start", names), scanner, self._uses)
         between = repeat(alternation(self._resolved(name) for name in self._ignored), 0, None)
         rules = {
-            name: self._with_terminals(body, between) for name, body in self._rules.items() if not _is_terminal(name)
+            name: self._with_terminals(body, between)
+            for name, body in self._rules.items()
+            if not _is_terminal(name)
         }
         return Language("start", rules), self._schemas
 
@@ -157,9 +168,15 @@ class _Parser:
                 suffix = scanner.fail("the end of the text expected", at) if item is None else item
             elif name != "lazy":
                 explanation = (
-                    f": a grammar says what a text is, and {name!r} how it is generated" if name in _INSTEAD else ""
+                    f": a grammar says what a text is, and {name!r} how it is generated"
+                    if name in _INSTEAD
+                    else ""
                 )
-                scanner.fail(f"the attribute {name!r} is not supported{explanation}", at, hint=_INSTEAD.get(name, ""))
+                scanner.fail(
+                    f"the attribute {name!r} is not supported{explanation}",
+                    at,
+                    hint=_INSTEAD.get(name, ""),
+                )
             if not scanner.take(","):
                 break
         scanner.expect(r"\]", "a closing ]")
@@ -171,7 +188,9 @@ class _Parser:
         if scanner.take("%ignore"):
             self._ignored.append(self._terminal(self._alternation()).name)
         elif scanner.take("%import"):
-            match = scanner.expect(r"common\.(\w+|\([\w\s,]+\))(?:\s*->\s*(\w+))?|common\s*\(([\w\s,]+)\)", "common.…")
+            match = scanner.expect(
+                r"common\.(\w+|\([\w\s,]+\))(?:\s*->\s*(\w+))?|common\s*\(([\w\s,]+)\)", "common.…"
+            )
             for name in re.findall(r"\w+", match[1] or match[3]):
                 if name not in _COMMON:
                     scanner.fail(f"common has no {name}", start)
@@ -189,14 +208,20 @@ class _Parser:
             scanner.take(_PRIORITY)
             scanner.expect(":", "a colon")
             if name[0] not in self._rules:
-                scanner.fail(f"there is no {name[0]!r} to {directive[1]}", start, hint="Define or import it above.")
+                scanner.fail(
+                    f"there is no {name[0]!r} to {directive[1]}",
+                    start,
+                    hint="Define or import it above.",
+                )
             body = self._alternation()
             old_body = self._rules[name[0]]
-            self._rules[name[0]] = alternation((old_body, body)) if directive[1] == "extend" else body
+            self._rules[name[0]] = (
+                alternation((old_body, body)) if directive[1] == "extend" else body
+            )
         else:
             scanner.fail("only %ignore, %import, %declare, %extend and %override are supported")
 
-    # ------------------------------------------------------------------------------------------ expressions
+    # ---------------------------------------------------------------------------------- expressions
 
     def _at_definition(self) -> bool:
         return self._scanner.starts_line and self._scanner.peek(_DEFINITION) is not None
@@ -218,7 +243,8 @@ class _Parser:
     def _concatenation(self) -> Node:
         parts = []
         while (part := self._item()) is not None:
-            # A sign at the start of a line belongs to no item: `?` and `!` there begin the next definition.
+            # A sign at the start of a line belongs to no item: `?` and `!` there begin the next
+            # definition.
             counts = None if self._scanner.starts_line else self._scanner.counts()
             parts.append(part if counts is None else repeat(part, *counts))
         return concat(*parts)
@@ -226,14 +252,24 @@ class _Parser:
     def _item(self) -> Node | None:
         scanner = self._scanner
         at = scanner.at
-        if not scanner.has_more or self._at_definition() or scanner.peek(r"[|&)\]},]|->|%(?!json|regex)"):
+        if (
+            not scanner.has_more
+            or self._at_definition()
+            or scanner.peek(r"[|&)\]},]|->|%(?!json|regex)")
+        ):
             return None
         if scanner.take("~"):
             inner = self._item()
-            return Complement(scanner.fail("an expression after ~ expected", at) if inner is None else inner)
+            return Complement(
+                scanner.fail("an expression after ~ expected", at) if inner is None else inner
+            )
         if name := scanner.take(_NAME):
             self._uses.setdefault(name[0], at)
-            return self._template(name[0], at) if scanner.take(r"\{(?!\s*,?\s*[0-9])") else Ref(name[0])
+            return (
+                self._template(name[0], at)
+                if scanner.take(r"\{(?!\s*,?\s*[0-9])")
+                else Ref(name[0])
+            )
         if scanner.peek("<"):
             return self._terminal(special_token(scanner))
         if match := scanner.take(_STRING):
@@ -278,7 +314,9 @@ class _Parser:
         arguments: list[Node] = []
         while not arguments or scanner.take(","):
             item = self._item()
-            arguments.append(scanner.fail("an argument of the template expected") if item is None else item)
+            arguments.append(
+                scanner.fail("an argument of the template expected") if item is None else item
+            )
         scanner.expect(r"\}", "a closing }")
         return self._templates.use(name, arguments, at)
 
@@ -288,7 +326,7 @@ class _Parser:
         self._schemas[name] = JsonSchema(json.dumps(schema))
         return Ref(name)
 
-    # ------------------------------------------------------------------------------------------ terminals
+    # ------------------------------------------------------------------------------------ terminals
 
     def _terminal(self, node: Node) -> Ref:
         """Adds an anonymous terminal and returns a reference to it."""
@@ -309,7 +347,10 @@ class _Parser:
             case Ref(name) if _is_terminal(name):
                 return self._resolved(name, inside)
             case Ref(name):
-                self._scanner.fail(f"a terminal, or a lazy rule, refers to the rule {name}", self._uses.get(name, 0))
+                self._scanner.fail(
+                    f"a terminal, or a lazy rule, refers to the rule {name}",
+                    self._uses.get(name, 0),
+                )
         return mapped(node, partial(self._without_names, inside=inside))
 
     def _with_terminals(self, node: Node, between: Node) -> Node:
@@ -346,8 +387,16 @@ def _read_substring(scanner: Scanner, at: int) -> Node:
     characters, words, or listed.
     """
     options = _read_json(scanner, "%regex", at)
-    kind, value = next(iter(options.items())) if isinstance(options, dict) and len(options) == 1 else ("", None)
-    if kind == "substring_chunks" and isinstance(value, list) and all(isinstance(each, str) for each in value):
+    kind, value = (
+        next(iter(options.items()))
+        if isinstance(options, dict) and len(options) == 1
+        else ("", None)
+    )
+    if (
+        kind == "substring_chunks"
+        and isinstance(value, list)
+        and all(isinstance(each, str) for each in value)
+    ):
         pieces = value
     elif kind in ("substring_chars", "substring_words") and isinstance(value, str):
         pieces = list(value) if kind == "substring_chars" else re.findall(r"\w+|\W", value)
@@ -379,9 +428,11 @@ class Templates:
         self._scanner = scanner
         self._bodies: dict[str, tuple[tuple[str, ...], Node]] = {}
         self._names: dict[tuple[str, tuple[Node, ...]], str] = {}  # name of the rule for each use
-        self._arguments: dict[Node, str] = {}  # rule names of arguments that are not references, so that keys stay flat
+        # rule names of arguments that are not references, so that keys stay flat
+        self._arguments: dict[Node, str] = {}
         self._bodies_of: dict[str, Node] = {}
-        self._uses: dict[str, tuple[str, tuple[Node, ...], int]] = {}  # template, arguments and offset, by rule
+        # template, arguments and offset, by rule
+        self._uses: dict[str, tuple[str, tuple[Node, ...], int]] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._bodies
@@ -389,7 +440,9 @@ class Templates:
     def define(self, name: str, parameters: str, body: Node, at: int) -> None:
         """Adds a template. Raises ConstraintError if its parameters are not distinct names."""
         names = tuple(each.strip() for each in parameters.split(","))
-        if len(set(names)) < len(names) or not all(each.replace("-", "_").isidentifier() for each in names):
+        if len(set(names)) < len(names) or not all(
+            each.replace("-", "_").isidentifier() for each in names
+        ):
             self._scanner.fail(f"the parameters of {name} must be distinct names", at)
         self._bodies[name] = names, body
 
@@ -418,8 +471,8 @@ class Templates:
             rules: rules of the grammar, which use templates only through `use`.
 
         Raises:
-            ConstraintError: a template is not defined or takes a different number of arguments, or templates make too
-                many rules.
+            ConstraintError: a template is not defined or takes a different number of arguments, or
+                templates make too many rules.
         """
         expanded: dict[str, Node] = {}
         waiting = [*(name for body in rules.values() for name in self._used(body))]
@@ -436,7 +489,9 @@ class Templates:
                 self._scanner.fail(f"there is no template {name!r}", at)
             parameters, body = self._bodies[name]
             if len(parameters) != len(arguments):
-                self._scanner.fail(f"{name} takes {len(parameters)} arguments, not {len(arguments)}", at)
+                self._scanner.fail(
+                    f"{name} takes {len(parameters)} arguments, not {len(arguments)}", at
+                )
             expanded[rule] = self._filled(body, dict(zip(parameters, arguments)))
             waiting += self._used(expanded[rule])
         return expanded
@@ -446,7 +501,9 @@ class Templates:
 
         def look(each: Node) -> Node:
             if isinstance(each, Ref):
-                found.extend([each.name] if each.name in self._uses or each.name in self._bodies_of else [])
+                found.extend(
+                    [each.name] if each.name in self._uses or each.name in self._bodies_of else []
+                )
                 return each
             return mapped(each, look)
 
@@ -454,8 +511,7 @@ class Templates:
         return found
 
     def _filled(self, node: Node, arguments: Mapping[str, Node]) -> Node:
-        """Returns a body with parameters replaced by arguments, also in the templates that it uses.
-        """
+        """Returns a body with parameters replaced by arguments, also in the templates that it uses."""
         match node:
             case Ref(name) if name in arguments:
                 return arguments[name]
@@ -463,5 +519,7 @@ class Templates:
                 return self._as_name(self._filled(self._bodies_of[name], arguments))
             case Ref(name) if name in self._uses:
                 template, template_arguments, at = self._uses[name]
-                return self.use(template, [self._filled(each, arguments) for each in template_arguments], at)
+                return self.use(
+                    template, [self._filled(each, arguments) for each in template_arguments], at
+                )
         return mapped(node, partial(self._filled, arguments=arguments))

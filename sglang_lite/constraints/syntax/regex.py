@@ -91,7 +91,9 @@ def parse_inside_grammar(pattern: str) -> Node:
     other = [each.at for each in assertions(tree) if isinstance(each, Behind) and not each.is_start]
     if node is None or other:
         at = min(other or [each.at for each in assertions(tree)])
-        parser.cursor.fail("lookahead, lookbehind and word boundaries are not supported inside a grammar", at)
+        parser.cursor.fail(
+            "lookahead, lookbehind and word boundaries are not supported inside a grammar", at
+        )
     return node
 
 
@@ -107,7 +109,8 @@ def parse_schema_pattern(pattern: str) -> Node:
     parser = _Parser(pattern, ecma=True)
     tree = parser.parse()
     more = Repeat(ANY_CHAR, 1, None)
-    # Pairs of (texts before the match, what ^ matches there); the same for the texts after it and $.
+    # Pairs of (texts before the match, what ^ matches there); the same for the texts after it and
+    # $.
     anchored: list[tuple[Node, Node]] = [(EMPTY, EMPTY), (more, NOTHING)]
     free: list[tuple[Node, Node]] = [(ANY_TEXT, EMPTY)]
     fronts = anchored if any(isinstance(each, Behind) for each in assertions(tree)) else free
@@ -122,7 +125,9 @@ def parse_schema_pattern(pattern: str) -> Node:
     return alternation(options)
 
 
-def _without_anchors(tree: Tree, caret: Node, dollar: Node, *, starts: bool = True, ends: bool = True) -> Node | None:
+def _without_anchors(
+    tree: Tree, caret: Node, dollar: Node, *, starts: bool = True, ends: bool = True
+) -> Node | None:
     """Converts a tree whose only assertions are `^` at its start and `$` at its end to a node with
     these replaced. Returns None for any other tree.
 
@@ -145,17 +150,26 @@ def _without_anchors(tree: Tree, caret: Node, dollar: Node, *, starts: bool = Tr
         case Lookahead():
             return None
         case Alternation(options):
-            parts = [_without_anchors(option, caret, dollar, starts=starts, ends=ends) for option in options]
-            return None if None in parts else alternation(part for part in parts if part is not None)
+            parts = [
+                _without_anchors(option, caret, dollar, starts=starts, ends=ends)
+                for option in options
+            ]
+            return (
+                None if None in parts else alternation(part for part in parts if part is not None)
+            )
         case Repeat(inner, least, most):
             alone = most is not None and most <= 1
-            node = _without_anchors(inner, caret, dollar, starts=starts and alone, ends=ends and alone)
+            node = _without_anchors(
+                inner, caret, dollar, starts=starts and alone, ends=ends and alone
+            )
             return None if node is None else repeat(node, least, most)
         case Concat(trees):
             solid = [i for i, part in enumerate(trees) if not isinstance(part, Behind | Ahead)]
             first, last = (solid[0], solid[-1]) if solid else (len(trees), -1)
             parts = [
-                _without_anchors(part, caret, dollar, starts=starts and i <= first, ends=ends and i >= last)
+                _without_anchors(
+                    part, caret, dollar, starts=starts and i <= first, ends=ends and i >= last
+                )
                 for i, part in enumerate(trees)
             ]
             return None if None in parts else concat(*(part for part in parts if part is not None))
@@ -181,7 +195,9 @@ class _Parser:
         cursor = self.cursor
         if len(cursor.pattern) > MAX_PATTERN_CHARS:
             length = f"{len(cursor.pattern):,}"
-            raise ConstraintError(f"regex: {length} characters long, the limit is {MAX_PATTERN_CHARS:,}.")
+            raise ConstraintError(
+                f"regex: {length} characters long, the limit is {MAX_PATTERN_CHARS:,}."
+            )
         for i, char in enumerate("" if cursor.pattern.isascii() else cursor.pattern):
             if charsets.has_surrogates(char):
                 cursor.fail("a lone surrogate is no character", i)
@@ -203,7 +219,11 @@ class _Parser:
         supported = "isu" if self.ecma else "isumxa"
         for flag in (*on, *off):
             if flag not in supported:
-                cursor.fail(f"flag {flag!r} is not supported", at, hint=f"Supported: {', '.join(supported)}.")
+                cursor.fail(
+                    f"flag {flag!r} is not supported",
+                    at,
+                    hint=f"Supported: {', '.join(supported)}.",
+                )
         if on & set(off) or set(off) & set("ua") or on >= set("ua"):
             cursor.fail("these flags contradict each other, or can't be turned off", at)
         self.flags = (self.flags - set(off) - (set("ua") if on & set("ua") else set())) | on
@@ -239,7 +259,9 @@ class _Parser:
         counts = self.quantifier()
         if counts is None:
             return tree
-        grouped = cursor.pattern[start] == "(" and not (self.ecma and isinstance(tree, Behind | Lookahead))
+        grouped = cursor.pattern[start] == "(" and not (
+            self.ecma and isinstance(tree, Behind | Lookahead)
+        )
         if not grouped and isinstance(tree, Behind | Ahead | Alternation | Lookahead):
             cursor.fail("nothing to repeat", start)
         repeated = Repeat(cast(Node, tree), *counts)
@@ -264,7 +286,10 @@ class _Parser:
             return None  # other braces are literal, as in Python
         if self.ecma and not match[1]:
             cursor.fail("a repeat in a schema's pattern needs a minimum count", hint="Write {0,…}.")
-        if max(len(match[1]), len(match[3])) > 100 or max(int(match[1] or 0), int(match[3] or 0)) > MAX_REPEAT:
+        if (
+            max(len(match[1]), len(match[3])) > 100
+            or max(int(match[1] or 0), int(match[3] or 0)) > MAX_REPEAT
+        ):
             cursor.fail(f"repeat counts go up to {MAX_REPEAT:,}")
         least = int(match[1] or 0)
         most = (int(match[3]) if match[3] else None) if match[2] else least
@@ -306,7 +331,9 @@ class _Parser:
             case r"\A":
                 return Behind(at, (), True)
             case "$" if not self.ecma:
-                return Ahead(at, optional(concat(CharSet(_LINE_FEED), ANY_TEXT if lines else EMPTY)))
+                return Ahead(
+                    at, optional(concat(CharSet(_LINE_FEED), ANY_TEXT if lines else EMPTY))
+                )
             case r"\b" | r"\B":
                 word = ECMA["w"] if self.ecma or "a" in self.flags else charsets.python_class(r"\w")
                 return boundary(at, word, negated=name == r"\B")
@@ -348,7 +375,12 @@ class _Parser:
         elif not cursor.take(":"):
             flags = cursor.match(r"([a-zA-Z]*)(?:-([a-zA-Z]+))?:")
             if not flags:
-                kinds = {">": "an atomic group", "(": "a conditional", "P": "a backreference", "#": "this comment"}
+                kinds = {
+                    ">": "an atomic group",
+                    "(": "a conditional",
+                    "P": "a backreference",
+                    "#": "this comment",
+                }
                 cursor.fail(f"{kinds.get(cursor.following, 'this group')} is not supported", start)
             self.set_flags(set(flags[1]), flags[2] or "", cursor.at)
             cursor.at = flags.end()
@@ -366,20 +398,24 @@ class _Parser:
         return tree
 
     def committed(self, tree: Tree, start: int) -> Tree:
-        """Converts an atomic group to a tree. Only the first match of the group in a place counts.
-        """
+        """Converts an atomic group to a tree. Only the first match of the group in a place counts."""
         if self.lazy_at > start:
             self.cursor.fail("lazy repeats are not supported in atomic groups", start)
         if _is_prefix_free(tree):
             return tree
         parts: tuple[Tree, ...]
         match tree:
-            case Repeat(inner, least, most) if _is_prefix_free(inner) or (least < 2 and _is_solid(inner)):
-                each = cast(Node, self.committed(inner, start))  # never backtracks into a round, because the repeat may always end
+            case Repeat(inner, least, most) if _is_prefix_free(inner) or (
+                least < 2 and _is_solid(inner)
+            ):
+                # never backtracks into a round, because the repeat may always end
+                each = cast(Node, self.committed(inner, start))
                 ended = Lookahead(start, inner, negated=True)
                 if most is None:
                     return _concat(Repeat(each, least, None), ended)
-                return _alternation(Repeat(each, most, most), _concat(Repeat(each, least, most - 1), ended))
+                return _alternation(
+                    Repeat(each, most, most), _concat(Repeat(each, least, most - 1), ended)
+                )
             case Alternation(options):
                 parts = tuple(self.committed(option, start) for option in options)
                 earlier = [Lookahead(start, option, negated=True) for option in options]

@@ -85,7 +85,8 @@ class CharacterReader:
     def __init__(self, cursor: PatternCursor, *, ecma: bool) -> None:
         self._cursor = cursor
         self._ecma = ecma
-        self._classes: dict[tuple[frozenset[Ranges], frozenset[str], bool], Ranges] = {}  # by items, flags and negation
+        # by items, flags and negation
+        self._classes: dict[tuple[frozenset[Ranges], frozenset[str], bool], Ranges] = {}
         self._ranges = 0  # total for all classes
 
     def escape(self, flags: Set[str], *, in_class: bool) -> Ranges:
@@ -104,7 +105,9 @@ class CharacterReader:
         if char in "pP":
             match = cursor.match(_CATEGORY)
             if not match or not charsets.unicode_category(match[2]):
-                cursor.fail(r"\p needs a Unicode category in braces", start, hint=r"As in \p{L} or \p{Nd}.")
+                cursor.fail(
+                    r"\p needs a Unicode category in braces", start, hint=r"As in \p{L} or \p{Nd}."
+                )
             cursor.at = match.end()
             ranges = charsets.unicode_category(match[2])
             return charsets.complement(ranges) if (char == "P") != bool(match[1]) else ranges
@@ -117,7 +120,9 @@ class CharacterReader:
             return ((8, 8),)
         if char in _ESCAPES:
             return ((ord(_ESCAPES[char]),) * 2,)
-        if octal := re.compile(_OCTAL_IN_CLASS if in_class else _OCTAL).match(cursor.pattern, start + 1):
+        if octal := re.compile(_OCTAL_IN_CLASS if in_class else _OCTAL).match(
+            cursor.pattern, start + 1
+        ):
             cursor.at = octal.end()
             if int(octal[0], 8) > 0o377:
                 cursor.fail(f"\\{octal[0]} is above \\377, the last octal escape", start)
@@ -127,7 +132,10 @@ class CharacterReader:
         if char.isalnum() and char.isascii():
             kind = f"\\{char}"
             backreference = char.isdigit() and not in_class
-            cursor.fail("a backreference is not supported" if backreference else f"{kind} is not supported", start)
+            cursor.fail(
+                "a backreference is not supported" if backreference else f"{kind} is not supported",
+                start,
+            )
         return ((ord(char), ord(char)),)
 
     def _named_character(self, start: int) -> Ranges:
@@ -172,8 +180,13 @@ class CharacterReader:
                 dash = cursor.at
                 cursor.at += 1
                 upper = self._class_item(start, flags)
-                single = len(item) == len(upper) == 1 and item[0][0] == item[0][1] and upper[0][0] == upper[0][1]
-                if self._ecma and not single:  # ECMA-262, B.1.2: a hyphen next to a class is a character
+                single = (
+                    len(item) == len(upper) == 1
+                    and item[0][0] == item[0][1]
+                    and upper[0][0] == upper[0][1]
+                )
+                # ECMA-262, B.1.2: a hyphen next to a class is a character
+                if self._ecma and not single:
                     items |= {item, upper, ((ord("-"), ord("-")),)}
                     continue
                 if not single or upper[0][0] < item[0][0]:

@@ -32,7 +32,9 @@ class Scanner:
 
     def __init__(self, kind: str, text: str, blank: str) -> None:
         if len(text) > MAX_GRAMMAR_CHARS:
-            raise ConstraintError(f"{kind}: {len(text):,} characters long, the limit is {MAX_GRAMMAR_CHARS:,}.")
+            raise ConstraintError(
+                f"{kind}: {len(text):,} characters long, the limit is {MAX_GRAMMAR_CHARS:,}."
+            )
         self.kind = kind
         self.text = text
         self.at = 0
@@ -50,7 +52,9 @@ class Scanner:
         begin = self.text.rfind("\n", 0, at) + 1
         shown = self.text[max(begin, at - 60) : at + 40].partition("\n")[0]
         caret = " " * (at - max(begin, at - 60)) + "^"
-        raise ConstraintError(f"{self.kind}: line {line}: {problem}\n  {shown}\n  {caret}", hint=hint)
+        raise ConstraintError(
+            f"{self.kind}: line {line}: {problem}\n  {shown}\n  {caret}", hint=hint
+        )
 
     def skip(self) -> None:
         """Skips whitespace and comments."""
@@ -93,14 +97,20 @@ class Scanner:
             if self.take(sign):
                 return counts
         start = self.at
-        match = self.take(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}") or self.take(r"~\s*(\d+)(?:\s*(\.\.)\s*(\d*))?")
+        match = self.take(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}") or self.take(
+            r"~\s*(\d+)(?:\s*(\.\.)\s*(\d*))?"
+        )
         if not match:
             return None
         if max(len(match[1] or ""), len(match[3] or "")) > 100:
             self.fail("a repetition is {least,most}, with counts up to 10,000", start)
         least = int(match[1] or 0)
         most = (int(match[3]) if match[3] else None) if match[2] else least
-        if not (match[1] or match[3]) or (most is not None and most < least) or max(least, most or 0) > 10_000:
+        if (
+            not (match[1] or match[3])
+            or (most is not None and most < least)
+            or max(least, most or 0) > 10_000
+        ):
             self.fail("a repetition is {least,most}, with counts up to 10,000", start)
         return least, most
 
@@ -118,7 +128,7 @@ def special_token(scanner: Scanner) -> Node:
             "the only supported special tokens are " + ", ".join(_SPECIAL_TOKENS),
             None if found is None else found.start(),
             hint="Leave out tokens that end the text: the model writes them itself. Quote other tokens as text.",
-        )  # fmt: skip
+        )
     return literal(found[0])
 
 
@@ -130,7 +140,9 @@ def checked_references(language: Language, scanner: Scanner, uses: dict[str, int
         scanner: scanner that raises the error.
         uses: offset of the first use of each name.
     """
-    for name in dict.fromkeys(name for body in language.rules.values() for name in sorted(references(body))):
+    for name in dict.fromkeys(
+        name for body in language.rules.values() for name in sorted(references(body))
+    ):
         if name not in language.rules:
             scanner.fail(f"there is no rule {name!r}", uses.get(name, 0))
     return language

@@ -64,8 +64,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Lookahead:
-    """Assertion that the following text begins with a text of the tree, or does not if `negated`.
-    """
+    """Assertion that the following text begins with a text of the tree, or does not if `negated`."""
 
     at: int
     tree: Tree
@@ -81,7 +80,10 @@ def boundary(at: int, word: Ranges, *, negated: bool) -> Tree:
     begins = concat(CharSet(word), ANY_TEXT)
     no = optional(concat(CharSet(other), ANY_TEXT))
     after_word, after_other = (begins, no) if negated else (no, begins)
-    sides = (Behind(at, word, False), Ahead(at, after_word)), (Behind(at, other, True), Ahead(at, after_other))
+    sides = (
+        (Behind(at, word, False), Ahead(at, after_word)),
+        (Behind(at, other, True), Ahead(at, after_other)),
+    )
     return Alternation(tuple(map(Concat, sides)))  # type: ignore[arg-type]  # the parts are trees
 
 
@@ -91,11 +93,17 @@ def lookbehind(at: int, tree: Tree, *, negated: bool, mixed: bool) -> Behind | N
     """
     options: tuple[Tree, ...] = tree.options if isinstance(tree, Alternation) else (tree,)
     found = [each for option in options if (each := _behind(at, option)) is not None]
-    if len(found) < len(options) or (not mixed and len({isinstance(option, CharSet) for option in options}) > 1):
+    if len(found) < len(options) or (
+        not mixed and len({isinstance(option, CharSet) for option in options}) > 1
+    ):
         return None
     before = charsets.union(r for each in found for r in each.before)
     at_start = any(each.at_start for each in found)
-    return Behind(at, charsets.complement(before), not at_start) if negated else Behind(at, before, at_start)
+    return (
+        Behind(at, charsets.complement(before), not at_start)
+        if negated
+        else Behind(at, before, at_start)
+    )
 
 
 def _behind(at: int, tree: Tree) -> Behind | None:
@@ -162,9 +170,10 @@ class Assertions:
         self._names = 0
 
     def language(self, before: Node, tree: Tree, after: Node) -> Node:
-        """Returns the texts that consist of a text of `before`, one of the tree and one of `after`.
-        """
-        self._classes = _classes(each.before for each in assertions(tree) if isinstance(each, Behind))
+        """Returns the texts that consist of a text of `before`, one of the tree and one of `after`."""
+        self._classes = _classes(
+            each.before for each in assertions(tree) if isinstance(each, Behind)
+        )
         contexts = [_START, *(_Context(i, 0) for i in range(len(self._classes)))]
         rest = self._following(tree, dict.fromkeys(contexts, after))
         return _both(self._preceded(before, rest)[_START], ANY_TEXT)
@@ -173,13 +182,18 @@ class Assertions:
         """Returns the texts of the tree, each continued by a text of `rest`."""
         match tree:
             case Behind():
-                return {context: text if self._holds(tree, context) else NOTHING for context, text in rest.items()}
+                return {
+                    context: text if self._holds(tree, context) else NOTHING
+                    for context, text in rest.items()
+                }
             case Ahead():
                 return {context: _both(text, tree.rest) for context, text in rest.items()}
             case Lookahead():
                 ahead = self._following(tree.tree, dict.fromkeys(rest, ANY_TEXT))
                 return {
-                    context: _both(text, complement(ahead[context]) if tree.negated else ahead[context])
+                    context: _both(
+                        text, complement(ahead[context]) if tree.negated else ahead[context]
+                    )
                     for context, text in rest.items()
                 }
         if not has_assertion(tree):
@@ -217,7 +231,9 @@ class Assertions:
         """
         names = {context: f"repeat {self._names + i}" for i, context in enumerate(rest)}
         self._names += len(names)
-        again: _Rest = {_Context(i, 0): Ref(names[_Context(i, 0)]) for i in range(len(self._classes))}
+        again: _Rest = {
+            _Context(i, 0): Ref(names[_Context(i, 0)]) for i in range(len(self._classes))
+        }
         again |= {_Context(last, fresh + 1): NOTHING for last, fresh in rest}
         found = self._following(inner, again)
         rules = {
@@ -239,20 +255,28 @@ class Assertions:
             return {context: concat(part, text) for context, text in rest.items()}
         empty = accepts(part, "")
         read = {
-            text: _both(part, concat(ANY_TEXT, CharSet(charsets.union(r for ranges in last for r in ranges))))
+            text: _both(
+                part,
+                concat(ANY_TEXT, CharSet(charsets.union(r for ranges in last for r in ranges))),
+            )
             for text, last in groups.items()
         }
         if not empty and len(ends := [text for text, some in read.items() if some != NOTHING]) == 1:
             read = {ends[0]: part}
         found = alternation(concat(some, text) for text, some in read.items())
-        return {context: alternation([found, text]) if empty else found for context, text in rest.items()}
+        return {
+            context: alternation([found, text]) if empty else found
+            for context, text in rest.items()
+        }
 
 
 def _classes(sets: Iterable[Ranges]) -> list[Ranges]:
     """Partitions the characters into classes that no set distinguishes."""
     found = [charsets.ALL]
     for each in dict.fromkeys(sets):
-        halves = ((charsets.intersection(some, each), charsets.difference(some, each)) for some in found)
+        halves = (
+            (charsets.intersection(some, each), charsets.difference(some, each)) for some in found
+        )
         found = [half for both in halves for half in both if half]
     return found
 

@@ -68,7 +68,13 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.calls import CompileGrammar, EngineCall
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.open_requests import Ticket
-from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest, ProgramRequest, SelectRequest, Submission
+from sglang_lite.runtime.core.submission import (
+    GenerateRequest,
+    OpenRequest,
+    ProgramRequest,
+    SelectRequest,
+    Submission,
+)
 from sglang_lite.runtime.embedding.request import EncodeRequest
 from sglang_lite.runtime.host.parent import end_with_parent
 from sglang_lite.runtime.kernels.compile_process import CompileProcess
@@ -81,8 +87,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sglang_lite")
 
-# Python's switch interval on a CPU. A forward on a CPU releases the interpreter's lock some hundred times, and each
-# time waits for a computing thread, for example one that loads a grammar.
+# Python's switch interval on a CPU. A forward on a CPU releases the interpreter's lock some hundred
+# times, and each time waits for a computing thread, for example one that loads a grammar.
 _TURN_S = 0.0001
 _T = TypeVar("_T")
 
@@ -96,7 +102,8 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
         descriptor: file descriptor of the process's end of the socket.
         compiler: compile process that was started early, if any.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the handle handles Ctrl-C, and aborts its requests
+    # the handle handles Ctrl-C, and aborts its requests
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SHORT_S)  # the loop and the reader of commands take turns
     connection = Connection(socket.socket(fileno=descriptor))
     frames = connection.frames()
@@ -108,17 +115,26 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     end_with_parent(start.handle, outgoing.beat)
     _forward_logs(outgoing)
     handler = CommandHandler(outgoing)
-    threading.Thread(target=_obey, args=(handler, messages), name="sglang_lite-read", daemon=True).start()
+    threading.Thread(
+        target=_obey, args=(handler, messages), name="sglang_lite-read", daemon=True
+    ).start()
     try:
         core, advice = _loaded(start, outgoing, compiler, handler.crash)
     except Exception as error:
         outgoing.post(StartFailed(failure_of(error)))
         threading.Event().wait()  # the handle closes the connection when it has read the message
         raise AssertionError from error
-    outgoing.post(Ready(
-        core.model_name, core.vocab_size, tuple(core.eos_ids), core.description, core.capacity,
-        core.encoder is None and core.builder.media is not None, advice,
-    ))  # fmt: skip
+    outgoing.post(
+        Ready(
+            core.model_name,
+            core.vocab_size,
+            tuple(core.eos_ids),
+            core.description,
+            core.capacity,
+            core.encoder is None and core.builder.media is not None,
+            advice,
+        )
+    )
     if core.device.type == "cpu":
         sys.setswitchinterval(_TURN_S)
     from sglang_lite.runtime.core.engine_core import EngineCore  # imports torch
@@ -126,12 +142,15 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     if isinstance(core, EngineCore):
         outgoing.tree = core.scheduler.store.tree.changes
     handler.begin(core)
-    threading.Thread(target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True).start()
+    threading.Thread(
+        target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True
+    ).start()
     try:
         core.loop.run()
     except BaseException:  # freeing resources may fail on a lost device
         logger.exception("the engine could not be put away")
-    print(f"the engine's loop crashed: {core.loop.inbox.crash}", flush=True)  # for requests still on the way
+    # for requests still on the way
+    print(f"the engine's loop crashed: {core.loop.inbox.crash}", flush=True)
     outgoing.close()  # the loop has crashed and failed every request; a new process may do better
     os._exit(1)
 
@@ -157,7 +176,9 @@ class _Forwarding(logging.Handler):
         line = record.getMessage()
         if record.exc_info:
             line += "\n" + logging.Formatter().formatException(record.exc_info)
-        self._outgoing.post(Log(record.name, record.levelno, line.encode("utf-8", "backslashreplace").decode()))
+        self._outgoing.post(
+            Log(record.name, record.levelno, line.encode("utf-8", "backslashreplace").decode())
+        )
 
 
 def _forward_logs(outgoing: Outgoing) -> None:
@@ -168,7 +189,10 @@ def _forward_logs(outgoing: Outgoing) -> None:
 
 
 def _loaded(
-    start: Start, outgoing: Outgoing, compiler: CompileProcess | None, crash: Callable[[SglError], None]
+    start: Start,
+    outgoing: Outgoing,
+    compiler: CompileProcess | None,
+    crash: Callable[[SglError], None],
 ) -> tuple[AnyCore, str]:
     """Loads the model and builds the engine's core. Also returns a line of advice on the model,
     determined while the memory is free.
@@ -176,12 +200,14 @@ def _loaded(
     config = EngineConfig(**start.config)
     path = Path(start.model_path)
     several = config.parallel.ranks > 1
-    ranks = RankProcesses(config, path, crash) if several else None  # they start while torch is imported
+    # they start while torch is imported
+    ranks = RankProcesses(config, path, crash) if several else None
     from sglang_lite.runtime.core.engine_thread import build  # imports torch
     from sglang_lite.runtime.loading.load_model import load
     from sglang_lite.runtime.loading.model_choice import suggestion
 
-    gc.freeze()  # imported objects stay alive: a collector's pass over them would cost as much time as a step
+    # imported objects stay alive: a collector's pass over them would cost as much time as a step
+    gc.freeze()
 
     def progress(parts: Iterable[_T]) -> Iterator[_T]:
         every = list(parts)
@@ -195,7 +221,9 @@ def _loaded(
         advice = "" if several else suggestion(config)
         core = build(
             config,
-            lambda: load(config, path, progress, compiler, ranks, None if met is None else join(met, config)),
+            lambda: load(
+                config, path, progress, compiler, ranks, None if met is None else join(met, config)
+            ),
         )
         return core, advice
     finally:
@@ -204,7 +232,8 @@ def _loaded(
         gc.enable()  # main.py has disabled it
         gc.collect()
         gc.freeze()  # and so do the model and its tokenizer
-        gc.set_threshold(10_000)  # a step of many rows creates thousands of objects, which end with it
+        # a step of many rows creates thousands of objects, which end with it
+        gc.set_threshold(10_000)
 
 
 def _nothing() -> None:
@@ -285,10 +314,16 @@ class CommandHandler:
         takes long.
         """
         core = self._core
-        if core is not None and core.generates and (tiers := core.scheduler.store.tiers) and tiers.disk:
+        if (
+            core is not None
+            and core.generates
+            and (tiers := core.scheduler.store.tiers)
+            and tiers.disk
+        ):
             core.loop.inbox.call(tiers.close)
 
-    def _execute(self, number: int, message: Any) -> None:  # any record of a Command, or an error in its place
+    # any record of a Command, or an error in its place
+    def _execute(self, number: int, message: Any) -> None:
         program = self._programs.get(number)
         match message:
             case Submit():
@@ -298,9 +333,15 @@ class CommandHandler:
             case OpenRequest():
                 submission = self._open[number] = _Submission(number, message)
                 sink = partial(self._deliver, submission)
-                self._programs[number] = self._core.open_program(message, sink, self._outgoing.flush)
+                self._programs[number] = self._core.open_program(
+                    message, sink, self._outgoing.flush
+                )
             case Extend() if program is not None:
-                program.extend(message.path, message.nodes, {i: _refusal(of) for i, of in message.refused.items()})
+                program.extend(
+                    message.path,
+                    message.nodes,
+                    {i: _refusal(of) for i, of in message.refused.items()},
+                )
             case Judge() if program is not None:
                 program.judge(message.path, message.place, message.verdict)
             case DropBranch() if program is not None:
@@ -318,7 +359,10 @@ class CommandHandler:
             case Abort() if number in self._open:
                 self._abort(self._open[number])
             case Encode():
-                texts = (np.frombuffer(data, np.int32) for data in (message.ids, message.types, message.lengths))
+                texts = (
+                    np.frombuffer(data, np.int32)
+                    for data in (message.ids, message.types, message.lengths)
+                )
                 ids, types, lengths = texts
                 self._ask(number, EncodeRequest(ids, types, lengths, message.adapters))
             case EngineCall():
@@ -342,7 +386,7 @@ class CommandHandler:
                 value = None  # the handle has compiled its own
         self._outgoing.post(AskReply(number, value))
 
-    # -------------------------------------------------------------------------------------- submissions
+    # ---------------------------------------------------------------------------------- submissions
 
     def _admit(self, submission: _Submission) -> None:
         """Submits when the engine has room. The handle counts its own submissions, but the room
@@ -369,13 +413,16 @@ class CommandHandler:
         room = self._core.open_requests
         try:
             sink = partial(self._deliver, submission)
-            submission.ticket = ticket = self._core.submit(submission.request, sink, self._outgoing.flush)
+            submission.ticket = ticket = self._core.submit(
+                submission.request, sink, self._outgoing.flush
+            )
         except OverloadedError:
             room.wait_for_room(submission.retry, submission.expected_ends, first=first)
             if submission.aborted:
                 room.leave(submission.retry)
             return
-        # The callback holds the submission: without a cycle both, and the request, are freed when the last event comes.
+        # The callback holds the submission: without a cycle both, and the request, are freed when
+        # the last event comes.
         submission.retry = _nothing
         if submission.aborted:
             ticket.abort()
@@ -396,7 +443,9 @@ class CommandHandler:
             submission.ticket.wind_down()
 
     def _deliver(
-        self, submission: _Submission, event: Delta | Generation | Selection | Played | ProgramResult | SglError
+        self,
+        submission: _Submission,
+        event: Delta | Generation | Selection | Played | ProgramResult | SglError,
     ) -> None:
         path = None
         name = None
@@ -411,7 +460,14 @@ class CommandHandler:
             if not submission.expected_ends:
                 self._open.pop(submission.number, None)
                 self._programs.pop(submission.number, None)
-        told = RequestEvent(submission.number, _as_data(event), submission.cached_tokens, path, name, attempt=attempt)
+        told = RequestEvent(
+            submission.number,
+            _as_data(event),
+            submission.cached_tokens,
+            path,
+            name,
+            attempt=attempt,
+        )
         self._outgoing.put(told)
 
     def _fail(self, number: int, error: BaseException) -> None:
@@ -425,9 +481,10 @@ class CommandHandler:
         self._outgoing.post(RequestEvent(number, failure_of(error), ends=True))
 
 
-def _obey(handler: CommandHandler, messages: Iterator[Command | tuple[int, ParameterError]]) -> None:
-    """Executes all commands and then ends this process, because nobody waits for results any more.
-    """
+def _obey(
+    handler: CommandHandler, messages: Iterator[Command | tuple[int, ParameterError]]
+) -> None:
+    """Executes all commands and then ends this process, because nobody waits for results any more."""
     try:
         handler.read(messages)
         handler.write_files()
@@ -441,7 +498,8 @@ def _raise(error: SglError, loop: AnyLoop) -> None:
         raise error
 
 
-def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:  # in the form of RequestEvent
+# in the form of RequestEvent
+def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:
     if isinstance(event, SglError):
         return failure_of(event)
     return ProgramEnded(event.text) if isinstance(event, ProgramResult) else event
@@ -457,10 +515,18 @@ def _request(message: Submit) -> GenerateRequest:
     ids = array("i", message.ids)
     output_ids = array("i", message.output_ids)
     return GenerateRequest(
-        ids, message.params, message.constraint, message.stream, message.namespace, message.priority,
-        None if message.processor is None else _named(message.processor, message.processor_args), output_ids=output_ids,
-        timeout=message.timeout, session=message.session, media=message.media,
-    )  # fmt: skip
+        ids,
+        message.params,
+        message.constraint,
+        message.stream,
+        message.namespace,
+        message.priority,
+        None if message.processor is None else _named(message.processor, message.processor_args),
+        output_ids=output_ids,
+        timeout=message.timeout,
+        session=message.session,
+        media=message.media,
+    )
 
 
 def _named(processor: str, args: tuple[Any, ...]) -> LogitProcessor:
@@ -470,7 +536,8 @@ def _named(processor: str, args: tuple[Any, ...]) -> LogitProcessor:
         value = getattr(value, part, None)
     if not callable(value):
         raise ParameterError("logit_processor", f"{processor!r} is nothing that can be called.")
-    return partial(value, *args) if args else value  # any callable; its results are checked at each call
+    # any callable; its results are checked at each call
+    return partial(value, *args) if args else value
 
 
 def watch_steps(loop: AnyLoop, timeout_s: float) -> None:
@@ -490,4 +557,6 @@ def watch_steps(loop: AnyLoop, timeout_s: float) -> None:
             continue
         told = since
         stack = "".join(traceback.format_stack(sys._current_frames().get(main)))  # noqa: SLF001 # Python's own way
-        logger.warning("a step of the engine has stood still for %g s. It is here:\n%s", timeout_s, stack)
+        logger.warning(
+            "a step of the engine has stood still for %g s. It is here:\n%s", timeout_s, stack
+        )

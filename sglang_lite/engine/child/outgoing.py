@@ -15,7 +15,16 @@ from collections.abc import Sequence
 import msgspec
 
 from sglang_lite.engine.connection import Connection
-from sglang_lite.engine.frames import AskReply, Log, Prefixes, Progress, Report, RequestEvent, failure_of, frame
+from sglang_lite.engine.frames import (
+    AskReply,
+    Log,
+    Prefixes,
+    Progress,
+    Report,
+    RequestEvent,
+    failure_of,
+    frame,
+)
 from sglang_lite.program.nodes import Path
 from sglang_lite.protocol import Delta, Generation, ParameterError
 from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
@@ -42,7 +51,9 @@ class _Joined:
             tuple([each for delta in deltas for each in delta.logprobs]),
             deltas[0].index,
         )
-        return RequestEvent(first.id, joined, first.cached, first.path, first.name, attempt=first.attempt)
+        return RequestEvent(
+            first.id, joined, first.cached, first.path, first.name, attempt=first.attempt
+        )
 
 
 class Outgoing:
@@ -96,7 +107,8 @@ class Outgoing:
             self._streams.pop(stream, None)
             begun = self._begun.get(told.id, set())
             begun.discard(stream)
-            if not begun or (told.path is None and not isinstance(event, Generation)):  # an error ends all its streams
+            # an error ends all its streams
+            if not begun or (told.path is None and not isinstance(event, Generation)):
                 self._begun.pop(told.id, None)
             self._unsent.append(told)
             self._urgent = True
@@ -129,7 +141,8 @@ class Outgoing:
             self.flush()
         elif self._sending.acquire(blocking=False):
             try:
-                with contextlib.suppress(OSError):  # the handle is gone, and `serve` notices that, too
+                # the handle is gone, and `serve` notices that, too
+                with contextlib.suppress(OSError):
                     self._connection.beat()
             finally:
                 self._sending.release()
@@ -148,7 +161,9 @@ class Outgoing:
                 with self._lock:
                     while not self._flushed:
                         self._ready.wait()
-                    while not self._urgent and (left := last + self._interval - time.monotonic()) > 0:
+                    while (
+                        not self._urgent and (left := last + self._interval - time.monotonic()) > 0
+                    ):
                         self._flushed = False
                         self._ready.wait(left)
                     unsent = self._unsent
@@ -160,8 +175,11 @@ class Outgoing:
                 last = time.monotonic()
                 messages = [each.event() if isinstance(each, _Joined) else each for each in unsent]
                 change = None if self.tree is None else self.tree.take()
-                if change is not None:  # first, so that the handle knows a request's prefix when the request ends
-                    known = Prefixes(change.gained.tobytes(), change.lost.tobytes(), change.forgotten)
+                # first, so that the handle knows a request's prefix when the request ends
+                if change is not None:
+                    known = Prefixes(
+                        change.gained.tobytes(), change.lost.tobytes(), change.forgotten
+                    )
                     messages.insert(0, known)
                 if messages:
                     self._send(messages)

@@ -1,5 +1,4 @@
-"""Process of a rank other than 0: loads its part of the model and computes what rank 0 tells it to.
-"""
+"""Process of a rank other than 0: loads its part of the model and computes what rank 0 tells it to."""
 
 from __future__ import annotations
 
@@ -39,20 +38,24 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
         os._exit(0)
     ((_, start),) = commands(first)
     assert isinstance(start, Start)
-    end_with_parent(start.handle, partial(connection.send, frame([])), BEAT_S)  # each look is a sign of life
+    # each look is a sign of life
+    end_with_parent(start.handle, partial(connection.send, frame([])), BEAT_S)
     try:
         _follow(connection, contents, start, rank, meeting)
     except Exception as error:
         from sglang_lite.runtime.executor.memory_shortage import startup_error
 
         traceback.print_exc()  # rank 0 passes on what is printed
-        time.sleep(CAUSE_FIRST_S)  # if a collective failed because another rank was killed, report that first
+        # if a collective failed because another rank was killed, report that first
+        time.sleep(CAUSE_FIRST_S)
         connection.send(frame([StartFailed(failure_of(startup_error(error)))]))
         os._exit(1)
     os._exit(0)
 
 
-def _follow(connection: Connection, contents: Iterator[memoryview], start: Start, rank: int, meeting: str) -> None:
+def _follow(
+    connection: Connection, contents: Iterator[memoryview], start: Start, rank: int, meeting: str
+) -> None:
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.executor import make_runner  # imports torch
     from sglang_lite.runtime.executor.kv_pool_size import taken_bytes
@@ -68,4 +71,7 @@ def _follow(connection: Connection, contents: Iterator[memoryview], start: Start
     device = loaded.model.device
     connection.send(frame([Loaded(taken_bytes(device) if device.type == "cuda" else 0)]))
     gc.freeze()
-    follow(map(read_message, contents), lambda capacity: make_runner(loaded.model, capacity, config, loaded.compiling))
+    follow(
+        map(read_message, contents),
+        lambda capacity: make_runner(loaded.model, capacity, config, loaded.compiling),
+    )

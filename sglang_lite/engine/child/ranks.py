@@ -31,7 +31,8 @@ BEAT_S = 0.5  # between two frames of a rank
 # a rank that sends nothing and uses no processor time for this many looks is ended
 _LOOK_S = 1.0
 _LOOKS = 3
-_REASON_S = 10.0  # from a failed collective until it is known which rank ended; another node may be busy
+# from a failed collective until it is known which rank ended; another node may be busy
+_REASON_S = 10.0
 
 
 class RankProcesses:
@@ -49,7 +50,9 @@ class RankProcesses:
             machines.
     """
 
-    def __init__(self, config: EngineConfig, path: Path, failed: Callable[[SglError], object]) -> None:
+    def __init__(
+        self, config: EngineConfig, path: Path, failed: Callable[[SglError], object]
+    ) -> None:
         self._parallel = config.parallel
         self._timeout = config.dist_timeout or START_S
         self._failed = failed
@@ -58,7 +61,9 @@ class RankProcesses:
         self._closed = False
         self._taken = 0  # maximum number of bytes in use on a rank's GPU
         self._ended = threading.Event()
-        self._meeting = _meeting() if self._parallel.nodes == 1 else meeting(config.dist_init_addr, GLOO)
+        self._meeting = (
+            _meeting() if self._parallel.nodes == 1 else meeting(config.dist_init_addr, GLOO)
+        )
         start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
         self._children: dict[int, SpawnedProcess | RemoteProcess] = {}
         self._loaded = {rank: threading.Event() for rank in range(1, self._parallel.ranks)}
@@ -94,8 +99,14 @@ class RankProcesses:
         return GlooCollectives(self._parallel, self._meeting, self._timeout)
 
     def states(self) -> list[dict[str, int]]:
-        pids = {0: os.getpid()} | {rank: child.pid for rank, child in sorted(self._children.items())}
-        of_node = {} if self._nodes is None else {rank: {"node": rank // self._parallel.per_node} for rank in pids}
+        pids = {0: os.getpid()} | {
+            rank: child.pid for rank, child in sorted(self._children.items())
+        }
+        of_node = (
+            {}
+            if self._nodes is None
+            else {rank: {"node": rank // self._parallel.per_node} for rank in pids}
+        )
         known = {rank: {"pid": pid} for rank, pid in pids.items() if pid is not None}
         return [{"rank": rank} | of_node.get(rank, {}) | known.get(rank, {}) for rank in pids]
 
@@ -104,7 +115,11 @@ class RankProcesses:
             if not loaded.wait(self._timeout) and self._error is None:
                 name = f"rank {rank} of {self._parallel.ranks}"
                 problem = f"{name} has not loaded its part {self._timeout} s after rank 0."
-                self._end(BackendError(problem, hint="Raise dist_timeout, or free what the machine lacks."))
+                self._end(
+                    BackendError(
+                        problem, hint="Raise dist_timeout, or free what the machine lacks."
+                    )
+                )
             if self._error is not None:
                 raise self._error
         return self._taken
@@ -116,7 +131,11 @@ class RankProcesses:
 
     def fail(self, error: BaseException) -> NoReturn:
         self._ended.wait(_REASON_S)
-        self._end(BackendError(f"rank 0 of {self._parallel.ranks} failed: {type(error).__name__}: {error}"))
+        self._end(
+            BackendError(
+                f"rank 0 of {self._parallel.ranks} failed: {type(error).__name__}: {error}"
+            )
+        )
         assert self._error is not None
         raise self._error from error
 
@@ -143,7 +162,9 @@ class RankProcesses:
             used = _processor_time(child)
             silent = silent + 1 if used == before else 0
             if silent == _LOOKS:
-                error = BackendError(f"{name} has given no sign of life for {_LOOKS * _LOOK_S:g} s, and was ended.")
+                error = BackendError(
+                    f"{name} has given no sign of life for {_LOOKS * _LOOK_S:g} s, and was ended."
+                )
                 child.kill()
 
         for content in child.connection.frames(look, _LOOK_S):
@@ -161,7 +182,9 @@ class RankProcesses:
         if error is None and end.by_itself:
             self._ended.wait(CAUSE_FIRST_S)
         hint = (
-            "With restart=True a new engine takes later requests." if self._nodes is None else "Start all nodes again."
+            "With restart=True a new engine takes later requests."
+            if self._nodes is None
+            else "Start all nodes again."
         )
         self._end(error or BackendError(f"{name} {end.text}", hint=hint))
 

@@ -55,24 +55,28 @@ from sglang_lite.text.tool_use import results_of
 
 
 class Anthropic(RemoteBackend):
-    """Backend for Claude models. Native structured outputs enforce schemas, types and choices. Requests contain only
-    the parameters that were set, and `max_tokens`, which the API requires (128 if unset).
+    """Backend for Claude models. Native structured outputs enforce schemas, types and choices.
+    Requests contain only the parameters that were set, and `max_tokens`, which the API requires
+    (128 if unset).
 
     Args:
         model_name: name of the model.
-        *args, **kwargs: arguments of the SDK's client: `api_key`, `base_url`, `timeout`, `max_retries` …
-        profile: features of the model, by profile name ("anthropic/claude-opus-5") or as a Profile; None to look the
-            model up by its name.
-        policy: treatment of features that the model does not support: "strict" (the default), "emulate" or "warn"; see
-            docs/backends.md.
+        *args, **kwargs: arguments of the SDK's client: `api_key`, `base_url`, `timeout`,
+            `max_retries` …
+        profile: features of the model, by profile name ("anthropic/claude-opus-5") or as a Profile;
+            None to look the model up by its name.
+        policy: treatment of features that the model does not support: "strict" (the default),
+            "emulate" or "warn"; see docs/backends.md.
         capabilities: features of the model; overrides `profile`.
-        reasoning_effort: amount of reasoning: "low", "medium", "high" …; None for the provider's default.
+        reasoning_effort: amount of reasoning: "low", "medium", "high" …; None for the provider's
+            default.
         client: existing `AsyncAnthropic` client to use, instead of arguments for a new one.
-        rate_limit: limit on calls; None for the limit shared by all backends with the same server and key (see
-            RateLimit).
+        rate_limit: limit on calls; None for the limit shared by all backends with the same server
+            and key (see RateLimit).
 
     Attributes:
-        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
+        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets
+            them to 0.
 
     Raises:
         BackendError: the SDK is not installed.
@@ -80,7 +84,8 @@ class Anthropic(RemoteBackend):
     """
 
     provider = "anthropic"
-    select_params = SamplingParams(max_tokens=4096)  # generous, because the choices bound the length
+    # generous, because the choices bound the length
+    select_params = SamplingParams(max_tokens=4096)
 
     @explains_wrong_arguments
     def __init__(
@@ -97,13 +102,24 @@ class Anthropic(RemoteBackend):
     ) -> None:
         make = sdk_client("AsyncAnthropic", args, kwargs, client)
         super().__init__(
-            model_name, Connector("anthropic", "anthropic", make, sdk_errors("AnthropicError"), existing_client=client),
-            resolve_profile(profile, "anthropic", model_name), policy, capabilities,
-            without_marks(get_chat_template("claude")), rate_limit,
-        )  # fmt: skip
+            model_name,
+            Connector(
+                "anthropic", "anthropic", make, sdk_errors("AnthropicError"), existing_client=client
+            ),
+            resolve_profile(profile, "anthropic", model_name),
+            policy,
+            capabilities,
+            without_marks(get_chat_template("claude")),
+            rate_limit,
+        )
         made = self._connection.latest_client
-        if made.api_key is made.auth_token is made.credentials is None and "default_headers" not in kwargs:
-            raise ParameterError("api_key", "no key is given.", hint="Give api_key=, or set ANTHROPIC_API_KEY.")
+        if (
+            made.api_key is made.auth_token is made.credentials is None
+            and "default_headers" not in kwargs
+        ):
+            raise ParameterError(
+                "api_key", "no key is given.", hint="Give api_key=, or set ANTHROPIC_API_KEY."
+            )
         self.reasoning_effort = reasoning_effort
 
     def check_prompt(self, prompt: Prompt) -> None:
@@ -111,16 +127,25 @@ class Anthropic(RemoteBackend):
         turns = [message for message in prompt.messages if message.role != "system"]
         if not turns or turns[-1].role != "user":
             raise CapabilityError(
-                f"{self._name} only answers a user's turn, and the last turn is not one.", hint="Add sgl.user(…)."
+                f"{self._name} only answers a user's turn, and the last turn is not one.",
+                hint="Add sgl.user(…).",
             )
 
     def target(self, strategy: Strategy) -> tuple[Api, Target]:
         return MESSAGES, Target(
-            self.model_name, effort=strategy.effort, cache_hints=self.profile.supports("cache_control")
+            self.model_name,
+            effort=strategy.effort,
+            cache_hints=self.profile.supports("cache_control"),
         )
 
     async def call(
-        self, prompt: Prompt, params: SamplingParams, strategy: Strategy, *, constrained: bool, stream: bool
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        strategy: Strategy,
+        *,
+        constrained: bool,
+        stream: bool,
     ) -> AsyncGenerator[Delta | Generation, None]:
         blanks = RepeatedWhitespace(prompt.partial)
         answer = super().call(prompt, params, strategy, constrained=constrained, stream=stream)
@@ -157,7 +182,8 @@ class RepeatedWhitespace:
         return msgspec.structs.replace(event, text=text) if text or event.reasoning else None
 
 
-DEFAULT_MAX_TOKENS = 128  # for generations that set none, like other backends; the API requires the field
+# for generations that set none, like other backends; the API requires the field
+DEFAULT_MAX_TOKENS = 128
 MIN_THINKING = 1_024  # smallest token limit for thinking that the API accepts
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
@@ -173,8 +199,10 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     messages = _messages(request)
     system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
     arguments: dict[str, Any] = {
-        "model": request.target.model, "max_tokens": DEFAULT_MAX_TOKENS, "messages": messages[len(system) :]
-    }  # fmt: skip
+        "model": request.target.model,
+        "max_tokens": DEFAULT_MAX_TOKENS,
+        "messages": messages[len(system) :],
+    }
     if system:
         arguments["system"] = "\n\n".join(str(message["content"]) for message in system)
     prefill = request.prompt.partial.rstrip()  # the API rejects a prefill that ends in whitespace
@@ -186,7 +214,8 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
             )
         arguments["messages"].append({"role": "assistant", "content": prefill})
     own, extra = named_parameters(
-        request.params, {"max_tokens": "max_tokens", "stop": "stop_sequences", "thinking": "thinking"}
+        request.params,
+        {"max_tokens": "max_tokens", "stop": "stop_sequences", "thinking": "thinking"},
     )
     if "thinking" in own:
         own["thinking"] = _thinking(own["thinking"], own.get("max_tokens", DEFAULT_MAX_TOKENS))
@@ -218,14 +247,22 @@ def _thinking(budget: int, limit: int) -> dict[str, Any]:
 
 def _shape(request: ApiRequest) -> dict[str, Any]:
     """Returns the request fields that specify the form of the answer."""
-    output: dict[str, Any] = {} if request.target.effort is None else {"effort": request.target.effort}
+    output: dict[str, Any] = (
+        {} if request.target.effort is None else {"effort": request.target.effort}
+    )
     arguments: dict[str, Any] = {}
     match request.shape:
         case JsonFormat(schema, _):
             output["format"] = {"type": "json_schema", "schema": json.loads(schema)}
         case JsonTool(schema):
-            arguments["tools"] = [_tool(ApiTool(ANSWER, "Its input is your whole answer.", schema, strict=True))]
-            arguments["tool_choice"] = {"type": "tool", "name": ANSWER, "disable_parallel_tool_use": True}
+            arguments["tools"] = [
+                _tool(ApiTool(ANSWER, "Its input is your whole answer.", schema, strict=True))
+            ]
+            arguments["tool_choice"] = {
+                "type": "tool",
+                "name": ANSWER,
+                "disable_parallel_tool_use": True,
+            }
         case Tools(tools, required, parallel):
             arguments["tools"] = [_tool(tool) for tool in tools]
             arguments["tool_choice"] = {
@@ -247,8 +284,12 @@ def _messages(request: ApiRequest) -> list[dict[str, Any]]:
     the model's original blocks, and the results of its calls as `tool_result` blocks.
     """
     messages: list[dict[str, Any]] = []
-    for message, stored, calls in conversation(request.prompt.messages, request.provider_items, _calls_of):
-        content: Any = list(stored) if stored is not None else _content(message, request.target.model)
+    for message, stored, calls in conversation(
+        request.prompt.messages, request.provider_items, _calls_of
+    ):
+        content: Any = (
+            list(stored) if stored is not None else _content(message, request.target.model)
+        )
         if calls:
             results = results_of([call["name"] for call in calls], content)
             content = [
@@ -267,9 +308,13 @@ def _content(message: Message, model: str) -> str | list[dict[str, Any]]:
     if all(isinstance(part, str) for part in message.content):
         return "".join(map(str, message.content))
     if message.role == "system":
-        raise CapabilityError(f"{model} accepts no images in a system turn.", hint="Move them to a user's turn.")
+        raise CapabilityError(
+            f"{model} accepts no images in a system turn.", hint="Move them to a user's turn."
+        )
     return [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "source": _source(part, model)}
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image", "source": _source(part, model)}
         for part in message.content
         if part
     ]
@@ -282,21 +327,22 @@ def _source(image: Media, model: str) -> dict[str, str]:
     media_type = head.partition(";")[0]
     if media_type not in _IMAGES:
         raise CapabilityError(
-            f"{model} accepts no images of type {media_type}.", hint=f"It accepts: {', '.join(_IMAGES)}."
+            f"{model} accepts no images of type {media_type}.",
+            hint=f"It accepts: {', '.join(_IMAGES)}.",
         )
     return {"type": "base64", "media_type": media_type, "data": data}
 
 
 class MessagesReader(ApiReader):
-    """Reads the events of one message, or of several messages that each continue the previous one.
-    """
+    """Reads the events of one message, or of several messages that each continue the previous one."""
 
     def __init__(self) -> None:
         super().__init__()
         self._sample = PartialAnswer(reasoning="")
         self.samples = {0: self._sample}
         self._start: Any = None  # usage that `message_start` reported
-        self._first = 0  # index of its first block in the sample's items, after the blocks of earlier messages
+        # index of its first block in the sample's items, after the blocks of earlier messages
+        self._first = 0
 
     def event(self, event: Foreign) -> Sequence[Delta]:
         sample = self._sample
@@ -310,7 +356,9 @@ class MessagesReader(ApiReader):
                 sample.provider_items.append(event.content_block.to_dict(mode="json"))
                 if event.content_block.type == "tool_use":
                     block = event.content_block
-                    sample.calls[len(sample.provider_items) - 1] = PartialCall(block.name, "", block.id)
+                    sample.calls[len(sample.provider_items) - 1] = PartialCall(
+                        block.name, "", block.id
+                    )
             case "content_block_delta":
                 return self._add(event.delta, self._first + event.index)
             case "message_delta":
@@ -345,10 +393,15 @@ class MessagesReader(ApiReader):
         self.paused = sample.finish_reason == "pause_turn"
         if sample.finish_reason == "refusal":
             details = event.delta.stop_details
-            sample.refusal = (details and (details.explanation or details.category)) or "no reason is given"
+            sample.refusal = (
+                details and (details.explanation or details.category)
+            ) or "no reason is given"
         for index, call in sample.calls.items():
             sample.provider_items[index]["input"] = _parsed(call.arguments)
-        if not any(block["type"] in ("thinking", "redacted_thinking", "tool_use") for block in sample.provider_items):
+        if not any(
+            block["type"] in ("thinking", "redacted_thinking", "tool_use")
+            for block in sample.provider_items
+        ):
             # later turns contain its text anyway
             plain = sample.provider_items
             sample.provider_items = []
@@ -385,14 +438,22 @@ def _cost(start: Any, end: Any) -> Usage:
 
     cached = tokens("cache_read_input_tokens")
     written = tokens("cache_creation_input_tokens")
-    details = getattr(end, "output_tokens_details", None) or getattr(start, "output_tokens_details", None)
+    details = getattr(end, "output_tokens_details", None) or getattr(
+        start, "output_tokens_details", None
+    )
     thoughts = getattr(details, "thinking_tokens", None) or 0
     prompt = tokens("input_tokens") + written + cached
-    return Usage(prompt, cached, tokens("output_tokens"), reasoning_tokens=thoughts, written_tokens=written)
+    return Usage(
+        prompt, cached, tokens("output_tokens"), reasoning_tokens=thoughts, written_tokens=written
+    )
 
 
 MESSAGES = Api(
-    request_arguments, lambda client: client.messages.create, {"stream": True}, MessagesReader,
+    request_arguments,
+    lambda client: client.messages.create,
+    {"stream": True},
+    MessagesReader,
     # The SDK rejects requests that may take long unless they stream.
-    always_streams=True, resumed=_resumed,
-)  # fmt: skip
+    always_streams=True,
+    resumed=_resumed,
+)

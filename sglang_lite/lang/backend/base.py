@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_lite.constraints.json_schema.keywords import REPEATS
 from sglang_lite.constraints.json_schema.repeats import asks_for_limit
-from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, EVERYTHING, MEDIA_NAMES, Capabilities, Demands
+from sglang_lite.lang.backend.capabilities import (
+    CONSTRAINT_NAMES,
+    EVERYTHING,
+    MEDIA_NAMES,
+    Capabilities,
+    Demands,
+)
 from sglang_lite.lang.backend.profiles.prices import Price, find_price
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.markup import cut
@@ -44,8 +50,8 @@ EVENTS = ("begin_program", "end_program", "commit_lazy_operations", "fork_progra
 _ABILITIES = {"answers_now": ("answer_now", "select_now"), "plays_programs": ("open_program",)}
 
 
-# Name of the adapter that scores a selection, or None for the model itself. Read by backends with the
-# capability `adapters`.
+# Name of the adapter that scores a selection, or None for the model itself. Read by backends with
+# the capability `adapters`.
 asked_adapter: ContextVar[str | None] = ContextVar("sglang_lite_asked_adapter", default=None)
 
 
@@ -76,7 +82,9 @@ class ProgramAtBackend(Protocol):
         ...
 
     def drop(self, path: Path) -> None:
-        """Cancels the queued and running nodes of a branch; a rollback continues from an earlier mark."""
+        """Cancels the queued and running nodes of a branch; a rollback continues from an earlier
+        mark.
+        """
         ...
 
     def expect_pause(self, path: Path, seconds: float) -> None:
@@ -109,7 +117,8 @@ class Listener(ABC):
     threads: ThreadPool
 
     @abstractmethod
-    def call(self, event: str, branch: Any, children: Sequence[Any]) -> None:  # players, of a package above
+    # players, of a package above
+    def call(self, event: str, branch: Any, children: Sequence[Any]) -> None:
         """Notifies the listener of an event of a branch. May block.
 
         Args:
@@ -166,7 +175,7 @@ class Backend:
             elif "agenerate" in own or "aselect" in own:
                 setattr(cls, ability, False)
 
-    # ---------------------------------------------------------------------------------------------- answers
+    # -------------------------------------------------------------------------------------- answers
 
     def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
@@ -174,11 +183,19 @@ class Backend:
         """Generates `params.n` continuations of the prompt. Yields deltas if `stream`, and one
         Generation at the end of each sample.
         """
-        raise CapabilityError(f"{type(self).__name__} can't generate: it has neither agenerate nor generate.")
+        raise CapabilityError(
+            f"{type(self).__name__} can't generate: it has neither agenerate nor generate."
+        )
 
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        """Scores the choices as continuations of the prompt and, if `unconditional`, also without the prompt."""
-        raise CapabilityError(f"{type(self).__name__} can't select: it has neither aselect nor select.")
+    async def aselect(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection:
+        """Scores the choices as continuations of the prompt and, if `unconditional`, also without
+        the prompt.
+        """
+        raise CapabilityError(
+            f"{type(self).__name__} can't select: it has neither aselect nor select."
+        )
 
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
@@ -191,13 +208,17 @@ class Backend:
         """
         return None
 
-    def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
+    def select_now(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection | None:
         """Returns the selection if it is available without waiting, or None to have `aselect`
         called. Called like `answer_now`.
         """
         return None
 
-    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
+    def open_program(
+        self, sink: ProgramSink, *, stream: bool, priority: int = 0
+    ) -> ProgramAtBackend:
         """Opens a program, to which a run adds its nodes while earlier ones are played. A backend
         that defines this method receives whole runs; other backends receive one call per node.
 
@@ -212,7 +233,7 @@ class Backend:
         """
         raise CapabilityError(f"{type(self).__name__} can't play programs.")
 
-    # ---------------------------------------------------------------------------------------------- planning
+    # ------------------------------------------------------------------------------------- planning
 
     def planner(self, run: RunFacts) -> Planner | None:
         """Returns a planner for the calls of a run's main branch, or None if every node is a call
@@ -224,31 +245,47 @@ class Backend:
         """Rejects a node that the backend can't honour.
 
         Raises:
-            CapabilityError: the backend does not support the constraint, a parameter or the selection. The message
-                names the node, the model and alternatives.
+            CapabilityError: the backend does not support the constraint, a parameter or the
+                selection. The message names the node, the model and alternatives.
         """
         can = self.capabilities
         constraint = demands.constraint
         if demands.kind == "select":
             if not can.select:
-                raise refusal(self, node, "select", "Generate text and compare, or use another backend.", where)
+                raise refusal(
+                    self,
+                    node,
+                    "select",
+                    "Generate text and compare, or use another backend.",
+                    where,
+                )
             if demands.scores and not can.scores:
                 instead = "Leave them out: it picks a choice without scores."
                 raise refusal(self, node, "choices_method, temperature or multi", instead, where)
             return
         if constraint is not None and type(constraint) not in can.constraints:
-            raise refusal(self, node, CONSTRAINT_NAMES[type(constraint)], _kinds(can.constraints), where)
+            raise refusal(
+                self, node, CONSTRAINT_NAMES[type(constraint)], _kinds(can.constraints), where
+            )
         if can.params is None:
             return
         if "repeats" not in can.params and asks_for_limit(constraint):
-            raise refusal(self, node, REPEATS, "Leave the keyword out, or use another backend: gen(backend=…).", where)
+            raise refusal(
+                self,
+                node,
+                REPEATS,
+                "Leave the keyword out, or use another backend: gen(backend=…).",
+                where,
+            )
         for name in given_values(demands.params):
             if name not in can.params:
                 takes = f"It accepts: {', '.join(sorted(can.params)) or 'no parameters'}."
-                instead = f"Leave it out, or use another backend for this node: gen(backend=…). {takes}"
+                instead = (
+                    f"Leave it out, or use another backend for this node: gen(backend=…). {takes}"
+                )
                 raise refusal(self, node, name, instead, where)
 
-    # ------------------------------------------------------------------------------------------- the model
+    # ------------------------------------------------------------------------------------ the model
 
     def __repr__(self) -> str:
         return f"{name_of(self)}({cut(self.get_model_name(), 200)!r})"
@@ -268,18 +305,23 @@ class Backend:
 
     @property
     def token_text(self) -> Callable[[int], str] | None:
-        """Function that returns the text of a token, by its id; None if the model's tokens are not known."""
+        """Function that returns the text of a token, by its id; None if the model's tokens are not
+        known.
+        """
         return None
 
     @property
     def control_texts(self) -> Sequence[str] | None:
-        """Spellings of the control tokens that the model reads in text outside turns; None if they are not known."""
+        """Spellings of the control tokens that the model reads in text outside turns; None if they
+        are not known.
+        """
         return None
 
     @property
     def tokenizer_digest(self) -> str | None:
-        """Digest of the model's tokenizer, or None if unknown. Token ids mean the same on backends with equal
-        digests."""
+        """Digest of the model's tokenizer, or None if unknown. Token ids mean the same on backends
+        with equal digests.
+        """
         return None
 
     def identity(self) -> tuple[Json, ...]:
@@ -297,7 +339,7 @@ class Backend:
         price = self.price or find_price(self.get_model_name())
         return None if price is None else price.of(usage)
 
-    # ------------------------------------------------------------------------------------------ the server
+    # ----------------------------------------------------------------------------------- the server
 
     def flush_cache(self) -> bool | None:
         """Drops cached prefixes. Returns None if the backend has no cache."""
@@ -331,15 +373,21 @@ def name_with_model(backend: Backend) -> str:
     return f"{name_of(backend)}({backend.get_model_name()!r})"
 
 
-def check_adapter(backend: Backend, node: object, adapter: tuple[str, ...] | Unset, where: Location | None) -> None:
+def check_adapter(
+    backend: Backend, node: object, adapter: tuple[str, ...] | Unset, where: Location | None
+) -> None:
     """Raises CapabilityError if a selection has an adapter and the backend's selections accept
     none.
     """
     if adapter_of(adapter) is not None and not backend.capabilities.adapters:
-        raise refusal(backend, node, "lora_path", "Leave it out, or use a local engine or its server.", where)
+        raise refusal(
+            backend, node, "lora_path", "Leave it out, or use a local engine or its server.", where
+        )
 
 
-def refusal(backend: Backend, node: object, feature: str, instead: str, where: Location | None) -> CapabilityError:
+def refusal(
+    backend: Backend, node: object, feature: str, instead: str, where: Location | None
+) -> CapabilityError:
     """Makes the error for a feature that a backend does not support.
 
     Args:
@@ -349,10 +397,14 @@ def refusal(backend: Backend, node: object, feature: str, instead: str, where: L
     return CapabilityError(problem, hint=instead, where=where)
 
 
-def refused_medium(backend: Backend, node: object, kind: MediaKind, where: Location | None) -> CapabilityError:
+def refused_medium(
+    backend: Backend, node: object, kind: MediaKind, where: Location | None
+) -> CapabilityError:
     """Makes the error for an image, a video or a sound that a backend does not accept."""
     told = "says" if kind == "audio" else "shows"
-    return refusal(backend, node, MEDIA_NAMES[kind], f"Describe what it {told}, or use another backend.", where)
+    return refusal(
+        backend, node, MEDIA_NAMES[kind], f"Describe what it {told}, or use another backend.", where
+    )
 
 
 async def only_answer(events: AsyncIterable[Delta | Generation]) -> Generation:

@@ -72,9 +72,10 @@ def common_rules(each: Sequence[TurnRules]) -> TurnRules:
     it, and generated as one text if all enforce its grammar.
     """
     return TurnRules(
-        _weakest(rules.begun_turns for rules in each), _weakest(rules.begun_constrained for rules in each),
+        _weakest(rules.begun_turns for rules in each),
+        _weakest(rules.begun_constrained for rules in each),
         all(rules.enforces_grammars for rules in each),
-    )  # fmt: skip
+    )
 
 
 def _weakest(turns: Iterable[BegunTurns]) -> BegunTurns:
@@ -136,10 +137,16 @@ class Capabilities:
 
     def takes(self, kind: MediaKind) -> bool:
         """Returns whether a program may contain media of a kind."""
-        return {"image": self.images, "video": self.videos or self.images, "audio": self.sounds}[kind]
+        return {"image": self.images, "video": self.videos or self.images, "audio": self.sounds}[
+            kind
+        ]
 
 
-MEDIA_NAMES: Final[Mapping[MediaKind, str]] = {"image": "images", "video": "videos", "audio": "sounds"}
+MEDIA_NAMES: Final[Mapping[MediaKind, str]] = {
+    "image": "images",
+    "video": "videos",
+    "audio": "sounds",
+}
 EVERYTHING = Capabilities()
 
 
@@ -150,7 +157,8 @@ class Demands:
     Attributes:
         kind: "gen", or "select" for one of the choices.
         params: parameters that are set.
-        constraint: constraint on the text; for a selection, its choices, or None if they are not known yet.
+        constraint: constraint on the text; for a selection, its choices, or None if they are not
+            known yet.
         scores: True if the choices' probabilities are needed.
         effort: amount of reasoning, or None for the model's default.
     """

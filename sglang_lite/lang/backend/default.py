@@ -75,7 +75,8 @@ def given_backend(value: object) -> Backend:
     if isinstance(value, str):
         name = value[:60]
         hint = (
-            f"For a local model, use sgl.Engine({name!r}). For an API, sgl.OpenAI({name!r}) or sgl.Anthropic({name!r})."
+            f"For a local model, use sgl.Engine({name!r}). For an API, sgl.OpenAI({name!r}) or "
+            f"sgl.Anthropic({name!r})."
         )
     elif isinstance(value, type):
         hint = f"Make an instance: {value.__name__}(…)."

@@ -30,17 +30,18 @@ class LiteLLM(RemoteBackend):
     Args:
         model_name: LiteLLM's name of the model: "groq/llama-3.3-70b", "gemini/gemini-2.5-pro" …
         chat_template: template that renders turns as text in `state.text()`.
-        api_key, organization, base_url, timeout, max_retries, default_headers: arguments of each call; None for
-            LiteLLM's own.
+        api_key, organization, base_url, timeout, max_retries, default_headers: arguments of each
+            call; None for LiteLLM's own.
         profile: features of the model, by profile name or as a Profile.
-        policy: treatment of features that the model does not support: "strict" (refuse, the default), "emulate" or
-            "warn"; see docs/backends.md.
+        policy: treatment of features that the model does not support: "strict" (refuse, the
+            default), "emulate" or "warn"; see docs/backends.md.
         capabilities: features of the model; overrides `profile`.
         reasoning_effort: amount of reasoning: "low", "high" …; None for the provider's default.
         rate_limit: limit on calls; None for a shared one (see RateLimit).
 
     Attributes:
-        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
+        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets
+            them to 0.
 
     Raises:
         BackendError: the SDK is not installed.
@@ -48,7 +49,9 @@ class LiteLLM(RemoteBackend):
     """
 
     provider = "litellm"
-    strategies = frozenset({"json_schema", "strict_tool", "structured_outputs", "regex", "ebnf", "grammar", "tools"})
+    strategies = frozenset(
+        {"json_schema", "strict_tool", "structured_outputs", "regex", "ebnf", "grammar", "tools"}
+    )
 
     @explains_wrong_arguments
     def __init__(
@@ -69,19 +72,29 @@ class LiteLLM(RemoteBackend):
         rate_limit: RateLimit | None = None,
     ) -> None:
         values = {
-            "api_key": api_key, "organization": organization, "base_url": base_url, "timeout": timeout,
-            "max_retries": max_retries, "extra_headers": default_headers and dict(default_headers),
-        }  # fmt: skip
+            "api_key": api_key,
+            "organization": organization,
+            "base_url": base_url,
+            "timeout": timeout,
+            "max_retries": max_retries,
+            "extra_headers": default_headers and dict(default_headers),
+        }
         options = {name: value for name, value in values.items() if value is not None}
 
         def make(sdk: Any, on_response: ResponseHook, before: Any) -> Any:
-            return SimpleNamespace(completion=sdk.acompletion, options=options, api_key=api_key, base_url=base_url)
+            return SimpleNamespace(
+                completion=sdk.acompletion, options=options, api_key=api_key, base_url=base_url
+            )
 
         super().__init__(
-            model_name, Connector("litellm", "litellm", make, _errors, close=_nothing),
-            resolve_profile(profile, "compatible", model_name), policy, capabilities,
-            without_marks(chat_template or get_chat_template("default")), rate_limit,
-        )  # fmt: skip
+            model_name,
+            Connector("litellm", "litellm", make, _errors, close=_nothing),
+            resolve_profile(profile, "compatible", model_name),
+            policy,
+            capabilities,
+            without_marks(chat_template or get_chat_template("default")),
+            rate_limit,
+        )
         self.reasoning_effort = reasoning_effort
 
     def target(self, strategy: Strategy) -> tuple[Api, Target]:

@@ -12,12 +12,23 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, KeepsPrefixes, ProgramAtBackend, asked_adapter
+from sglang_lite.lang.backend.base import (
+    ALL_CONSTRAINTS,
+    Backend,
+    KeepsPrefixes,
+    ProgramAtBackend,
+    asked_adapter,
+)
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.chat_template import get_chat_template_by_model_path
-from sglang_lite.lang.concurrency.loop import current_deadline, executor, running_mailbox, winds_down_at
+from sglang_lite.lang.concurrency.loop import (
+    current_deadline,
+    executor,
+    running_mailbox,
+    winds_down_at,
+)
 from sglang_lite.protocol import (
     Constraint,
     Delta,
@@ -44,12 +55,18 @@ class LocalBackend(Backend):
         engine: engine to run on.
 
     Attributes:
-        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
+        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets
+            them to 0.
     """
 
     capabilities = Capabilities(
-        ALL_CONSTRAINTS, fetches_images=False, priority=True, adapters=True, sizes_answers=True, winds_down=True,
-    )  # fmt: skip
+        ALL_CONSTRAINTS,
+        fetches_images=False,
+        priority=True,
+        adapters=True,
+        sizes_answers=True,
+        winds_down=True,
+    )
     enforces = True
     template_cure = 'start the engine with one: sgl.Engine(…, chat_template="template.jinja").'
 
@@ -59,7 +76,10 @@ class LocalBackend(Backend):
         self.token_usage = TokenUsage()
         kinds = engine.media_kinds
         self.capabilities = replace(
-            self.capabilities, images="image" in kinds, videos="video" in kinds, sounds="audio" in kinds
+            self.capabilities,
+            images="image" in kinds,
+            videos="video" in kinds,
+            sounds="audio" in kinds,
         )
 
     @property
@@ -71,15 +91,27 @@ class LocalBackend(Backend):
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         if prompt.tools is not None:
-            prompt = with_tools(prompt, self.get_chat_template(), self.engine.tokenizer.control_texts)
+            prompt = with_tools(
+                prompt, self.get_chat_template(), self.engine.tokenizer.control_texts
+            )
         deadline = current_deadline.get()
         timeout = None if deadline is None else deadline - time.monotonic()
-        submit = partial(self.engine.submit, prompt, params, constraint, stream=stream, timeout=timeout)
+        submit = partial(
+            self.engine.submit, prompt, params, constraint, stream=stream, timeout=timeout
+        )
         return self._events(submit, params.samples)
 
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+    async def aselect(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection:
         adapter = asked_adapter.get()
-        submit = partial(self.engine.submit_select, prompt, choices, unconditional=unconditional, lora_path=adapter)
+        submit = partial(
+            self.engine.submit_select,
+            prompt,
+            choices,
+            unconditional=unconditional,
+            lora_path=adapter,
+        )
         selection: Selection
         (selection,) = [event async for event in self._events(submit, 1)]
         return selection
@@ -88,7 +120,9 @@ class LocalBackend(Backend):
         """Yields the events of a request up to the last of its `count` answers."""
         events: asyncio.Queue[Delta | Generation | Selection | SglError] = asyncio.Queue()
         mailbox = running_mailbox()
-        heard = partial(submit, sink=partial(mailbox.enqueue, events.put_nowait), flush=mailbox.wake)
+        heard = partial(
+            submit, sink=partial(mailbox.enqueue, events.put_nowait), flush=mailbox.wake
+        )
         ticket = await self.engine.submit_when_room(heard, count)
         timer = winding_down(ticket.wind_down)
         try:
@@ -106,7 +140,9 @@ class LocalBackend(Backend):
             if count:  # the consumer has stopped listening
                 ticket.abort()
 
-    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
+    def open_program(
+        self, sink: ProgramSink, *, stream: bool, priority: int = 0
+    ) -> ProgramAtBackend:
         sink = partial(self.token_usage.pass_on, sink)
         flush = None
         if self.engine.config.in_process:  # the thread that calls the sinks is busy computing
@@ -124,7 +160,14 @@ class LocalBackend(Backend):
     def identity(self) -> tuple[Json, ...]:
         config = self.engine.config
         model = (str(config.model), config.revision, config.load_format, config.quantization)
-        return *super().identity(), *model, config.device, config.dtype, config.kv_dtype, config.seed
+        return (
+            *super().identity(),
+            *model,
+            config.device,
+            config.dtype,
+            config.kv_dtype,
+            config.seed,
+        )
 
     def get_chat_template(self) -> TurnTemplate | None:
         if self.chat_template is None:

@@ -17,15 +17,29 @@ from sglang_lite.lang.backend.apis.openai_responses import RESPONSES, input_item
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
 from sglang_lite.lang.backend.ladder.strategy import Policy, Strategy
-from sglang_lite.lang.backend.profiles.profile import STRATEGIES, Profile, find_profile, profile_by_name
+from sglang_lite.lang.backend.profiles.profile import (
+    STRATEGIES,
+    Profile,
+    find_profile,
+    profile_by_name,
+)
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, sdk_client, sdk_errors
 from sglang_lite.lang.backend.remote.selecting import MIN_LOGPROB, checked_tokenizer
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.token_counts import TiktokenEncoding
-from sglang_lite.lang.backend.token_counts import TokenUsage as TokenUsage  # SGLang's users import it from here
+
+# SGLang's users import it from here
+from sglang_lite.lang.backend.token_counts import TokenUsage as TokenUsage
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.protocol import BackendError, ChoiceScore, ParameterError, Prompt, RefusalError, Selection
+from sglang_lite.protocol import (
+    BackendError,
+    ChoiceScore,
+    ParameterError,
+    Prompt,
+    RefusalError,
+    Selection,
+)
 from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.text.chat_template import TurnTemplate
 
@@ -33,34 +47,43 @@ _APIS = ("chat", "responses", "completions")
 
 
 class OpenAI(RemoteBackend):
-    """Backend for models behind OpenAI's API. Constraints are enforced natively: JSON schemas, types and choices by
-    structured outputs, other regexes by the grammar of a custom tool (on the Responses API), tools by the API's own
-    tools. Requests contain only the parameters that were set, and nothing is stored at the provider.
+    """Backend for models behind OpenAI's API. Constraints are enforced natively: JSON schemas,
+    types and choices by structured outputs, other regexes by the grammar of a custom tool (on the
+    Responses API), tools by the API's own tools. Requests contain only the parameters that were
+    set, and nothing is stored at the provider.
 
     Args:
         model_name: name of the model; on Azure, of the deployment.
-        is_chat_model: whether to use the chat API instead of the completions API; None to decide by the model's name.
-        chat_template: template that renders turns as text, in `state.text()` and for completion models.
-        is_azure: whether to connect to Azure; `azure_endpoint=`, `api_version=` … are arguments of its client.
-        *args, **kwargs: arguments of the SDK's client: `api_key`, `base_url`, `timeout`, `max_retries` …
-        profile: features of the model, by profile name ("vllm", "openai/gpt-5") or as a Profile. None: a model of
-            OpenAI's is looked up by its name; another server is asked for its kind once, when that is first needed.
-        policy: treatment of features that the model does not support: "strict" (the default), "emulate" or "warn"; see
-            docs/backends.md.
-        capabilities: features of the model; overrides `profile`. A parameter that only some servers have (top_k …) is
-            sent under its name.
-        api: API to use whatever the profile specifies: "chat", "responses" or "completions". With "responses", the
-            model's encrypted reasoning is sent back in later turns of the same program; `n`, `seed`, `stop` and
-            penalties are not supported.
+        is_chat_model: whether to use the chat API instead of the completions API; None to decide by
+            the model's name.
+        chat_template: template that renders turns as text, in `state.text()` and for completion
+            models.
+        is_azure: whether to connect to Azure; `azure_endpoint=`, `api_version=` … are arguments of
+            its client.
+        *args, **kwargs: arguments of the SDK's client: `api_key`, `base_url`, `timeout`,
+            `max_retries` …
+        profile: features of the model, by profile name ("vllm", "openai/gpt-5") or as a Profile.
+            None: a model of OpenAI's is looked up by its name; another server is asked for its kind
+                once, when that is first needed.
+        policy: treatment of features that the model does not support: "strict" (the default),
+            "emulate" or "warn"; see docs/backends.md.
+        capabilities: features of the model; overrides `profile`. A parameter that only some servers
+            have (top_k …) is sent under its name.
+        api: API to use whatever the profile specifies: "chat", "responses" or "completions". With
+            "responses", the model's encrypted reasoning is sent back in later turns of the same
+            program; `n`, `seed`, `stop` and penalties are not supported.
         reasoning_effort: amount of reasoning: "low", "high" …; None for the provider's default.
-        tokenizer: tokenizer of the model, for `select` of a base model by logit biases and for budgets: an object with
-            `encode` and `decode`, for example tiktoken's `encoding_for_model(…)`.
-        client: existing `AsyncOpenAI` or `AsyncAzureOpenAI` client to use, instead of arguments for a new one.
-        rate_limit: limit on calls; None for the limit shared by all backends with the same server and key (see
-            RateLimit).
+        tokenizer: tokenizer of the model, for `select` of a base model by logit biases and for
+            budgets: an object with `encode` and `decode`, for example tiktoken's
+                `encoding_for_model(…)`.
+        client: existing `AsyncOpenAI` or `AsyncAzureOpenAI` client to use, instead of arguments for
+            a new one.
+        rate_limit: limit on calls; None for the limit shared by all backends with the same server
+            and key (see RateLimit).
 
     Attributes:
-        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
+        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets
+            them to 0.
 
     Raises:
         BackendError: the SDK is not installed.
@@ -98,7 +121,9 @@ class OpenAI(RemoteBackend):
         if api is not None:
             is_chat_model = api != "completions"
         known = find_profile("openai", model_name)
-        given = profile if profile is None or isinstance(profile, Profile) else profile_by_name(profile)
+        given = (
+            profile if profile is None or isinstance(profile, Profile) else profile_by_name(profile)
+        )
         if is_chat_model is None:
             is_chat_model = (given or known).api != "completions"
         self.is_chat_model = is_chat_model
@@ -112,7 +137,9 @@ class OpenAI(RemoteBackend):
                 return find_profile("openai", "davinci-002")  # parameters of the completions API
             if is_azure or known.model or made.base_url.host.endswith("openai.com"):
                 return known
-            return find_profile(kind_of_server(str(made.base_url), made.api_key) or "compatible", model_name)
+            return find_profile(
+                kind_of_server(str(made.base_url), made.api_key) or "compatible", model_name
+            )
 
         def found() -> Profile:
             profile = given or find()
@@ -123,23 +150,40 @@ class OpenAI(RemoteBackend):
         if not is_chat_model:
             self.strategies = frozenset() if tokenizer is None else frozenset({"logit_bias_steps"})
         super().__init__(
-            model_name, Connector("openai", "openai", make, sdk_errors("OpenAIError"), existing_client=client),
-            found, policy, capabilities, without_marks(template) if is_chat_model else template, rate_limit,
-        )  # fmt: skip
+            model_name,
+            Connector("openai", "openai", make, sdk_errors("OpenAIError"), existing_client=client),
+            found,
+            policy,
+            capabilities,
+            without_marks(template) if is_chat_model else template,
+            rate_limit,
+        )
 
     def target(self, strategy: Strategy) -> tuple[Api, Target]:
         profile = self.profile
-        api = RESPONSES if strategy.api == "responses" else CHAT if self.is_chat_model else COMPLETIONS
+        api = (
+            RESPONSES
+            if strategy.api == "responses"
+            else CHAT
+            if self.is_chat_model
+            else COMPLETIONS
+        )
         # Other servers may know only the older name of the limit.
-        limit = "max_completion_tokens" if profile.supports("max_completion_tokens") else "max_tokens"
+        limit = (
+            "max_completion_tokens" if profile.supports("max_completion_tokens") else "max_tokens"
+        )
         may_reason = profile.supports("reasoning_effort")
         cache_hints = profile.supports("prompt_cache_key")
-        return api, Target(self.model_name, limit, strategy.effort, may_reason=may_reason, cache_hints=cache_hints)
+        return api, Target(
+            self.model_name, limit, strategy.effort, may_reason=may_reason, cache_hints=cache_hints
+        )
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
         began = time.perf_counter()
         with self.errors.translating():
-            response = await self.client().decisions.create(**decision_request(self.model_name, prompt, choices))
+            response = await self.client().decisions.create(
+                **decision_request(self.model_name, prompt, choices)
+            )
         return decision(response, choices, self._name, time.perf_counter() - began)
 
 
@@ -169,14 +213,21 @@ def decision(response: Foreign, choices: Sequence[str], name: str, seconds: floa
         raise RefusalError(f"{name} refused to answer.", hint="Change the prompt.")
     found = {each.value: each.probability for each in getattr(answer, "probabilities", None) or ()}
     if set(found) != set(choices):
-        raise BackendError(f"{name}: the decision does not name the choices.", hint="Check what listens at base_url.")
+        raise BackendError(
+            f"{name}: the decision does not name the choices.",
+            hint="Check what listens at base_url.",
+        )
     scores = tuple(
-        ChoiceScore(choice, (index,), (math.log(found[choice]) if found[choice] > 0 else MIN_LOGPROB,))
+        ChoiceScore(
+            choice, (index,), (math.log(found[choice]) if found[choice] > 0 else MIN_LOGPROB,)
+        )
         for index, choice in enumerate(choices)
     )
     usage = parse_usage(response.usage)
     usage = msgspec.structs.replace(usage, total_s=seconds)
-    return Selection(scores, usage, meta={"model": response.model, "strategy": "decisions", "calls": 1})
+    return Selection(
+        scores, usage, meta={"model": response.model, "strategy": "decisions", "calls": 1}
+    )
 
 
 PATIENCE: Final = 2.0  # seconds to wait for each answer
@@ -188,8 +239,17 @@ def _by_models(body: Mapping[str, Any]) -> str | None:
     models.
     """
     models = body.get("data")
-    owners = {each.get("owned_by") for each in models if isinstance(each, dict)} if isinstance(models, list) else set()
-    profile_names = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "sglang_lite": "sglang_lite"}
+    owners = (
+        {each.get("owned_by") for each in models if isinstance(each, dict)}
+        if isinstance(models, list)
+        else set()
+    )
+    profile_names = {
+        "vllm": "vllm",
+        "sglang": "sglang",
+        "llamacpp": "llamacpp",
+        "sglang_lite": "sglang_lite",
+    }
     return profile_names.get(str(owners.pop())) if len(owners) == 1 else None
 
 
@@ -203,7 +263,8 @@ _PROBES: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], str | None]], ...]
     ("v1/models", _by_models),
     ("server_info", _by_server_info),
     ("props", lambda body: "llamacpp" if "default_generation_settings" in body else None),
-    ("version", lambda body: "vllm" if body.keys() == {"version"} else None),  # vLLM's answer has nothing else
+    # vLLM's answer has nothing else
+    ("version", lambda body: "vllm" if body.keys() == {"version"} else None),
 )
 
 
@@ -222,7 +283,9 @@ def kind_of_server(base_url: str, api_key: str | None) -> str | None:
         for path, read in _PROBES:
             try:
                 answer = client.get(f"{root}/{path}")
-                body = answer.json() if answer.is_success and len(answer.content) <= _LARGEST else None
+                body = (
+                    answer.json() if answer.is_success and len(answer.content) <= _LARGEST else None
+                )
             except httpx2.TransportError:
                 return None  # not reached: the next request reports that
             except ValueError:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 
 from sglang_lite.lang.backend.base import Backend, only_answer
 from sglang_lite.program.nodes import Expression
-from sglang_lite.protocol import Constraint, Delta, Generation, Location, Prompt, SamplingParams, Selection
+from sglang_lite.protocol import (
+    Constraint,
+    Delta,
+    Generation,
+    Location,
+    Prompt,
+    SamplingParams,
+    Selection,
+)
 from sglang_lite.protocol.sampling import NO_PARAMS
 
 # True while a selection needs the scores of its choices.
@@ -81,7 +89,9 @@ class RunFacts:
     shares: bool = True
 
     @classmethod
-    def of(cls, params: SamplingParams, drafts: ApiDrafts | None, *, shares: bool = True) -> RunFacts:
+    def of(
+        cls, params: SamplingParams, drafts: ApiDrafts | None, *, shares: bool = True
+    ) -> RunFacts:
         """Collects the facts of a run that begins now, with its program's drafts, if any."""
         if drafts is None or drafts.tokens is None:
             return cls(params, shares=shares)
@@ -102,7 +112,9 @@ class NodeQuestion:
         """Requests the generation and yields its events."""
         return self.backend.agenerate(self.prompt, self.params, self.constraint, stream=self.stream)
 
-    async def answer(self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None = None) -> Generation:
+    async def answer(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None = None
+    ) -> Generation:
         """Returns the single sample for another question to the same backend."""
         return await only_answer(self.backend.agenerate(prompt, params, constraint, stream=False))
 
@@ -137,7 +149,9 @@ class Planner(ABC):
     """Planner of a branch's calls, used by the thread that adds to the branch."""
 
     @abstractmethod
-    def plan(self, expressions: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
+    def plan(
+        self, expressions: Sequence[Expression], role: str | None, where: Location | None
+    ) -> Sequence[Expression]:
         """Splits a statement into its parts, and attaches a source to the generations and
         selections that have one.
 

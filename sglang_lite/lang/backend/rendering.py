@@ -48,7 +48,9 @@ def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
     return ""
 
 
-def rerender(prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemplate | None) -> Prompt:
+def rerender(
+    prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemplate | None
+) -> Prompt:
     """Renders the turns of a prompt with another template. The text outside the turns comes first.
     Returns the prompt unchanged if it has no turns or a template is missing. The content of turns
     is never read as special tokens.
@@ -71,17 +73,24 @@ def without_marks(template: TurnTemplate) -> TurnTemplate:
     """Returns the template without stop strings and image placeholders, for an API that renders
     turns itself.
     """
-    return replace(template, stop_str=(), image_token="") if isinstance(template, ChatTemplate) else template
+    return (
+        replace(template, stop_str=(), image_token="")
+        if isinstance(template, ChatTemplate)
+        else template
+    )
 
 
 def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-_MIN_LENGTH = 16  # characters of a generated text to search for; a shorter one could be part of a token's name
+# characters of a generated text to search for; a shorter one could be part of a token's name
+_MIN_LENGTH = 16
 
 
-def with_tools(prompt: Prompt, template: TurnTemplate | None, control: Sequence[str] = ()) -> Prompt:
+def with_tools(
+    prompt: Prompt, template: TurnTemplate | None, control: Sequence[str] = ()
+) -> Prompt:
     """Returns the prompt with its tools in the text. Returns it unchanged if it has no tools or the
     model has no template.
 
@@ -99,7 +108,9 @@ def with_tools(prompt: Prompt, template: TurnTemplate | None, control: Sequence[
     if isinstance(template, JinjaTemplate):
         shown = _rendered(prompt, prompt.tools, template, control)
     else:
-        has_system = not isinstance(template, ChatTemplate) or "system" in template.role_prefix_and_suffix
+        has_system = (
+            not isinstance(template, ChatTemplate) or "system" in template.role_prefix_and_suffix
+        )
         messages = with_description(_texts(prompt.messages), _description(prompt.tools), has_system)
         turns = tuple(Message(message["role"], (message["content"],)) for message in messages)
         shown = rerender(msgspec.structs.replace(prompt, messages=turns), template, template).spans
@@ -115,10 +126,14 @@ def shows_tools(template: TurnTemplate | None, family: str | None) -> bool:
     Args:
         family: format of calls, as `Backend.tool_family` returns it.
     """
-    return family is not None and isinstance(template, JinjaTemplate) and "tools" in template.variables
+    return (
+        family is not None and isinstance(template, JinjaTemplate) and "tools" in template.variables
+    )
 
 
-def _rendered(prompt: Prompt, tools: PromptTools, template: JinjaTemplate, control: Sequence[str]) -> Sequence[Span]:
+def _rendered(
+    prompt: Prompt, tools: PromptTools, template: JinjaTemplate, control: Sequence[str]
+) -> Sequence[Span]:
     functions = [Tool(**json.loads(each)["function"]) for each in tools.shown]
     if tools.family is None or "tool_calls" not in template.source:
         messages = _texts(prompt.messages)
@@ -137,7 +152,11 @@ def _description(tools: PromptTools) -> str:
     """Describes the tools to a model that writes calls as JSON objects."""
     listed = "\n".join(tools.shown)
     call = '{"tool": "NAME", "arguments": {"ARGUMENT": "VALUE"}}'
-    how = f'To call some, write {{"calls": [{call}, …]}}.' if tools.parallel else f"To call one, write {call}."
+    how = (
+        f'To call some, write {{"calls": [{call}, …]}}.'
+        if tools.parallel
+        else f"To call one, write {call}."
+    )
     return f'You can call these functions:\n{listed}\n{how} If none of them helps, write {{"answer": "TEXT"}}.'
 
 
@@ -173,7 +192,12 @@ def _messages(
         if turn["role"] == "user" and calls:
             results = results_of([call["function"]["name"] for call in calls], turn["content"])
             messages += [
-                {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": result}
+                {
+                    "role": "tool",
+                    "tool_call_id": call["id"],
+                    "name": call["function"]["name"],
+                    "content": result,
+                }
                 for call, result in zip(calls, results)
             ]
             calls = []
@@ -187,7 +211,9 @@ def _messages(
     return messages
 
 
-def _answer(text: str, family: str, schemas: Mapping[str, JsonSchema], count: int, *, parallel: bool) -> dict[str, Any]:
+def _answer(
+    text: str, family: str, schemas: Mapping[str, JsonSchema], count: int, *, parallel: bool
+) -> dict[str, Any]:
     """Converts an answer to a message of the assistant, with its tool calls.
 
     Args:
@@ -202,7 +228,11 @@ def _answer(text: str, family: str, schemas: Mapping[str, JsonSchema], count: in
     if not given:
         return {"role": "assistant", "content": answer.content}
     calls = [
-        {"id": _call_id(family, name, number), "type": "function", "function": {"name": name, "arguments": arguments}}
+        {
+            "id": _call_id(family, name, number),
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
         for number, (name, arguments) in enumerate(given, count)
     ]
     return {"role": "assistant", "content": answer.content.rstrip() or None, "tool_calls": calls}
@@ -216,7 +246,9 @@ def _call_id(family: str, name: str, number: int) -> str:
 
 
 @lru_cache(maxsize=16)
-def _chat_format(template: JinjaTemplate, control: tuple[str, ...], family: str | None) -> ChatFormat:
+def _chat_format(
+    template: JinjaTemplate, control: tuple[str, ...], family: str | None
+) -> ChatFormat:
     return ChatFormat(template, control, family, None)
 
 
@@ -241,7 +273,9 @@ def _with_ids(spans: Sequence[Span], written: Sequence[Span]) -> list[Span]:
     """
     rest = list(spans)
     known = list[Span]()
-    for own in reversed([span for span in written if span.ids is not None and len(span.text) >= _MIN_LENGTH]):
+    for own in reversed(
+        [span for span in written if span.ids is not None and len(span.text) >= _MIN_LENGTH]
+    ):
         for at in reversed(range(len(rest))):
             text = rest[at].text
             special = rest[at].special
@@ -264,7 +298,9 @@ def with_continue_request(prompt: Prompt, template: TurnTemplate) -> Prompt:
     """Returns the prompt with its open turn finished, followed by the user's request to continue
     it. Returns it unchanged if the open turn is empty.
     """
-    return with_user_reply(prompt, "", CONTINUE_PROMPT, template) if prompt.partial.strip() else prompt
+    return (
+        with_user_reply(prompt, "", CONTINUE_PROMPT, template) if prompt.partial.strip() else prompt
+    )
 
 
 def with_user_reply(prompt: Prompt, answer: str, words: str, template: TurnTemplate) -> Prompt:
@@ -273,11 +309,17 @@ def with_user_reply(prompt: Prompt, answer: str, words: str, template: TurnTempl
     """
     before = [{"role": message.role, "content": ""} for message in prompt.messages]
     turns = Message("assistant", ((prompt.partial + answer).strip(),)), Message("user", (words,))
-    spans = [*prompt.spans, Span(answer, special=False), Span(template.get_prefix_and_suffix("assistant", before)[1])]
+    spans = [
+        *prompt.spans,
+        Span(answer, special=False),
+        Span(template.get_prefix_and_suffix("assistant", before)[1]),
+    ]
     before.append({"role": "assistant", "content": ""})
     start, end = template.get_prefix_and_suffix("user", before)
     before.append({"role": "user", "content": ""})
     spans += [Span(start), Span(words, special=False), Span(end)]
     spans.append(Span(template.get_prefix_and_suffix("assistant", before)[0]))
     shown_spans = tuple(span for span in spans if span.text)
-    return msgspec.structs.replace(prompt, spans=shown_spans, messages=(*prompt.messages, *turns), partial="")
+    return msgspec.structs.replace(
+        prompt, spans=shown_spans, messages=(*prompt.messages, *turns), partial=""
+    )

@@ -64,9 +64,10 @@ class Rules:
     """Script of answers.
 
     Args:
-        answers: a callable, which answers every request; a mapping from texts or compiled patterns to answers, of which
-            the one found last in the prompt answers; or a single answer to every request. The items of a list answer in
-            turn (the last one repeats), and a callable is called with the request.
+        answers: a callable, which answers every request; a mapping from texts or compiled patterns
+            to answers, of which the one found last in the prompt answers; or a single answer to
+            every request. The items of a list answer in turn (the last one repeats), and a callable
+            is called with the request.
     """
 
     def __init__(self, answers: UserValue) -> None:
@@ -95,25 +96,31 @@ class ScriptedBackend(Backend):
     """Backend for tests that answers from a script, without a model.
 
     Args:
-        answers: the script: a callable of each ScriptedRequest that returns its answer, or a mapping from texts or
-            compiled patterns to answers. The key found nearest to the end of the prompt answers. An answer is text, an
-            exception to raise, a list whose items answer in turn (the last one repeats), or a callable of the request.
-        default: the answer if no rule matches ("" if unset). A node with a constraint that the default does not satisfy
-            gets a random text that satisfies it, and a selection without the default among its choices a random choice.
-        latency: seconds that each request takes (0.0), or a function of the request that returns them.
+        answers: the script: a callable of each ScriptedRequest that returns its answer, or a
+            mapping from texts or compiled patterns to answers. The key found nearest to the end of
+            the prompt answers. An answer is text, an exception to raise, a list whose items answer
+            in turn (the last one repeats), or a callable of the request.
+        default: the answer if no rule matches ("" if unset). A node with a constraint that the
+            default does not satisfy gets a random text that satisfies it, and a selection without
+            the default among its choices a random choice.
+        latency: seconds that each request takes (0.0), or a function of the request that returns
+            them.
         seed: seed of the random texts (0). A request with a seed of its own uses that one.
 
-    An answer is cut at the node's stop strings and patterns, at the end of a requested number, and after `max_tokens`
-    words. In a run that winds down, requests take no more time, and text without a constraint is cut after its first
-    word. An answer that breaks the node's constraint is an error, because a model could not have generated it.
+    An answer is cut at the node's stop strings and patterns, at the end of a requested number, and
+    after `max_tokens` words. In a run that winds down, requests take no more time, and text without
+    a constraint is cut after its first word. An answer that breaks the node's constraint is an
+    error, because a model could not have generated it.
 
     Attributes:
         calls: every request, in order.
-        token_usage: words of all prompts and answers, as `prompt_tokens` and `completion_tokens`; `reset()` sets them
-            to 0.
+        token_usage: words of all prompts and answers, as `prompt_tokens` and `completion_tokens`;
+            `reset()` sets them to 0.
     """
 
-    capabilities = Capabilities(ALL_CONSTRAINTS, images=True, sounds=True, adapters=True, winds_down=True)
+    capabilities = Capabilities(
+        ALL_CONSTRAINTS, images=True, sounds=True, adapters=True, winds_down=True
+    )
     enforces = True
 
     @explains_wrong_arguments
@@ -128,9 +135,10 @@ class ScriptedBackend(Backend):
         super().__init__()
         if answers is not None and not callable(answers) and not isinstance(answers, Mapping):
             raise ParameterError(
-                "answers", f"a {type(answers).__name__} is not a mapping or a callable.",
+                "answers",
+                f"a {type(answers).__name__} is not a mapping or a callable.",
                 hint='To answer every request, in order, give {"": ["first", "second"]}.',
-            )  # fmt: skip
+            )
         self.calls: list[ScriptedRequest] = []
         self.token_usage = TokenUsage()
         self._rules = Rules(answers)
@@ -158,7 +166,9 @@ class ScriptedBackend(Backend):
                     yield Delta(piece, index=generation.index)
             yield generation
 
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+    async def aselect(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection:
         call = ScriptedRequest(prompt, SamplingParams(), choices=tuple(choices))
         await asyncio.sleep(_until(winds_down_at.get(), self._seconds(call)))
         return self._selection(call, unconditional)
@@ -166,13 +176,21 @@ class ScriptedBackend(Backend):
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> list[Generation] | None:
-        return None if self._latency else self._generations(ScriptedRequest(prompt, params, constraint))
-
-    def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
         return (
             None
             if self._latency
-            else self._selection(ScriptedRequest(prompt, SamplingParams(), choices=tuple(choices)), unconditional)
+            else self._generations(ScriptedRequest(prompt, params, constraint))
+        )
+
+    def select_now(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection | None:
+        return (
+            None
+            if self._latency
+            else self._selection(
+                ScriptedRequest(prompt, SamplingParams(), choices=tuple(choices)), unconditional
+            )
         )
 
     def _selection(self, call: ScriptedRequest, unconditional: bool) -> Selection:
@@ -184,7 +202,8 @@ class ScriptedBackend(Backend):
         picked = scripted[0] if scripted else self._random.choice(choices)
         scores = []
         for choice in choices:
-            words = _TOKEN.findall(choice) or [""]  # an empty choice is scored by the prompt's last token
+            # an empty choice is scored by the prompt's last token
+            words = _TOKEN.findall(choice) or [""]
             each = (-0.01 if choice == picked else -5.0) / len(words)
             alone = (None, *(-3.0 for _ in words[1:])) if unconditional else None
             ids = tuple(hash(word) % 50_000 for word in words)
@@ -218,7 +237,11 @@ class ScriptedBackend(Backend):
         if text is None:
             text = self._default or ""
             if call.constraint is not None and not self._default_fits(call):
-                draw = self._random if isinstance(params.seed, Unset) else Random(f"{params.seed}:{index}")
+                draw = (
+                    self._random
+                    if isinstance(params.seed, Unset)
+                    else Random(f"{params.seed}:{index}")
+                )
                 text = _sampled(call.constraint, draw)
         patterns = () if isinstance(params.stop_regex, Unset) else params.stop_regex
         stops = StopMatcher(
@@ -305,7 +328,9 @@ def _check(constraint: Constraint, text: str, *, stopped: bool) -> None:
         else:
             validate(constraint, text)
     except ValueValidationError as error:
-        raise BackendError(f"the scripted answer {text!r} does not satisfy {constraint!r}.") from error
+        raise BackendError(
+            f"the scripted answer {text!r} does not satisfy {constraint!r}."
+        ) from error
 
 
 def _check_continued(constraint: Continuation, text: str, *, stopped: bool) -> None:

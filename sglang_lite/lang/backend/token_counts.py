@@ -10,13 +10,24 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final, Protocol
 
-from sglang_lite.protocol import Generation, Played, ProgramEvent, ProgramSink, Prompt, Selection, Usage
+from sglang_lite.protocol import (
+    Generation,
+    Played,
+    ProgramEvent,
+    ProgramSink,
+    Prompt,
+    Selection,
+    Usage,
+)
 
-_BYTES_A_TOKEN: Final = 3  # bytes of a prompt for each token; English has four, source code about three
+# bytes of a prompt for each token; English has four, source code about three
+_BYTES_A_TOKEN: Final = 3
 _OF_A_MESSAGE: Final = 8  # tokens of markup around a turn
 _OF_AN_IMAGE: Final = 1_500
 # Warning in the metadata of a node.
-NOT_CREDIBLE: Final = "usage: missing, or too small to be true, so the budget counts the call at its longest"
+NOT_CREDIBLE: Final = (
+    "usage: missing, or too small to be true, so the budget counts the call at its longest"
+)
 
 
 class TiktokenEncoding(Protocol):
@@ -48,18 +59,24 @@ def estimated_tokens(prompt: Prompt, tokenizer: TiktokenEncoding | None = None) 
     return text + _OF_A_MESSAGE * (len(prompt.messages) + 1) + _OF_AN_IMAGE * len(prompt.images)
 
 
-def is_credible(reported: Usage, prompt: Prompt, texts: Iterable[str], tokenizer: TiktokenEncoding | None) -> bool:
+def is_credible(
+    reported: Usage, prompt: Prompt, texts: Iterable[str], tokenizer: TiktokenEncoding | None
+) -> bool:
     """Returns True if the reported usage is plausible: at least the tokens of the conversation and
     of the answers according to the model's tokenizer, or else one token per word, since no
     tokenizer has fewer.
     """
     conversation = _turns(prompt) or [prompt.text]
-    sent, answered = (sum(_least_tokens(text, tokenizer) for text in each) for each in (conversation, texts))
+    sent, answered = (
+        sum(_least_tokens(text, tokenizer) for text in each) for each in (conversation, texts)
+    )
     return reported.prompt_tokens >= max(sent, 1) and reported.completion_tokens >= answered
 
 
 def _turns(prompt: Prompt) -> list[str]:
-    return [part for message in prompt.messages for part in message.content if isinstance(part, str)]
+    return [
+        part for message in prompt.messages for part in message.content if isinstance(part, str)
+    ]
 
 
 def _least_tokens(text: str, tokenizer: TiktokenEncoding | None) -> int:
@@ -67,22 +84,25 @@ def _least_tokens(text: str, tokenizer: TiktokenEncoding | None) -> int:
 
 
 def _count(tokenizer: TiktokenEncoding, text: str) -> int:
-    encode = getattr(tokenizer, "encode_ordinary", tokenizer.encode)  # tiktoken's `encode` rejects special tokens
+    # tiktoken's `encode` rejects special tokens
+    encode = getattr(tokenizer, "encode_ordinary", tokenizer.encode)
     return len(encode(text))
 
 
 def unreported_usage(reported: Usage, possible: Usage) -> Usage:
-    """Returns the tokens beyond those reported, for a call that is assumed to have used `possible`.
-    """
+    """Returns the tokens beyond those reported, for a call that is assumed to have used `possible`."""
     return Usage(
-        max(possible.prompt_tokens - reported.prompt_tokens, 0), 0,
+        max(possible.prompt_tokens - reported.prompt_tokens, 0),
+        0,
         max(possible.completion_tokens - reported.completion_tokens, 0),
-    )  # fmt: skip
+    )
 
 
-# Usages that calls of the current node may have had, and that none of their answers or errors reports; None
-# outside a run with a budget.
-unreported_usages: ContextVar[list[Usage] | None] = ContextVar("sglang_lite_unreported_usages", default=None)
+# Usages that calls of the current node may have had, and that none of their answers or errors
+# reports; None outside a run with a budget.
+unreported_usages: ContextVar[list[Usage] | None] = ContextVar(
+    "sglang_lite_unreported_usages", default=None
+)
 
 
 def note_unreported(usage: Usage, times: int = 1) -> None:
@@ -107,7 +127,9 @@ class SentRequests:
 
 
 # Requests of the current call; None if they are not counted.
-sent_requests: ContextVar[SentRequests | None] = ContextVar("sglang_lite_sent_requests", default=None)
+sent_requests: ContextVar[SentRequests | None] = ContextVar(
+    "sglang_lite_sent_requests", default=None
+)
 
 
 @dataclass
@@ -116,7 +138,8 @@ class TokenUsage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)  # answers come on several threads
+    # answers come on several threads
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def add(self, usage: Usage) -> None:
         with self._lock:

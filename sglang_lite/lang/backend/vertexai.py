@@ -37,33 +37,44 @@ from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, ResponseHook
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.protocol import CapabilityError, Delta, Media, Message, ParameterError, TokenLogprob, Usage
+from sglang_lite.protocol import (
+    CapabilityError,
+    Delta,
+    Media,
+    Message,
+    ParameterError,
+    TokenLogprob,
+    Usage,
+)
 from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.text.tool_use import results_of
 
 
 class VertexAI(RemoteBackend):
-    """Backend for Gemini models on Vertex AI. Native structured outputs enforce schemas, types and choices; tools are
-    the API's own. Requests contain only the parameters that were set.
+    """Backend for Gemini models on Vertex AI. Native structured outputs enforce schemas, types and
+    choices; tools are the API's own. Requests contain only the parameters that were set.
 
     Args:
         model_name: name of the model.
-        safety_settings: the API's settings: a list of dicts with `category` and `threshold`, or a dict from category to
-            threshold.
-        profile: features of the model, by profile name or as a Profile; None to look the model up by its name.
-        policy: treatment of features that the model does not support: "strict" (the default), "emulate" or "warn"; see
-            docs/backends.md.
+        safety_settings: the API's settings: a list of dicts with `category` and `threshold`, or a
+            dict from category to threshold.
+        profile: features of the model, by profile name or as a Profile; None to look the model up
+            by its name.
+        policy: treatment of features that the model does not support: "strict" (the default),
+            "emulate" or "warn"; see docs/backends.md.
         capabilities: features of the model; overrides `profile`.
-        reasoning_effort: amount of reasoning: "minimal", "low", "medium" or "high"; None for the provider's default.
+        reasoning_effort: amount of reasoning: "minimal", "low", "medium" or "high"; None for the
+            provider's default.
         client: existing `google.genai.Client` to use, instead of arguments for a new one.
-        rate_limit: limit on calls; None for the limit shared by all backends with the same server and key (see
-            RateLimit).
-        **kwargs: arguments of the SDK's client: `credentials`, `http_options`, `api_key` (of the Gemini API, with
-            `vertexai=False`) … The project is `project=`, or GCP_PROJECT_ID of the environment; the location is
-            `location=`, or GCP_LOCATION.
+        rate_limit: limit on calls; None for the limit shared by all backends with the same server
+            and key (see RateLimit).
+        **kwargs: arguments of the SDK's client: `credentials`, `http_options`, `api_key` (of the
+            Gemini API, with `vertexai=False`) … The project is `project=`, or GCP_PROJECT_ID of the
+            environment; the location is `location=`, or GCP_LOCATION.
 
     Attributes:
-        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
+        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets
+            them to 0.
 
     Raises:
         BackendError: the SDK is not installed.
@@ -88,25 +99,35 @@ class VertexAI(RemoteBackend):
     ) -> None:
         if client is not None and kwargs:
             raise ParameterError(
-                "client", "other arguments of the client have no effect beside it.", hint="Leave them out."
+                "client",
+                "other arguments of the client have no effect beside it.",
+                hint="Leave them out.",
             )
         options = {"vertexai": True, **kwargs}
         if client is None and options["vertexai"] and "api_key" not in options:
             options.setdefault("project", os.environ.get("GCP_PROJECT_ID"))
             options.setdefault("location", os.environ.get("GCP_LOCATION"))
             if not options["project"]:
-                raise ParameterError("project", "no project is given.", hint="Give project=, or set GCP_PROJECT_ID.")
+                raise ParameterError(
+                    "project", "no project is given.", hint="Give project=, or set GCP_PROJECT_ID."
+                )
         super().__init__(
-            model_name, Connector("google.genai", "vertexai", _maker(options, client), _errors, client, _close),
-            resolve_profile(profile, "vertexai", model_name), policy, capabilities,
-            without_marks(get_chat_template("default")), rate_limit,
-        )  # fmt: skip
+            model_name,
+            Connector("google.genai", "vertexai", _maker(options, client), _errors, client, _close),
+            resolve_profile(profile, "vertexai", model_name),
+            policy,
+            capabilities,
+            without_marks(get_chat_template("default")),
+            rate_limit,
+        )
         safety = _settings(safety_settings)
         self._settings = {"safety_settings": safety} if safety else {}
         self.reasoning_effort = reasoning_effort
 
     def target(self, strategy: Strategy) -> tuple[Api, Target]:
-        return GENERATE_CONTENT, Target(self.model_name, effort=strategy.effort, settings=self._settings)
+        return GENERATE_CONTENT, Target(
+            self.model_name, effort=strategy.effort, settings=self._settings
+        )
 
 
 def _maker(options: Mapping[str, Any], client: Any) -> Any:
@@ -125,7 +146,11 @@ def _errors(sdk: Any) -> Any:
     from google.auth.exceptions import GoogleAuthError
 
     # The SDK uses the one of these that is installed.
-    clients = [importlib.import_module(name) for name in ("httpx2", "httpx") if importlib.util.find_spec(name)]
+    clients = [
+        importlib.import_module(name)
+        for name in ("httpx2", "httpx")
+        if importlib.util.find_spec(name)
+    ]
     late = tuple(client.TimeoutException for client in clients)
     lost = tuple(client.TransportError for client in clients)
     return (sdk.errors.APIError, GoogleAuthError, *late, *lost), late, lost
@@ -136,9 +161,14 @@ async def _close(client: Any) -> None:
     client.close()
 
 
-def _settings(settings: Sequence[Mapping[str, Any]] | Mapping[str, str] | None) -> list[dict[str, Any]]:
+def _settings(
+    settings: Sequence[Mapping[str, Any]] | Mapping[str, str] | None,
+) -> list[dict[str, Any]]:
     if isinstance(settings, Mapping):
-        return [{"category": category, "threshold": threshold} for category, threshold in settings.items()]
+        return [
+            {"category": category, "threshold": threshold}
+            for category, threshold in settings.items()
+        ]
     return [dict(each) for each in settings or ()]
 
 
@@ -182,7 +212,10 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
     """Returns the configuration fields that specify the form of the answer."""
     match request.shape:
         case JsonFormat(schema, _):
-            return {"response_mime_type": "application/json", "response_json_schema": json.loads(schema)}
+            return {
+                "response_mime_type": "application/json",
+                "response_json_schema": json.loads(schema),
+            }
         case JsonTool() as shape:
             return _tools([shape.tool], "ANY")
         case Tools(tools, required):
@@ -192,7 +225,11 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
 
 def _tools(tools: Sequence[ApiTool], mode: str) -> dict[str, Any]:
     declared = [
-        {"name": tool.name, "description": tool.description, "parameters_json_schema": json.loads(tool.schema)}
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters_json_schema": json.loads(tool.schema),
+        }
         for tool in tools
     ]
     return {
@@ -221,7 +258,9 @@ def _contents(request: ApiRequest, start: int) -> list[dict[str, Any]]:
             parts = [_result(call, result) for call, result in zip(calls, results)]
         else:
             parts = [_part(part, request.target.model) for part in message.content if part]
-        contents.append({"role": "model" if message.role == "assistant" else "user", "parts": parts})
+        contents.append(
+            {"role": "model" if message.role == "assistant" else "user", "parts": parts}
+        )
     return contents
 
 
@@ -237,7 +276,8 @@ def _result(call: Mapping[str, Any], result: str) -> dict[str, Any]:
 def _text(message: Message) -> str:
     if any(isinstance(part, Media) for part in message.content):
         raise CapabilityError(
-            "the API accepts only text in this turn, but it has an image.", hint="Move it to a user's turn."
+            "the API accepts only text in this turn, but it has an image.",
+            hint="Move it to a user's turn.",
         )
     return "".join(str(part) for part in message.content)
 
@@ -249,11 +289,17 @@ def _part(part: str | Media, model: str) -> dict[str, Any]:
         head, _, data = part.url.removeprefix("data:").partition(",")
         return {"inline_data": {"mime_type": head.partition(";")[0], "data": data}}
     if not part.url:
-        return {"inline_data": {"mime_type": part.media_type, "data": base64.b64encode(part.data).decode()}}
+        return {
+            "inline_data": {
+                "mime_type": part.media_type,
+                "data": base64.b64encode(part.data).decode(),
+            }
+        }
     kind, _ = mimetypes.guess_type(part.url)
     if kind is None:
         raise CapabilityError(
-            f"{model} needs the media type of the image at {part.url[:80]}.", hint="Give its bytes, or a data URL."
+            f"{model} needs the media type of the image at {part.url[:80]}.",
+            hint="Give its bytes, or a data URL.",
         )
     return {"file_data": {"file_uri": part.url, "mime_type": kind}}
 
@@ -279,9 +325,11 @@ class GenerateContentReader(ApiReader):
         thoughts = counts.thoughts_token_count or 0
         completion = (counts.candidates_token_count or 0) + thoughts
         self.usage = Usage(
-            counts.prompt_token_count or 0, counts.cached_content_token_count or 0, completion,
+            counts.prompt_token_count or 0,
+            counts.cached_content_token_count or 0,
+            completion,
             reasoning_tokens=thoughts,
-        )  # fmt: skip
+        )
 
     def _add(self, index: int, candidate: Any) -> list[Delta]:
         """Adds a candidate, or a piece of one, to its sample, and returns its new text and
@@ -313,10 +361,11 @@ class GenerateContentReader(ApiReader):
         if sample.finish_reason in _REFUSED:
             sample.refusal = candidate.finish_message or sample.finish_reason
         elif sample.finish_reason not in ("STOP", _CUT):
-            self.failure = (
-                f"the answer ended with {sample.finish_reason}: {candidate.finish_message or 'no reason is given'}"
-            )
-        if not any("function_call" in part or "thought_signature" in part for part in sample.provider_items):
+            reason = candidate.finish_message or "no reason is given"
+            self.failure = f"the answer ended with {sample.finish_reason}: {reason}"
+        if not any(
+            "function_call" in part or "thought_signature" in part for part in sample.provider_items
+        ):
             sample.provider_items = []  # later turns contain its text anyway
 
 
@@ -324,7 +373,8 @@ def _logprobs(result: Any) -> tuple[TokenLogprob, ...]:
     chosen = (result and result.chosen_candidates) or ()
     tops = (result and result.top_candidates) or [None] * len(chosen)
     return tuple(
-        TokenLogprob(each.log_probability, _token_id(each), each.token, _top(top)) for each, top in zip(chosen, tops)
+        TokenLogprob(each.log_probability, _token_id(each), each.token, _top(top))
+        for each, top in zip(chosen, tops)
     )
 
 

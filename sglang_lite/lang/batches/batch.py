@@ -1,5 +1,6 @@
-"""Execution of a program over many items: a limited number of runs at once, with results in order or as they
-complete."""
+"""Execution of a program over many items: a limited number of runs at once, with results in order
+or as they complete.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import queue
 import threading
 import warnings
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, Required, TypeAlias, TypeVar, Unpack
@@ -40,14 +49,18 @@ from sglang_lite.protocol.sampling import SamplingOptions
 _LIVE_ROWS = 20  # which a notebook shows while a batch runs
 
 OnError: TypeAlias = Literal["raise", "return", "skip"]
-Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keyword arguments of a run
-Given: TypeAlias = Mapping[str, UserValue] | list[UserValue] | tuple[UserValue, ...]  # an item as users give it
+# positional and keyword arguments of a run
+Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"
+# an item as users give it
+Given: TypeAlias = Mapping[str, UserValue] | list[UserValue] | tuple[UserValue, ...]
 
 _BodyPool = TypeVar("_BodyPool", BodyPool, AsyncBodyPool)
 
 
 class Cluster(Protocol):
-    """Engines on other machines that run the items of a batch, described by `sglang_lite.ray.RayOptions`."""
+    """Engines on other machines that run the items of a batch, described by
+    `sglang_lite.ray.RayOptions`.
+    """
 
     def identity(self) -> object:
         """Data that identifies what the answers depend on, like `Backend.identity`."""
@@ -55,7 +68,9 @@ class Cluster(Protocol):
     def rows(self, given: UserValue) -> UserValue:
         """Items of a batch as a list, from what the user passed."""
 
-    def pool(self, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool) -> Pool:
+    def pool(
+        self, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool
+    ) -> Pool:
         """Pool that runs the items without a known outcome."""
 
 
@@ -176,7 +191,9 @@ class BatchPlan:
         return [(i, item) for i, item in enumerate(self.items) if i not in self.saved_outcomes]
 
     def __enter__(self) -> None:
-        """Enters the batch; leaving it, however it ends, closes the progress bar and releases the checkpoint file."""
+        """Enters the batch; leaving it, however it ends, closes the progress bar and releases the
+        checkpoint file.
+        """
 
     def __exit__(self, *_: object) -> None:
         if self.progress is not None:
@@ -185,9 +202,12 @@ class BatchPlan:
             self.file.close()
 
 
-def plan_of(program: BaseProgram, method: str, batch_kwargs: object, given: Mapping[str, UserValue]) -> BatchPlan:
-    """Plan of a batch with the keyword arguments that the caller has given to `method`. Bad items and settings are
-    refused here, before anything runs."""
+def plan_of(
+    program: BaseProgram, method: str, batch_kwargs: object, given: Mapping[str, UserValue]
+) -> BatchPlan:
+    """Plan of a batch with the keyword arguments that the caller has given to `method`. Bad items
+    and settings are refused here, before anything runs.
+    """
     for name in given:
         if name not in BATCH_OPTIONS:
             raise no_such_argument(method, name, BATCH_OPTIONS)
@@ -198,7 +218,9 @@ def plan_of(program: BaseProgram, method: str, batch_kwargs: object, given: Mapp
         raise
 
 
-def _checked_plan(program: BaseProgram, batch_kwargs: object, given: Mapping[str, UserValue]) -> BatchPlan:
+def _checked_plan(
+    program: BaseProgram, batch_kwargs: object, given: Mapping[str, UserValue]
+) -> BatchPlan:
     options = {**(batch_keywords.__kwdefaults__ or {}), **given}
     checkpoint = options["checkpoint"]
     version = options["version"]
@@ -212,16 +234,25 @@ def _checked_plan(program: BaseProgram, batch_kwargs: object, given: Mapping[str
         batch_kwargs = cluster.rows(batch_kwargs)
     if isinstance(batch_kwargs, Mapping):
         raise ParameterError(
-            "batch_kwargs", "one mapping is not a list of arguments.", hint="Give a list: run_batch([{…}, {…}])."
+            "batch_kwargs",
+            "one mapping is not a list of arguments.",
+            hint="Give a list: run_batch([{…}, {…}]).",
         )
     if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
         raise ParameterError("batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.")
-    check_flags(**{name: options[name] for name in ("skip_damaged", "progress_bar", "generator_style", "ordered")})
+    check_flags(
+        **{
+            name: options[name]
+            for name in ("skip_damaged", "progress_bar", "generator_style", "ordered")
+        }
+    )
     if options["backend"] is not None:
         options["backend"] = as_backend(options["backend"])  # one for all items
     settings = settings_of(given)
     if options["on_error"] not in ("raise", "return", "skip"):
-        raise ParameterError("on_error", f"{options['on_error']!r} is not 'raise', 'return' or 'skip'.")
+        raise ParameterError(
+            "on_error", f"{options['on_error']!r} is not 'raise', 'return' or 'skip'."
+        )
     items = [_item(program, i, item) for i, item in enumerate(batch_kwargs)]
     if settings.seed is not None and settings.params.temperature != 0:
         _warn_of_equal_items(items, settings.seed)
@@ -232,20 +263,35 @@ def _checked_plan(program: BaseProgram, batch_kwargs: object, given: Mapping[str
             raise ParameterError("checkpoint", f"{checkpoint!r:.60} is not a path.")
         identity = identity_of(options) if cluster is None else cluster.identity()
         parts = batch_parts(program.func, settings, identity, version)
-        file = BatchFile(Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged, secret=secret)
+        file = BatchFile(
+            Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged, secret=secret
+        )
     else:
-        _refuse_without_checkpoint(version=version, skip_damaged=skip_damaged or None, secret=secret)
+        _refuse_without_checkpoint(
+            version=version, skip_damaged=skip_damaged or None, secret=secret
+        )
     saved_outcomes = dict(file.states) if file is not None else {}
     progress = ProgressBar(len(items), len(saved_outcomes)) if options["progress_bar"] else None
     return BatchPlan(
-        program, items, options, settings, window, file, saved_outcomes, progress, cluster,
-        on_error=options["on_error"], ordered=options["ordered"],
-    )  # fmt: skip
+        program,
+        items,
+        options,
+        settings,
+        window,
+        file,
+        saved_outcomes,
+        progress,
+        cluster,
+        on_error=options["on_error"],
+        ordered=options["ordered"],
+    )
 
 
 @contextlib.contextmanager
 def equal_items_are_meant() -> Iterator[None]:
-    """Context of a batch whose equal items are no mistake, such as rows of an evaluation: they are not warned about."""
+    """Context of a batch whose equal items are no mistake, such as rows of an evaluation: they are
+    not warned about.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="items [0-9]+ and [0-9]+ are equal")
         yield
@@ -255,7 +301,10 @@ def _warn_of_equal_items(items: Sequence[Item], seed: int) -> None:
     """Warns if two items get the same answer, as they and their seed are the same."""
     seen = dict[object, int]()
     for index, (positional, named) in enumerate(items):
-        key = tuple((name, type(value), value) for name, value in [*enumerate(positional), *sorted(named.items())])
+        key = tuple(
+            (name, type(value), value)
+            for name, value in [*enumerate(positional), *sorted(named.items())]
+        )
         try:
             first = seen.setdefault(key, index)
         except TypeError:  # a value that has no hash: it is compared with its neighbour alone
@@ -279,23 +328,30 @@ def _refuse_without_checkpoint(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
             raise ParameterError(
-                name, "it has no effect without a checkpoint file.", hint="Give checkpoint=…, or leave it out."
+                name,
+                "it has no effect without a checkpoint file.",
+                hint="Give checkpoint=…, or leave it out.",
             )
 
 
 def _check_cluster(cluster: object, options: Mapping[str, UserValue]) -> None:
     if not hasattr(cluster, "pool"):
         raise ParameterError(
-            "cluster", f"{cluster!r:.60} is not a cluster.", hint="Give sglang_lite.ray.RayOptions(…)."
+            "cluster",
+            f"{cluster!r:.60} is not a cluster.",
+            hint="Give sglang_lite.ray.RayOptions(…).",
         )
     if options["backend"] is not None:
         raise ParameterError(
-            "backend", "it is given with cluster=, whose engines run the items.",
+            "backend",
+            "it is given with cluster=, whose engines run the items.",
             hint="Leave backend out, or cluster.",
-        )  # fmt: skip
+        )
     for name in ("max_cost", "max_total_tokens"):
         if options[name] is not None:
-            raise ParameterError(name, "has no effect over several machines, so it is refused with cluster=.")
+            raise ParameterError(
+                name, "has no effect over several machines, so it is refused with cluster=."
+            )
 
 
 def _item(program: BaseProgram, index: int, item: Given) -> Item:
@@ -305,7 +361,9 @@ def _item(program: BaseProgram, index: int, item: Given) -> Item:
         return (), program.bound((), dict(item), what)
     if not isinstance(item, list | tuple):
         raise ParameterError(
-            what, f"{item!r:.80} is neither a mapping nor a list.", hint="Give arguments by name: {'name': value}."
+            what,
+            f"{item!r:.80} is neither a mapping nor a list.",
+            hint="Give arguments by name: {'name': value}.",
         )
     return tuple(item), program.bound(item, {}, what)
 
@@ -330,8 +388,9 @@ def _body_pool(kind: type[_BodyPool], plan: BatchPlan, report: Report) -> _BodyP
 
 
 def _saving(report: Report, file: BatchFile | None) -> Report:
-    """Report that also stores successful outcomes in the checkpoint file. A failure to store becomes the item's
-    outcome."""
+    """Report that also stores successful outcomes in the checkpoint file. A failure to store
+    becomes the item's outcome.
+    """
     if file is None:
         return report
 
@@ -347,8 +406,9 @@ def _saving(report: Report, file: BatchFile | None) -> Report:
 
 
 def gather(plan: BatchPlan) -> dict[int, Outcome]:
-    """Runs a batch, and returns the outcome of each item by its index, including the outcomes known before. Wakes
-    the caller once, not for each item."""
+    """Runs a batch, and returns the outcome of each item by its index, including the outcomes known
+    before. Wakes the caller once, not for each item.
+    """
     outcomes = dict(plan.saved_outcomes)
     ended = threading.Event()
 
@@ -368,9 +428,10 @@ def gather(plan: BatchPlan) -> dict[int, Outcome]:
 
 
 def iterate(plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
-    """Runs a batch, and yields the index and outcome of each item, including the outcomes known before. If the plan
-    iterates, a run counts as under way until its outcome was consumed, so at most `window` runs are running or
-    unread."""
+    """Runs a batch, and yields the index and outcome of each item, including the outcomes known
+    before. If the plan iterates, a run counts as under way until its outcome was consumed, so at
+    most `window` runs are running or unread.
+    """
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
     workers = _pool(plan, lambda index, outcome: finished.put((index, outcome)))
     order = _Order(plan)
@@ -399,7 +460,9 @@ async def aiterate(plan: BatchPlan) -> AsyncGenerator[tuple[int, Outcome], None]
 
     workers: Pool
     if plan.cluster is None:
-        workers = bodies = _body_pool(AsyncBodyPool, plan, lambda *reported: finished.put_nowait(reported))
+        workers = bodies = _body_pool(
+            AsyncBodyPool, plan, lambda *reported: finished.put_nowait(reported)
+        )
         running = asyncio.ensure_future(bodies.run())
     else:
         workers = _pool(plan, report_from_thread)
@@ -429,7 +492,8 @@ class _Order:
     def __init__(self, plan: BatchPlan) -> None:
         self._ready = dict(plan.saved_outcomes)
         self._progress = plan.progress
-        self._ordered = plan.ordered and plan.iterates  # a list is ordered at the end by `results_of`
+        # a list is ordered at the end by `results_of`
+        self._ordered = plan.ordered and plan.iterates
         self._next = 0
         self.remaining = len(plan.items)
         self.awaited = self.remaining - len(plan.saved_outcomes)
@@ -453,15 +517,19 @@ class BatchResults(list[UserValue]):
 
     def __repr__(self) -> str:
         failed = sum(isinstance(each, Exception) for each in self)
-        return super().__repr__() if len(self) < 2 else f"BatchResults({len(self):,} results, {failed:,} failed)"
+        return (
+            super().__repr__()
+            if len(self) < 2
+            else f"BatchResults({len(self):,} results, {failed:,} failed)"
+        )
 
     def _repr_html_(self) -> str:
         return states_table(self, of_runs=True)
 
 
 def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> BatchResults:
-    """Results of a batch in the order of its items; failures are returned, skipped or raised as the plan's `on_error`
-    specifies.
+    """Results of a batch in the order of its items; failures are returned, skipped or raised as the
+    plan's `on_error` specifies.
 
     Raises:
         BatchError: some items failed and `on_error` is "raise"; the error carries all results.
@@ -484,8 +552,9 @@ def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> BatchResults
 
 
 class ProgressBar:
-    """Progress bar with the number of finished programs, tokens per second and the share of cached prompt tokens; in a
-    notebook, until the end, also with the rows that have finished last."""
+    """Progress bar with the number of finished programs, tokens per second and the share of cached
+    prompt tokens; in a notebook, until the end, also with the rows that have finished last.
+    """
 
     def __init__(self, total: int, done: int) -> None:
         self._last: deque[tuple[int, Outcome]] = deque(maxlen=_LIVE_ROWS)
@@ -512,18 +581,24 @@ def _window(num_threads: str | int) -> int:
     if num_threads == "auto":
         return min(max(96, (os.cpu_count() or 1) * 16), 256)
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise ParameterError("num_threads", f"{num_threads!r} is not 'auto' or a whole number of at least 1.")
+        raise ParameterError(
+            "num_threads", f"{num_threads!r} is not 'auto' or a whole number of at least 1."
+        )
     return num_threads
 
 
 def _is_yielded(outcome: Outcome, on_error: OnError) -> bool:
-    """Returns True if an iterator yields an outcome. Raises the outcome if it is an error and `on_error` is "raise"."""
+    """Returns True if an iterator yields an outcome. Raises the outcome if it is an error and
+    `on_error` is "raise".
+    """
     if isinstance(outcome, Exception) and on_error == "raise":
         raise outcome
     return on_error != "skip" or not isinstance(outcome, Exception)
 
 
-def yield_results(plan: BatchPlan, outcomes: Generator[tuple[int, Outcome], None, None]) -> Iterator[UserValue]:
+def yield_results(
+    plan: BatchPlan, outcomes: Generator[tuple[int, Outcome], None, None]
+) -> Iterator[UserValue]:
     with plan, contextlib.closing(outcomes):
         for index, outcome in outcomes:
             if _is_yielded(outcome, plan.on_error):

@@ -1,5 +1,6 @@
-"""Pools that run the bodies of a batch: on threads, whose number grows with the waiting bodies, or as tasks of an event
-loop."""
+"""Pools that run the bodies of a batch: on threads, whose number grows with the waiting bodies, or
+as tasks of an event loop.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +42,17 @@ _STALL = 0.002  # seconds without a taken item after which the pool grows
 class BodyPool:
     """Runs the body of a plain program over items, on as few threads as keep the window full.
 
-    The pool begins with one thread. It grows when all its threads wait for values, or when no item has been taken for 2
-    ms (the bodies do slow work themselves), up to one thread for each run that may be under way.
+    The pool begins with one thread. It grows when all its threads wait for values, or when no item
+    has been taken for 2 ms (the bodies do slow work themselves), up to one thread for each run that
+    may be under way.
 
     Args:
         prepare: prepares the run of an item.
         jobs: items with their indices.
         window: maximum number of runs under way.
         report: called with the index and outcome of each item, on any thread.
-        until_released: whether a run counts as under way until `release` is called for it, not only until it has
-            finished.
+        until_released: whether a run counts as under way until `release` is called for it, not only
+            until it has finished.
     """
 
     def __init__(
@@ -72,7 +74,8 @@ class BodyPool:
         self._context = copy_context()  # bodies see the caller's context variables, each in a copy
         self._bell = threading.Condition()
         self._room = window  # runs that may still be started
-        self._threads = self._waiting = self._idle = 0  # total; waiting for values; waiting for room
+        # total; waiting for values; waiting for room
+        self._threads = self._waiting = self._idle = 0
         self._items_taken = 0
         self._has_watch = False
         self._over = False
@@ -101,7 +104,9 @@ class BodyPool:
             self._waiting -= 1
 
     def _staff(self) -> None:
-        """Makes sure that a thread takes the next item, if a run may be started. Called with the lock held."""
+        """Makes sure that a thread takes the next item, if a run may be started. Called with the
+        lock held.
+        """
         if self._over or not self._room:
             return
         self._keep_watch()
@@ -122,8 +127,9 @@ class BodyPool:
             executor().post(self._watch_on, self._items_taken)
 
     def _watch(self, items_taken: int) -> None:
-        """Grows the pool if no item has been taken since the count `items_taken`, and restarts the timer while runs may
-        be started. Runs on the executor loop."""
+        """Grows the pool if no item has been taken since the count `items_taken`, and restarts the
+        timer while runs may be started. Runs on the executor loop.
+        """
         with self._bell:
             self._has_watch = bool(self._room) and not self._over
             if not self._has_watch:
@@ -162,7 +168,8 @@ class BodyPool:
     def _run(self, index: int, item: Any) -> None:
         try:
             state = self._context.copy().run(self._run_body, index, item)
-        except BaseException as error:  # a body may raise anything, SystemExit too; it is that item's outcome
+        # a body may raise anything, SystemExit too; it is that item's outcome
+        except BaseException as error:
             self._finished(index, _as_outcome(error))
             return
         when_finished(state.branch.player, lambda: self._finished(index, outcome_of(state)))
@@ -218,7 +225,9 @@ class AsyncBodyPool:
             with contextlib.suppress(asyncio.CancelledError):  # it was stopped
                 asyncio.run(self.run())
 
-        threading.Thread(target=copy_context().run, args=(everything,), name="sglang_lite-body", daemon=True).start()
+        threading.Thread(
+            target=copy_context().run, args=(everything,), name="sglang_lite-body", daemon=True
+        ).start()
 
     def stop(self) -> None:
         self._over = True

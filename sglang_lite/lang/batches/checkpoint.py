@@ -1,9 +1,11 @@
-"""Checkpoint of a batch that can be interrupted and run again: finished items are stored in a file of JSON lines.
+"""Checkpoint of a batch that can be interrupted and run again: finished items are stored in a file
+of JSON lines.
 
-The first line identifies everything that the results depend on besides the items: the program, its settings, the
-backend. A file with other values is refused, and so is one that another run has open; items may be added at the end. A
-line is written whole when its item has finished: a line that a kill cut short is dropped, and its item runs again. Each
-line has a code, which shows damage; under a secret also edits.
+The first line identifies everything that the results depend on besides the items: the program, its
+settings, the backend. A file with other values is refused, and so is one that another run has open;
+items may be added at the end. A line is written whole when its item has finished: a line that a
+kill cut short is dropped, and its item runs again. Each line has a code, which shows damage; under
+a secret also edits.
 """
 
 from __future__ import annotations
@@ -34,22 +36,26 @@ logger = logging.getLogger("sglang_lite")
 
 _HEAD = b'{"version":1,"type":"CheckpointHead",'  # beginning of a checkpoint
 _EARLIER = b'{"sglang_lite_batch":'  # of one in the format of earlier versions
-_PYTHON = sys.implementation.cache_tag or sys.version  # version of Python, as code objects are compared
+# version of Python, as code objects are compared
+_PYTHON = sys.implementation.cache_tag or sys.version
 
 
-def batch_parts(function: object, settings: RunSettings, identity: object, version: str | int | None) -> dict[str, str]:
-    """Digests of everything that the results of a batch depend on besides its items, by description.
+def batch_parts(
+    function: object, settings: RunSettings, identity: object, version: str | int | None
+) -> dict[str, str]:
+    """Digests of everything that the results of a batch depend on besides its items, by
+    description.
 
     Args:
         function: body of the program.
         settings: settings of each run.
         identity: identity of the backend.
-        version: version of the program, compared instead of its code and the values that it reads; None to compare
-            those.
+        version: version of the program, compared instead of its code and the values that it reads;
+            None to compare those.
 
     Raises:
-        ParameterError: the program reads a value that can't be compared, or `version` is neither text nor a whole
-            number.
+        ParameterError: the program reads a value that can't be compared, or `version` is neither
+            text nor a whole number.
     """
     found = Fingerprint()
     found.add("the backend", identity)
@@ -65,32 +71,34 @@ def batch_parts(function: object, settings: RunSettings, identity: object, versi
         found.add_program(function)
     for name, kind in found.unreadable.items():
         raise ParameterError(
-            "checkpoint", f"{name} is a {kind}, which can't be compared between runs.",
+            "checkpoint",
+            f"{name} is a {kind}, which can't be compared between runs.",
             hint="Set `version=` to the version of the program, which is compared instead.",
-        )  # fmt: skip
+        )
     return found.parts
 
 
 class BatchFile:
-    """Checkpoint file, locked against other runs until it is closed or its process ends, however that ends.
+    """Checkpoint file, locked against other runs until it is closed or its process ends, however
+    that ends.
 
     Args:
         path: path of the file.
         program: name of the program.
         parts: result of `batch_parts`.
-        items: arguments of the batch's items, in the order of the indices in the file; items may have been added at the
-            end.
+        items: arguments of the batch's items, in the order of the indices in the file; items may
+            have been added at the end.
         skip_damaged: whether to skip lines that can't be read, instead of refusing the file.
         secret: text that whoever reads the file must have; None for checksums.
 
     Attributes:
-        states: states of the items that the file contains, by index. (Log-probabilities, scores and metadata are not
-            stored.)
+        states: states of the items that the file contains, by index. (Log-probabilities, scores and
+            metadata are not stored.)
 
     Raises:
         ParameterError: the file can't be written, or an item can't be compared.
-        ProgramError: the file is open in another run, is not a checkpoint, is damaged, or belongs to another batch. The
-            file is left unchanged then.
+        ProgramError: the file is open in another run, is not a checkpoint, is damaged, or belongs
+            to another batch. The file is left unchanged then.
     """
 
     def __init__(
@@ -118,7 +126,9 @@ class BatchFile:
         except (OSError, ValueError) as error:
             if isinstance(error, OSError):
                 raise files.failure(path, "written", error, "checkpoint") from error
-            raise ParameterError("checkpoint", f"{str(path)!r} can't be written: {error}.") from error
+            raise ParameterError(
+                "checkpoint", f"{str(path)!r} can't be written: {error}."
+            ) from error
         self._finalizer = weakref.finalize(self, self._file.close)
         try:
             self._read()
@@ -140,7 +150,8 @@ class BatchFile:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ProgramError(
-                f"{self._path} is being written by another run.", hint="Wait for its end, or name another file."
+                f"{self._path} is being written by another run.",
+                hint="Wait for its end, or name another file.",
             ) from error
         except OSError as error:
             raise ParameterError("checkpoint", f"{self._path} can't be locked: {error}") from error
@@ -156,23 +167,35 @@ class BatchFile:
             if self._read_item(number, line, last=last) or not last:
                 whole += len(line) + 1
         if self._file.tell() > whole:
-            logger.warning("%s: the last line was cut short, so it is dropped and its item runs again.", self._path)
+            logger.warning(
+                "%s: the last line was cut short, so it is dropped and its item runs again.",
+                self._path,
+            )
             self._file.truncate(whole)
         if not lines:
             self._write(CheckpointHead(self._program, tuple(self._parts.items()), self._has_secret))
 
     def _check_head(self, line: bytes) -> None:
         if line.startswith(_EARLIER):
-            raise self._refusal(1, "the checkpoint was made by an earlier version of sglang_lite, in another format.")
+            raise self._refusal(
+                1,
+                "the checkpoint was made by an earlier version of sglang_lite, in another format.",
+            )
         try:
             head = wire.decode(line)
         except WireError as error:
-            raise self._refusal(1, f"the file is not a batch checkpoint: {error.message}.") from error
+            raise self._refusal(
+                1, f"the file is not a batch checkpoint: {error.message}."
+            ) from error
         if not isinstance(head, CheckpointHead):
-            raise self._refusal(1, f"the file is not a batch checkpoint, but begins with a {type(head).__name__}.")
+            raise self._refusal(
+                1, f"the file is not a batch checkpoint, but begins with a {type(head).__name__}."
+            )
         self._check_code(head, line)
         if head.program != self._program:
-            problem = f"the checkpoint is of the program {head.program!r}, but this is {self._program!r}."
+            problem = (
+                f"the checkpoint is of the program {head.program!r}, but this is {self._program!r}."
+            )
             raise self._refusal(1, problem)
         if changes := _changes(dict(head.parts), self._parts):
             raise self._refusal(1, f"since it was made, this has changed: {changes}.")
@@ -180,10 +203,18 @@ class BatchFile:
     def _check_code(self, head: CheckpointHead, line: bytes) -> None:
         if head.secret != self._has_secret:
             under = "a secret" if head.secret else "no secret"
-            hint = "Give it: secret=…." if head.secret else "Name another file: what is in this one is not proved."
+            hint = (
+                "Give it: secret=…."
+                if head.secret
+                else "Name another file: what is in this one is not proved."
+            )
             raise self._refusal(1, f"the file was written under {under}.", hint)
         if (head.code or head.secret) and not self._codes.is_right(line, head):
-            what = "it is of another secret, or was changed." if head.secret else "the line was changed, or is damaged."
+            what = (
+                "it is of another secret, or was changed."
+                if head.secret
+                else "the line was changed, or is damaged."
+            )
             raise self._refusal(1, what)
         self._has_codes = bool(head.code)
 
@@ -204,15 +235,20 @@ class BatchFile:
             last = last and not changed
             if not (last or self._skip_damaged):
                 hint = "Set `skip_damaged=True` to run the items of damaged lines again."
-                raise self._refusal(number, f"the line {'was changed, or ' if changed else ''}is damaged.", hint)
+                raise self._refusal(
+                    number, f"the line {'was changed, or ' if changed else ''}is damaged.", hint
+                )
             if not last:
                 logger.warning(
-                    "%s, line %d: the line is damaged and skipped, so its item runs again.", self._path, number
+                    "%s, line %d: the line is damaged and skipped, so its item runs again.",
+                    self._path,
+                    number,
                 )
             return False
         if row.index >= len(self._arguments):
             raise self._refusal(
-                number, f"the line is of item {row.index}, but this batch has {len(self._arguments)} items."
+                number,
+                f"the line is of item {row.index}, but this batch has {len(self._arguments)} items.",
             )
         if row.arguments != self._arguments[row.index]:
             raise self._refusal(number, f"item {row.index} has other arguments now.")
@@ -222,8 +258,12 @@ class BatchFile:
             raise self._refusal(number, f"its values can't be restored: {error!r}.") from error
         return True
 
-    def _refusal(self, line: int, problem: str, hint: str = "Name another file, or delete this one.") -> ProgramError:
-        return ProgramError(f"{self._path}, line {line}: {problem}", hint=hint, where=user_location())
+    def _refusal(
+        self, line: int, problem: str, hint: str = "Name another file, or delete this one."
+    ) -> ProgramError:
+        return ProgramError(
+            f"{self._path}, line {line}: {problem}", hint=hint, where=user_location()
+        )
 
     def save(self, index: int, state: ProgramState) -> None:
         """Stores a finished item."""
@@ -243,9 +283,10 @@ def _item_digest(index: int, item: Any) -> str:
         return digest((positional, sorted(named.items())))
     except UnreadableError as error:
         raise ParameterError(
-            f"batch_kwargs[{index}]", f"a {error.kind} in it can't be compared between runs.",
+            f"batch_kwargs[{index}]",
+            f"a {error.kind} in it can't be compared between runs.",
             hint="Give plain data, or leave checkpoint out.",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -1,5 +1,6 @@
-"""Codes at the end of a checkpoint's lines: checksums, which find damage, or authentication codes under a secret, which
-find whatever who does not have it has changed."""
+"""Codes at the end of a checkpoint's lines: checksums, which find damage, or authentication codes
+under a secret, which find whatever who does not have it has changed.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ def check_secret(secret: UserValue) -> None:
     if not isinstance(secret, str):
         raise ParameterError("secret", f"{secret!r:.20} is not a string.")
     if len(secret) < MIN_SECRET:
-        raise ParameterError("secret", f"it has {len(secret)} characters.", hint=f"Draw {MIN_SECRET} or more.")
+        raise ParameterError(
+            "secret", f"it has {len(secret)} characters.", hint=f"Draw {MIN_SECRET} or more."
+        )
 
 
 class LineCodes:
-    """Codes of a checkpoint's lines. That of a row depends on the first line, too, so that no row of another batch has
-    a right one.
+    """Codes of a checkpoint's lines. That of a row depends on the first line, too, so that no row
+    of another batch has a right one.
 
     Args:
         secret: text that whoever reads the file must have; None for checksums.

@@ -1,2 +1,3 @@
-"""Concurrency without knowledge of programs: the executor loop, pools of threads for blocking work, and values and text
-streams that any number of readers can wait for."""
+"""Concurrency without knowledge of programs: the executor loop, pools of threads for blocking work,
+and values and text streams that any number of readers can wait for.
+"""

@@ -37,14 +37,16 @@ class Mailbox:
             self.loop.call_soon_threadsafe(self._deliver)
 
     def enqueue(self, callback: Callable[..., object], *args: object) -> None:
-        """Queues `callback(*args)` without waking the loop: of many calls only the last one has to be followed by
-        `wake`."""
+        """Queues `callback(*args)` without waking the loop: of many calls only the last one has to
+        be followed by `wake`.
+        """
         with self._lock:
             self._calls.append((callback, args))
 
     def wake(self) -> None:
-        """Makes the loop deliver the calls that were queued by `enqueue`. Does nothing if the loop is closed: nobody
-        waits there any more."""
+        """Makes the loop deliver the calls that were queued by `enqueue`. Does nothing if the loop
+        is closed: nobody waits there any more.
+        """
         with self._lock:
             if self._scheduled or not self._calls:
                 return
@@ -65,7 +67,9 @@ class Mailbox:
             try:
                 callback(*args)
             except Exception as error:  # a failed call must not stop the calls behind it
-                self.loop.call_exception_handler({"message": "a posted call failed", "exception": error})
+                self.loop.call_exception_handler(
+                    {"message": "a posted call failed", "exception": error}
+                )
 
 
 _executor: Mailbox | None = None
@@ -74,15 +78,18 @@ _forks = 0
 
 
 def executor() -> Mailbox:
-    """Mailbox of the process's executor loop, which is started on first use. The loop is created in an empty context,
-    so that it keeps no program's context variables alive."""
+    """Mailbox of the process's executor loop, which is started on first use. The loop is created in
+    an empty context, so that it keeps no program's context variables alive.
+    """
     global _executor
     if _executor is None:
         with _lock:
             if _executor is None:
                 # An empty context: else the loop would keep that of the run that starts it.
                 loop = Context().run(asyncio.new_event_loop)
-                threading.Thread(target=_run, args=(loop,), name="sglang_lite-executor", daemon=True).start()
+                threading.Thread(
+                    target=_run, args=(loop,), name="sglang_lite-executor", daemon=True
+                ).start()
                 _executor = Mailbox(loop)
     return _executor
 
@@ -98,20 +105,23 @@ def running_mailbox() -> Mailbox:
 
 
 def on_executor() -> bool:
-    """Returns True if this is the executor loop's thread, which must not block on work that it executes itself."""
+    """Returns True if this is the executor loop's thread, which must not block on work that it
+    executes itself.
+    """
     return _executor is not None and asyncio._get_running_loop() is _executor.loop
 
 
 def forks() -> int:
-    """Number of `os.fork` calls between the first process and this one. Objects that were made at another number rely
-    on threads that don't exist in this process."""
+    """Number of `os.fork` calls between the first process and this one. Objects that were made at
+    another number rely on threads that don't exist in this process.
+    """
     return _forks
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
-    # SDKs resolve host names and the like in threads: asyncio's default executor would start one for each look-up, up
-    # to four more than there are CPUs.
+    # SDKs resolve host names and the like in threads: asyncio's default executor would start one
+    # for each look-up, up to four more than there are CPUs.
     loop.set_default_executor(ThreadPoolExecutor(_LOOKUPS, "sglang_lite-lookups"))
     loop.run_forever()
 
@@ -133,6 +143,6 @@ def in_event_loop() -> bool:
 
 # Deadline of the current task, as `time.monotonic()`, or None if it has no deadline.
 current_deadline: ContextVar[float | None] = ContextVar("sglang_lite_deadline", default=None)
-# `time.monotonic()` from which on the current task's generation is to end where a limit may cut it, or None for never.
-# Read by backends with the capability `winds_down`.
+# `time.monotonic()` from which on the current task's generation is to end where a limit may cut it,
+# or None for never. Read by backends with the capability `winds_down`.
 winds_down_at: ContextVar[float | None] = ContextVar("sglang_lite_winds_down_at", default=None)

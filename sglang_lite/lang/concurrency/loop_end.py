@@ -1,5 +1,6 @@
-"""Closing of resources that belong to an event loop: when the loop ends, when their handle is dropped, or when the
-process exits."""
+"""Closing of resources that belong to an event loop: when the loop ends, when their handle is
+dropped, or when the process exits.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ Handle: TypeAlias = AsyncGenerator[None, None]
 _LAST_S = 1.0  # seconds that closing may take when the process exits
 
 _open: WeakKeyDictionary[Handle, asyncio.AbstractEventLoop] = WeakKeyDictionary()
-_parents: list[Handle] = []  # handles of the process that this one was forked from: they must not be closed here
+# handles of the process that this one was forked from: they must not be closed here
+_parents: list[Handle] = []
 
 
 def closed_with_loop(close: Callable[[], Awaitable[object]]) -> Handle:
-    """Handle on a resource that the running event loop uses. `close` is awaited on that loop: by `aclose` of the
-    handle, when the handle is dropped, or when the loop ends, as loops close the asynchronous generators that they have
-    started."""
+    """Handle on a resource that the running event loop uses. `close` is awaited on that loop: by
+    `aclose` of the handle, when the handle is dropped, or when the loop ends, as loops close the
+    asynchronous generators that they have started.
+    """
     handle = _until_closed(close)
     with contextlib.suppress(StopIteration):
         handle.__anext__().send(None)
@@ -43,7 +46,8 @@ def _close_all() -> None:
     loop = executor_loop()
     handles = [handle for handle, its in list(_open.items()) if its is loop]
     if loop is not None and handles:
-        with contextlib.suppress(Exception):  # the process is exiting, so no caller can handle an error
+        # the process is exiting, so no caller can handle an error
+        with contextlib.suppress(Exception):
             asyncio.run_coroutine_threadsafe(_closed(handles), loop).result(_LAST_S)
 
 
@@ -52,8 +56,9 @@ async def _closed(handles: list[Handle]) -> None:
 
 
 def _leave_to_the_parent() -> None:
-    """Keeps the handles that were open before a fork, without closing them: their connections belong to the parent
-    process."""
+    """Keeps the handles that were open before a fork, without closing them: their connections
+    belong to the parent process.
+    """
     _parents.extend(_open)
     _open.clear()
 

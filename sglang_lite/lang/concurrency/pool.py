@@ -1,4 +1,6 @@
-"""A bounded pool of threads for blocking work: bodies of programs, and backends with blocking hooks."""
+"""A bounded pool of threads for blocking work: bodies of programs, and backends with blocking
+hooks.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from sglang_lite.protocol.anything import UserValue
 class ThreadPool:
     """Runs jobs on at most `size` daemon threads, which are started on demand and ended when idle.
 
-    Waking a thread costs more than many a job, so one thread is woken first, and wakes the next one if it finds more
-    jobs: a burst of short jobs is worked off by few threads, a burst of long ones still uses all of them.
+    Waking a thread costs more than many a job, so one thread is woken first, and wakes the next one
+    if it finds more jobs: a burst of short jobs is worked off by few threads, a burst of long ones
+    still uses all of them.
 
     Args:
         size: maximum number of threads.
@@ -84,12 +87,15 @@ class ThreadPool:
 
 
 async def in_pool(pool: ThreadPool, work: Callable[[], UserValue]) -> UserValue:
-    """Runs blocking work on a pool and returns its result. Cancelling does not stop the thread: it finishes by
-    itself."""
+    """Runs blocking work on a pool and returns its result. Cancelling does not stop the thread: it
+    finishes by itself.
+    """
     return await on_other_thread(pool.submit, work)
 
 
-async def on_other_thread(submit: Callable[[Callable[[], object]], object], work: Callable[[], UserValue]) -> UserValue:
+async def on_other_thread(
+    submit: Callable[[Callable[[], object]], object], work: Callable[[], UserValue]
+) -> UserValue:
     """Runs `work` on another thread, in a copy of this task's context, and returns its result.
 
     Args:
@@ -108,7 +114,8 @@ async def on_other_thread(submit: Callable[[Callable[[], object]], object], work
         try:
             result = context.run(work)
             failure = None
-        except BaseException as error:  # hooks may raise anything; a future refuses non-Exceptions, so they are wrapped
+        # hooks may raise anything; a future refuses non-Exceptions, so they are wrapped
+        except BaseException as error:
             passes = isinstance(error, Exception) and not isinstance(error, StopIteration)
             result = None
             failure = error if passes else located(error, None)

@@ -1,4 +1,6 @@
-"""Values and texts that are still being produced, for any number of threads and event loops that wait for them."""
+"""Values and texts that are still being produced, for any number of threads and event loops that
+wait for them.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from sglang_lite.service_threads import this_thread
 
 
 def located(error: BaseException, where: Location | None) -> SglError:
-    """Fresh error to raise for `error`, with the line of the user's program: a copy of the same class and cause if
-    `error` is an SglError, else a ProgramError that is caused by it.
+    """Fresh error to raise for `error`, with the line of the user's program: a copy of the same
+    class and cause if `error` is an SglError, else a ProgramError that is caused by it.
 
     Several readers raise it, each in its own thread, so each of them needs its own copy.
     """
@@ -36,7 +38,9 @@ def located(error: BaseException, where: Location | None) -> SglError:
 
 
 class Blocking(Protocol):
-    """Watcher of threads that wait for values, so that a pool of bodies can run another thread meanwhile."""
+    """Watcher of threads that wait for values, so that a pool of bodies can run another thread
+    meanwhile.
+    """
 
     def blocked(self) -> None: ...
 
@@ -66,14 +70,18 @@ class Variable:
 
     Attributes:
         where: line of the user's code that made the variable.
-        record: the backend's result for the node (a list for several samples); None for values set by hand.
+        record: the backend's result for the node (a list for several samples); None for values set
+            by hand.
         kind: Python type of the value, if one was requested.
-        node: path in the program's tree of the node that makes it; "" for a value that no node makes.
-        log: text of the node while it is generated, closed when the variable is settled; None if no stream is read.
+        node: path in the program's tree of the node that makes it; "" for a value that no node
+            makes.
+        log: text of the node while it is generated, closed when the variable is settled; None if no
+            stream is read.
         question: question that the node has answered, if its confidence was requested; else None.
-        end_position: position in the branch's transcript directly after the node; None if no node of the branch made
-            the variable.
-        awaited: what is known to be finished once somebody has waited for the variable; None if nothing is.
+        end_position: position in the branch's transcript directly after the node; None if no node
+            of the branch made the variable.
+        awaited: what is known to be finished once somebody has waited for the variable; None if
+            nothing is.
         taken_away: True if its value or its failure had come, and was replaced by an error.
     """
 
@@ -114,8 +122,9 @@ class Variable:
         self.set(None, error)
 
     def set(self, value: object, error: BaseException | None = None) -> None:
-        """Sets the value, or the error that readers raise instead. Does nothing if the variable is already set or
-        failed."""
+        """Sets the value, or the error that readers raise instead. Does nothing if the variable is
+        already set or failed.
+        """
         with self._lock:
             if self._done:
                 return
@@ -146,8 +155,9 @@ class Variable:
         return (self._value,) if self._error is None or (self.taken_away and had_one) else ()
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Calls `callback` once, when the variable is set or failed: immediately, or later on the thread that settles
-        it."""
+        """Calls `callback` once, when the variable is set or failed: immediately, or later on the
+        thread that settles it.
+        """
         with self._lock:
             if not self._done:
                 if self._callbacks is None:
@@ -170,7 +180,8 @@ class Variable:
 
         Raises:
             RequestTimeoutError: the variable was not settled within `timeout` seconds.
-            ProgramError: the code that sets the variable runs in another process, or on this thread.
+            ProgramError: the code that sets the variable runs in another process, or on this
+                thread.
         """
         if not self._done:
             _check_can_wait(self._made, self.where)
@@ -203,13 +214,15 @@ def _check_can_wait(made: int, where: Location | None = None) -> None:
     if made != forks():
         raise ProgramError(
             "the program runs in the process that this one was forked from, so its values never arrive here.",
-            hint="Read the value there, or run the program in this process.", where=where,
-        )  # fmt: skip
+            hint="Read the value there, or run the program in this process.",
+            where=where,
+        )
     if this_thread.runs_engine:
         raise ProgramError(
             "waiting here would stop an engine: this code runs on its thread, in a logit processor or a sink.",
-            hint="Wait on another thread.", where=where,
-        )  # fmt: skip
+            hint="Wait on another thread.",
+            where=where,
+        )
     if on_executor():
         raise ProgramError(
             "waiting here would stop what it waits for: this coroutine or rule runs where programs are executed.",
@@ -219,7 +232,8 @@ def _check_can_wait(made: int, where: Location | None = None) -> None:
 
 def when_all_done(variables: Sequence[Variable], callback: Callable[[], object]) -> None:
     """Calls `callback` once, when the last of the variables (at least one) is settled."""
-    remaining = itertools.count(len(variables) - 1, -1)  # counts down atomically: variables settle on several threads
+    # counts down atomically: variables settle on several threads
+    remaining = itertools.count(len(variables) - 1, -1)
 
     def one_more() -> None:
         if not next(remaining):
@@ -230,7 +244,9 @@ def when_all_done(variables: Sequence[Variable], callback: Callable[[], object])
 
 
 def resolve(future: asyncio.Future[None]) -> None:
-    """Resolves a future unless it was cancelled or resolved before. Called on the future's event loop."""
+    """Resolves a future unless it was cancelled or resolved before. Called on the future's event
+    loop.
+    """
     if not future.done():
         future.set_result(None)
 
@@ -248,13 +264,14 @@ def _bell() -> tuple[asyncio.Future[None], Callable[[], None]]:
 
 
 class TextLog:
-    """Text that grows, as a replayable broadcast: every reader, early or late, receives every piece from the first one
-    on.
+    """Text that grows, as a replayable broadcast: every reader, early or late, receives every piece
+    from the first one on.
 
     A piece is (text, metadata); the metadata is None if the backend gave none.
 
     Attributes:
-        awaited: what is known to be finished once somebody has read the text to its end; None if nothing is.
+        awaited: what is known to be finished once somebody has read the text to its end; None if
+            nothing is.
     """
 
     def __init__(self) -> None:
@@ -349,9 +366,12 @@ class TextLog:
                 await future
         self._end()
 
-    def _from(self, at: int, wake: Callable[[], object]) -> tuple[list[tuple[str, dict[str, Any] | None]], bool]:
-        """Pieces from index `at` on, and True if the log is closed. If there are none yet and the log is open, `wake`
-        is called when the log changes."""
+    def _from(
+        self, at: int, wake: Callable[[], object]
+    ) -> tuple[list[tuple[str, dict[str, Any] | None]], bool]:
+        """Pieces from index `at` on, and True if the log is closed. If there are none yet and the
+        log is open, `wake` is called when the log changes.
+        """
         with self._lock:
             pieces = self._pieces[at:]
             if not pieces and not self._closed:

@@ -69,10 +69,17 @@ class BasePlayer(ABC):
         reading the text as it grows, and the answer must not come from another call.
         """
         on_its_threads = self.backend.answer_pool is None or on_pool.get() is self
-        return on_its_threads and self.transcript.log is None and self.run.plain and op.expression.source is None
+        return (
+            on_its_threads
+            and self.transcript.log is None
+            and self.run.plain
+            and op.expression.source is None
+        )
 
     def is_current(self, op: Op) -> bool:
-        """Returns True if `op` is still current; if not, the branch was stopped and its results must be dropped."""
+        """Returns True if `op` is still current; if not, the branch was stopped and its results
+        must be dropped.
+        """
         return self._current is op
 
     @abstractmethod

@@ -37,9 +37,13 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
     matcher: ByteMatcher | None = None
 
     def copy(self) -> OpenBlocks:
-        return OpenBlocks(self.turns, self.role, self.suffixes, self.grammar, self.matcher and self.matcher.copy())
+        return OpenBlocks(
+            self.turns, self.role, self.suffixes, self.grammar, self.matcher and self.matcher.copy()
+        )
 
-    def restore(self, turns: tuple[str, ...], role: str | None, suffixes: tuple[str | None, ...]) -> None:
+    def restore(
+        self, turns: tuple[str, ...], role: str | None, suffixes: tuple[str | None, ...]
+    ) -> None:
         """Restores the turns of an earlier run, including its open turn, if any.
 
         Args:
@@ -50,7 +54,9 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         count = len(turns) + (role is not None)
         self.suffixes = (*suffixes, *[None] * count)[:count]
 
-    def begin_turn(self, role: str, run: Run, where: Location | None) -> Iterator[Text | TurnBegin | TurnEnd]:
+    def begin_turn(
+        self, role: str, run: Run, where: Location | None
+    ) -> Iterator[Text | TurnBegin | TurnEnd]:
         """Opens a turn and yields its nodes. If it is the first turn, the template's default system
         turn comes before it.
         """
@@ -76,7 +82,9 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
     def end_turn(self, role: str, run: Run, where: Location | None) -> tuple[TurnEnd, Text]:
         """Closes the open turn and returns its last nodes."""
         if self.grammar is not None:
-            raise ProgramError(f"{_turn(role)} ends inside a grammar.", hint="End that one first.", where=where)
+            raise ProgramError(
+                f"{_turn(role)} ends inside a grammar.", hint="End that one first.", where=where
+            )
         if self.role != role:
             if self.role is None:
                 problem = "no turn is open"
@@ -103,10 +111,16 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
     def begin_grammar(self, node: GrammarBegin, backend: Backend, where: Location | None) -> None:
         from sglang_lite.constraints.byte_matcher import ByteMatcher
 
-        self.refuse_in_grammar("a grammar is already open.", "Combine the two into one grammar.", where)
+        self.refuse_in_grammar(
+            "a grammar is already open.", "Combine the two into one grammar.", where
+        )
         if Continuation not in backend.capabilities.constraints:
             raise refusal(
-                backend, node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
+                backend,
+                node,
+                "a grammar over several nodes",
+                "Write all of it with one gen(constraint=…).",
+                where,
             )
         self.grammar = node.constraint
         self.matcher = ByteMatcher(node.constraint)

@@ -134,7 +134,9 @@ class Branch:
         "__weakref__", "backend", "blocks", "names", "node_count", "path", "planner", "player", "run",
     )  # fmt: skip
 
-    def __init__(self, player: Player, path: str = "", node_count: int = 0, planner: Planner | None = None) -> None:
+    def __init__(
+        self, player: Player, path: str = "", node_count: int = 0, planner: Planner | None = None
+    ) -> None:
         self.player = player
         self.path = path
         self.planner = planner
@@ -154,7 +156,8 @@ class Branch:
         try:
             if isinstance(expr, str) and "<coroutine object " in expr:
                 check_awaited("+=", expr, where)
-            if type(expr) is str and self.blocks.matcher is None and self.run.spelled is None:  # fast path of _put_text
+            # fast path of _put_text
+            if type(expr) is str and self.blocks.matcher is None and self.run.spelled is None:
                 self.player.put(Text(expr, None, self.blocks.role is None, where=where))
             elif isinstance(expr, str):
                 self._put_text(expr, where)
@@ -179,7 +182,8 @@ class Branch:
                 self._put_text(expression.text, where, expression.ids, special=expression.special)
             case SglGen():
                 made = expression.node.where
-                if made is not None and where is not None and made.line > where.line:  # most are in one line
+                # most are in one line
+                if made is not None and where is not None and made.line > where.line:
                     where = own_line(where, made)
                 self.player.put(self._gen(expression, where))
             case SglSelect():
@@ -192,11 +196,16 @@ class Branch:
                     self.player.put(node)
             case ScopeBegin():
                 variable = Variable(where)
-                self.names.scopes[expression.name] = (*self.names.scopes.get(expression.name, ()), variable)
+                self.names.scopes[expression.name] = (
+                    *self.names.scopes.get(expression.name, ()),
+                    variable,
+                )
                 self.player.put(ScopeOp(ScopeBegin(expression.name, where=where), variable))
             case ScopeEnd():
                 if expression.name not in self.names.scopes:
-                    raise ProgramError(f"the variable scope {expression.name!r} is not open.", where=where)
+                    raise ProgramError(
+                        f"the variable scope {expression.name!r} is not open.", where=where
+                    )
                 *outer, variable = self.names.scopes.pop(expression.name)
                 if outer:
                     self.names.scopes[expression.name] = tuple(outer)
@@ -205,7 +214,8 @@ class Branch:
             case GrammarBegin():
                 self.blocks.begin_grammar(expression, self.backend, where)
                 self.player.put(GrammarBegin(expression.constraint, where=where))
-            case GrammarEnd() if self.blocks.grammar is not None:  # else a rollback has removed its beginning
+            # else a rollback has removed its beginning
+            case GrammarEnd() if self.blocks.grammar is not None:
                 matcher = self.blocks.end_grammar()
                 self.player.put(GrammarEnd(where=where))
                 if matcher is not None:
@@ -223,7 +233,12 @@ class Branch:
                 raise ParameterError("+=", f"{expression!r} can't be executed.", where=where)
 
     def _put_text(
-        self, text: str, where: Location | None, ids: tuple[int, ...] | None = None, *, special: bool = True
+        self,
+        text: str,
+        where: Location | None,
+        ids: tuple[int, ...] | None = None,
+        *,
+        special: bool = True,
     ) -> None:
         if type(text) is not str:
             if not isinstance(text, str):
@@ -241,21 +256,33 @@ class Branch:
     def _select(self, own: SglSelect, where: Location | None) -> SelectOp:
         run = self.run
         blocks = self.blocks
-        adapter = run.settings.params.lora_path if isinstance(own.node.lora_path, Unset) else own.node.lora_path
+        adapter = (
+            run.settings.params.lora_path
+            if isinstance(own.node.lora_path, Unset)
+            else own.node.lora_path
+        )
         if own.multi:
-            blocks.refuse_in_grammar("select(multi=True) can't be part of a grammar.", "Select one by one.", where)
+            blocks.refuse_in_grammar(
+                "select(multi=True) can't be part of a grammar.", "Select one by one.", where
+            )
         check_adapter(self.backend, own, adapter, where)
         texts = example_choices(own.choices, multi=own.multi)
         choices = Choices(texts) if isinstance(texts, tuple) else None  # a symbol, in a trace
-        self.backend.check(own, Demands("select", constraint=choices, scores=not only_picks(own)), where)
+        self.backend.check(
+            own, Demands("select", constraint=choices, scores=not only_picks(own)), where
+        )
         blocks.matcher = None
         path = self.next_node()
         variable = self._declare(own.node.name, path, where)
         judged = own.multi or run.settings.retries or run.kept is not None
         node = msgspec.structs.replace(
-            own.node, method=None if judged else own.node.method, seed=run.seed_of(path), special=blocks.role is None,
-            lora_path=adapter, where=where,
-        )  # fmt: skip
+            own.node,
+            method=None if judged else own.node.method,
+            seed=run.seed_of(path),
+            special=blocks.role is None,
+            lora_path=adapter,
+            where=where,
+        )
         return SelectOp(node, own, variable, in_body=run.body_open)
 
     def _gen(self, own: SglGen, where: Location | None) -> GenOp:
@@ -273,7 +300,14 @@ class Branch:
             thoughts = self._declare(name, path, where)
         variable = self._declare(node.name, path, where, kind)
         self.blocks.matcher = None
-        return GenOp(node, own, variable, thoughts=thoughts, shows_tools=shows_tools, in_body=self.run.body_open)
+        return GenOp(
+            node,
+            own,
+            variable,
+            thoughts=thoughts,
+            shows_tools=shows_tools,
+            in_body=self.run.body_open,
+        )
 
     def _put_medium(self, expression: SglImage, where: Location | None) -> None:
         from sglang_lite.lang.media import fetched, frames_of
@@ -281,7 +315,9 @@ class Branch:
         kind = expression.kind
         can = self.backend.capabilities
         medium = expression.load(where)
-        self.blocks.refuse_in_grammar("an image can't be part of a grammar.", "Add it before.", where)
+        self.blocks.refuse_in_grammar(
+            "an image can't be part of a grammar.", "Add it before.", where
+        )
         if not can.takes(kind):
             raise refused_medium(self.backend, kind, kind, where)
         if medium.address and not (kind == "image" and can.fetches_images):
@@ -290,7 +326,9 @@ class Branch:
             self.player.put(ImagePart(each, _media_token(self.run, kind), where=where))
         self.tell("fill_image")
 
-    def _declare(self, name: str | None, node: str, where: Location | None, kind: Any = None) -> Variable:
+    def _declare(
+        self, name: str | None, node: str, where: Location | None, kind: Any = None
+    ) -> Variable:
         variable = Variable(where, self.run.made)
         variable.node = node
         if name is not None:
@@ -310,7 +348,9 @@ class Branch:
         self.player.before_adding(where)
         node = self.next_node()
         planners = [None] * size if self.planner is None else self.planner.fork(size)
-        children = [type(self)(self._forked(), f"{node}.{i}", planner=planners[i]) for i in range(size)]
+        children = [
+            type(self)(self._forked(), f"{node}.{i}", planner=planners[i]) for i in range(size)
+        ]
         for child in children:
             child.names.fork_from(self.names)
             child.blocks = self.blocks.copy()
@@ -324,7 +364,11 @@ class Branch:
 
     def _forked(self) -> Player:
         """Creates the player of a branch that forks from this one."""
-        return Player(self.run, depth=self.player.depth + 1, waits=Waits(self.player.waits, self.player.waits.last))
+        return Player(
+            self.run,
+            depth=self.player.depth + 1,
+            waits=Waits(self.player.waits, self.player.waits.last),
+        )
 
     def restore(
         self,
@@ -345,14 +389,22 @@ class Branch:
         """
         listener = self.backend.event_listener
         if listener is not None and event in listener.events:
-            self.player.put(EventOp(event, listener.threads, partial(listener.call, event, self.player, children)))
+            self.player.put(
+                EventOp(
+                    event, listener.threads, partial(listener.call, event, self.player, children)
+                )
+            )
 
     def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
         """Joins forked branches. With mode "concate_and_append", appends the texts that they have
         added so far.
         """
         players = [child.player for child in children]
-        appended = [player.read(added, where) for player in players] if mode == "concate_and_append" else []
+        appended = (
+            [player.read(added, where) for player in players]
+            if mode == "concate_and_append"
+            else []
+        )
         if mode == "concate_and_append":
             self.blocks.matcher = None
         for player in players:
@@ -362,7 +414,9 @@ class Branch:
     def mark(self, where: Location | None) -> BranchSnapshot:
         """Sets a mark and returns a snapshot for `roll_back`."""
         self.player.before_adding(where)
-        mark = BranchMark(children=len(self.player.children), cancelled=self.player.waits.cancelled is not None)
+        mark = BranchMark(
+            children=len(self.player.children), cancelled=self.player.waits.cancelled is not None
+        )
         self.player.put(MarkOp(mark, back=False))
         return BranchSnapshot(mark, self.names.at_mark(), self.blocks.copy())
 
@@ -420,7 +474,7 @@ class Branch:
         if not self.path:
             self.run.stop_inside(error, final=self.player.stopped is not None)
 
-    # ----------------------------------------------------------------------------------------- reading
+    # -------------------------------------------------------------------------------------- reading
 
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """Returns a variable that is set to `what(player)` once everything queued so far has been
@@ -443,11 +497,14 @@ def _check_rollback(player: Player, where: Location | None) -> None:
     player.names.check(where)
     if player.log is not None:
         raise ProgramError(
-            "text that was already streamed can't be rolled back.", hint="Run without stream=True.", where=where
+            "text that was already streamed can't be rolled back.",
+            hint="Run without stream=True.",
+            where=where,
         )
     deadline = player.run.deadline
     over = player.stopped is not None or (deadline is not None and time.monotonic() >= deadline)
-    if over and player.failure is not None:  # else a body that retries until it succeeds would never end
+    # else a body that retries until it succeeds would never end
+    if over and player.failure is not None:
         raise located(player.failure, where)
 
 
@@ -473,9 +530,13 @@ def raised_at(error: BaseException) -> Location | None:
     found = None
     while trace is not None:
         frame = trace.tb_frame
-        if not frame.f_globals.get("__name__", "").startswith("sglang_lite.") and not (found and is_library(trace)):
+        if not frame.f_globals.get("__name__", "").startswith("sglang_lite.") and not (
+            found and is_library(trace)
+        ):
             code = frame.f_code
-            found = Location(code.co_filename, trace.tb_lineno or code.co_firstlineno, code.co_qualname)
+            found = Location(
+                code.co_filename, trace.tb_lineno or code.co_firstlineno, code.co_qualname
+            )
         trace = trace.tb_next
     return found
 
@@ -490,7 +551,13 @@ def _with_tools(own: SglGen, tools: Toolbox, backend: Backend) -> SglGen:
 
 
 def _gen_node(
-    branch: Branch, own: SglGen, backend: Backend, path: str, where: Location | None, *, shows_tools: bool
+    branch: Branch,
+    own: SglGen,
+    backend: Backend,
+    path: str,
+    where: Location | None,
+    *,
+    shows_tools: bool,
 ) -> Gen:
     """Builds the node of a generation.
 
@@ -510,13 +577,17 @@ def _gen_node(
     constraint = own.node.constraint
     stops = tuple[str, ...]()
     kinds = backend.capabilities.constraints
-    if isinstance(constraint, Number) and (Number not in kinds or (reasoning is not None and InOrder in kinds)):
+    if isinstance(constraint, Number) and (
+        Number not in kinds or (reasoning is not None and InOrder in kinds)
+    ):
         if reasoning is None:
             constraint = number_as_regex(constraint)
             stops = NUMBER_STOPS
         else:  # a stop would end the reasoning
             constraint = number_as_regex(constraint, TERMINATORS)
-    params = _params(own.node, run, stops if blocks.role is None else (*stops, *run.template.stop_str), path)
+    params = _params(
+        own.node, run, stops if blocks.role is None else (*stops, *run.template.stop_str), path
+    )
     if reasoning is not None and constraint is not None and InOrder in kinds:
         constraint = with_reasoning(reasoning, constraint)
         params = _with_format(params, reasoning, backend)
@@ -524,8 +595,15 @@ def _gen_node(
         params = _with_format(params, reasoning, backend)
     elif params.thinking is not UNSET and constraint is not None and InOrder in kinds:
         hint = 'Name the type of the model: gen(reasoning="qwen3").'
-        raise ParameterError("thinking", "the constraint begins with the answer.", hint=hint, where=where)
-    if isinstance(params.max_tokens, Unset) and own.is_typed and backend.capabilities.sizes_answers and not run.budgets:
+        raise ParameterError(
+            "thinking", "the constraint begins with the answer.", hint=hint, where=where
+        )
+    if (
+        isinstance(params.max_tokens, Unset)
+        and own.is_typed
+        and backend.capabilities.sizes_answers
+        and not run.budgets
+    ):
         params = _sized(params, constraint)
     whole = constraint if blocks.grammar is None else Continuation(blocks.grammar, part=constraint)
     if whole is not None or backend.capabilities is not EVERYTHING:
@@ -564,8 +642,7 @@ def _params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> SamplingP
 
 
 def _sized(params: SamplingParams, constraint: Constraint | None) -> SamplingParams:
-    """Limits max_tokens to the number of tokens that the constraint's values need, if it is known.
-    """
+    """Limits max_tokens to the number of tokens that the constraint's values need, if it is known."""
     limit = None if constraint is None else answer_limit(constraint)
     return params if limit is None else msgspec.structs.replace(params, max_tokens=limit)
 
@@ -576,4 +653,9 @@ def _judged(own: SglGen, run: Run) -> bool:
     """
     options = own.options
     retries = run.settings.retries if options.retries is None else options.retries
-    return bool(retries) or options.check is not None or options.backend is not None or run.kept is not None
+    return (
+        bool(retries)
+        or options.check is not None
+        or options.backend is not None
+        or run.kept is not None
+    )

@@ -41,8 +41,14 @@ from sglang_lite.protocol import (
 _Answer = TypeVar("_Answer", bound=Generation | Selection)
 # Errors before a call, or instead of one.
 _NOT_MADE = (
-    BudgetError, ParameterError, ConstraintError, CapabilityError, TemplateError, OverloadedError, EngineClosedError
-)  # fmt: skip
+    BudgetError,
+    ParameterError,
+    ConstraintError,
+    CapabilityError,
+    TemplateError,
+    OverloadedError,
+    EngineClosedError,
+)
 _AROUND_A_CHOICE = 16  # tokens of the JSON object into which an API writes a choice
 
 
@@ -79,12 +85,15 @@ class Budget:
         return Budget(self.max_cost, self.max_total_tokens)
 
     def check(self, backend: Backend) -> None:
-        """Raises ParameterError if a cost limit is set and the price of the backend's model is not known."""
+        """Raises ParameterError if a cost limit is set and the price of the backend's model is not
+        known.
+        """
         if self.max_cost is not None and backend.cost(Usage(1, 0, 1)) is None:
             raise ParameterError(
-                "max_cost", f"the price of the model {backend.get_model_name()!r} is not known.",
+                "max_cost",
+                f"the price of the model {backend.get_model_name()!r} is not known.",
                 hint="Set it (backend.price = sgl.Price(…)), or use max_total_tokens.",
-            )  # fmt: skip
+            )
 
     @contextlib.contextmanager
     def reserve(self, account: NodeAccount) -> Iterator[None]:
@@ -112,7 +121,9 @@ class Budget:
         finally:
             used = total_usage(account.used)
             with self._lock:
-                self._cost += (self._cost_of(account.backend, used, cost) if account.used else 0.0) - cost
+                self._cost += (
+                    self._cost_of(account.backend, used, cost) if account.used else 0.0
+                ) - cost
                 self._tokens += used.prompt_tokens + used.completion_tokens - tokens
 
     def _cost_of(self, backend: Backend, usage: Usage, otherwise: float) -> float:
@@ -164,7 +175,9 @@ class NodeAccount:
         finally:
             unreported_usages.reset(token)
 
-    def answered(self, answers: list[_Answer], prompt: Prompt, texts: Sequence[str]) -> list[_Answer]:
+    def answered(
+        self, answers: list[_Answer], prompt: Prompt, texts: Sequence[str]
+    ) -> list[_Answer]:
         """Adds the usage of an answer. If the usage is not credible, the call keeps its
         reservation.
 
@@ -180,16 +193,31 @@ class NodeAccount:
         total = total_usage(self.used)
         tokenizer = self.backend.tokenizer
         # A call for several nodes does not report the usage of this prompt.
-        if "turn" in first.meta or first.meta.get("calls") == 0 or is_credible(total, prompt, texts, tokenizer):
+        if (
+            "turn" in first.meta
+            or first.meta.get("calls") == 0
+            or is_credible(total, prompt, texts, tokenizer)
+        ):
             return answers
-        longest = max(self.reserved.completion_tokens, sum(tokens_of(text, tokenizer) for text in texts))
-        self.used.append(unreported_usage(total, msgspec.structs.replace(self.reserved, completion_tokens=longest)))
-        return [msgspec.structs.replace(first, meta=with_warnings(first.meta, NOT_CREDIBLE)), *answers[1:]]
+        longest = max(
+            self.reserved.completion_tokens, sum(tokens_of(text, tokenizer) for text in texts)
+        )
+        self.used.append(
+            unreported_usage(
+                total, msgspec.structs.replace(self.reserved, completion_tokens=longest)
+            )
+        )
+        return [
+            msgspec.structs.replace(first, meta=with_warnings(first.meta, NOT_CREDIBLE)),
+            *answers[1:],
+        ]
 
 
 def _over(limit: str, problem: str) -> BudgetError:
     return BudgetError(
-        limit, problem, hint=f"Raise {limit}, or lower max_tokens. Finished answers are in the error's `state`."
+        limit,
+        problem,
+        hint=f"Raise {limit}, or lower max_tokens. Finished answers are in the error's `state`.",
     )
 
 
@@ -199,12 +227,15 @@ def max_generation_usage(backend: Backend, prompt: Prompt, params: SamplingParam
     Raises:
         ParameterError: neither max_tokens nor the backend limits the length of the answer.
     """
-    longest = backend.unset_max_tokens if isinstance(params.max_tokens, Unset) else params.max_tokens
+    longest = (
+        backend.unset_max_tokens if isinstance(params.max_tokens, Unset) else params.max_tokens
+    )
     if longest is None:
         raise ParameterError(
-            "max_tokens", "this generation has no limit, so the budget can't be kept.",
+            "max_tokens",
+            "this generation has no limit, so the budget can't be kept.",
             hint="Set it: gen(max_tokens=…), or run(max_new_tokens=…) for all.",
-        )  # fmt: skip
+        )
     samples = params.samples
     return Usage(estimated_tokens(prompt, backend.tokenizer), 0, longest * samples)
 

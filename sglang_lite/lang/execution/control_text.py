@@ -70,7 +70,9 @@ class SpelledTokens:
         """Returns the name of an argument whose value spells the token and occurs in the text, or
         None.
         """
-        return next((name for name, value in self._values if token in value and value.strip() in text), None)
+        return next(
+            (name for name, value in self._values if token in value and value.strip() in text), None
+        )
 
     def found_in(self, text: str) -> Iterator[tuple[str, str]]:
         """Yields each control token that an argument's value spells in a text, with the argument's

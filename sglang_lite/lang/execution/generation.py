@@ -1,5 +1,4 @@
-"""Plays generations: gets the answer, parses its value, appends its text, and writes its streams.
-"""
+"""Plays generations: gets the answer, parses its value, appends its text, and writes its streams."""
 
 from __future__ import annotations
 
@@ -125,7 +124,9 @@ async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
         ParameterError: the node can't have this text.
     """
     if op.node.params.samples > 1:
-        raise ParameterError("value", f"{op.node.name!r} has several samples, which one text can't replace.")
+        raise ParameterError(
+            "value", f"{op.node.name!r} has several samples, which one text can't replace."
+        )
     answer = Generation(text, reasoning=None if op.expression.options.reasoning is None else "")
     try:
         if op.expression.node.constraint is not None and not _may_stop_anywhere(player, op):
@@ -134,8 +135,12 @@ async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
     except (ParameterError, RequestTimeoutError):
         raise
     except Exception as error:  # a check may raise anything
-        problem = error.message if isinstance(error, SglError) else f"{type(error).__name__}: {error}"
-        raise ParameterError("value", f"{text!r:.60} is not possible for {op.node.name!r}: {problem}") from error
+        problem = (
+            error.message if isinstance(error, SglError) else f"{type(error).__name__}: {error}"
+        )
+        raise ParameterError(
+            "value", f"{text!r:.60} is not possible for {op.node.name!r}: {problem}"
+        ) from error
 
 
 async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
@@ -158,10 +163,13 @@ async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
 
     def failed(error: Exception) -> bool:
         _record_failure(player, op, answers, error)
-        return greedy and not shows(op) and (bool(answers) or isinstance(error, ValueValidationError))
+        return (
+            greedy and not shows(op) and (bool(answers) or isinstance(error, ValueValidationError))
+        )
 
     generations, values = await attempts(run, retries, ask, failed)
-    if not live and player.transcript.log is not None and player.is_current(op):  # else it is another reader's log
+    # else it is another reader's log
+    if not live and player.transcript.log is not None and player.is_current(op):
         AnswerStream(player.transcript.log, op).end(generations[0])
     _accept(player, op, generations, values)
 
@@ -203,14 +211,17 @@ async def _call(player: BasePlayer, op: GenOp, attempt: int, *, live: bool) -> l
         done.sort(key=_index)
     if not done:
         raise ProgramError(
-            f"{name_of(backend)} ended without an answer.", hint="Its `agenerate` must yield a Generation."
+            f"{name_of(backend)} ended without an answer.",
+            hint="Its `agenerate` must yield a Generation.",
         )
     if show is not None:
         show.end(done[0])
     return done
 
 
-def _events(backend: Backend, player: BasePlayer, op: GenOp, attempt: int) -> AsyncGenerator[Any, None]:
+def _events(
+    backend: Backend, player: BasePlayer, op: GenOp, attempt: int
+) -> AsyncGenerator[Any, None]:
     """Returns the events of an answer from the first source that has it: the earlier run, the
     pushed-down program, the expression's source, or the backend.
     """
@@ -225,7 +236,9 @@ def _events(backend: Backend, player: BasePlayer, op: GenOp, attempt: int) -> As
     if op.pushed_node is not None and not op.has_own_prompt and not repairs:
         pushed, place = op.pushed_node
         if attempt or player.run.kept is not None:  # else it was asked for when it was pushed down
-            pushed.ask_again(op, msgspec.structs.replace(op.node, params=params), player.transcript.pieces)
+            pushed.ask_again(
+                op, msgspec.structs.replace(op.node, params=params), player.transcript.pieces
+            )
         return pushed.events.answers((place, op.attempt), params.samples)
     asked.set((player, op))
     source = op.expression.source
@@ -245,7 +258,9 @@ def _prompt(player: BasePlayer, op: GenOp, attempt: int = 0) -> Prompt:
     prompt = player.transcript.prompt(same_model=own is None)
     template = None
     if op.shows_tools and (tools := op.expression.tools) is not None:
-        prompt = msgspec.structs.replace(prompt, tools=tools.of_prompt(_backend_of(player, op).tool_family()))
+        prompt = msgspec.structs.replace(
+            prompt, tools=tools.of_prompt(_backend_of(player, op).tool_family())
+        )
     if own is not None and (op.shows_tools or not own.capabilities.continues):
         template = own.get_chat_template()
         prompt = rerender(prompt, template, player.run.template)
@@ -264,10 +279,16 @@ def _constraint(player: BasePlayer, op: GenOp) -> Constraint | None:
     the grammar.
     """
     walk = player.transcript.matcher
-    return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
+    return (
+        op.node.constraint
+        if walk is None
+        else Continuation(walk.constraint, walk.text, op.node.constraint)
+    )
 
 
-async def _checked_values(player: BasePlayer, op: GenOp, answers: Sequence[Generation], began: float) -> list[Any]:
+async def _checked_values(
+    player: BasePlayer, op: GenOp, answers: Sequence[Generation], began: float
+) -> list[Any]:
     """Parses the samples and runs the node's check on each value.
 
     Args:
@@ -277,13 +298,17 @@ async def _checked_values(player: BasePlayer, op: GenOp, answers: Sequence[Gener
     options = op.expression.options
     if options.check is not None:
         remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
-        async with limit(remaining, "the check did not end within the node's timeout of", options.timeout):
+        async with limit(
+            remaining, "the check did not end within the node's timeout of", options.timeout
+        ):
             for value, answer in zip(values, answers):
                 await check_value(options.check, value, answer.text)
     return values
 
 
-def _record_failure(player: BasePlayer, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
+def _record_failure(
+    player: BasePlayer, op: GenOp, answers: Sequence[Generation], error: Exception
+) -> None:
     op.record_failure(error, answers)
     usages = [answer.usage for answer in answers]
     player.run.account.failed(usages)
@@ -302,7 +327,9 @@ def _values(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) ->
     if own.options.reasoning is not None:
         texts = [_split(op, g)[1] for g in generations]
     if own.value_type is not None:
-        return [_parsed(player, op, text, generation) for text, generation in zip(texts, generations)]
+        return [
+            _parsed(player, op, text, generation) for text, generation in zip(texts, generations)
+        ]
     if own.node.constraint is not None:
         for generation, text in zip(generations, texts):
             if is_cut(op, generation):
@@ -369,7 +396,9 @@ def _free_answer(op: GenOp, text: str) -> str | None:
 def _may_stop_anywhere(player: BasePlayer, op: GenOp) -> bool:
     """Returns True if a stop may end the text before its constraint is complete."""
     param_sets = (op.expression.node.params, player.run.settings.params)
-    return any(not isinstance(getattr(params, stop), Unset) for params in param_sets for stop in _STOPS)
+    return any(
+        not isinstance(getattr(params, stop), Unset) for params in param_sets for stop in _STOPS
+    )
 
 
 def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
@@ -379,10 +408,14 @@ def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
     if generation.reasoning is not None:
         return generation.reasoning, generation.text
     assert op.expression.options.reasoning is not None
-    return ReasoningParser.split(op.expression.options.reasoning, generation.text, once=op.node.constraint is not None)
+    return ReasoningParser.split(
+        op.expression.options.reasoning, generation.text, once=op.node.constraint is not None
+    )
 
 
-def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
+def _accept(
+    player: BasePlayer, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]
+) -> None:
     """Appends the first sample to the text and sets the variable to its value, or to all values if
     there are several samples.
     """
@@ -397,7 +430,9 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
         generations = [_with_warning(player, op, generation) for generation in generations]
     if isinstance(constraint, JsonSchema) and KEYWORD in constraint.schema:
         generations = _with_quotes(op, constraint, generations)
-    if _of_logprobs(op.node.params) != _NO_LOGPROBS and (unused := _without_logprobs(op.node.params)):
+    if _of_logprobs(op.node.params) != _NO_LOGPROBS and (
+        unused := _without_logprobs(op.node.params)
+    ):
         unread = f"{', '.join(unused)}: has no effect without return_logprob=True"
         generations = [_warned(op, generation, unread) for generation in generations]
     first = generations[0]
@@ -405,8 +440,14 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     if op.node.params.confidence is True:
         constraint = _constraint(player, op)
         prompt = _prompt(player, op)
-        op.variable.question = Answered(_backend_of(player, op), prompt, constraint, op.node.params.lora_path)
-    spans = first.spans if first.spans and options.backend is None else (Span(first.text, special=False),)
+        op.variable.question = Answered(
+            _backend_of(player, op), prompt, constraint, op.node.params.lora_path
+        )
+    spans = (
+        first.spans
+        if first.spans and options.backend is None
+        else (Span(first.text, special=False),)
+    )
     if options.reasoning is not None:
         thoughts, answers = zip(*(_split(op, g) for g in generations))
         behind = player.transcript.append_generated([Reasoned(spans, answers[0])])
@@ -421,7 +462,9 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     variable.set(list(values) if several else values[0])
 
 
-def _with_quotes(op: GenOp, constraint: JsonSchema, generations: Sequence[Generation]) -> Sequence[Generation]:
+def _with_quotes(
+    op: GenOp, constraint: JsonSchema, generations: Sequence[Generation]
+) -> Sequence[Generation]:
     """Adds the positions of quotes in the values to the generations' metadata."""
     reasons = op.expression.options.reasoning is not None
     found = []
@@ -429,7 +472,9 @@ def _with_quotes(op: GenOp, constraint: JsonSchema, generations: Sequence[Genera
         text = _split(op, generation)[1] if reasons else generation.text
         with suppress(ValueError, RecursionError):  # max_tokens may have cut the text of a schema
             quotes = quotes_of(constraint, json.loads(text))
-            generation = msgspec.structs.replace(generation, meta={**generation.meta, "quotes": quotes})
+            generation = msgspec.structs.replace(
+                generation, meta={**generation.meta, "quotes": quotes}
+            )
         found.append(generation)
     return found
 
@@ -440,7 +485,11 @@ def _without_logprobs(params: SamplingParams) -> list[str]:
     """
     if params.return_logprob is True:
         return []
-    return [name for name, value in zip(_OF_LOGPROBS, _of_logprobs(params)) if not isinstance(value, Unset) and value]
+    return [
+        name
+        for name, value in zip(_OF_LOGPROBS, _of_logprobs(params))
+        if not isinstance(value, Unset) and value
+    ]
 
 
 def _with_warning(player: BasePlayer, op: GenOp, generation: Generation) -> Generation:
@@ -466,7 +515,11 @@ class AnswerStream:
         self._log = log
         self._op = op
         reasoning = op.expression.options.reasoning
-        self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.node.constraint is not None)
+        self._parser = (
+            None
+            if reasoning is None
+            else ReasoningParser(reasoning, once=op.node.constraint is not None)
+        )
         self._chars = self._ids = self._logprobs = self._thoughts = 0  # counts shown so far
         self._early: dict[str, Any] = {}  # metadata whose text has not come yet
 

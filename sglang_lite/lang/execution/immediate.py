@@ -25,7 +25,14 @@ from sglang_lite.lang.execution.operations import (
     on_pool,
 )
 from sglang_lite.lang.execution.transcript import Transcript
-from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, TurnBegin, TurnEnd
+from sglang_lite.program.nodes import (
+    GrammarBegin,
+    GrammarEnd,
+    ImagePart,
+    ScopeBegin,
+    TurnBegin,
+    TurnEnd,
+)
 
 
 def _scope(player: BasePlayer, op: ScopeOp) -> bool:
@@ -81,8 +88,8 @@ def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[BaseP
     return immediate
 
 
-# Functions that play an operation on the submitting thread. They return True if it is done, False if it has to wait for
-# a backend.
+# Functions that play an operation on the submitting thread. They return True if it is done, False
+# if it has to wait for a backend.
 IMMEDIATE: dict[type, Callable[[BasePlayer, Any], bool]] = {
     GenOp: generation.generate_immediately,
     SelectOp: selection.select_immediately,

@@ -43,7 +43,10 @@ class Question:
     """
 
     def __init__(
-        self, text: str = "", images: Iterable[Media] = (), grammar: tuple[Constraint, str] | None = None
+        self,
+        text: str = "",
+        images: Iterable[Media] = (),
+        grammar: tuple[Constraint, str] | None = None,
     ) -> None:
         self.grammar = grammar
         self.hashed = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
@@ -52,7 +55,11 @@ class Question:
     @classmethod
     def of(cls, transcript: Transcript) -> Question:
         walk = transcript.matcher
-        return cls(transcript.text(), transcript.images, None if walk is None else (walk.constraint, walk.text))
+        return cls(
+            transcript.text(),
+            transcript.images,
+            None if walk is None else (walk.constraint, walk.text),
+        )
 
     def copy(self) -> Question:
         other = Question(images=self._images, grammar=self.grammar)
@@ -66,15 +73,18 @@ class Question:
             self.grammar = self.grammar[0], self.grammar[1] + text
 
     def asked_by(self, op: AnswerOp) -> str:
-        """Returns the digest of a node's question: the text, and everything that the node asks for.
-        """
+        """Returns the digest of a node's question: the text, and everything that the node asks for."""
         about: tuple[object, ...] = ()
         if isinstance(op, GenOp):
             tools = op.expression.tools
             constraint = op.node.constraint
             if self.grammar is not None:
                 constraint = Continuation(*self.grammar, constraint)
-            about = (op.node.params, constraint, *((tools.shown,) if tools is not None and op.shows_tools else ()))
+            about = (
+                op.node.params,
+                constraint,
+                *((tools.shown,) if tools is not None and op.shows_tools else ()),
+            )
         elif isinstance(op, SelectOp):
             own = op.expression
             method = type(op.expression.choices_method).__qualname__
@@ -101,7 +111,9 @@ class Kept:
 
     def __init__(self, answers: Iterable[TraceNode], node: str, value: str | None) -> None:
         self.answers = {
-            (each.node, each.asked): each for each in answers if each.asked and each.results and each.node != node
+            (each.node, each.asked): each
+            for each in answers
+            if each.asked and each.results and each.node != node
         }
         self._steps: dict[str, Iterator[Generation | Selection]] = {}
         self.node = node
@@ -130,7 +142,9 @@ class Kept:
         found = [each for each in self._kept(op, transcript) if isinstance(each, Generation)]
         return [msgspec.structs.replace(each, usage=Usage()) for each in found]
 
-    def selection(self, op: SelectOp, choices: Sequence[str], transcript: Transcript) -> Selection | None:
+    def selection(
+        self, op: SelectOp, choices: Sequence[str], transcript: Transcript
+    ) -> Selection | None:
         """Returns the next selection that the caller supplies or the node keeps, or None if it has
         to ask.
 
@@ -144,7 +158,9 @@ class Kept:
         if self.gives(op):
             return self._next_given(op, choices)
         saved = next(self._kept(op, transcript), None)
-        return msgspec.structs.replace(saved, usage=Usage()) if isinstance(saved, Selection) else None
+        return (
+            msgspec.structs.replace(saved, usage=Usage()) if isinstance(saved, Selection) else None
+        )
 
     def _kept(self, op: AnswerOp, transcript: Transcript) -> Iterator[Generation | Selection]:
         """Returns the answers that a node has not taken yet. Its question is compared only the
@@ -159,11 +175,15 @@ class Kept:
     def _next_given(self, op: SelectOp, choices: Sequence[str]) -> Selection:
         assert self.value is not None
         if self._given is None:
-            first, *others = _parts(self.value, op.node.choices) if op.expression.multi else [self.value]
+            first, *others = (
+                _parts(self.value, op.node.choices) if op.expression.multi else [self.value]
+            )
             self._given = iter([first, *(MULTI_SEPARATOR + each for each in others), MULTI_END])
         picked = next(self._given)
         if picked not in choices:
-            raise ParameterError("value", f"{self.value!r:.60} is not one of the choices {list(choices)!r:.200}.")
+            raise ParameterError(
+                "value", f"{self.value!r:.60} is not one of the choices {list(choices)!r:.200}."
+            )
         return Selection((), picked=picked)
 
 

@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeAlias
 from sglang_lite.lang.concurrency.variables import Variable, located
 from sglang_lite.protocol import Location, SglError
 
-# Declarations of a branch, as a chain that branches share: (declarations before, name, variable), or None for none.
+# Declarations of a branch, as a chain that branches share: (declarations before, name, variable),
+# or None for none.
 History: TypeAlias = "tuple[History, str, Variable] | None"
 
 
@@ -37,7 +38,17 @@ class Names:
             of the same name.
     """
 
-    __slots__ = ("_forked", "_joined", "_lock", "_promises", "cut", "gone", "history", "scopes", "variables")
+    __slots__ = (
+        "_forked",
+        "_joined",
+        "_lock",
+        "_promises",
+        "cut",
+        "gone",
+        "history",
+        "scopes",
+        "variables",
+    )
 
     def __init__(self) -> None:
         self.variables: dict[str, Variable] = {}
@@ -63,7 +74,9 @@ class Names:
         if promise is not None:
             promise.set(None)
 
-    def promise(self, name: str, fresh: Variable, refusal: Callable[[], SglError | None]) -> Variable:
+    def promise(
+        self, name: str, fresh: Variable, refusal: Callable[[], SglError | None]
+    ) -> Variable:
         """Returns a variable that is settled when a name is declared: `fresh`, or the one that
         other readers already wait for.
 

@@ -40,7 +40,8 @@ class AnswerOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor r
     """Node that a backend answers: a generation or a selection.
 
     Attributes:
-        node: the node, with the parameters of the run, and the constraint of its whole text, reasoning included.
+        node: the node, with the parameters of the run, and the constraint of its whole text,
+            reasoning included.
         expression: the user's expression.
     """
 
@@ -50,7 +51,8 @@ class AnswerOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor r
     # Pushed-down branch that receives the answer, and the node's index there.
     pushed_node: tuple[PushedBranch, int] | None = None
     attempt: int = 0  # number of times the program was asked again
-    began: float = 0.0  # `time.perf_counter()` when it began to wait; 0.0 if it has not or was not measured
+    # `time.perf_counter()` when it began to wait; 0.0 if it has not or was not measured
+    began: float = 0.0
     ended: float = 0.0  # `time.perf_counter()` when it was answered or failed
     failed_attempts: tuple[FailedAttempt, ...] = ()
     in_body: bool = True  # False if it was added after the end of the program's body
@@ -66,7 +68,8 @@ class GenOp(AnswerOp, eq=False):
     node: nodes.Gen
     expression: SglGen
     thoughts: Variable | None = None  # receives the reasoning, if it is separated from the answer
-    shows_tools: bool = False  # whether its prompt shows its tools, which the branch's text does not
+    # whether its prompt shows its tools, which the branch's text does not
+    shows_tools: bool = False
 
     @property
     def has_own_prompt(self) -> bool:
@@ -98,8 +101,10 @@ class JoinOp:
     """Join of the children of a fork.
 
     Attributes:
-        added: for each child, a variable with the pieces that it added to its text. Empty if no text is appended.
-        number: its number among the operations that wait for something (`Waits`); 0 if no text is appended.
+        added: for each child, a variable with the pieces that it added to its text. Empty if no
+            text is appended.
+        number: its number among the operations that wait for something (`Waits`); 0 if no text is
+            appended.
     """
 
     node: nodes.Join
@@ -118,7 +123,9 @@ class MarkOp:
 
 @dataclass(slots=True)
 class ReadOp:
-    """Reads something about the branch at this place in the queue. Not a node: the program does not contain it."""
+    """Reads something about the branch at this place in the queue. Not a node: the program does not
+    contain it.
+    """
 
     variable: Variable
     what: Callable[[], Any]
@@ -136,9 +143,18 @@ class EventOp:
 
 
 Op: TypeAlias = (
-    nodes.Content | GrammarBegin | GrammarEnd | GenOp | SelectOp
-    | ScopeOp | ForkOp | JoinOp | MarkOp | ReadOp | EventOp
-)  # fmt: skip
+    nodes.Content
+    | GrammarBegin
+    | GrammarEnd
+    | GenOp
+    | SelectOp
+    | ScopeOp
+    | ForkOp
+    | JoinOp
+    | MarkOp
+    | ReadOp
+    | EventOp
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +163,8 @@ class BranchMark:
 
     Attributes:
         position: position in the transcript; None until the mark is played.
-        pushed: pushed-down branch, and the index of the mark's node there; None if it is not pushed down.
+        pushed: pushed-down branch, and the index of the mark's node there; None if it is not pushed
+            down.
         children: number of branches that were forked before the mark.
         waits: number of the last node before the mark that waits for something, as `Waits.last`.
         cancelled: True if the branch was cancelled before the mark.
@@ -178,7 +195,11 @@ class Removal:
 
 
 def removal(
-    mark: BranchMark | None, ops: Sequence[Op | None], claims: Mapping[int, Op], depth: int, waited: int = -1
+    mark: BranchMark | None,
+    ops: Sequence[Op | None],
+    claims: Mapping[int, Op],
+    depth: int,
+    waited: int = -1,
 ) -> Removal:
     """Computes what a rollback to a mark removes from the queue, or removes everything if the mark
     is None.
@@ -234,7 +255,8 @@ class NodeIdentity(NamedTuple):
 
     Attributes:
         program: name of the program, or "" outside a program.
-        place: path of the node in the program's tree; equal in all runs that reach the node the same way.
+        place: path of the node in the program's tree; equal in all runs that reach the node the
+            same way.
         name: name of the node's variable, or None.
     """
 
@@ -252,4 +274,6 @@ def current_node() -> NodeIdentity:
         return NodeIdentity()
     player, op = found
     called = player.run.called
-    return NodeIdentity("" if called is None else called.program.name, op.variable.node, op.node.name)
+    return NodeIdentity(
+        "" if called is None else called.program.name, op.variable.node, op.node.name
+    )

@@ -48,7 +48,13 @@ from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.waits import NUMBERED, Cancellation, Place, Waits
 from sglang_lite.lang.expressions import NO_OPTIONS
 from sglang_lite.program.nodes import Text
-from sglang_lite.protocol import UNSET, Location, RequestAbortedError, SglError, UnknownVariableError
+from sglang_lite.protocol import (
+    UNSET,
+    Location,
+    RequestAbortedError,
+    SglError,
+    UnknownVariableError,
+)
 from sglang_lite.protocol.anything import UserValue
 
 logger = logging.getLogger("sglang_lite")
@@ -85,7 +91,11 @@ class Player(BasePlayer):
     )  # fmt: skip
 
     def __init__(
-        self, run: Run, pushed: PushedBranch | None = None, depth: int = 0, waits: Waits | None = None
+        self,
+        run: Run,
+        pushed: PushedBranch | None = None,
+        depth: int = 0,
+        waits: Waits | None = None,
     ) -> None:
         super().__init__(run, pushed, TextLog() if run.settings.stream else None)
         self.depth = depth
@@ -98,9 +108,10 @@ class Player(BasePlayer):
         # Current operation; the thread that plays it owns the branch until it is replaced.
         self._current = _NOTHING if depth else None
         self._waiting: _Task | _Awaited | None = None  # plays on when the answer has come
-        self._taken_back: Op | None = None  # operation ahead of a queued rollback; must not wait any more
+        # operation ahead of a queued rollback; must not wait any more
+        self._taken_back: Op | None = None
 
-    # ------------------------------------------------------------------------------------------ any thread
+    # ----------------------------------------------------------------------------------- any thread
 
     def put(self, op: Op) -> None:
         """Plays an operation immediately if no thread is playing the branch and the operation need
@@ -121,7 +132,8 @@ class Player(BasePlayer):
                         self._queue = deque()
                     self._queue.append(op)
                     return
-                if type(op) is Text and self.transcript.matcher is None:  # an open grammar could refuse the text
+                # an open grammar could refuse the text
+                if type(op) is Text and self.transcript.matcher is None:
                     self.transcript.append_text(op)
                     self.played.append(op)
                     return
@@ -134,8 +146,7 @@ class Player(BasePlayer):
             self._dispatch(waits)
 
     def _refuse(self, op: Op, cancelled: Cancellation) -> None:
-        """Fails an operation that was added after the branch's cancellation, and fails the branch.
-        """
+        """Fails an operation that was added after the branch's cancellation, and fails the branch."""
         if not self.waits.refuses:
             self.waits.refuses = True
             self._end_later(cancelled.error)
@@ -154,7 +165,11 @@ class Player(BasePlayer):
     def _fail_as_cancelled(self, error: SglError) -> None:
         """Replaces the branch's failure, if it has one by now, with the cancellation's error."""
         with self._lock:
-            if self.waits.cancelled is not None and self.waits.cancelled.error is error and self._failure is not None:
+            if (
+                self.waits.cancelled is not None
+                and self.waits.cancelled.error is error
+                and self._failure is not None
+            ):
                 self._failure = located(error, None)
 
     def before_adding(self, where: Location | None) -> None:
@@ -199,7 +214,11 @@ class Player(BasePlayer):
         ends = [end for child in self.children[mark.children :] for end in child.end(self.depth)]
         with self._lock:
             found = removal(mark, (self._current, *self._queue), self.claims, self.depth)
-            running = None if mark.position is None or found.claimed or self._current is _NOTHING else self._current
+            running = (
+                None
+                if mark.position is None or found.claimed or self._current is _NOTHING
+                else self._current
+            )
             self._taken_back = running or self._taken_back
             back = MarkOp(mark, back=True)
             revives = self.waits.go_back(mark)
@@ -208,7 +227,8 @@ class Player(BasePlayer):
             self._queue = found.kept
             if self.pushed is not None:
                 self.pushed.take_back((running, *found.removed))
-            if queued := self._current is not None:  # under the lock, as the current operation may fail any time
+            # under the lock, as the current operation may fail any time
+            if queued := self._current is not None:
                 if self.pushed is not None:
                     self.pushed = self.pushed.add(back, self.transcript.pieces)
                 self._queue.append(back)
@@ -216,7 +236,8 @@ class Player(BasePlayer):
             _fail_op(op, _removed())
         if not queued:
             self.put(back)
-        for end in ends:  # now that the rollback is queued, a join that waits for these branches may fail
+        # now that the rollback is queued, a join that waits for these branches may fail
+        for end in ends:
             end()
         if running is not None:
             executor().post(_abort, self, _removed(), running)
@@ -269,7 +290,8 @@ class Player(BasePlayer):
         outside, it can add nothing more.
 
         Args:
-            reported: whether the holder of the branch already knows of the error, so that it need not be logged.
+            reported: whether the holder of the branch already knows of the error, so that it need
+                not be logged.
         """
         self.failure_reported = self.failure_reported or reported
         if self.run.body_open and current_run.get() is not self.run:
@@ -277,13 +299,17 @@ class Player(BasePlayer):
         with self._lock:
             # Only the event of the program's end is left.
             ending = isinstance(self._current, EventOp) and self._current.event == "end_program"
-            busy = (self._current is not None and not ending) or (self.log is not None and not self.log.closed)
+            busy = (self._current is not None and not ending) or (
+                self.log is not None and not self.log.closed
+            )
         if busy or self.stopped:
             _abort(self, error)
         for child in self.children:
             child.stop(error)
 
-    def cancel_alone(self, error: SglError, kept: int, depth: int, *, final: bool, ends: bool) -> None:
+    def cancel_alone(
+        self, error: SglError, kept: int, depth: int, *, final: bool, ends: bool
+    ) -> None:
         """Cancels this branch without those forked from it (see `cancel_tree`).
 
         Args:
@@ -320,7 +346,7 @@ class Player(BasePlayer):
             _fail_op(op, error)
         self.waits.take_away(self.names.own_variables(), kept, error)
 
-    # -------------------------------------------------------------------------------- the playing side
+    # ----------------------------------------------------------------------------- the playing side
 
     def begin(self, op: Op = _NOTHING) -> None:
         """Plays `op`, the current operation, and those after it, and dispatches the first that has
@@ -335,7 +361,9 @@ class Player(BasePlayer):
             if self._wait_for(op, op) and _has_come(op, partial(self._resume, op)):
                 self._resume(op)
         elif self.backend.answer_pool is not None and _goes_to_pool(op, self):
-            self.backend.answer_pool.submit(partial(self.run.context.copy().run, self._play_on_pool, op))
+            self.backend.answer_pool.submit(
+                partial(self.run.context.copy().run, self._play_on_pool, op)
+            )
         elif on_executor():
             self._start(op)
         else:
@@ -354,13 +382,15 @@ class Player(BasePlayer):
                 if type(op) is Text:
                     self.transcript.append_text(op)
                 elif not awaited and (
-                    (isinstance(op, AnswerOp) and not self.backend.answers_now) or not IMMEDIATE[type(op)](self, op)
+                    (isinstance(op, AnswerOp) and not self.backend.answers_now)
+                    or not IMMEDIATE[type(op)](self, op)
                 ):
                     return op
                 awaited = False
                 if type(op) is not ReadOp and type(op) is not EventOp:
                     self.played.append(op)
-            except BaseException as error:  # anything raised fails the branch, and its readers must know
+            # anything raised fails the branch, and its readers must know
+            except BaseException as error:
                 self.fail(error, op)
                 if not isinstance(error, Exception):
                     raise
@@ -376,7 +406,9 @@ class Player(BasePlayer):
                 op = self._current = self._queue.popleft()
 
     def _start(self, op: Op) -> None:
-        task = asyncio.get_running_loop().create_task(self._play(op), context=self.run.context.copy())
+        task = asyncio.get_running_loop().create_task(
+            self._play(op), context=self.run.context.copy()
+        )
         if not self._wait_for(op, task):
             task.cancel()
 
@@ -432,12 +464,15 @@ class Player(BasePlayer):
         on_pool.set(self)
         try:
             following = self._advance(op)
-        except BaseException:  # it has failed the branch; a backend's SystemExit must not end this thread
+        # it has failed the branch; a backend's SystemExit must not end this thread
+        except BaseException:
             return
         if following is not None:
             self._dispatch(following)
 
-    def fail(self, error: BaseException, op: Op | None = None, *, waits: bool = False) -> _Task | None:
+    def fail(
+        self, error: BaseException, op: Op | None = None, *, waits: bool = False
+    ) -> _Task | None:
         """Fails the branch and all its queued operations. If a queued rollback takes the failed
         operation back, continues with the rollback instead. Returns the task that was waiting for
         the current operation, if any.
@@ -453,14 +488,19 @@ class Player(BasePlayer):
             at = self._current
             self._current = None
             failure = self._failure or located(error, _where(op))
-            if failure.origin is not None and failure.origin.node is None and isinstance(op, AnswerOp):
+            if (
+                failure.origin is not None
+                and failure.origin.node is None
+                and isinstance(op, AnswerOp)
+            ):
                 failure.origin = replace(failure.origin, node=op.node.name)
             final = op is None or self.stopped is not None
             back = None if final else next(filter(_goes_back, self._queue), None)
             pending = list[Op]()
             while self._queue and self._queue[0] is not back:
                 pending.append(self._queue.popleft())
-            if back is not None:  # the failed operation is already taken back, by a rollback that is queued
+            # the failed operation is already taken back, by a rollback that is queued
+            if back is not None:
                 self._current = self._queue.popleft()
             else:
                 self._failure = failure
@@ -483,7 +523,14 @@ class Player(BasePlayer):
         return waiting if isinstance(waiting, asyncio.Task) else None
 
 
-def cancel(player: Player, error: SglError, *, waited: bool = True, reported: bool = True, ends: bool = False) -> None:
+def cancel(
+    player: Player,
+    error: SglError,
+    *,
+    waited: bool = True,
+    reported: bool = True,
+    ends: bool = False,
+) -> None:
     """Cancels a branch and the branches forked from it. Answers that were waited for stay;
     everything else fails, even if it has arrived.
 
@@ -511,9 +558,10 @@ def unknown(player: Player, name: str, where: Location | None = None) -> SglErro
     hint = "A generation counts once it is added, `s += gen(…)`, and a branch's once `join()` has joined the fork."
     misspelled = bool(get_close_matches(name, player.names.variables, 1))
     return UnknownVariableError(
-        f"the program has no variable {name!r}; it has: {player.names.listed()}.", where=where,
+        f"the program has no variable {name!r}; it has: {player.names.listed()}.",
+        where=where,
         hint="" if misspelled else hint,
-    )  # fmt: skip
+    )
 
 
 def _log_text(player: Player, log: TextLog) -> None:
@@ -558,7 +606,12 @@ def _lacks_only_answers(op: Op, player: Player) -> TypeGuard[_Awaited]:
         return True
     own = op.expression
     followed = player.transcript.log is not None
-    return own.options is NO_OPTIONS and own.value_type is None and not followed and op.node.params.n in (UNSET, 1)
+    return (
+        own.options is NO_OPTIONS
+        and own.value_type is None
+        and not followed
+        and op.node.params.n in (UNSET, 1)
+    )
 
 
 def _has_come(op: _Awaited, then: Callable[[], object]) -> bool:

@@ -43,7 +43,18 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
 )
 from sglang_lite.lang.execution.transcript import Piece, spans_of
-from sglang_lite.program.nodes import Gen, Join, Mark, Node, Path, Pause, Rollback, Select, Text, Verdict
+from sglang_lite.program.nodes import (
+    Gen,
+    Join,
+    Mark,
+    Node,
+    Path,
+    Pause,
+    Rollback,
+    Select,
+    Text,
+    Verdict,
+)
 from sglang_lite.protocol import (
     Delta,
     Generation,
@@ -61,7 +72,8 @@ from sglang_lite.protocol.anything import UserValue
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.run import Run
 
-Attempt: TypeAlias = tuple[int, int]  # index of a node in its branch, and number of the attempt at it
+# index of a node in its branch, and number of the attempt at it
+Attempt: TypeAlias = tuple[int, int]
 
 
 class BranchEvents:
@@ -72,14 +84,24 @@ class BranchEvents:
         rollbacks: indices of the rollbacks' nodes.
     """
 
-    __slots__ = ("_abandoned", "_ended", "_failed", "_lock", "_untaken", "_waiting", "judged", "rollbacks")
+    __slots__ = (
+        "_abandoned",
+        "_ended",
+        "_failed",
+        "_lock",
+        "_untaken",
+        "_waiting",
+        "judged",
+        "rollbacks",
+    )
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.judged = set[int]()
         self.rollbacks: list[int] = []
         self._untaken: dict[Attempt, deque[Any]] = {}  # events that arrived and were not taken yet
-        self._waiting: dict[Attempt, Callable[[], object]] = {}  # what to call when the next event comes
+        # what to call when the next event comes
+        self._waiting: dict[Attempt, Callable[[], object]] = {}
         self._abandoned = set[Attempt]()  # their events are dropped
         self._failed: list[tuple[int, SglError]] = []  # indices of failed nodes, and their errors
         self._ended: SglError | None = None  # error with which the program ended
@@ -103,7 +125,9 @@ class BranchEvents:
 
     def _wake(self) -> None:
         with self._lock:
-            calls = [self._waiting.pop(each) for each in [*self._waiting] if self._next(each) is not None]
+            calls = [
+                self._waiting.pop(each) for each in [*self._waiting] if self._next(each) is not None
+            ]
         for call in calls:
             call()
 
@@ -119,7 +143,9 @@ class BranchEvents:
                 return error
         return self._ended
 
-    async def answers(self, attempt: Attempt, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
+    async def answers(
+        self, attempt: Attempt, last: int = 1
+    ) -> AsyncGenerator[Delta | Generation | Selection, None]:
         """Yields the events of a node, up to its `last`-th generation or selection. Raises the
         SglError with which the node failed. If the iteration is cancelled or closed early, all
         remaining events of the node are dropped.
@@ -176,7 +202,8 @@ class _Judged:
 
     Attributes:
         place: index of the operation's node in the branch.
-        known: number of pieces of the branch's text that the program has; None until the operation is played.
+        known: number of pieces of the branch's text that the program has; None until the operation
+            is played.
     """
 
     op: Op
@@ -198,7 +225,8 @@ class PushedProgram:
         lock: lock of all its branches; a branch acquires its own lock first.
         closed: True if no more nodes are accepted; later nodes need a new program.
         count: number of nodes so far, over all branches.
-        outbox: nodes of branches and verdicts on them that are not sent yet, in order of submission.
+        outbox: nodes of branches and verdicts on them that are not sent yet, in order of
+            submission.
     """
 
     def __init__(self, run: Run) -> None:
@@ -334,7 +362,11 @@ class PushedProgram:
                 branch.events.take((event.path[-1], event.attempt), event.event)
             return
         name = type(self.run.backend).__name__
-        error = event if isinstance(event, SglError) else ProgramError(f"{name} ended the program before this node.")
+        error = (
+            event
+            if isinstance(event, SglError)
+            else ProgramError(f"{name} ended the program before this node.")
+        )
         with self.lock:
             self._ended = error
             self._open = None
@@ -345,7 +377,8 @@ class PushedProgram:
         if self.run.winds_down_at is not None:
             executor().post(self._stop_waiting)
         for branch in branches.values():
-            if isinstance(event, SglError):  # perhaps inside a call to the program, whose caller holds locks
+            # perhaps inside a call to the program, whose caller holds locks
+            if isinstance(event, SglError):
                 executor().post(branch.events.end, error)
             else:
                 branch.events.end(error)
@@ -365,7 +398,9 @@ class PushedBranch:
         events: events of its nodes.
     """
 
-    def __init__(self, program: PushedProgram, path: Path = (), parent: PushedBranch | None = None) -> None:
+    def __init__(
+        self, program: PushedProgram, path: Path = (), parent: PushedBranch | None = None
+    ) -> None:
         self.program = program
         self.path = path
         self.parent = parent
@@ -381,7 +416,7 @@ class PushedBranch:
         """
         return self.refused or (None if self.parent is None else self.parent.refusal)
 
-    # ------------------------------------------------------------------ the submitting side, under the branch's lock
+    # ------------------------------------------------- the submitting side, under the branch's lock
 
     def add(self, op: Op, pieces: Sequence[Piece]) -> PushedBranch:
         """Pushes an operation down. Returns the branch that received it: this one or, if the
@@ -453,7 +488,8 @@ class PushedBranch:
             case MarkOp() if op.back:
                 branch, place = op.mark.pushed or (None, 0)
                 self.events.rollbacks.append(self._put(Rollback(place if branch is self else 0)))
-                if branch is not self:  # the mark is in an earlier program; the verdict carries the text before it
+                # the mark is in an earlier program; the verdict carries the text before it
+                if branch is not self:
                     self._put_judged(op, Pause()).known = 0
                 return self.program.opened
             case MarkOp():
@@ -489,14 +525,18 @@ class PushedBranch:
         """Appends the node of a join over its branches' current nodes. Returns False if the program
         does not have their fork.
         """
-        branches = [child.pushed for child in op.children if child.pushed is not None and child.pushed.parent is self]
+        branches = [
+            child.pushed
+            for child in op.children
+            if child.pushed is not None and child.pushed.parent is self
+        ]
         if len(branches) < len(op.children):
             return False
         ends = tuple([branch.count for branch in branches])
         self._put(msgspec.structs.replace(op.node, fork=branches[0].path[-2], ends=ends))
         return True
 
-    # -------------------------------------------------------------- the playing side, on the executor loop
+    # ------------------------------------------------------- the playing side, on the executor loop
 
     def note_start(self, op: Op, pieces: Sequence[Piece]) -> None:
         """Notes how much text there is when the branch begins to play a judged operation."""
@@ -537,7 +577,13 @@ def expect_pause(branch: PushedBranch | None, seconds: float, where: Location | 
     Raises:
         ParameterError: `seconds` is not a non-negative finite number.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-        raise ParameterError("expect_pause", f"{seconds!r:.60} is no number of seconds.", where=where)
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 <= seconds < math.inf
+    ):
+        raise ParameterError(
+            "expect_pause", f"{seconds!r:.60} is no number of seconds.", where=where
+        )
     if branch is not None:
         branch.program.expect_pause(branch, seconds)

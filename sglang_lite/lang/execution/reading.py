@@ -26,7 +26,16 @@ from sglang_lite.lang.results import as_dicts
 from sglang_lite.lang.tools import ToolCall
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Expression, Text
-from sglang_lite.protocol import Generation, Location, ParameterError, ProgramError, Prompt, Selection, SglError, Unset
+from sglang_lite.protocol import (
+    Generation,
+    Location,
+    ParameterError,
+    ProgramError,
+    Prompt,
+    Selection,
+    SglError,
+    Unset,
+)
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.parameter import Deferred
 
@@ -42,11 +51,15 @@ def check_assignment(name: object, value: object, where: Location | None) -> Non
     which would never be played there. The symbols of a trace are accepted as values.
     """
     check_name(name, where)
-    if isinstance(value, Expression) and not all(isinstance(part, Deferred | Text) for part in value.walk()):
+    if isinstance(value, Expression) and not all(
+        isinstance(part, Deferred | Text) for part in value.walk()
+    ):
         raise ParameterError(
-            f"{name}", f"{value!r:.60} can't be stored as a value: it would never be played.",
-            hint="Add it: s += sgl.gen(…). Then s[name] is its value.", where=where,
-        )  # fmt: skip
+            f"{name}",
+            f"{value!r:.60} can't be stored as a value: it would never be played.",
+            hint="Add it: s += sgl.gen(…). Then s[name] is its value.",
+            where=where,
+        )
 
 
 def name_of(variable: VariableName, where: Location | None) -> str:
@@ -62,7 +75,9 @@ def name_of(variable: VariableName, where: Location | None) -> str:
     return name
 
 
-def find_variable(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
+def find_variable(
+    player: Player, variable: VariableName, where: Location | None = None
+) -> Variable:
     """Returns the variable of a name. If the body is still running and the caller is outside it,
     waits until the name is declared.
     """
@@ -82,13 +97,17 @@ def find_first(player: Player, variable: VariableName, where: Location | None = 
     return player.names.first(name_of(variable, where)) or found
 
 
-async def afind_first(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
+async def afind_first(
+    player: Player, variable: VariableName, where: Location | None = None
+) -> Variable:
     """Returns what `find_first` does, as a coroutine."""
     found = await afind_variable(player, variable, where)
     return player.names.first(name_of(variable, where)) or found
 
 
-async def afind_variable(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
+async def afind_variable(
+    player: Player, variable: VariableName, where: Location | None = None
+) -> Variable:
     """Returns what `find_variable` does, as a coroutine."""
     name = name_of(variable, where)
     while (found := player.names.variables.get(name)) is None:
@@ -134,7 +153,9 @@ def _type_of(node: SglGen | SglSelect) -> object:
 
 
 def _promise(player: Player, name: str, where: Location | None) -> Variable:
-    return player.names.promise(name, Variable(where, player.run.made), partial(_never, player, name, where))
+    return player.names.promise(
+        name, Variable(where, player.run.made), partial(_never, player, name, where)
+    )
 
 
 def _never(player: Player, name: str, where: Location | None) -> SglError | None:
@@ -162,11 +183,15 @@ def may_block(run: Run, instead: str, where: Location | None) -> None:
     with contextlib.suppress(RuntimeError):  # no event loop is running in this thread
         if asyncio.get_running_loop() is run.loop or current_run.get() is run:
             raise ProgramError(
-                "reading here would block the event loop of an async program.", hint=f"Use {instead}.", where=where
+                "reading here would block the event loop of an async program.",
+                hint=f"Use {instead}.",
+                where=where,
             )
 
 
-def confidence_of(run: Run, variable: Variable, name: VariableName, sample: int, where: Location | None) -> Variable:
+def confidence_of(
+    run: Run, variable: Variable, name: VariableName, sample: int, where: Location | None
+) -> Variable:
     """Returns a variable that receives the confidence in a sample of a variable that is set.
 
     Raises:
@@ -184,7 +209,9 @@ def confidence_of(run: Run, variable: Variable, name: VariableName, sample: int,
             where=where,
         )
     if not isinstance(sample, int) or not 0 <= sample < len(answers):
-        raise ParameterError("sample", f"{sample!r:.60} is no index of {len(answers)} samples.", where=where)
+        raise ParameterError(
+            "sample", f"{sample!r:.60} is no index of {len(answers)} samples.", where=where
+        )
     try:
         reading = confidence_in(question, answers[sample], partial(_scored, run, question.adapter))
     except ProgramError as error:
@@ -202,13 +229,19 @@ def confidence_of(run: Run, variable: Variable, name: VariableName, sample: int,
 
 
 async def _scored(
-    run: Run, adapter: tuple[str, ...] | Unset, backend: Backend, prompt: Prompt, texts: Sequence[str]
+    run: Run,
+    adapter: tuple[str, ...] | Unset,
+    backend: Backend,
+    prompt: Prompt,
+    texts: Sequence[str],
 ) -> Selection:
     """Computes the scores of texts with an adapter, within the run's budgets, and adds their usage
     to the run's.
     """
     ask_with_adapter(adapter)
-    with run.within_budget(backend, partial(max_selection_usage, backend, prompt, texts)) as account:
+    with run.within_budget(
+        backend, partial(max_selection_usage, backend, prompt, texts)
+    ) as account:
         selection = await backend.aselect(prompt, texts, unconditional=False)
         if account is not None:
             account.used.append(selection.usage)
@@ -237,8 +270,7 @@ def added(player: Player) -> list[Piece]:
 
 
 def error_of(player: Player) -> SglError | None:
-    """Returns the branch's failure, or None, after waiting until everything queued has been played.
-    """
+    """Returns the branch's failure, or None, after waiting until everything queued has been played."""
     with contextlib.suppress(SglError):
         player.read(nothing).wait()
     player.failure_reported = True

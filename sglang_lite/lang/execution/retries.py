@@ -43,7 +43,14 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
-_NOT_RETRIED = (BudgetError, ParameterError, ConstraintError, CapabilityError, TemplateError, EngineClosedError)
+_NOT_RETRIED = (
+    BudgetError,
+    ParameterError,
+    ConstraintError,
+    CapabilityError,
+    TemplateError,
+    EngineClosedError,
+)
 _SAME_AGAIN = (
     "It was not tried again, because at temperature 0 the answer stays the same: set a temperature, or repair=True, "
     "which shows the model what was wrong."
@@ -104,7 +111,9 @@ def _pause(error: Exception, attempt: int, deadline: float | None) -> float:
 
 
 @contextlib.asynccontextmanager
-async def limit(remaining: float | None, message: str, timeout: float | None = None) -> AsyncGenerator[None, None]:
+async def limit(
+    remaining: float | None, message: str, timeout: float | None = None
+) -> AsyncGenerator[None, None]:
     """Cancels the `with` block when its time is up.
 
     Args:
@@ -140,7 +149,8 @@ async def check_value(check: Callable[[UserValue], UserValue], value: UserValue,
     try:
         if inspect.iscoroutinefunction(check):
             verdict = check(value)
-        else:  # in a fresh thread, as the check may wait for other programs, whose checks need threads too
+        # in a fresh thread, as the check may wait for other programs, whose checks need threads too
+        else:
             verdict = await on_other_thread(
                 lambda job: threading.Thread(target=job, daemon=True).start(), partial(check, value)
             )
@@ -148,7 +158,9 @@ async def check_value(check: Callable[[UserValue], UserValue], value: UserValue,
             verdict = await verdict
     except Exception as error:
         code = getattr(check, "__code__", None)
-        error.add_note(f"in check={name}" + (f", {code.co_filename}:{code.co_firstlineno}" if code else ""))
+        error.add_note(
+            f"in check={name}" + (f", {code.co_filename}:{code.co_firstlineno}" if code else "")
+        )
         raise
     if type(verdict).__name__ not in ("bool", "bool_"):  # numpy's bool_ included
         raise ParameterError(
@@ -159,11 +171,18 @@ async def check_value(check: Callable[[UserValue], UserValue], value: UserValue,
     if not verdict:
         name = "the check" if name == "<lambda>" else name
         problem = f"{name} refused the value {shown(value)}."
-        raise ValueValidationError(problem, text=text, value=value, hint="Raise retries=, or relax the check.")
+        raise ValueValidationError(
+            problem, text=text, value=value, hint="Raise retries=, or relax the check."
+        )
 
 
 def check_repair(
-    own: SglGen, backend: Backend, retries: int, role: str | None, params: SamplingParams, where: Location | None
+    own: SglGen,
+    backend: Backend,
+    retries: int,
+    role: str | None,
+    params: SamplingParams,
+    where: Location | None,
 ) -> None:
     """Rejects a generation whose failed answer could not be shown to the model.
 
@@ -181,9 +200,17 @@ def check_repair(
         hint = "Set retries= to the number of attempts after the first."
         raise ParameterError("repair", "it has no effect with retries=0.", hint=hint, where=where)
     if params.samples > 1:
-        raise ParameterError("repair", "it works with one sample only.", hint="Leave n out.", where=where)
+        raise ParameterError(
+            "repair", "it works with one sample only.", hint="Leave n out.", where=where
+        )
     if not backend.capabilities.reads_prompts:
-        raise refusal(backend, own, "repair with SGLang's blocking hooks", "Leave it out, or write agenerate.", where)
+        raise refusal(
+            backend,
+            own,
+            "repair with SGLang's blocking hooks",
+            "Leave it out, or write agenerate.",
+            where,
+        )
     if role != "assistant":
         instead = "Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…))."
         raise refusal(backend, own, "repair outside an assistant's turn", instead, where)
@@ -193,13 +220,19 @@ def answer_to_show(refused: FailedAttempt) -> str | None:
     """Returns the answer of a failed attempt, or None if it had no answer."""
     if refused.answers:
         return refused.answers[0].text
-    return refused.error.text if isinstance(refused.error, ValueValidationError) and refused.error.text else None
+    return (
+        refused.error.text
+        if isinstance(refused.error, ValueValidationError) and refused.error.text
+        else None
+    )
 
 
 def shows(op: GenOp) -> bool:
     """Returns True if the next attempt's prompt contains the last attempt's answer."""
     repair = op.expression.options.repair
-    return repair and bool(op.failed_attempts) and answer_to_show(op.failed_attempts[-1]) is not None
+    return (
+        repair and bool(op.failed_attempts) and answer_to_show(op.failed_attempts[-1]) is not None
+    )
 
 
 def repaired(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> Prompt:
@@ -210,11 +243,15 @@ def repaired(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> Prompt
         TemplateError: the model has no chat template.
     """
     if template is None:
-        raise TemplateError("the model has no chat template, so no answer can be shown.", hint="Leave repair out.")
+        raise TemplateError(
+            "the model has no chat template, so no answer can be shown.", hint="Leave repair out."
+        )
     refused = op.failed_attempts[-1]
     answer = answer_to_show(refused) or ""
     error = refused.error
     wrong = error.message if isinstance(error, SglError) else f"{error}" or type(error).__name__
     begun = prompt.partial.strip()
     again = f"Write again only what comes after {begun[-60:]!r}" if begun else "Answer again"
-    return with_user_reply(prompt, answer, f"That will not do: {wrong} {again}, and nothing else.", template)
+    return with_user_reply(
+        prompt, answer, f"That will not do: {wrong} {again}, and nothing else.", template
+    )

@@ -97,7 +97,8 @@ class RunUsage:
 
     def __init__(self) -> None:
         self._records: list[Any] = []
-        self._others: tuple[Usage, ...] = ()  # usage of attempts that failed, and of scores that were read
+        # usage of attempts that failed, and of scores that were read
+        self._others: tuple[Usage, ...] = ()
         self.started = self._last_end = time.perf_counter()
 
     def played(self, record: object) -> float:
@@ -110,7 +111,9 @@ class RunUsage:
         """Records the usage of failed attempts. Their generated tokens count as thrown away."""
         for usage in usages:
             if usage is not None:
-                self._others += (msgspec.structs.replace(usage, thrown_away_tokens=usage.completion_tokens),)
+                self._others += (
+                    msgspec.structs.replace(usage, thrown_away_tokens=usage.completion_tokens),
+                )
 
     def scored(self, usage: Usage) -> None:
         """Records the usage of a reading of scores, which adds nothing to the run's time and may
@@ -151,9 +154,11 @@ class Run:
 
     Attributes:
         backend, settings: backend and settings of the run.
-        deadline: `time.monotonic()` at which this run, or an enclosing run, times out; None for never.
+        deadline: `time.monotonic()` at which this run, or an enclosing run, times out; None for
+            never.
         timeout: timeout in seconds that the deadline comes from.
-        winds_down_at: `time.monotonic()` after which generations end where a limit may cut them; None for never.
+        winds_down_at: `time.monotonic()` after which generations end where a limit may cut them;
+            None for never.
         called: program being run, with its arguments; None if no program is run.
         remembered: answers of the earlier run that this run continues.
         spelled: control tokens that the arguments spell, or None.
@@ -162,7 +167,8 @@ class Run:
         body_open: True while the body is running, so that names may yet be declared.
         is_async: True if the body is a coroutine; no read may block its event loop.
         body_end: variable that is set when the body has ended; None if the run is not streamed.
-        body: task of a streaming coroutine body, kept here because the event loop holds tasks only weakly.
+        body: task of a streaming coroutine body, kept here because the event loop holds tasks only
+            weakly.
         level: number of the enclosing runs.
         loop: event loop of a coroutine body, if that is the caller's loop.
         made: `forks()` when the run began.
@@ -206,12 +212,19 @@ class Run:
         if settings.timeout is not None or outer is not None:
             self.deadline, self.timeout = deadline_of(settings, outer, now)
         if settings.budget is not None or outer is not None:
-            self.budgets = (*(() if settings.budget is None else (settings.budget,)), *(outer.budgets if outer else ()))
+            self.budgets = (
+                *(() if settings.budget is None else (settings.budget,)),
+                *(outer.budgets if outer else ()),
+            )
             for budget in self.budgets:
                 budget.check(backend)
         self.kept = kept
-        self.plain = self.deadline is None and not settings.retries and not self.budgets and kept is None
-        self.push_down: bool = settings.push_down and not self.budgets and (outer is None or outer.push_down)
+        self.plain = (
+            self.deadline is None and not settings.retries and not self.budgets and kept is None
+        )
+        self.push_down: bool = (
+            settings.push_down and not self.budgets and (outer is None or outer.push_down)
+        )
         if self.deadline is not None:
             self.winds_down_at = self._winds_down_at(outer, now)
         self.body_open = True
@@ -270,7 +283,11 @@ class Run:
             raise CapabilityError(
                 f"{name_of(backend)} can't end an answer{node_by_node} that is open, so it can't honour wind_down.",
                 hint="Leave it out: the timeout then ends the run with what is finished, in the error's state. "
-                + ("Or leave out push_down and limits on usage." if node_by_node else "Or run on an engine."),
+                + (
+                    "Or leave out push_down and limits on usage."
+                    if node_by_node
+                    else "Or run on an engine."
+                ),
                 parameter="wind_down",
             )
         assert self.settings.timeout is not None, "as `check_wind_down` has found"
@@ -303,7 +320,9 @@ class Run:
         return self._template
 
     @contextlib.contextmanager
-    def within_budget(self, backend: Backend, max_usage: Callable[[], Usage]) -> Iterator[NodeAccount | None]:
+    def within_budget(
+        self, backend: Backend, max_usage: Callable[[], Usage]
+    ) -> Iterator[NodeAccount | None]:
         """Reserves a call in all budgets; the call is made in the `with` block. Yields its account,
         or None without budgets.
 
@@ -333,8 +352,7 @@ class Run:
         return UNSET if seed is None else derived_seed(seed, path)
 
     def inner_seed(self) -> int | None:
-        """Returns the seed of the next program that the body runs, or None if the run has no seed.
-        """
+        """Returns the seed of the next program that the body runs, or None if the run has no seed."""
         seed = self.settings.seed
         return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
 
@@ -358,7 +376,9 @@ class Run:
                 inner.stop(error)
 
 
-def deadline_of(settings: RunSettings, outer: Run | None, now: float) -> tuple[float | None, float | None]:
+def deadline_of(
+    settings: RunSettings, outer: Run | None, now: float
+) -> tuple[float | None, float | None]:
     """Returns the deadline of a run that begins now (`time.monotonic()`) and its timeout in
     seconds, or those of the enclosing run if it ends earlier. Returns (None, None) if neither has a
     timeout. The winding-down time is added to the timeout.

@@ -60,7 +60,11 @@ async def aselect(player: BasePlayer, op: SelectOp) -> None:
 
 
 def _decided(
-    player: BasePlayer, op: SelectOp, selection: Selection, choices: Sequence[str], seed: int | Unset
+    player: BasePlayer,
+    op: SelectOp,
+    selection: Selection,
+    choices: Sequence[str],
+    seed: int | Unset,
 ) -> Selection:
     """Decides a selection by its scores, and adds the metadata of the deciding method."""
     if not player.backend.capabilities.reads_prompts:  # the backend has already decided
@@ -71,13 +75,14 @@ def _decided(
 
 
 def _choices(player: BasePlayer, node: Select) -> Sequence[str]:
-    """Returns the choices that the open grammar allows here, or all of them if no grammar is open.
-    """
+    """Returns the choices that the open grammar allows here, or all of them if no grammar is open."""
     walk = player.transcript.matcher
     return node.choices if walk is None else walk.filter(node.choices)
 
 
-async def _answer(player: BasePlayer, op: SelectOp, texts: Sequence[str], seed: int | Unset) -> Selection:
+async def _answer(
+    player: BasePlayer, op: SelectOp, texts: Sequence[str], seed: int | Unset
+) -> Selection:
     """Returns the decided selection, either kept from an earlier run or with new scores."""
     if player.run.kept is not None:
         kept = player.run.kept.selection(op, texts, player.transcript)
@@ -92,16 +97,22 @@ async def _score(player: BasePlayer, op: SelectOp, texts: Sequence[str]) -> Sele
         return False
 
     ask = _ask if op.pushed_node is None else _ask_program
-    return await attempts(player.run, player.run.settings.retries, partial(ask, player, op, texts), failed)
+    return await attempts(
+        player.run, player.run.settings.retries, partial(ask, player, op, texts), failed
+    )
 
 
-async def _ask_program(player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: int) -> Selection:
+async def _ask_program(
+    player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: int
+) -> Selection:
     """Takes the scores from the pushed-down program."""
     assert op.pushed_node is not None
     pushed, place = op.pushed_node
     if op.node.judged:  # else it was asked for when it was pushed down
         unconditional = op.expression.choices_method.requires_unconditional_logprobs
-        node = msgspec.structs.replace(op.node, choices=tuple(texts), method=None, unconditional=unconditional)
+        node = msgspec.structs.replace(
+            op.node, choices=tuple(texts), method=None, unconditional=unconditional
+        )
         pushed.ask_again(op, node, player.transcript.pieces)
     answers: list[Any] = [each async for each in pushed.events.answers((place, op.attempt))]
     selection: Selection = answers[0]
@@ -117,7 +128,9 @@ async def _ask(player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: 
     prompt = player.transcript.prompt()
     run = player.run
     backend = player.backend
-    with run.within_budget(backend, partial(max_selection_usage, backend, prompt, texts)) as account:
+    with run.within_budget(
+        backend, partial(max_selection_usage, backend, prompt, texts)
+    ) as account:
         try:
             if op.expression.source is None:
                 selection = await backend.aselect(prompt, texts, unconditional=unconditional)
@@ -161,7 +174,11 @@ def _picked(player: BasePlayer, op: SelectOp, selection: Selection) -> None:
 
 
 def _chosen(
-    player: BasePlayer, op: SelectOp, record: Selection | list[Selection], text: str, value: str | list[str]
+    player: BasePlayer,
+    op: SelectOp,
+    record: Selection | list[Selection],
+    text: str,
+    value: str | list[str],
 ) -> None:
     """Sets the variable of a selection."""
     op.variable.record = record

@@ -1,5 +1,4 @@
-"""Transcript of a branch: its text with the final tokens, and the same as messages for chat APIs.
-"""
+"""Transcript of a branch: its text with the final tokens, and the same as messages for chat APIs."""
 
 from __future__ import annotations
 
@@ -78,10 +77,12 @@ class Transcript:
         self.start = 0
         self.forks: tuple[int, ...] = ()
 
-    # ------------------------------------------------------------------------------------------ writing
+    # -------------------------------------------------------------------------------------- writing
 
     def append_text(self, node: Text) -> None:
-        """Appends text of the program. Raises ConstraintError if the open grammar does not allow the text."""
+        """Appends text of the program. Raises ConstraintError if the open grammar does not allow
+        the text.
+        """
         text = node.text
         if not text:
             return
@@ -146,7 +147,9 @@ class Transcript:
         if walk is not None:
             walk.end()
 
-    def restore(self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None) -> None:
+    def restore(
+        self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None
+    ) -> None:
         """Restores the text of an earlier run.
 
         Args:
@@ -161,9 +164,12 @@ class Transcript:
         """Recomputes what is cached about the pieces, after pieces were removed or replaced."""
         self._span_cache = []
         self._cached_pieces = 0
-        self.mixed, self.has_images = not {str}.issuperset(map(type, self.pieces)), Media in map(type, self.pieces)
+        self.mixed, self.has_images = (
+            not {str}.issuperset(map(type, self.pieces)),
+            Media in map(type, self.pieces),
+        )
 
-    # ------------------------------------------------------------------------------------------ places
+    # --------------------------------------------------------------------------------------- places
 
     def fork_from(self, parent: Transcript) -> None:
         """Copies the parent's transcript into this empty one, which continues from here."""
@@ -178,7 +184,9 @@ class Transcript:
             self.log.append(self.text())
 
     def position(self) -> TranscriptPosition:
-        return TranscriptPosition(len(self.pieces), len(self.messages), self.turn, self.matcher and self.matcher.copy())
+        return TranscriptPosition(
+            len(self.pieces), len(self.messages), self.turn, self.matcher and self.matcher.copy()
+        )
 
     def go_back(self, position: TranscriptPosition) -> None:
         self.turn = position.turn
@@ -186,7 +194,7 @@ class Transcript:
         del self.pieces[position.pieces :], self.messages[position.messages :]
         self._refresh_caches()
 
-    # ------------------------------------------------------------------------------------------ reading
+    # -------------------------------------------------------------------------------------- reading
 
     @property
     def end_position(self) -> EndPosition:
@@ -205,7 +213,11 @@ class Transcript:
 
     @property
     def images(self) -> tuple[Media, ...]:
-        return tuple([piece for piece in self.pieces if type(piece) is Media]) if self.has_images else ()
+        return (
+            tuple([piece for piece in self.pieces if type(piece) is Media])
+            if self.has_images
+            else ()
+        )
 
     @property
     def turn_images(self) -> tuple[Media, ...]:
@@ -216,7 +228,9 @@ class Transcript:
 
     @property
     def fork_position(self) -> int | None:
-        """Length in characters of the text that the branch was forked with, or None if the branch was not forked."""
+        """Length in characters of the text that the branch was forked with, or None if the branch
+        was not forked.
+        """
         return len(self.text()) - len(self.text(self.start)) if self.forks else None
 
     def text(self, start: int = 0) -> str:
@@ -234,7 +248,9 @@ class Transcript:
         if self.turn is None and not self.messages:
             return Prompt(spans, images=self.images if self.has_images else ())
         role, start = self.turn or (None, len(self.pieces))
-        return Prompt(spans, tuple(self.messages), role, self.text(start), self.images, self._shared())
+        return Prompt(
+            spans, tuple(self.messages), role, self.text(start), self.images, self._shared()
+        )
 
     def _shared(self) -> tuple[int, ...]:
         """Returns numbers of leading messages that other prompts probably share, best first: those
@@ -256,15 +272,22 @@ class Transcript:
         self._cached_pieces = len(self.pieces)
         if same_model:
             return tuple(self._span_cache)
-        return tuple([
-            s if is_placeholder(s) else Span(s.text, special=s.special and s.ids is None) for s in self._span_cache
-        ])  # fmt: skip
+        return tuple(
+            [
+                s if is_placeholder(s) else Span(s.text, special=s.special and s.ids is None)
+                for s in self._span_cache
+            ]
+        )
 
 
 def text_of(pieces: Sequence[Piece]) -> str:
     """Returns the text of pieces, without images."""
     return "".join(
-        [piece if isinstance(piece, str) else piece.text for piece in pieces if not isinstance(piece, Media)]
+        [
+            piece if isinstance(piece, str) else piece.text
+            for piece in pieces
+            if not isinstance(piece, Media)
+        ]
     )
 
 
@@ -286,7 +309,10 @@ def _content(pieces: Sequence[Piece]) -> tuple[str | Media, ...]:
         if kind:
             content += [p for p in group if isinstance(p, Media)]
         else:
-            texts = [p if isinstance(p, str) else p.answer if isinstance(p, Reasoned) else p.text for p in group]  # type: ignore[union-attr] # images are in the other branch
+            texts = [
+                p if isinstance(p, str) else p.answer if isinstance(p, Reasoned) else p.text  # type: ignore[union-attr] # images are in the other branch
+                for p in group
+            ]
             content.append("".join(texts))
     if content and isinstance(content[0], str):
         content[0] = content[0].lstrip()

@@ -26,7 +26,11 @@ _SHOWN_POINTERS = 4  # in a message
 
 def is_cut(op: GenOp, generation: Generation) -> bool:
     """Returns True if a limit cut an answer that has a constraint."""
-    return generation.finish_reason == "length" and op.node.constraint is not None and not _scores_alone(op.node.params)
+    return (
+        generation.finish_reason == "length"
+        and op.node.constraint is not None
+        and not _scores_alone(op.node.params)
+    )
 
 
 def _scores_alone(params: SamplingParams) -> bool:
@@ -38,7 +42,9 @@ def is_wound_down(run: Run, op: GenOp, generation: Generation) -> bool:
     by the generation's own limit.
     """
     limit = op.node.params.max_tokens
-    return run.winds_down and (isinstance(limit, Unset) or generation.usage.completion_tokens < limit)
+    return run.winds_down and (
+        isinstance(limit, Unset) or generation.usage.completion_tokens < limit
+    )
 
 
 def policy_of(run: Run, op: GenOp, generation: Generation) -> str:
@@ -62,7 +68,9 @@ def left_out(generation: Generation) -> tuple[str, ...]:
     return generation.shortened or _WHOLE
 
 
-def truncated(run: Run, op: GenOp, generation: Generation, text: str, problem: str = "it is no value") -> SglError:
+def truncated(
+    run: Run, op: GenOp, generation: Generation, text: str, problem: str = "it is no value"
+) -> SglError:
     """Makes the error for an answer that was cut.
 
     Args:
@@ -83,7 +91,11 @@ def truncated(run: Run, op: GenOp, generation: Generation, text: str, problem: s
             hint="Raise it, or shorten the prompt if the context is full.",
         )
     enough = _sufficient_limit(op, generation)
-    missing = problem.rstrip(".") if pointers == _WHOLE else f"what is missing: {_list_pointers(pointers)}"
+    missing = (
+        problem.rstrip(".")
+        if pointers == _WHOLE
+        else f"what is missing: {_list_pointers(pointers)}"
+    )
     keep = "" if pointers == _WHOLE else ', or shortened="keep" to take what there is'
     return TruncatedError(
         f"{op.node.name!r} was cut after {count:,} tokens: {missing}.",
@@ -91,13 +103,19 @@ def truncated(run: Run, op: GenOp, generation: Generation, text: str, problem: s
         value=_partial_value(op, text, pointers),
         left_out=pointers,
         max_tokens=enough,
-        hint=f"Raise the timeout of the run{keep}." if winds_down else f"Set max_tokens={enough}{keep}.",
+        hint=f"Raise the timeout of the run{keep}."
+        if winds_down
+        else f"Set max_tokens={enough}{keep}.",
     )
 
 
 def warning(run: Run, op: GenOp, generation: Generation) -> str:
     """Returns the warning about an answer that was cut and is kept."""
-    which = "the default of max_tokens" if isinstance(op.node.params.max_tokens, Unset) else "max_tokens"
+    which = (
+        "the default of max_tokens"
+        if isinstance(op.node.params.max_tokens, Unset)
+        else "max_tokens"
+    )
     count = generation.usage.completion_tokens
     pointers = left_out(generation)
     fewest = generation.meta.get("fewest_tokens")
@@ -105,13 +123,20 @@ def warning(run: Run, op: GenOp, generation: Generation) -> str:
         which = "the timeout of the run"
     elif isinstance(fewest, int):
         return f"{which} cut {op.node.name!r} after {count} tokens: the shortest text of its constraint has {fewest}"
-    lost = "it is no value" if pointers == _WHOLE else f"{_list_pointers(pointers)} and what would follow is missing"
+    lost = (
+        "it is no value"
+        if pointers == _WHOLE
+        else f"{_list_pointers(pointers)} and what would follow is missing"
+    )
     return f"{which} cut {op.node.name!r} after {count} tokens, {lost}: raise it"
 
 
 def _list_pointers(pointers: tuple[str, ...]) -> str:
     """Formats the first pointers as a list, each shortened in the middle if it is long."""
-    shown = [each if len(each) <= 80 else f"{each[:40]}…{each[-30:]}" for each in pointers[:_SHOWN_POINTERS]]
+    shown = [
+        each if len(each) <= 80 else f"{each[:40]}…{each[-30:]}"
+        for each in pointers[:_SHOWN_POINTERS]
+    ]
     others = len(pointers) - len(shown)
     return ", ".join(shown) + (f" and {others} more" if others else "")
 

@@ -13,7 +13,16 @@ from typing import NamedTuple
 import msgspec
 
 from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.lang.execution.operations import AnswerOp, BranchMark, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
+from sglang_lite.lang.execution.operations import (
+    AnswerOp,
+    BranchMark,
+    GenOp,
+    JoinOp,
+    MarkOp,
+    Op,
+    ScopeOp,
+    SelectOp,
+)
 from sglang_lite.protocol import SglError
 
 # Operations that wait for something, or that record how far the branch has come.
@@ -198,7 +207,8 @@ class Cancellation(NamedTuple):
 
     Attributes:
         error: error of everything that it discarded, and of what is added afterwards.
-        kept: number of the last node that stays in the branch; -1 if not even what the branch began with stays.
+        kept: number of the last node that stays in the branch; -1 if not even what the branch began
+            with stays.
         final: True if rollbacks can't undo it.
     """
 

@@ -17,7 +17,9 @@ class ValueCodec(Protocol):
     """Conversion of the values of a run's variables to data of a `SavedRun`, and back."""
 
     def to_data(self, value: UserValue, what: str) -> UserValue:
-        """Data of a value. Raises ProgramError if it has none; `what` describes the value for the error."""
+        """Data of a value. Raises ProgramError if it has none; `what` describes the value for the
+        error.
+        """
         ...
 
     def from_data(self, data: UserValue) -> UserValue:
@@ -68,7 +70,9 @@ class CopiedValues:
             self._held.append(self._copied(value))
         except Exception as error:  # of the value's own code
             problem = f"{what} is a {type(value).__name__}, which can't be copied: {error}"
-            raise ProgramError(problem, hint="Replace it by plain data, or fork the state.") from error
+            raise ProgramError(
+                problem, hint="Replace it by plain data, or fork the state."
+            ) from error
         return len(self._held) - 1
 
     def from_data(self, data: UserValue) -> UserValue:
@@ -76,7 +80,8 @@ class CopiedValues:
 
 
 class PickledValues:
-    """Values of a pickle. Those that a file could have are the same data; others are pickled as they are.
+    """Values of a pickle. Those that a file could have are the same data; others are pickled as
+    they are.
 
     Args:
         others: values that are pickled as they are.
@@ -94,9 +99,13 @@ class PickledValues:
             pickle.dumps(value)
         except Exception as error:  # of the value's own code
             problem = f"{what} is a {type(value).__name__}, which can't be pickled: {error}"
-            raise ProgramError(problem, hint="Define its class at the top of a module, or use plain data.") from error
+            raise ProgramError(
+                problem, hint="Define its class at the top of a module, or use plain data."
+            ) from error
         self.others.append(value)
         return len(self.others) - 1
 
     def from_data(self, data: UserValue) -> UserValue:
-        return from_json_data(data[0], import_by_name) if isinstance(data, list) else self.others[data]
+        return (
+            from_json_data(data[0], import_by_name) if isinstance(data, list) else self.others[data]
+        )

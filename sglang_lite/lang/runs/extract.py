@@ -1,4 +1,6 @@
-"""Trace of a run as HTML for a notebook, without script: the text of its branches, those of a fork side by side."""
+"""Trace of a run as HTML for a notebook, without script: the text of its branches, those of a fork
+side by side.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,26 @@ _Path: TypeAlias = tuple[int, ...]
 
 
 def extract(trace: Trace) -> Markup:
-    """Beginning of a trace: totals, a legend of the origins of its text, and the text. Tokens of the chat template are
-    folded behind the name of their turn."""
+    """Beginning of a trace: totals, a legend of the origins of its text, and the text. Tokens of
+    the chat template are folded behind the name of their turn.
+    """
     nodes = trace.nodes[:_MAX_NODES]
     branches = defaultdict[_Path, list[TraceNode]](list)
     for node in nodes:
         branches[node.path].append(node)
     found = {origin for node in nodes for _, origin in node.pieces}
-    legend = [element("span", origin, class_=origin) + escaped(" ") for origin in ORIGINS if origin in found]
+    legend = [
+        element("span", origin, class_=origin) + escaped(" ")
+        for origin in ORIGINS
+        if origin in found
+    ]
     more = len(trace.nodes) - len(nodes)
     note = f"{more:,} more nodes: state.trace() has them." if more else ""
     return fragment(
         element("style", Markup(resource("origins.css"))),
-        element("p", ", ".join(f"{name} {value}" for name, value in totals(trace.head, trace.nodes))),
+        element(
+            "p", ", ".join(f"{name} {value}" for name, value in totals(trace.head, trace.nodes))
+        ),
         element("p", *map(Markup, legend)),
         element("div", *_branch(branches, ()), class_="said"),
         *([element("p", note)] if note else []),
@@ -63,8 +72,9 @@ def _branch(branches: dict[_Path, list[TraceNode]], path: _Path) -> Iterator[Mar
 
 
 def _template_of(nodes: Sequence[TraceNode], i: int) -> str:
-    """Name of the turn if text that begins or ends it was written by the chat template, which stands at the turn's own
-    line; else ""."""
+    """Name of the turn if text that begins or ends it was written by the chat template, which
+    stands at the turn's own line; else "".
+    """
     node = nodes[i]
     after = nodes[i + 1 : i + 2]
     before = nodes[max(i - 1, 0) : i]
@@ -78,7 +88,9 @@ def _template_of(nodes: Sequence[TraceNode], i: int) -> str:
 
 
 def _text(node: TraceNode) -> Iterator[Markup]:
-    """Yields the text of a node in pieces of one origin, of a scored generation in pieces of one token."""
+    """Yields the text of a node in pieces of one origin, of a scored generation in pieces of one
+    token.
+    """
     hints = dict(_token_hints(node.results[0], node.text)) if node.results else {}
     ends = sorted(hints)
     at = 0
@@ -87,7 +99,9 @@ def _text(node: TraceNode) -> Iterator[Markup]:
         inside = [end - at for end in ends if at < end < at + len(text)]
         for start, end in zip([0, *inside], [*inside, len(text)]):
             piece = text[start:end][:remaining]
-            token = hints[ends[place]] if (place := bisect_left(ends, at + end)) < len(ends) else None
+            token = (
+                hints[ends[place]] if (place := bisect_left(ends, at + end)) < len(ends) else None
+            )
             if piece:
                 yield element("span", piece, class_=origin, title=_hint(node, origin, token))
             remaining -= len(piece)
@@ -101,12 +115,18 @@ def _hint(node: TraceNode, origin: str, token: str | None) -> str:
     parts = [" ".join(filter(None, (node.kind, node.name and cut(node.name)))) + f": {origin}"]
     if token is not None:
         parts.append(token)
-    if isinstance(first, Selection) and first.scores and all(score.logprobs for score in first.scores):
+    if (
+        isinstance(first, Selection)
+        and first.scores
+        and all(score.logprobs for score in first.scores)
+    ):
         parts += [f"{cut(text)} {share:.0%}" for text, share in first.probs.items()]
     elif isinstance(first, Generation):
         parts.append(f"{node.usage.completion_tokens} tokens, {node.seconds:.3f} s")
         if drafted := first.meta.get("spec_draft_token_num"):
-            parts.append(f"{first.meta.get('spec_accept_token_num')} of {drafted} drafted tokens came")
+            parts.append(
+                f"{first.meta.get('spec_accept_token_num')} of {drafted} drafted tokens came"
+            )
     if node.where is not None:
         parts.append(f"line {node.where[1]}")
     return "\n".join(parts)

@@ -1,4 +1,6 @@
-"""Files of runs: lines of JSON, each a message of `sglang_lite.wire`. Errors name the file, and the line."""
+"""Files of runs: lines of JSON, each a message of `sglang_lite.wire`. Errors name the file, and the
+line.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,22 @@ _CURES = {
 
 
 def read(path: AnyPath) -> bytes:
-    """Content of a file. Raises ParameterError if it can't be read, or is larger than a message may be."""
+    """Content of a file. Raises ParameterError if it can't be read, or is larger than a message may
+    be.
+    """
     try:
         if (size := Path(path).stat().st_size) > wire.LIMITS.bytes:
-            raise ParameterError("path", f"{str(path)!r} has {size:,} bytes, the limit is {wire.LIMITS.bytes:,}.")
+            raise ParameterError(
+                "path", f"{str(path)!r} has {size:,} bytes, the limit is {wire.LIMITS.bytes:,}."
+            )
         return Path(path).read_bytes()
     except OSError as error:
         raise failure(path, "read", error) from error
 
 
 def write(path: AnyPath, content: bytes, parameter: str = "path") -> None:
-    """Writes a file atomically: on failure an existing file remains unchanged, and nothing else is left.
+    """Writes a file atomically: on failure an existing file remains unchanged, and nothing else is
+    left.
 
     Args:
         parameter: parameter of the user's call, or option of the command, that gave the path.
@@ -59,7 +66,7 @@ def write(path: AnyPath, content: bytes, parameter: str = "path") -> None:
 
 def append(
     file: io.FileIO, path: AnyPath, line: bytes, *, parameter: str = "path", durable: bool = False
-) -> None:  # fmt: skip
+) -> None:
     """Writes a line at the end of a file.
 
     Args:
@@ -106,12 +113,15 @@ def failure(path: AnyPath, what: str, error: OSError, parameter: str = "path") -
     hint = _CURES.get(error.errno or 0, "") if what == "written" else ""
     if what == "read" and error.errno == errno.ENOENT:
         hint = "Check the path. A relative one begins where Python was started."
-    return ParameterError(parameter, f"{os.fspath(path)!r} can't be {what}: {error.strerror or error}.", hint=hint)
+    return ParameterError(
+        parameter, f"{os.fspath(path)!r} can't be {what}: {error.strerror or error}.", hint=hint
+    )
 
 
 def message(path: AnyPath, number: int, line: bytes, hint: str) -> wire.Message:
-    """Record in a line of a file. Raises WireError if it is not a message, or has another version of the format; with
-    `hint` unless the error has its own."""
+    """Record in a line of a file. Raises WireError if it is not a message, or has another version
+    of the format; with `hint` unless the error has its own.
+    """
     try:
         return wire.decode(line.removesuffix(b"\n"))
     except WireError as error:

@@ -1,8 +1,9 @@
-"""Digests of everything that a program's results depend on, equal in every process of one version of Python.
+"""Digests of everything that a program's results depend on, equal in every process of one version
+of Python.
 
-A function is digested by its code, its constants and defaults, and everything that it reads: closures, globals, and
-recursively the functions and classes among them. Of installed packages only names are compared, as their versions are
-not part of the program.
+A function is digested by its code, its constants and defaults, and everything that it reads:
+closures, globals, and recursively the functions and classes among them. Of installed packages only
+names are compared, as their versions are not part of the program.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ from sglang_lite.program.nodes import BaseNode
 
 _PLAIN = (type(None), bool, int, float, complex, str, type(...), type(NotImplemented))
 # Synchronisation primitives: programs read no values from them.
-_GUARDS = (type(threading.Lock()), type(threading.RLock()), threading.Semaphore, asyncio.Lock, asyncio.Semaphore)
+_GUARDS = (
+    type(threading.Lock()),
+    type(threading.RLock()),
+    threading.Semaphore,
+    asyncio.Lock,
+    asyncio.Semaphore,
+)
 # State of the random module: like os.environ, it differs in every process.
 _CHANCE = getattr(random.random, "__self__", None)
 # Dunder attributes that describe a class's fields.
@@ -65,7 +72,8 @@ class Fingerprint:
     def __init__(self) -> None:
         self.parts: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
-        self._names: dict[int, str] = {}  # part names of the functions and classes that were read, by id
+        # part names of the functions and classes that were read, by id
+        self._names: dict[int, str] = {}
         self._alive: list[Any] = []  # keeps values alive, so that no id is reused
         self._open: list[int] = []  # ids of the values being read, which may contain themselves
         self._package = ""
@@ -80,8 +88,9 @@ class Fingerprint:
             self.unreadable[name] = f"{type(value).__name__} of too many levels"
 
     def add_program(self, function: object) -> None:
-        """Adds a program's body. Functions of the body's package are read in full, even if that package is
-        installed."""
+        """Adds a program's body. Functions of the body's package are read in full, even if that
+        package is installed.
+        """
         self._package = (getattr(function, "__module__", None) or "").partition(".")[0]
         self.add("the body", function)
 
@@ -166,11 +175,15 @@ class Fingerprint:
 
     def _code(self, code: CodeType) -> Iterator[str]:
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-        yield from map(self._value, (code.co_name, code.co_code, code.co_exceptiontable, code.co_flags, *names))
+        yield from map(
+            self._value, (code.co_name, code.co_code, code.co_exceptiontable, code.co_flags, *names)
+        )
         yield from map(self._value, code.co_consts)
 
     def _function(self, function: FunctionType) -> str:
-        """Name of the part with the function's code. Values that the function reads are added as further parts."""
+        """Name of the part with the function's code. Values that the function reads are added as
+        further parts.
+        """
         existing = self._names.get(id(function))
         if existing is not None:
             return existing
@@ -188,7 +201,9 @@ class Fingerprint:
         return name
 
     def _class(self, kind: type) -> str:
-        """Name of the part with the class's bases. The members that its body defines are added as further parts."""
+        """Name of the part with the class's bases. The members that its body defines are added as
+        further parts.
+        """
         existing = self._names.get(id(kind))
         if existing is not None:
             return existing
@@ -243,7 +258,11 @@ def _is_said(key: str, value: Any) -> bool:
     if isinstance(value, GetSetDescriptorType | MemberDescriptorType) or key == "_abc_impl":
         return False
     dunder = key.startswith("__") and key.endswith("__")
-    return not dunder or key in _CLASS_FIELDS or isinstance(value, FunctionType | classmethod | staticmethod)
+    return (
+        not dunder
+        or key in _CLASS_FIELDS
+        or isinstance(value, FunctionType | classmethod | staticmethod)
+    )
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -255,12 +274,13 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any]:
-    """Values that a function reads besides its arguments, by name. Names that the function itself assigns are left out,
-    as they are its state.
+    """Values that a function reads besides its arguments, by name. Names that the function itself
+    assigns are left out, as they are its state.
 
     Args:
         follow: whether to include globals and imported modules.
-        own: returns True if the attributes that are read from a module are to be included, not only the module's name.
+        own: returns True if the attributes that are read from a module are to be included, not only
+            the module's name.
     """
     codes = list(_codes(function.__code__))
     steps = [step for code in codes for step in dis.get_instructions(code)]
@@ -279,10 +299,14 @@ def _read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any
     if not follow:
         return read
     namespace: Mapping[str, Any] = function.__globals__
-    loaded = sorted({step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")} - stored)
+    loaded = sorted(
+        {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")} - stored
+    )
     read.update({name: namespace[name] for name in loaded if name in namespace})
     modules = [(name, value) for name, value in read.items() if isinstance(value, ModuleType)]
-    modules += [(module.__name__, module) for module in _imported(steps, namespace.get("__package__"))]
+    modules += [
+        (module.__name__, module) for module in _imported(steps, namespace.get("__package__"))
+    ]
     names = sorted({name for code in codes for name in code.co_names})
     seen = set[int]()
     while modules:
@@ -290,9 +314,15 @@ def _read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any
         if id(module) in seen or not own(module):
             continue
         seen.add(id(module))
-        found = {f"{name}.{attribute}": vars(module)[attribute] for attribute in names if attribute in vars(module)}
+        found = {
+            f"{name}.{attribute}": vars(module)[attribute]
+            for attribute in names
+            if attribute in vars(module)
+        }
         read.update(found)
-        modules += [(inner, value) for inner, value in found.items() if isinstance(value, ModuleType)]
+        modules += [
+            (inner, value) for inner, value in found.items() if isinstance(value, ModuleType)
+        ]
     return read
 
 

@@ -1,5 +1,6 @@
-"""Reading of a run's log: its nodes with their questions, answers and times. Traces, saved runs and reruns have it from
-here."""
+"""Reading of a run's log: its nodes with their questions, answers and times. Traces, saved runs and
+reruns have it from here.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +14,42 @@ from typing import Any
 from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.kept import Question
-from sglang_lite.lang.execution.operations import AnswerOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
+from sglang_lite.lang.execution.operations import (
+    AnswerOp,
+    ForkOp,
+    GenOp,
+    JoinOp,
+    MarkOp,
+    Op,
+    ScopeOp,
+    SelectOp,
+)
 from sglang_lite.lang.execution.run import BoundCall
 from sglang_lite.lang.execution.transcript import text_of
 from sglang_lite.lang.expressions import MULTI_SEPARATOR
 from sglang_lite.lang.media import thumbnail, without_bytes
 from sglang_lite.lang.runs.trace import Trace
 from sglang_lite.markup import cut
-from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
-from sglang_lite.protocol import Attempt, Generation, Location, Media, Selection, SglError, TraceHead, TraceNode
+from sglang_lite.program.nodes import (
+    Gen,
+    GrammarBegin,
+    GrammarEnd,
+    ImagePart,
+    ScopeBegin,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
+from sglang_lite.protocol import (
+    Attempt,
+    Generation,
+    Location,
+    Media,
+    Selection,
+    SglError,
+    TraceHead,
+    TraceNode,
+)
 from sglang_lite.protocol.sampling import adapter_of
 
 
@@ -85,7 +113,10 @@ def trace_of(player: BasePlayer, *, thumbnails: bool = True) -> Trace:
     started = time.time() - (time.perf_counter() - run.account.started)
     model = run.backend.get_model_name()
     arguments = tuple(_arguments(run.called))
-    return Trace(TraceHead(len(nodes), seconds, name_of(run.backend), model, started, arguments), tuple(nodes))
+    return Trace(
+        TraceHead(len(nodes), seconds, name_of(run.backend), model, started, arguments),
+        tuple(nodes),
+    )
 
 
 class _Shortened(reprlib.Repr):
@@ -112,11 +143,14 @@ def _arguments(called: BoundCall | None) -> Iterator[tuple[str, str]]:
 
 
 def answers_of(player: BasePlayer) -> list[TraceNode]:
-    """Generations and selections of the program's body in a branch and in the branches forked from it: what a rerun
-    needs of them, without times, lines of code, and errors, which may have secrets."""
+    """Generations and selections of the program's body in a branch and in the branches forked from
+    it: what a rerun needs of them, without times, lines of code, and errors, which may have
+    secrets.
+    """
     nodes = (each for each in trace_of(player, thumbnails=False).nodes if each.node)
     return [
-        TraceNode(each.kind, name=each.name, results=each.results, node=each.node, asked=each.asked) for each in nodes
+        TraceNode(each.kind, name=each.name, results=each.results, node=each.node, asked=each.asked)
+        for each in nodes
     ]
 
 
@@ -133,7 +167,9 @@ def _entries(player: BasePlayer) -> Iterator[_Entry]:
         for i, child in reversed(list(enumerate(entry.children))):
             assert entry.text is not None
             path = (*fields["path"], fields["place"], i)
-            reader = _Reader(child, path, entry.text.copy(), rejected=fields["rejected"], now=fields["end"])
+            reader = _Reader(
+                child, path, entry.text.copy(), rejected=fields["rejected"], now=fields["end"]
+            )
             open_branches.append(iter(reader.entries))
 
 
@@ -151,17 +187,25 @@ class _Reader:
     """
 
     def __init__(
-        self, player: BasePlayer, path: tuple[int, ...], text: _TextSoFar, *, rejected: bool, now: float
+        self,
+        player: BasePlayer,
+        path: tuple[int, ...],
+        text: _TextSoFar,
+        *,
+        rejected: bool,
+        now: float,
     ) -> None:
         self.entries: list[_Entry] = []
         self._path = path
         self._text = text
         self._rejected = rejected
         self._now = now
-        self._marks: dict[int, tuple[int, _TextSoFar]] = {}  # number of nodes before the mark, and the text
+        # number of nodes before the mark, and the text
+        self._marks: dict[int, tuple[int, _TextSoFar]] = {}
         self._started = player.run.account.started
         self._backend = player.run.backend
-        for op in {id(op): op for op in player.played[:]}.values():  # stopped operations may occur twice
+        # stopped operations may occur twice
+        for op in {id(op): op for op in player.played[:]}.values():
             self._take(op)
         if player.failure is not None and self.entries and self.entries[-1].fields["error"] is None:
             self.entries[-1].fields["error"] = _told(player.failure)
@@ -178,7 +222,11 @@ class _Reader:
                 entry.image = op.image
                 self._text.unknown.append(entry)
             case TurnBegin() | TurnEnd():
-                self._add("turn_begin" if isinstance(op, TurnBegin) else "turn_end", op.where, name=op.role)
+                self._add(
+                    "turn_begin" if isinstance(op, TurnBegin) else "turn_end",
+                    op.where,
+                    name=op.role,
+                )
             case GenOp():
                 self._generation(op)
             case SelectOp():
@@ -201,8 +249,16 @@ class _Reader:
                 self._add("grammar_end", None)
                 self._text.question.grammar = None
 
-    def _add(self, kind: str, where: Location | None, images: Sequence[Media] = (), **fields: Any) -> _Entry:
-        fields = {"start": self._now, "end": self._now, "error": None, "rejected": self._rejected, **fields}
+    def _add(
+        self, kind: str, where: Location | None, images: Sequence[Media] = (), **fields: Any
+    ) -> _Entry:
+        fields = {
+            "start": self._now,
+            "end": self._now,
+            "error": None,
+            "rejected": self._rejected,
+            **fields,
+        }
         place = len(self.entries)
         entry = _Entry({"kind": kind, "path": self._path, "place": place, "where": where, **fields})
         self.entries.append(entry)
@@ -253,17 +309,31 @@ class _Reader:
             results=found,
             attempts=tuple(Attempt(_told(each.error), each.answers) for each in attempts),
             error=None if error is None else _told(error),
-            adapter=adapter_of(op.node.params.lora_path if isinstance(op.node, Gen) else op.node.lora_path),
+            adapter=adapter_of(
+                op.node.params.lora_path if isinstance(op.node, Gen) else op.node.lora_path
+            ),
             node=op.variable.node if op.in_body else "",
-            asked="" if not op.in_body or _has_own_backend(op) else self._text.question.asked_by(op),
+            asked=""
+            if not op.in_body or _has_own_backend(op)
+            else self._text.question.asked_by(op),
             **fields,
         )
 
     def _join(self, op: JoinOp) -> None:
-        pieces = [piece for each in op.added if each.done and each.error() is None for piece in each.result()]
+        pieces = [
+            piece
+            for each in op.added
+            if each.done and each.error() is None
+            for piece in each.result()
+        ]
         images = [piece for piece in pieces if isinstance(piece, Media)]
         text = text_of(pieces)
-        ends = [each.ended for child in op.children for each in child.played if isinstance(each, AnswerOp)]
+        ends = [
+            each.ended
+            for child in op.children
+            for each in child.played
+            if isinstance(each, AnswerOp)
+        ]
         end = max([self._now, *(at - self._started for at in ends)]) if op.added else self._now
         self._add("join", op.node.where, images, text=text, end=end)
 
@@ -279,15 +349,18 @@ class _Reader:
         self._add("rollback", None)
 
     def _learn(self, result: Generation | Selection) -> None:
-        """Sets the cache status of the preceding texts from a result: the number of cached characters of each. (If
-        several branches continue a text, the smallest number counts: text that one of them had to compute was not
-        cached.)"""
+        """Sets the cache status of the preceding texts from a result: the number of cached
+        characters of each. (If several branches continue a text, the smallest number counts: text
+        that one of them had to compute was not cached.)
+        """
         usage = result.usage
         miss = result.meta.get("cache_miss")
         uncached: Any = math.inf  # number of characters that were not cached
         if isinstance(miss, dict) and isinstance(miss.get("left"), int):
             uncached = miss["left"]
-        elif miss is None and usage.cached_tokens and usage.cached_tokens >= usage.prompt_tokens - 1:
+        elif (
+            miss is None and usage.cached_tokens and usage.cached_tokens >= usage.prompt_tokens - 1
+        ):
             uncached = 0
         for entry in reversed(self._text.unknown):
             length = len(entry.fields["text"])

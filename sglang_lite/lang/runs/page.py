@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def show(trace: Trace, path: str | os.PathLike[str] | None) -> Path:
-    """Writes the page to a file (a temporary one if `path` is None), opens it in a browser, or in a notebook below the
-    cell, and returns the file's path."""
+    """Writes the page to a file (a temporary one if `path` is None), opens it in a browser, or in a
+    notebook below the cell, and returns the file's path.
+    """
     file = _temporary_file() if path is None else Path(path)
     try:
         files.write(file, as_html(trace).encode())
@@ -44,11 +45,18 @@ def _temporary_file() -> Path:
 
 def inline(trace: Trace) -> Markup:
     """Page in a frame of its own, for notebooks. The frame can't reach the notebook."""
-    return fragment(element("iframe", srcdoc=as_html(trace), sandbox="allow-scripts", width="100%", height="600"))
+    return fragment(
+        element(
+            "iframe", srcdoc=as_html(trace), sandbox="allow-scripts", width="100%", height="600"
+        )
+    )
 
 
 def as_html(trace: Trace, beside: Trace | None = None) -> str:
-    """Complete HTML page. `beside` is another run, of which the page shows the same nodes beside the first one's."""
+    """Complete HTML page. `beside` is another run, of which the page shows the same nodes beside
+    the first one's.
+    """
     return page(
-        title_of(trace.nodes), [run_data(each.head, each.nodes) for each in (trace, beside) if each is not None]
+        title_of(trace.nodes),
+        [run_data(each.head, each.nodes) for each in (trace, beside) if each is not None],
     )

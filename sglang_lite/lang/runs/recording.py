@@ -14,7 +14,13 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.base import Backend, DelegatingBackend, asked_adapter, name_of, refusal
+from sglang_lite.lang.backend.base import (
+    Backend,
+    DelegatingBackend,
+    asked_adapter,
+    name_of,
+    refusal,
+)
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.backend.remote.planner import CallPlanner
@@ -52,13 +58,14 @@ from sglang_lite.wire.failure import as_failure
 
 _QUERY = re.compile(r"(\bhttps?://[^\s?#'\"<>]*)[?#][^\s'\"<>]*")
 _KEY = re.compile(r"\b(sk|pk|key|AIza|ghp|hf|Bearer)([-_ ]?)[A-Za-z0-9._\-]{12,}")
-_SECRETS = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")  # names of environment variables that contain secrets
+# names of environment variables that contain secrets
+_SECRETS = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
 _SHORTEST_SECRET = 8
 
 
 class Recording(DelegatingBackend):
-    """Backend that passes requests to another backend, and records each with all its answers. Leaving it as a context
-    manager completes the file.
+    """Backend that passes requests to another backend, and records each with all its answers.
+    Leaving it as a context manager completes the file.
 
     Args:
         path: path of the file, which is overwritten.
@@ -66,14 +73,19 @@ class Recording(DelegatingBackend):
 
     Raises:
         ParameterError: the file can't be written.
-        CapabilityError: the backend has SGLang's blocking hooks, which receive the state instead of a request.
+        CapabilityError: the backend has SGLang's blocking hooks, which receive the state instead of
+            a request.
     """
 
     def __init__(self, path: files.AnyPath, backend: Backend) -> None:
         super().__init__(backend)
         if not backend.capabilities.reads_prompts:
             raise refusal(
-                backend, "record", "recording with SGLang's blocking hooks", "Write agenerate and aselect.", None
+                backend,
+                "record",
+                "recording with SGLang's blocking hooks",
+                "Write agenerate and aselect.",
+                None,
             )
         self.enforces = backend.enforces
         self._numbers = itertools.count()
@@ -83,7 +95,9 @@ class Recording(DelegatingBackend):
         self._runs: list[Callable[[], object]] = []  # each waits for a run on this backend
         self.on_run = self._runs.append
         self._secrets = [
-            value for name, value in os.environ.items() if _SECRETS.search(name) and len(value) >= _SHORTEST_SECRET
+            value
+            for name, value in os.environ.items()
+            if _SECRETS.search(name) and len(value) >= _SHORTEST_SECRET
         ]
         try:
             self._file = open(path, "wb", buffering=0)  # noqa: SIM115 # `close` closes it
@@ -93,12 +107,21 @@ class Recording(DelegatingBackend):
         self._failure: SglError | None = None  # since a line could not be written
         self._began = time.perf_counter()
         rules = backend.capabilities.turns
-        turns = () if rules is None else (rules.begun_turns, rules.begun_constrained, rules.enforces_grammars)
+        turns = (
+            ()
+            if rules is None
+            else (rules.begun_turns, rules.begun_constrained, rules.enforces_grammars)
+        )
         head = RecordingHead(
-            name_of(backend), backend.get_model_name(), backend.enforces, _template(backend.get_chat_template()),
-            backend.tool_family(), time.time(),
-            tuple(sorted(kind.__name__ for kind in backend.capabilities.constraints)), *turns,
-        )  # fmt: skip
+            name_of(backend),
+            backend.get_model_name(),
+            backend.enforces,
+            _template(backend.get_chat_template()),
+            backend.tool_family(),
+            time.time(),
+            tuple(sorted(kind.__name__ for kind in backend.capabilities.constraints)),
+            *turns,
+        )
         try:
             self._write(head)
         except ParameterError:
@@ -136,7 +159,9 @@ class Recording(DelegatingBackend):
         self.backend.shutdown()
 
     def _write(self, record: RecordingHead | RecordedCall | RecordingEnd) -> None:
-        """Writes a line. Raises ParameterError if it can't be written: then the recording ends with the line before."""
+        """Writes a line. Raises ParameterError if it can't be written: then the recording ends with
+        the line before.
+        """
         line = wire.encode(record)
         try:
             files.append(self._file, self._path, line + b"\n")
@@ -146,7 +171,7 @@ class Recording(DelegatingBackend):
             raise
         self._after = digest_of(line)
 
-    # ------------------------------------------------------------------------------------------------- asking
+    # --------------------------------------------------------------------------------------- asking
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
@@ -157,7 +182,9 @@ class Recording(DelegatingBackend):
                 record(event)
                 yield event
 
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+    async def aselect(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection:
         request = selection_request(prompt, choices, unconditional=unconditional)
         with self._recorded(request, stream=False) as record:
             selection = await self.backend.aselect(prompt, choices, unconditional=unconditional)
@@ -168,13 +195,15 @@ class Recording(DelegatingBackend):
     def _recorded(
         self, request: RecordedRequest, *, stream: bool
     ) -> Iterator[Callable[[Delta | Generation | Selection], None]]:
-        """Context that records the call that is made inside, whatever its outcome. Yields a function that records an
-        event of the call."""
+        """Context that records the call that is made inside, whatever its outcome. Yields a
+        function that records an event of the call.
+        """
         if self._failure is not None:
             raise self._failure
         if self._file.closed:
             raise CapabilityError(
-                "the recording has ended.", hint="Run programs, and read their streams, inside `with sgl.record(…)`."
+                "the recording has ended.",
+                hint="Run programs, and read their streams, inside `with sgl.record(…)`.",
             )
         number = next(self._numbers)
         node = current_node()
@@ -191,12 +220,22 @@ class Recording(DelegatingBackend):
             with self._lock:
                 if not self._file.closed:
                     call = RecordedCall(
-                        number, self._after, request, *node, stream, began - self._began, tuple(events), failed, ended
+                        number,
+                        self._after,
+                        request,
+                        *node,
+                        stream,
+                        began - self._began,
+                        tuple(events),
+                        failed,
+                        ended,
                     )
                     self._keep(call)
 
     def _keep(self, call: RecordedCall) -> None:
-        """Writes a call. Raises ParameterError if it can't be written, unless the call has an error of its own."""
+        """Writes a call. Raises ParameterError if it can't be written, unless the call has an error
+        of its own.
+        """
         try:
             self._write(call)
         except ParameterError:
@@ -206,7 +245,9 @@ class Recording(DelegatingBackend):
             self._calls += 1
 
     def _failure_of(self, error: BaseException) -> Failure:
-        """Error for the file: without keys and URL queries, and without its cause and notes, which may contain them."""
+        """Error for the file: without keys and URL queries, and without its cause and notes, which
+        may contain them.
+        """
         if not isinstance(error, Exception):
             error = RequestAbortedError("the call was cancelled.")
         elif not isinstance(error, SglError):
@@ -223,17 +264,18 @@ class Recording(DelegatingBackend):
 
 
 def record(path: files.AnyPath, backend: BackendLike | None = None) -> Recording:
-    """Backend that passes requests to another backend and records them with their answers, for `sgl.Replay`:
+    """Backend that passes requests to another backend and records them with their answers, for
+    `sgl.Replay`:
 
         with sgl.record("run.jsonl", sgl.OpenAI("gpt-4o")) as backend:
             program.run(backend=backend)
 
-    The file contains prompts, parameters, answers and errors, with their times. It does not contain keys, headers or
-    URL queries, and only digests of images.
+    The file contains prompts, parameters, answers and errors, with their times. It does not contain
+    keys, headers or URL queries, and only digests of images.
 
     Args:
-        path: path of the file, which is overwritten. Leaving the `with` block waits for runs on the backend, and
-            completes the file.
+        path: path of the file, which is overwritten. Leaving the `with` block waits for runs on the
+            backend, and completes the file.
         backend: backend that answers, node by node; None for the default backend.
 
     Raises:
@@ -250,12 +292,22 @@ def recorded_prompt(prompt: Prompt) -> Prompt:
         for special, spans in itertools.groupby(prompt.spans, key=lambda span: span.special)
     )
     messages = prompt.messages
-    if prompt.images or any(isinstance(part, Media) for message in messages for part in message.content):
+    if prompt.images or any(
+        isinstance(part, Media) for message in messages for part in message.content
+    ):
         messages = tuple(
-            Message(each.role, tuple(without_bytes(part) if isinstance(part, Media) else part for part in each.content))
+            Message(
+                each.role,
+                tuple(
+                    without_bytes(part) if isinstance(part, Media) else part
+                    for part in each.content
+                ),
+            )
             for each in messages
         )
-    return Prompt(spans, messages, prompt.role, prompt.partial, tuple(map(without_bytes, prompt.images)))
+    return Prompt(
+        spans, messages, prompt.role, prompt.partial, tuple(map(without_bytes, prompt.images))
+    )
 
 
 def digest_of(line: bytes) -> str:
@@ -263,11 +315,15 @@ def digest_of(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()[:32]
 
 
-def selection_request(prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> RecordedRequest:
+def selection_request(
+    prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+) -> RecordedRequest:
     """Request for the selection that is asked for in this context."""
     adapter = asked_adapter.get()
     params = SamplingParams() if adapter is None else SamplingParams(lora_path=(adapter,))
-    return RecordedRequest(recorded_prompt(prompt), params, choices=tuple(choices), unconditional=unconditional)
+    return RecordedRequest(
+        recorded_prompt(prompt), params, choices=tuple(choices), unconditional=unconditional
+    )
 
 
 def request_key(request: RecordedRequest) -> bytes:
@@ -277,12 +333,17 @@ def request_key(request: RecordedRequest) -> bytes:
 
 def _template(template: TurnTemplate | None) -> RecordedTemplate | None:
     if isinstance(template, JinjaTemplate):
-        return RecordedTemplate(template.name, template.source, tuple(template.special_tokens.items()))
+        return RecordedTemplate(
+            template.name, template.source, tuple(template.special_tokens.items())
+        )
     if isinstance(template, ChatTemplate):
         turns = tuple((role, *texts) for role, texts in template.role_prefix_and_suffix.items())
         return RecordedTemplate(
-            template.name, turns=turns, default_system_prompt=template.default_system_prompt,
-            stop_str=tuple(template.stop_str), image_token=template.image_token,
+            template.name,
+            turns=turns,
+            default_system_prompt=template.default_system_prompt,
+            stop_str=tuple(template.stop_str),
+            image_token=template.image_token,
             llama2=template.style is ChatTemplateStyle.LLAMA2,
-        )  # fmt: skip
+        )
     return None

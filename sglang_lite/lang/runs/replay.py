@@ -20,7 +20,12 @@ from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
 from sglang_lite.lang.execution.operations import NodeIdentity, current_node
 from sglang_lite.lang.runs import files
-from sglang_lite.lang.runs.recording import digest_of, recorded_prompt, request_key, selection_request
+from sglang_lite.lang.runs.recording import (
+    digest_of,
+    recorded_prompt,
+    request_key,
+    selection_request,
+)
 from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import (
     CapabilityError,
@@ -35,7 +40,13 @@ from sglang_lite.protocol import (
     WireError,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.protocol.recording import RecordedCall, RecordedRequest, RecordedTemplate, RecordingEnd, RecordingHead
+from sglang_lite.protocol.recording import (
+    RecordedCall,
+    RecordedRequest,
+    RecordedTemplate,
+    RecordingEnd,
+    RecordingHead,
+)
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 from sglang_lite.wire.failure import as_error
 
@@ -45,25 +56,28 @@ _SHOWN = 40  # characters shown on each side of a difference
 
 
 class Replay(Backend):
-    """Backend that repeats the answers of a recorded run (`sgl.record`): no network, no key, no SDK.
+    """Backend that repeats the answers of a recorded run (`sgl.record`): no network, no key, no
+    SDK.
 
     Args:
         path: path of the recording.
-        match: "request": a request must be equal to a recorded one. It receives the answer of the same node, and equal
-            requests of other nodes receive those that are left, in order; any other request is refused, and the error
-            shows the first difference. "node": if no equal request is left, a node receives the next answer of the same
-            node (program, place in the tree of forks, variable), so that prompts may have changed.
+        match: "request": a request must be equal to a recorded one. It receives the answer of the
+            same node, and equal requests of other nodes receive those that are left, in order; any
+            other request is refused, and the error shows the first difference. "node": if no equal
+            request is left, a node receives the next answer of the same node (program, place in the
+            tree of forks, variable), so that prompts may have changed.
         timing: whether to wait as long as each answer, and each piece of a stream, took.
         partial: whether to accept a recording that was cut short, and use its complete calls.
-        chat_template: template that renders turns as text, if the recording could not store its own.
+        chat_template: template that renders turns as text, if the recording could not store its
+            own.
 
     Attributes:
         left: number of recorded answers that were not used yet.
 
     Raises:
         ParameterError: the file does not exist, or an argument is not valid.
-        WireError: the file is not a recording, has another version, or was cut short or changed. The error has the
-            line.
+        WireError: the file is not a recording, has another version, or was cut short or changed.
+            The error has the line.
     """
 
     @explains_wrong_arguments
@@ -83,19 +97,30 @@ class Replay(Backend):
         self._by_node = match == "node"
         self._timing = timing
         self._head, self._calls = _read(path, partial=partial)
-        constraints = frozenset(kind for kind in ALL_CONSTRAINTS if kind.__name__ in self._head.constraints)
+        constraints = frozenset(
+            kind for kind in ALL_CONSTRAINTS if kind.__name__ in self._head.constraints
+        )
         begun = self._head.begun
         constrained = self._head.begun_constrained
         rules = None if begun is None else TurnRules(begun, constrained or begun, self._head.texts)
-        videos = any(image.kind == "video" for call in self._calls for image in call.request.prompt.images)
+        videos = any(
+            image.kind == "video" for call in self._calls for image in call.request.prompt.images
+        )
         self.capabilities = Capabilities(
-            constraints, images=True, videos=videos, sounds=True, turns=rules, adapters=True, winds_down=True
+            constraints,
+            images=True,
+            videos=videos,
+            sounds=True,
+            turns=rules,
+            adapters=True,
+            winds_down=True,
         )
         self.enforces = self._head.enforces and not self._by_node
         self.trace_name = self._head.backend
         self.chat_template = chat_template or _template(self._head.template)
         self._lock = threading.Lock()
-        # Calls by request and node, by request, and by node. Each is in all three queues; a used one is passed over.
+        # Calls by request and node, by request, and by node. Each is in all three queues; a used
+        # one is passed over.
         self._queues: defaultdict[object, deque[RecordedCall]] = defaultdict(deque)
         for call in self._calls:
             key = request_key(call.request)
@@ -120,7 +145,7 @@ class Replay(Backend):
     def tool_family(self) -> str | None:
         return self._head.tool_family
 
-    # ------------------------------------------------------------------------------------------------ answering
+    # ------------------------------------------------------------------------------------ answering
 
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
@@ -132,7 +157,9 @@ class Replay(Backend):
         found = [each.event for each in call.events if isinstance(each.event, Generation)]
         return sorted(found, key=lambda each: each.index)
 
-    def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
+    def select_now(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection | None:
         return None if self._timing else _selection(self._selected(prompt, choices, unconditional))
 
     async def agenerate(
@@ -147,7 +174,9 @@ class Replay(Backend):
         await self._wait(now, call.ended)
         _raise_error(call)
 
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+    async def aselect(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection:
         call = self._selected(prompt, choices, unconditional)
         await self._wait(0.0, call.ended)
         return _selection(call)
@@ -157,10 +186,12 @@ class Replay(Backend):
             await asyncio.sleep(until - now)
         return until
 
-    def _selected(self, prompt: Prompt, choices: Sequence[str], unconditional: bool) -> RecordedCall:
+    def _selected(
+        self, prompt: Prompt, choices: Sequence[str], unconditional: bool
+    ) -> RecordedCall:
         return self._take(selection_request(prompt, choices, unconditional=unconditional))
 
-    # ------------------------------------------------------------------------------------------------ finding
+    # -------------------------------------------------------------------------------------- finding
 
     def _take(self, request: RecordedRequest) -> RecordedCall:
         """Recorded call that answers a request. Each call is used once."""
@@ -188,21 +219,30 @@ class Replay(Backend):
         other = self._nearest(request, node)
         if other is None:
             return CapabilityError(
-                f"{self._name}: {what} makes a request, but the recording has none.", hint="Record it again."
+                f"{self._name}: {what} makes a request, but the recording has none.",
+                hint="Record it again.",
             )
         pointer, before, now = next(differences(as_data(other.request), as_data(request)))
         return CapabilityError(
             f"{self._name}: the request of {what} was not recorded. The nearest is call {other.number}; first "
             f"difference at {pointer}: {before} was recorded, {now} is requested.",
             hint="Record it again, or use match='node'.",
-        )  # fmt: skip
+        )
 
     def _nearest(self, request: RecordedRequest, node: NodeIdentity) -> RecordedCall | None:
-        """Recorded call that is most similar to a request: the one with the longest common beginning of the prompt,
-        among the unused calls of the same node if it has any. None if the recording has no calls."""
-        same = [call for call in self._calls if _node_of(call) == node and call.number not in self._used]
+        """Recorded call that is most similar to a request: the one with the longest common
+        beginning of the prompt, among the unused calls of the same node if it has any. None if the
+        recording has no calls.
+        """
+        same = [
+            call for call in self._calls if _node_of(call) == node and call.number not in self._used
+        ]
         text = request.prompt.text
-        return max(same or self._calls, key=lambda call: common_length(call.request.prompt.text, text), default=None)
+        return max(
+            same or self._calls,
+            key=lambda call: common_length(call.request.prompt.text, text),
+            default=None,
+        )
 
 
 def _raise_error(call: RecordedCall) -> None:
@@ -229,7 +269,9 @@ def as_data(request: RecordedRequest) -> dict[str, Json]:
 
 
 def differences(before: Json, now: Json, pointer: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yields (JSON Pointer, excerpt of `before`, excerpt of `now`) for each place where two plain values differ."""
+    """Yields (JSON Pointer, excerpt of `before`, excerpt of `now`) for each place where two plain
+    values differ.
+    """
     if isinstance(before, dict) and isinstance(now, dict):
         for name in {**before, **now}:
             yield from differences(before.get(name), now.get(name), f"{pointer}/{name}")
@@ -242,17 +284,23 @@ def differences(before: Json, now: Json, pointer: str = "") -> Iterator[tuple[st
         dots = "…" * bool(start)
         yield pointer, f"{dots}{before[shown]!r}", f"{dots}{now[shown]!r}"
     elif before != now:
-        yield pointer, "nothing" if before is None else f"{before!r:.80}", "nothing" if now is None else f"{now!r:.80}"
+        yield (
+            pointer,
+            "nothing" if before is None else f"{before!r:.80}",
+            "nothing" if now is None else f"{now!r:.80}",
+        )
 
 
-# ------------------------------------------------------------------------------------------------------ the file
+# ----------------------------------------------------------------------------------------- the file
 
 
 def _read(path: files.AnyPath, *, partial: bool) -> tuple[RecordingHead, list[RecordedCall]]:
     """Head and calls of a recording; the calls are in the order in which they were made."""
     try:
         with open(path, "rb") as file:
-            head, calls = _read_lines(path, iter(lambda: file.readline(_LONGEST_LINE + 1), b""), partial=partial)
+            head, calls = _read_lines(
+                path, iter(lambda: file.readline(_LONGEST_LINE + 1), b""), partial=partial
+            )
     except OSError as error:
         raise files.failure(path, "read", error) from error
     return head, sorted(calls, key=lambda call: call.number)
@@ -260,7 +308,7 @@ def _read(path: files.AnyPath, *, partial: bool) -> tuple[RecordingHead, list[Re
 
 def _read_lines(
     path: files.AnyPath, lines: Iterator[bytes], *, partial: bool
-) -> tuple[RecordingHead, list[RecordedCall]]:  # fmt: skip
+) -> tuple[RecordingHead, list[RecordedCall]]:
     head: RecordingHead | None = None
     calls: list[RecordedCall] = []
     after = ""
@@ -283,7 +331,9 @@ def _read_lines(
                 raise files.fault(path, number, problem, hint=_AGAIN)
             case record:
                 expected = "the head of a recording" if number == 1 else "a recorded call"
-                raise files.fault(path, number, f"a {type(record).__name__} is not {expected}", hint=_AGAIN)
+                raise files.fault(
+                    path, number, f"a {type(record).__name__} is not {expected}", hint=_AGAIN
+                )
         after = digest_of(line[:-1])
     if head is None:
         raise files.fault(path, 1, "the file is empty, or its first line is cut short", hint=_AGAIN)
@@ -301,7 +351,10 @@ def _template(template: RecordedTemplate | None) -> TurnTemplate | None:
     if template.source:
         return JinjaTemplate(template.source, dict(template.special_tokens), template.name)
     return ChatTemplate(
-        template.name, template.default_system_prompt, {role: (start, end) for role, start, end in template.turns},
-        template.stop_str, template.image_token,
+        template.name,
+        template.default_system_prompt,
+        {role: (start, end) for role, start, end in template.turns},
+        template.stop_str,
+        template.image_token,
         style=ChatTemplateStyle.LLAMA2 if template.llama2 else ChatTemplateStyle.PLAIN,
-    )  # fmt: skip
+    )

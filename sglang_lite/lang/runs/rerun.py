@@ -19,7 +19,9 @@ from sglang_lite.protocol.anything import UserValue
 
 
 def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
-    """State of a rerun; arguments and errors as of `ProgramState.rerun`. Everything in the branch has been played."""
+    """State of a rerun; arguments and errors as of `ProgramState.rerun`. Everything in the branch
+    has been played.
+    """
     run = branch.run
     called = branch.run.called
     if called is None:
@@ -27,19 +29,28 @@ def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
             "this state has no program to run again.",
             hint="Load it with sgl.load(path, program, backend=…); its run's arguments must be plain data.",
             where=user_location(),
-        )  # fmt: skip
+        )
     if not run.backend.capabilities.reads_prompts:
-        raise refusal(run.backend, "rerun", "running a state again", "Run the program instead.", user_location())
+        raise refusal(
+            run.backend,
+            "rerun",
+            "running a state again",
+            "Run the program instead.",
+            user_location(),
+        )
     if branch.path:
         raise ProgramError(
-            "a branch of a fork can't run again by itself.", hint="Run the state of the whole program again.",
+            "a branch of a fork can't run again by itself.",
+            hint="Run the state of the whole program again.",
             where=user_location(),
-        )  # fmt: skip
+        )
     kept = _kept(branch, at, value)
     budget = None if run.settings.budget is None else run.settings.budget.afresh()
     settings = replace(run.settings, stream=False, budget=budget)
     with trimmed:
-        call = called.program.prepared(called.args, dict(called.kwargs), {"backend": run.backend}, settings, kept)
+        call = called.program.prepared(
+            called.args, dict(called.kwargs), {"backend": run.backend}, settings, kept
+        )
         state: Any = call.run()  # a ProgramState, which imports this module
     if value is None:
         return state
@@ -58,7 +69,9 @@ def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
             each.failure_reported = True
         raise
     if not taken and player.failure is None and kept.node not in _paths(state.branch):
-        raise ParameterError("at", f"the program did not ask for {at!r} again.", where=user_location())
+        raise ParameterError(
+            "at", f"the program did not ask for {at!r} again.", where=user_location()
+        )
     return state
 
 
@@ -70,15 +83,18 @@ def _kept(branch: Branch, at: str, value: str | None) -> Kept:
         raise _unknown_node(branch, at, nodes, answers)
     if value is not None and not isinstance(value, str):
         raise ParameterError(
-            "value", f"{value!r:.60} is not a string.", hint="Give the text that the model would have written."
+            "value",
+            f"{value!r:.60} is not a string.",
+            hint="Give the text that the model would have written.",
         )
     earlier = () if branch.run.kept is None else branch.run.kept.answers.values()
     return Kept((*earlier, *answers), nodes[at], value)
 
 
 def _nodes_by_name(branch: Branch, answers: Sequence[TraceNode]) -> dict[str, str]:
-    """Paths of the nodes that the body has added to the state's text, by the names that they set: the last one of each
-    name. Nodes that were not played before the state was cancelled, or has failed, are among them.
+    """Paths of the nodes that the body has added to the state's text, by the names that they set:
+    the last one of each name. Nodes that were not played before the state was cancelled, or has
+    failed, are among them.
 
     Args:
         answers: the nodes that were played.
@@ -92,7 +108,11 @@ def _nodes_by_name(branch: Branch, answers: Sequence[TraceNode]) -> dict[str, st
         if variable.error() is not None and variable.node not in late
     }
     names = {**unplayed, **names}
-    return {name: each.node for name, each in branch.names.declared() if each.node and names.get(each.node) == name}
+    return {
+        name: each.node
+        for name, each in branch.names.declared()
+        if each.node and names.get(each.node) == name
+    }
 
 
 def _answers_added_late(branch: Branch) -> Iterator[AnswerOp]:
@@ -112,8 +132,12 @@ def _answer_of(name: str) -> str:
     return name.removesuffix(REASONING_SUFFIX) if name.endswith(REASONING_SUFFIX) else ""
 
 
-def _unknown_node(branch: Branch, at: str, nodes: Mapping[str, str], answers: Sequence[TraceNode]) -> ParameterError:
-    """Error for a name that no node of the state's text has set, which says what has set it and what to do."""
+def _unknown_node(
+    branch: Branch, at: str, nodes: Mapping[str, str], answers: Sequence[TraceNode]
+) -> ParameterError:
+    """Error for a name that no node of the state's text has set, which says what has set it and
+    what to do.
+    """
     known = f"Nodes set: {', '.join(map(repr, nodes)) or 'none'}."
     failure = branch.player.failure
     why = ""
@@ -135,5 +159,7 @@ def _unknown_node(branch: Branch, at: str, nodes: Mapping[str, str], answers: Se
         hint = "Change a node before the checkpoint, or run the program again."
     elif failure is not None:
         why = f" before the run ended with {type(failure).__name__}"
-        hint = "Nodes behind that place are not known: change one before it, or run the program again."
+        hint = (
+            "Nodes behind that place are not known: change one before it, or run the program again."
+        )
     return ParameterError("at", f"no node of the program set {at!r:.60}{why}. {known}", hint=hint)

@@ -1,4 +1,6 @@
-"""Conversion of runs to data and back, and their files. A file contains no code: its reader needs the program."""
+"""Conversion of runs to data and back, and their files. A file contains no code: its reader needs
+the program.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,13 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.prompt import is_placeholder
-from sglang_lite.protocol.saved import SavedPiece, SavedResult, SavedRun, SavedSamples, SavedVariable
+from sglang_lite.protocol.saved import (
+    SavedPiece,
+    SavedResult,
+    SavedRun,
+    SavedSamples,
+    SavedVariable,
+)
 
 _FORMAT = 3  # of SavedRun
 _OTHER = "If another version of sglang_lite has saved it, run the program again, or load it with that version."
@@ -51,7 +59,9 @@ class AbsentBackend(Backend):
         cure: how the state gets a backend.
     """
 
-    def __init__(self, saved: SavedRun, cure: str = "Load it with sgl.load(path, backend=…).") -> None:
+    def __init__(
+        self, saved: SavedRun, cure: str = "Load it with sgl.load(path, backend=…)."
+    ) -> None:
         self._model = saved.model
         self._tokenizer = saved.tokenizer
         self._cure = cure
@@ -76,16 +86,18 @@ class AbsentBackend(Backend):
         self.agenerate()
 
 
-# ------------------------------------------------------------------------------------------------- to data
+# ------------------------------------------------------------------------------------------ to data
 
 
-def saved_run(branch: Branch, ret_value: object, *, again: bool = True, values: ValueCodec | None = None) -> SavedRun:
+def saved_run(
+    branch: Branch, ret_value: object, *, again: bool = True, values: ValueCodec | None = None
+) -> SavedRun:
     """Branch as data. All of it must have been played.
 
     Args:
         ret_value: return value of the program's body.
-        again: whether to include everything that is needed to run it again; if False, texts, turns and values with
-            their usages are enough.
+        again: whether to include everything that is needed to run it again; if False, texts, turns
+            and values with their usages are enough.
         values: makes data of the values of variables. Defaults to that of files.
 
     Raises:
@@ -94,12 +106,20 @@ def saved_run(branch: Branch, ret_value: object, *, again: bool = True, values: 
     run = branch.run
     transcript = branch.player.transcript
     if transcript.matcher is not None or branch.names.scopes:
-        what = "a grammar" if transcript.matcher is not None else f"the scope {next(iter(branch.names.scopes))!r}"
-        raise ProgramError(f"the state can't be saved while {what} is open.", hint="Save it after the end of that.")
+        what = (
+            "a grammar"
+            if transcript.matcher is not None
+            else f"the scope {next(iter(branch.names.scopes))!r}"
+        )
+        raise ProgramError(
+            f"the state can't be saved while {what} is open.", hint="Save it after the end of that."
+        )
     values = values or FileValues()
     program, parts, arguments = _program(run) if again else ("", (), None)
     declared = branch.names.declared()
-    variables = [_variable(branch, name, variable, values, whole=again) for name, variable in declared]
+    variables = [
+        _variable(branch, name, variable, values, whole=again) for name, variable in declared
+    ]
     return SavedRun(
         program=program,
         parts=parts,
@@ -127,10 +147,18 @@ def _program(run: Run) -> tuple[str, tuple[tuple[str, str], ...], SavedVariable 
     called = run.called
     unbound = run.unbound
     if called is None:
-        return ("", (), None) if unbound is None else (unbound.program, unbound.parts, unbound.arguments)
+        return (
+            ("", (), None)
+            if unbound is None
+            else (unbound.program, unbound.parts, unbound.arguments)
+        )
     found = Fingerprint()
     found.add_program(called.program.func)
-    return called.program.name, () if found.unreadable else tuple(found.parts.items()), _arguments(called)
+    return (
+        called.program.name,
+        () if found.unreadable else tuple(found.parts.items()),
+        _arguments(called),
+    )
 
 
 def _arguments(called: BoundCall) -> SavedVariable | None:
@@ -152,7 +180,9 @@ def _piece(piece: Piece) -> SavedPiece:
             return SavedPiece((Span(piece),))
 
 
-def _variable(branch: Branch, name: str, variable: Variable, values: ValueCodec, *, whole: bool) -> SavedVariable:
+def _variable(
+    branch: Branch, name: str, variable: Variable, values: ValueCodec, *, whole: bool
+) -> SavedVariable:
     failure = variable.error()
     node = variable.node
     if failure is None:
@@ -167,7 +197,9 @@ def _variable(branch: Branch, name: str, variable: Variable, values: ValueCodec,
     # A variable may come from a branch whose text is not part of this one.
     in_text = bool(node) and f"{branch.path}/".startswith(f"{node.rpartition('/')[0]}/")
     behind = variable.end_position if in_text else None
-    return SavedVariable(name, value, _result(variable.record, whole=whole), behind=behind, node=node)
+    return SavedVariable(
+        name, value, _result(variable.record, whole=whole), behind=behind, node=node
+    )
 
 
 def _result(record: Any, *, whole: bool) -> SavedResult | None:
@@ -183,15 +215,18 @@ def _result(record: Any, *, whole: bool) -> SavedResult | None:
             return record
         case Generation():
             return Generation(
-                record.text, finish_reason=record.finish_reason, usage=record.usage, index=record.index,
+                record.text,
+                finish_reason=record.finish_reason,
+                usage=record.usage,
+                index=record.index,
                 reasoning=record.reasoning,
-            )  # fmt: skip
+            )
         case Selection():
             return Selection((), record.usage, record.picked)
     return None
 
 
-# ----------------------------------------------------------------------------------------------- from data
+# ---------------------------------------------------------------------------------------- from data
 
 
 def branch_of(
@@ -240,7 +275,9 @@ def branch_of(
     return branch, ret_value
 
 
-def bound_call(saved: SavedRun, program: BaseProgram | None, find: Callable[[str], UserValue]) -> BoundCall | None:
+def bound_call(
+    saved: SavedRun, program: BaseProgram | None, find: Callable[[str], UserValue]
+) -> BoundCall | None:
     """Program of a saved run with its arguments, or None if one of them is missing.
 
     Args:
@@ -253,7 +290,8 @@ def bound_call(saved: SavedRun, program: BaseProgram | None, find: Callable[[str
 
 
 def run_until(saved: SavedRun, name: str, index: int) -> SavedRun:
-    """Saved run as it was directly after a node had set the variable `name`: the last one, if several have set it.
+    """Saved run as it was directly after a node had set the variable `name`: the last one, if
+    several have set it.
 
     Args:
         index: number of the state that continues from there, among those that do.
@@ -269,10 +307,18 @@ def run_until(saved: SavedRun, name: str, index: int) -> SavedRun:
     assert until[-1].behind is not None
     pieces, messages, turn = until[-1].behind
     return msgspec.structs.replace(
-        saved, program="", parts=(), arguments=None, pieces=saved.pieces[:pieces], messages=saved.messages[:messages],
-        turn=turn, suffixes=saved.suffixes[: messages + (turn is not None)], variables=until,
-        branch=f"{saved.branch}/{until[-1].node}.{index}", nodes=0,
-    )  # fmt: skip
+        saved,
+        program="",
+        parts=(),
+        arguments=None,
+        pieces=saved.pieces[:pieces],
+        messages=saved.messages[:messages],
+        turn=turn,
+        suffixes=saved.suffixes[: messages + (turn is not None)],
+        variables=until,
+        branch=f"{saved.branch}/{until[-1].node}.{index}",
+        nodes=0,
+    )
 
 
 def same_tokens(saved: SavedRun, backend: Backend) -> bool:
@@ -286,7 +332,9 @@ def _unsaved(piece: SavedPiece, *, same_tokens: bool) -> Piece:
     spans = piece.spans
     if not same_tokens:
         spans = tuple(
-            span if is_placeholder(span) else Span(span.text, special=span.special and span.ids is None)
+            span
+            if is_placeholder(span)
+            else Span(span.text, special=span.special and span.ids is None)
             for span in spans
         )
     if piece.answer is not None:
@@ -296,10 +344,12 @@ def _unsaved(piece: SavedPiece, *, same_tokens: bool) -> Piece:
 
 
 def _record(result: SavedResult | None) -> Any:
-    return [_record(each) for each in result.results] if isinstance(result, SavedSamples) else result
+    return (
+        [_record(each) for each in result.results] if isinstance(result, SavedSamples) else result
+    )
 
 
-# --------------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 
 
 def read(path: files.AnyPath) -> SavedRun:
@@ -310,7 +360,11 @@ def read(path: files.AnyPath) -> SavedRun:
         WireError: the file is not a saved state, is damaged, or has another version.
     """
     if not isinstance(path, str | os.PathLike):
-        raise ParameterError("path", f"{path!r:.60} is not a path.", hint="Give the file that state.save(path) wrote.")
+        raise ParameterError(
+            "path",
+            f"{path!r:.60} is not a path.",
+            hint="Give the file that state.save(path) wrote.",
+        )
     try:
         return decoded(files.read(path))
     except WireError as error:
@@ -319,28 +373,39 @@ def read(path: files.AnyPath) -> SavedRun:
 
 
 def decoded(content: bytes) -> SavedRun:
-    """Saved run from a message. Raises WireError if it is something else, or was saved by another version."""
+    """Saved run from a message. Raises WireError if it is something else, or was saved by another
+    version.
+    """
     saved = wire.decode(content)
     if not isinstance(saved, SavedRun):
-        raise WireError(f"a {type(saved).__name__} is not a saved state", hint="Save one: state.save(…)")
+        raise WireError(
+            f"a {type(saved).__name__} is not a saved state", hint="Save one: state.save(…)"
+        )
     if saved.format != _FORMAT:
         raise WireError(
-            f"the state was saved in format {saved.format}; this version reads format {_FORMAT}", hint=_OTHER
+            f"the state was saved in format {saved.format}; this version reads format {_FORMAT}",
+            hint=_OTHER,
         )
     return saved
 
 
-def classes(program: BaseProgram | None, types: Iterable[Callable[..., UserValue]]) -> Callable[[str], UserValue]:
-    """Returns a function that finds classes by name without importing anything: plain types, `types`, the classes that
-    the program's module defines or has imported, and the classes of all their fields. Functions, the tools of saved
-    calls, are only found in `types`: a file could name any other."""
+def classes(
+    program: BaseProgram | None, types: Iterable[Callable[..., UserValue]]
+) -> Callable[[str], UserValue]:
+    """Returns a function that finds classes by name without importing anything: plain types,
+    `types`, the classes that the program's module defines or has imported, and the classes of all
+    their fields. Functions, the tools of saved calls, are only found in `types`: a file could name
+    any other.
+    """
     allowed: dict[str, Any] = {_name(kind): kind for kind in with_parts(types)}
     allowed |= {_name(kind): kind for kind in (*PLAIN_TYPES, ToolCall, *types)}
 
     @functools.cache
     def of_module() -> dict[str, type]:
         own = () if program is None else program.func.__globals__.values()
-        return {_name(kind): kind for kind in with_parts(each for each in own if isinstance(each, type))}
+        return {
+            _name(kind): kind for kind in with_parts(each for each in own if isinstance(each, type))
+        }
 
     def find(name: str) -> Any:
         found = allowed.get(name) or of_module().get(name)
@@ -359,7 +424,9 @@ def _name(kind: Any) -> str:
 
 
 def with_parts(kinds: Iterable[UserValue]) -> Iterator[type]:
-    """Yields the classes among `kinds`, those in the annotations of their fields, and those defined inside them."""
+    """Yields the classes among `kinds`, those in the annotations of their fields, and those defined
+    inside them.
+    """
     left = [*kinds]
     seen = set[int]()
     while left:
@@ -371,7 +438,11 @@ def with_parts(kinds: Iterable[UserValue]) -> Iterator[type]:
         if not isinstance(kind, type) or typing.get_origin(kind) is not None:
             continue
         yield kind
-        left += [each for each in vars(kind).values() if isinstance(each, type) and each.__module__ == kind.__module__]
+        left += [
+            each
+            for each in vars(kind).values()
+            if isinstance(each, type) and each.__module__ == kind.__module__
+        ]
         try:
             left += typing.get_type_hints(kind).values()
         except Exception:  # the names of a class that can't be resolved: it is listed itself
@@ -379,10 +450,13 @@ def with_parts(kinds: Iterable[UserValue]) -> Iterator[type]:
 
 
 def check_program(saved: SavedRun, program: BaseProgram) -> None:
-    """Raises ProgramError if a run belongs to another program, or the program's body has changed; the error names the
-    first difference."""
+    """Raises ProgramError if a run belongs to another program, or the program's body has changed;
+    the error names the first difference.
+    """
     if not saved.program:
-        problem = f"the saved state belongs to no program, so {program.name!r} can't run again from it."
+        problem = (
+            f"the saved state belongs to no program, so {program.name!r} can't run again from it."
+        )
         raise ProgramError(problem, hint="Load it without a program: sgl.load(path).")
     if saved.program != program.name:
         problem = f"the saved run is of the program {saved.program!r}, not of {program.name!r}."

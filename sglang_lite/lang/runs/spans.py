@@ -1,7 +1,8 @@
-"""Export of a trace as OpenTelemetry spans: the program, in it the generations and selections, in those the requests.
+"""Export of a trace as OpenTelemetry spans: the program, in it the generations and selections, in
+those the requests.
 
-Attribute names follow the semantic conventions for generative AI where those define a name. Spans contain no texts:
-texts may be private, and a collector may belong to someone else.
+Attribute names follow the semantic conventions for generative AI where those define a name. Spans
+contain no texts: texts may be private, and a collector may belong to someone else.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _PROVIDER: Final = {"OpenAI": "openai", "Anthropic": "anthropic", "VertexAI": "g
 
 
 def spans(trace: Trace, tracer: Tracer) -> None:
-    """Exports a finished run to a tracer: one span for the program, below the current span; in it one for each
-    generation and selection; in those one for each request, including failed attempts.
+    """Exports a finished run to a tracer: one span for the program, below the current span; in it
+    one for each generation and selection; in those one for each request, including failed attempts.
 
     Raises:
         CapabilityError: `opentelemetry` is not installed.
@@ -31,16 +32,34 @@ def spans(trace: Trace, tracer: Tracer) -> None:
     try:
         from opentelemetry.trace import SpanKind, set_span_in_context
     except ModuleNotFoundError as error:
-        raise CapabilityError("spans need OpenTelemetry.", hint="pip install opentelemetry-sdk") from error
+        raise CapabilityError(
+            "spans need OpenTelemetry.", hint="pip install opentelemetry-sdk"
+        ) from error
 
-    def begin(name: str, at: float, context: Context | None, attributes: Mapping[str, Any], *, asks: bool) -> Span:
+    def begin(
+        name: str, at: float, context: Context | None, attributes: Mapping[str, Any], *, asks: bool
+    ) -> Span:
         kind = SpanKind.CLIENT if asks else SpanKind.INTERNAL
-        return tracer.start_span(name, context, kind, attributes, start_time=_nanoseconds(trace, at))
+        return tracer.start_span(
+            name, context, kind, attributes, start_time=_nanoseconds(trace, at)
+        )
 
-    def request(node: TraceNode, inside: Context, result: Generation | Selection | None, error: str | None) -> None:
+    def request(
+        node: TraceNode, inside: Context, result: Generation | Selection | None, error: str | None
+    ) -> None:
         attributes = _request(trace, result)
-        took = node.end - result.usage.total_s if result is not None and result.usage.total_s else node.start
-        span = begin(f"text_completion {trace.head.model}", max(took, node.start), inside, attributes, asks=True)
+        took = (
+            node.end - result.usage.total_s
+            if result is not None and result.usage.total_s
+            else node.start
+        )
+        span = begin(
+            f"text_completion {trace.head.model}",
+            max(took, node.start),
+            inside,
+            attributes,
+            asks=True,
+        )
         _end(span, trace, node, error)
 
     title = next((node.where[2] for node in trace.nodes if node.where is not None), "program")
@@ -86,15 +105,23 @@ def _program(trace: Trace) -> dict[str, Any]:
 
 def _node(node: TraceNode) -> dict[str, Any]:
     attributes: dict[str, Any] = {
-        "sglang_lite.kind": node.kind, "sglang_lite.path": list(node.path), "sglang_lite.place": node.place,
-        "sglang_lite.attempts": len(node.attempts) + 1, "sglang_lite.rejected": node.rejected,
-    }  # fmt: skip
+        "sglang_lite.kind": node.kind,
+        "sglang_lite.path": list(node.path),
+        "sglang_lite.place": node.place,
+        "sglang_lite.attempts": len(node.attempts) + 1,
+        "sglang_lite.rejected": node.rejected,
+    }
     if node.where is not None:
-        attributes |= dict(zip(("code.file.path", "code.line.number", "code.function.name"), node.where))
+        attributes |= dict(
+            zip(("code.file.path", "code.line.number", "code.function.name"), node.where)
+        )
     if node.adapter is not None:
         attributes["sglang_lite.adapter"] = node.adapter
     if node.miss is not None:
-        attributes |= {"sglang_lite.cache_miss.reason": node.miss.reason, "sglang_lite.cache_miss.at": node.miss.at}
+        attributes |= {
+            "sglang_lite.cache_miss.reason": node.miss.reason,
+            "sglang_lite.cache_miss.at": node.miss.at,
+        }
     return attributes
 
 

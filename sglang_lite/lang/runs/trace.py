@@ -1,7 +1,8 @@
-"""Trace as an object, and its file: JSON lines, first the head and then the nodes, in the format of `sglang_lite.wire`.
+"""Trace as an object, and its file: JSON lines, first the head and then the nodes, in the format of
+`sglang_lite.wire`.
 
-Loading a file has no side effects: nothing in the file names a class or is executed, and an invalid line is refused
-with its number.
+Loading a file has no side effects: nothing in the file names a class or is executed, and an invalid
+line is refused with its number.
 """
 
 from __future__ import annotations
@@ -48,20 +49,25 @@ class Trace:
 
     @property
     def usage(self) -> Usage:
-        """Usage of all nodes, including those that failed or were rolled back; `total_s` is the duration of the run."""
+        """Usage of all nodes, including those that failed or were rolled back; `total_s` is the
+        duration of the run.
+        """
         return usage_of(self.head, self.nodes)
 
     @property
     def thrown_away(self) -> int:
-        """Number of tokens that were generated in vain: by attempts that failed, and by nodes that were rolled back."""
+        """Number of tokens that were generated in vain: by attempts that failed, and by nodes that
+        were rolled back.
+        """
         return sum(node.thrown_away for node in self.nodes)
 
     def trajectory(self) -> Trajectory:
-        """Token sequences of the run, for training: what the model read, and what it drew, with log-probabilities.
+        """Token sequences of the run, for training: what the model read, and what it drew, with
+        log-probabilities.
 
         Raises:
-            ProgramError: no generation was answered, or one has no ids of its prompt, as the run had no
-                `return_prompt_token_ids=True`.
+            ProgramError: no generation was answered, or one has no ids of its prompt, as the run
+                had no `return_prompt_token_ids=True`.
         """
         return trajectory_of(self.nodes)
 
@@ -69,10 +75,12 @@ class Trace:
         """Writes the trace: as JSON lines, or as an HTML page if `path` ends in `.html` or `.htm`.
 
         Args:
-            beside: trace of another run, which the page shows beside this one; None for this one alone.
+            beside: trace of another run, which the page shows beside this one; None for this one
+                alone.
 
         Raises:
-            ParameterError: the file can't be written, or `beside` is given for a file that is no page.
+            ParameterError: the file can't be written, or `beside` is given for a file that is no
+                page.
             WireError: a value can't be serialised (metadata of a user's backend, for example).
         """
         if Path(path).suffix.lower() in (".html", ".htm"):
@@ -91,8 +99,8 @@ class Trace:
 
         Raises:
             ParameterError: the file does not exist, can't be read, or is too large.
-            WireError: a line is not a part of a trace, has another version of the format, is too long or too deeply
-                nested, or has impossible values.
+            WireError: a line is not a part of a trace, has another version of the format, is too
+                long or too deeply nested, or has impossible values.
         """
         head = None
         nodes = list[TraceNode]()
@@ -104,7 +112,9 @@ class Trace:
                 nodes.append(record)
             else:
                 expected = "the head of a trace" if number == 1 else "a node of a trace"
-                raise files.fault(path, number, f"a {type(record).__name__} is not {expected}", hint=_SAVED)
+                raise files.fault(
+                    path, number, f"a {type(record).__name__} is not {expected}", hint=_SAVED
+                )
             if impossible := _impossible(record):
                 raise files.fault(path, number, *impossible)
         if head is None:
@@ -115,11 +125,16 @@ class Trace:
 
 
 def _impossible(record: TraceHead | TraceNode) -> tuple[str, str] | None:
-    """Description of a record's first impossible value, and JSON Pointer to it; None if it has none."""
+    """Description of a record's first impossible value, and JSON Pointer to it; None if it has
+    none.
+    """
     if isinstance(record, TraceHead):
         if 0 <= record.seconds < math.inf and 0 <= record.started < 1e12:
             return None
-        return f"{record.seconds} seconds from {record.started} is not a possible time", "/data/seconds"
+        return (
+            f"{record.seconds} seconds from {record.started} is not a possible time",
+            "/data/seconds",
+        )
     if not 0 <= record.start <= record.end < math.inf:
         return f"{record.start} to {record.end} seconds is not a possible time", "/data/start"
     if len(record.path) % 2 or min((record.place, *record.path)) < 0:

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_lite.protocol import DrawnSpan, Generation, ProgramError, TokenArray, TokenScores, TokenSequence, TraceNode
+from sglang_lite.protocol import (
+    DrawnSpan,
+    Generation,
+    ProgramError,
+    TokenArray,
+    TokenScores,
+    TokenSequence,
+    TraceNode,
+)
 
 _EQUAL = 1e-6  # nats between log-probabilities that are the same but for rounding
 
@@ -15,9 +23,10 @@ _EQUAL = 1e-6  # nats between log-probabilities that are the same but for roundi
 class Trajectory:
     """Tokens of a run, for training: what the model read, and what it drew.
 
-    A branch is one sequence while each prompt continues the tokens before, as it does in an engine. Where it does not,
-    since a stop string was cut off, say, or a template was rendered anew, a new sequence begins. Branches of a fork,
-    further samples, and answers of failed attempts have sequences of their own.
+    A branch is one sequence while each prompt continues the tokens before, as it does in an engine.
+    Where it does not, since a stop string was cut off, say, or a template was rendered anew, a new
+    sequence begins. Branches of a fork, further samples, and answers of failed attempts have
+    sequences of their own.
 
     Attributes:
         sequences: the sequences, in the order in which they end.
@@ -29,7 +38,9 @@ class Trajectory:
         tokens = sum(len(each.ids) for each in self)
         drawn = sum(sum(each.loss_mask) for each in self)
         count = len(self.sequences)
-        return f"Trajectory({count} sequence{'s' * (count != 1)}, {tokens:,} tokens, {drawn:,} drawn)"
+        return (
+            f"Trajectory({count} sequence{'s' * (count != 1)}, {tokens:,} tokens, {drawn:,} drawn)"
+        )
 
     def __iter__(self) -> Iterator[TokenSequence]:
         return iter(self.sequences)
@@ -58,7 +69,9 @@ class _Sequence:
         self.model_logprobs += nothing
 
     def draw(self, answer: Generation, **said: Any) -> None:  # fields of the span
-        """Adds the tokens of an answer, but for one that only ended a number: it is in no later prompt."""
+        """Adds the tokens of an answer, but for one that only ended a number: it is in no later
+        prompt.
+        """
         start = len(self.ids)
         meta = answer.meta
         given = meta.get("continued_from", 0)  # ids that the caller gave have no log-probabilities
@@ -73,27 +86,46 @@ class _Sequence:
             self._score(start, answer.scores, count, constrained="constraint_backend" in meta)
         found = {"routed_experts": answer.routed_experts, "hidden_states": answer.hidden_states}
         self.recorded |= {name: array for name, array in found.items() if array is not None}
-        older = tuple((int(number), str(version)) for number, version in meta.get("older_weight_versions", ()))
-        self.spans.append(DrawnSpan(
-            start, start + count, finish_reason=answer.finish_reason, sample=answer.index,
-            weight_version=meta.get("weight_version"), older_weight_versions=older, **said,
-        ))  # fmt: skip
+        older = tuple(
+            (int(number), str(version)) for number, version in meta.get("older_weight_versions", ())
+        )
+        self.spans.append(
+            DrawnSpan(
+                start,
+                start + count,
+                finish_reason=answer.finish_reason,
+                sample=answer.index,
+                weight_version=meta.get("weight_version"),
+                older_weight_versions=older,
+                **said,
+            )
+        )
 
     def _score(self, start: int, scores: TokenScores, count: int, *, constrained: bool) -> None:
-        """Adds what the model gave the tokens of an answer. Under a constraint, a token that has all of what was
-        allowed was forced."""
+        """Adds what the model gave the tokens of an answer. Under a constraint, a token that has
+        all of what was allowed was forced.
+        """
         own = scores.logprobs[:count]
         allowed = scores.allowed[:count]
         self.model_logprobs[start : start + len(own)] = own
         for i, (logprob, of_all) in enumerate(zip(own, allowed), start):
-            if constrained and logprob is not None and of_all is not None and of_all <= logprob + _EQUAL:
+            if (
+                constrained
+                and logprob is not None
+                and of_all is not None
+                and of_all <= logprob + _EQUAL
+            ):
                 self.loss_mask[i] = False
 
     def record(self) -> TokenSequence:
         return TokenSequence(
-            tuple(self.ids), tuple(self.loss_mask), tuple(self.logprobs), tuple(self.model_logprobs), tuple(self.spans),
+            tuple(self.ids),
+            tuple(self.loss_mask),
+            tuple(self.logprobs),
+            tuple(self.model_logprobs),
+            tuple(self.spans),
             **self.recorded,
-        )  # fmt: skip
+        )
 
 
 def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:
@@ -108,7 +140,8 @@ def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:
     ended: list[_Sequence] = []
     open_ones: dict[tuple[int, ...], _Sequence] = {}  # by path of the branch
     for node in nodes:
-        if node.kind != "gen" or (node.node and not node.asked):  # the latter has a backend of its own
+        # the latter has a backend of its own
+        if node.kind != "gen" or (node.node and not node.asked):
             continue
         ended += [
             _continued(_Sequence(), node, answer, attempt=number, failed=True)
@@ -122,7 +155,9 @@ def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:
                 ended.append(before)
                 before = _Sequence()
             open_ones[node.path] = _continued(before, node, answer, attempt=len(node.attempts))
-        ended += [_continued(_Sequence(), node, each, attempt=len(node.attempts)) for each in samples[1:]]
+        ended += [
+            _continued(_Sequence(), node, each, attempt=len(node.attempts)) for each in samples[1:]
+        ]
     ended += open_ones.values()
     if not ended:
         raise ProgramError(
@@ -142,5 +177,7 @@ def _continued(
             hint="Run the program with return_prompt_token_ids=True, on an engine or a RuntimeEndpoint.",
         )
     sequence.read(answer.prompt_ids[len(sequence.ids) :])
-    sequence.draw(answer, name=node.name, path=node.path, place=node.place, rejected=node.rejected, **said)
+    sequence.draw(
+        answer, name=node.name, path=node.path, place=node.place, rejected=node.rejected, **said
+    )
     return sequence

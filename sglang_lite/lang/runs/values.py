@@ -1,4 +1,6 @@
-"""Conversion of variables' values to JSON and back: plain data, and values of the types that `gen(type=…)` supports."""
+"""Conversion of variables' values to JSON and back: plain data, and values of the types that
+`gen(type=…)` supports.
+"""
 
 from __future__ import annotations
 
@@ -54,15 +56,20 @@ def to_json_data(value: UserValue, what: str) -> UserValue:
 
 
 def _json_data(value: UserValue, what: str) -> UserValue:
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:  # JSON data has no integers beyond 64 bits
+    # JSON data has no integers beyond 64 bits
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return {"$type": "builtins:int", "$value": str(value)}
-    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
+    if value is None or (
+        isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)
+    ):
         if isinstance(value, str) and not value.isascii():
             value.encode()
         return value
     if isinstance(value, list):
         return [_json_data(item, what) for item in value]
-    if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
+    if isinstance(value, dict) and all(
+        isinstance(key, str) and not key.startswith("$") for key in value
+    ):
         return {key: _json_data(item, what) for key, item in value.items()}
     kind: Any = value if inspect.isfunction(value) else type(value)  # the function of a ToolCall
     data = _parts(value, kind, what)
@@ -133,8 +140,8 @@ def from_json_data(value: UserValue, find: Callable[[str], UserValue]) -> UserVa
     """Value from the result of `to_json_data`.
 
     Args:
-        find: returns the class or function of a name. Raises if the name is unknown, or its class must not be
-            instantiated.
+        find: returns the class or function of a name. Raises if the name is unknown, or its class
+            must not be instantiated.
 
     Raises:
         ValueError: a type is not one of a saved value.
@@ -178,11 +185,15 @@ def _made(kind: Any, data: Any, name: str, find: Callable[[str], UserValue]) -> 
 
 
 def _with_fields(kind: Any, fields: dict[str, Any]) -> UserValue:
-    """Object with these fields. Its constructor makes it if that takes all of them, and nothing else."""
+    """Object with these fields. Its constructor makes it if that takes all of them, and nothing
+    else.
+    """
     if inspect.signature(kind).parameters.keys() == set(_field_names(kind) or ()):
         return kind(**fields)
     if missing := set(_field_names(kind) or ()) - fields.keys():
-        raise ValueError(f"{kind.__qualname__} has the fields {sorted(missing)}, which were not saved")
+        raise ValueError(
+            f"{kind.__qualname__} has the fields {sorted(missing)}, which were not saved"
+        )
     made = kind.__new__(kind)
     for name, field in fields.items():
         object.__setattr__(made, name, field)

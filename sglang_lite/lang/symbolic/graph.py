@@ -1,5 +1,6 @@
-"""Graph of a program, made from its traces, and the lines that none of them reached. Its checks are in
-graph_checks.py."""
+"""Graph of a program, made from its traces, and the lines that none of them reached. Its checks are
+in graph_checks.py.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class HasTokenizer(Protocol):
 
 
 class Graph(GraphRecord, frozen=True):
-    """Graph of a program, a frozen record. `program.trace(…).graph()` makes it; `str(graph)` shows it."""
+    """Graph of a program, a frozen record. `program.trace(…).graph()` makes it; `str(graph)` shows
+    it.
+    """
 
     def __str__(self) -> str:
         return drawing.as_text(self)
@@ -65,21 +68,24 @@ class Graph(GraphRecord, frozen=True):
         """Faults that can be found without a run, in the order of lines (listed in docs/graph.md).
 
         Args:
-            backend: backend whose support for each node is checked; None to check only that constraints can be enforced
-                by the engine.
+            backend: backend whose support for each node is checked; None to check only that
+                constraints can be enforced by the engine.
         """
         return check(self, backend)
 
-    def prefixes(self, rows: Sequence[Mapping[str, UserValue]], tokenizer: TokenCounter | HasTokenizer) -> PrefixTree:
-        """Prefixes that runs with these arguments share, and the number of tokens that sharing saves.
+    def prefixes(
+        self, rows: Sequence[Mapping[str, UserValue]], tokenizer: TokenCounter | HasTokenizer
+    ) -> PrefixTree:
+        """Prefixes that runs with these arguments share, and the number of tokens that sharing
+        saves.
 
         Args:
             rows: arguments of each run, by name.
             tokenizer: tokenizer that counts the tokens, or an engine that has one.
 
         Raises:
-            ParameterError: an argument is missing, an argument lacks an attribute or item that the body reads, or
-                `tokenizer` is not a tokenizer.
+            ParameterError: an argument is missing, an argument lacks an attribute or item that the
+                body reads, or `tokenizer` is not a tokenizer.
         """
         counter: Any = getattr(tokenizer, "tokenizer", tokenizer)
         if not hasattr(counter, "encode_spans"):
@@ -89,7 +95,9 @@ class Graph(GraphRecord, frozen=True):
             for name in self.arguments:
                 if name not in row:
                     raise ParameterError(
-                        "rows", f"row {i} has no {name!r}.", hint="Give a value for every argument that is not bound."
+                        "rows",
+                        f"row {i} has no {name!r}.",
+                        hint="Give a value for every argument that is not bound.",
                     )
         return prefix_tree([self.filled(row) for row in rows], counter)
 
@@ -115,7 +123,11 @@ def _fields(graph: GraphRecord) -> tuple[Any, ...]:
 
 
 def graph_of(
-    program: BaseProgram, arguments: Mapping[str, UserValue], ways: Sequence[TracedWay], *, complete: bool
+    program: BaseProgram,
+    arguments: Mapping[str, UserValue],
+    ways: Sequence[TracedWay],
+    *,
+    complete: bool,
 ) -> Graph:
     """Graph of ways through a program's body.
 
@@ -127,18 +139,30 @@ def graph_of(
     found = tuple(map(_way, ways))
     symbols = [(name, value) for name, value in arguments.items() if isinstance(value, Symbol)]
     names = tuple(name for name, value in symbols if value.__origin__().name == name)
-    read = traced.read.union(use.source for node in traced.nodes for use in node.uses if use.source is not None)
+    read = traced.read.union(
+        use.source for node in traced.nodes for use in node.uses if use.source is not None
+    )
     never: list[Location] = []
     if complete:
         failed = [way.problem.where for way in found if way.problem is not None]
-        never = unreached(program.func, [node.where for node in traced.nodes] + failed, traced.question_lines)
+        never = unreached(
+            program.func, [node.where for node in traced.nodes] + failed, traced.question_lines
+        )
     return Graph(
-        program.name, names, tuple(traced.nodes), found, complete, tuple(sorted(read)), unreached=tuple(never)
-    )  # fmt: skip
+        program.name,
+        names,
+        tuple(traced.nodes),
+        found,
+        complete,
+        tuple(sorted(read)),
+        unreached=tuple(never),
+    )
 
 
 def _way(way: TracedWay) -> Way:
-    ended: Literal["returned", "raised", "cut"] = "cut" if way.cut else "returned" if way.error is None else "raised"
+    ended: Literal["returned", "raised", "cut"] = (
+        "cut" if way.cut else "returned" if way.error is None else "raised"
+    )
     problem = None if way.error is None else _problem(way.error)
     return Way(tuple(way.ids), way.outcomes, ended, problem, way.returns)
 
@@ -152,8 +176,9 @@ def _problem(error: Exception) -> Problem:
 
 
 def changed(graph: Graph, other: GraphRecord) -> Graph:
-    """Graph with added changes: the texts that differ in another trace of the program's first way, for each branch up
-    to the first node at which the two are not comparable."""
+    """Graph with added changes: the texts that differ in another trace of the program's first way,
+    for each branch up to the first node at which the two are not comparable.
+    """
     found = {change.node: change for change in graph.changes}
     others = _by_branch(other)
     for branch, ids in _by_branch(graph).items():
@@ -168,8 +193,10 @@ def changed(graph: Graph, other: GraphRecord) -> Graph:
 
 
 def _by_branch(graph: GraphRecord) -> dict[Path, list[int]]:
-    """Nodes of the first way by branch, as threads may add to several branches in any order. The key of a branch lists,
-    for each fork on the way, the number of its branch's nodes before it and the index in the fork."""
+    """Nodes of the first way by branch, as threads may add to several branches in any order. The
+    key of a branch lists, for each fork on the way, the number of its branch's nodes before it and
+    the index in the fork.
+    """
     found: dict[Path, list[int]] = defaultdict(list)
     places: dict[int, int] = {}  # numbers of nodes before a node in its branch
 
@@ -191,11 +218,13 @@ _ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 def unreached(
     body: Callable[..., UserValue], reached: Iterable[Location | None], asked: Iterable[Location]
 ) -> list[Location]:
-    """Locations of statements that no way has reached, behind a condition that was explored or behind the end of their
-    block. (Other statements may be reached with other arguments or globals.)
+    """Locations of statements that no way has reached, behind a condition that was explored or
+    behind the end of their block. (Other statements may be reached with other arguments or
+    globals.)
 
     Args:
-        reached: locations of what all ways through the body have added, or at which they ended with an error.
+        reached: locations of what all ways through the body have added, or at which they ended with
+            an error.
         asked: locations of all questions.
     """
     try:
@@ -208,12 +237,16 @@ def unreached(
         return []
     code = inspect.unwrap(body).__code__
     here = {
-        location.line - first + 1 for location in reached if location is not None and location.file == code.co_filename
+        location.line - first + 1
+        for location in reached
+        if location is not None and location.file == code.co_filename
     }
     question_lines = {each.line - first + 1 for each in asked if each.file == code.co_filename}
     return [
         Location(code.co_filename, statement.lineno + first - 1, code.co_qualname)
-        for statement in _dead(function.body, function.args.args[0].arg, question_lines, doubtful=False)
+        for statement in _dead(
+            function.body, function.args.args[0].arg, question_lines, doubtful=False
+        )
         if here.isdisjoint(_lines(statement))
     ]
 
@@ -222,7 +255,9 @@ def _lines(node: ast.stmt | ast.expr) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
-def _dead(block: Sequence[ast.stmt], state: str, question_lines: set[int], *, doubtful: bool) -> Iterator[ast.stmt]:
+def _dead(
+    block: Sequence[ast.stmt], state: str, question_lines: set[int], *, doubtful: bool
+) -> Iterator[ast.stmt]:
     """Yields the statements that add to the state and that may be unreachable."""
     for statement in block:
         if doubtful and _adds(statement, state):

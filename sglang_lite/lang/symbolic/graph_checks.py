@@ -13,7 +13,16 @@ from sglang_lite.lang.expressions import number_as_regex
 from sglang_lite.lang.symbolic.hidden_fields import hidden_fields
 from sglang_lite.program.drawing import label
 from sglang_lite.program.graph import GraphNode, GraphRecord, Picture, Way
-from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, ImagePart, Path, Rollback, Select, Text
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    GrammarBegin,
+    ImagePart,
+    Path,
+    Rollback,
+    Select,
+    Text,
+)
 from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import (
     CapabilityError,
@@ -57,9 +66,15 @@ def check(graph: GraphRecord, backend: Backend | None) -> tuple[Finding, ...]:
         backend: backend whose support for each node is checked, or None.
     """
     found = (
-        *_problems(graph), *_unread(graph), *_unreached(graph), *_stops(graph), *_refused(graph, backend),
-        *_tools(graph), *_fields(graph, backend), *_changes(graph),
-    )  # fmt: skip
+        *_problems(graph),
+        *_unread(graph),
+        *_unreached(graph),
+        *_stops(graph),
+        *_refused(graph, backend),
+        *_tools(graph),
+        *_fields(graph, backend),
+        *_changes(graph),
+    )
     # If several ways have the same finding, the first one is kept.
     once = {(each.code, each.where, each.message): each for each in reversed(found)}
     return tuple(sorted(once.values(), key=_position))
@@ -72,7 +87,8 @@ def _position(finding: Finding) -> tuple[str, int]:
 def _problems(graph: GraphRecord) -> Iterator[Finding]:
     for way in graph.ways:
         problem = way.problem
-        if problem is not None and problem.ours and problem.kind != "TraceError":  # a TraceError is a limit of tracing
+        # a TraceError is a limit of tracing
+        if problem is not None and problem.ours and problem.kind != "TraceError":
             code = "unknown-variable" if problem.kind == "UnknownVariableError" else "error"
             advice = problem.hint
             if way.outcomes:
@@ -91,8 +107,9 @@ def _outcomes_text(graph: GraphRecord, way: Way) -> str:
 
 
 def _unread(graph: GraphRecord) -> Iterator[Finding]:
-    """Yields findings for variables that can't be read. The caller can read those of the main branch and of joined
-    branches."""
+    """Yields findings for variables that can't be read. The caller can read those of the main
+    branch and of joined branches.
+    """
     read = set(graph.read)
     for way in graph.ways:
         nodes = [(i, graph.nodes[i]) for i in way.nodes]
@@ -112,37 +129,54 @@ def _replaced(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterato
         last[node.path, node.name] = i, node
         if before not in read and other.line != node.line:  # in a loop the text alone may be wanted
             yield Finding(
-                "unread-variable", f"{node.name!r} is replaced (line {node.line}) before it is read.",
-                other.where, "Give one of the two another name.",
-            )  # fmt: skip
+                "unread-variable",
+                f"{node.name!r} is replaced (line {node.line}) before it is read.",
+                other.where,
+                "Give one of the two another name.",
+            )
 
 
 def _lost(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterator[Finding]:
-    """Yields findings for variables of branches that are neither joined nor read. (A fork with one branch may come from
-    `s.copy()`, whose variables become those of `s` afterwards.)"""
+    """Yields findings for variables of branches that are neither joined nor read. (A fork with one
+    branch may come from `s.copy()`, whose variables become those of `s` afterwards.)
+    """
     forks = {i: node.node for i, node in nodes if isinstance(node.node, Fork)}
     joined = {path for _, node in nodes for path in node.joins}
     for i, node in nodes:
-        if node.name is None or i in read or not node.path or any(node.path[: len(path)] == path for path in joined):
+        if (
+            node.name is None
+            or i in read
+            or not node.path
+            or any(node.path[: len(path)] == path for path in joined)
+        ):
             continue
         if all(fork in forks and len(forks[fork].branches) > 1 for fork in node.path[::2]):
             yield Finding(
-                "unread-variable", f"{node.name!r} can't be read: its branch is neither joined nor read from.",
-                node.where, "Call join() on the fork's group, or read it from the branch.",
-            )  # fmt: skip
+                "unread-variable",
+                f"{node.name!r} can't be read: its branch is neither joined nor read from.",
+                node.where,
+                "Call join() on the fork's group, or read it from the branch.",
+            )
 
 
 def _unreached(graph: GraphRecord) -> Iterator[Finding]:
     for where in graph.unreached:
         yield Finding(
-            "unreachable", "no way through the body reaches this line.", where, "Remove it, or correct its condition."
+            "unreachable",
+            "no way through the body reaches this line.",
+            where,
+            "Remove it, or correct its condition.",
         )
 
 
 def _stops(graph: GraphRecord) -> Iterator[Finding]:
     for node in graph.nodes:
         record = node.node
-        if not isinstance(record, Gen) or record.constraint is None or isinstance(record.params.stop, Unset):
+        if (
+            not isinstance(record, Gen)
+            or record.constraint is None
+            or isinstance(record.params.stop, Unset)
+        ):
             continue
         for stop in record.params.stop:
             try:
@@ -153,8 +187,9 @@ def _stops(graph: GraphRecord) -> Iterator[Finding]:
                 yield Finding(
                     "stop-never-comes",
                     f"{record.name or 'gen'!r} can never reach stop={stop!r}: its constraint forbids it.",
-                    record.where, "Leave the stop out, as the constraint ends the text, or allow it there.",
-                )  # fmt: skip
+                    record.where,
+                    "Leave the stop out, as the constraint ends the text, or allow it there.",
+                )
 
 
 def _refused(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
@@ -183,11 +218,15 @@ def _ask(backend: Backend, node: GraphNode) -> None:
             check_adapter(backend, record, record.lora_path, record.where)
             scores = bool(record.temperature) or record.method != "token_length_normalized"
             choices = Choices(record.choices or ("a", "b"))
-            backend.check(record, Demands("select", constraint=choices, scores=scores), record.where)
+            backend.check(
+                record, Demands("select", constraint=choices, scores=scores), record.where
+            )
         case GrammarBegin():
             if Continuation not in can.constraints:
                 instead = "Write all of it with one gen(constraint=…)."
-                raise refusal(backend, record, "a grammar over several nodes", instead, record.where)
+                raise refusal(
+                    backend, record, "a grammar over several nodes", instead, record.where
+                )
         case ImagePart(image=image) if not can.takes(image.kind):
             raise refused_medium(backend, record, image.kind, node.where)
         case Picture(medium=kind) if not can.takes(kind):
@@ -200,35 +239,39 @@ def _tools(graph: GraphRecord) -> Iterator[Finding]:
         hidden = [tool for tool in node.tools if not any(tool in text for text in texts)]
         if hidden and node.role != "assistant":
             yield Finding(
-                "hidden-tools", f"{node.name or 'gen'!r} does not see {', '.join(hidden)} outside an assistant's turn.",
+                "hidden-tools",
+                f"{node.name or 'gen'!r} does not see {', '.join(hidden)} outside an assistant's turn.",
                 node.where,
                 "Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…)); or write "
                 "sglang_lite.lang.agent.describe(tools, s) into the prompt.",
-            )  # fmt: skip
+            )
 
 
 def _fields(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
-    if backend is not None and not backend.enforces:  # an API is sent the schema, and shows it to its model
+    # an API is sent the schema, and shows it to its model
+    if backend is not None and not backend.enforces:
         return
     for hidden in hidden_fields(graph):
         node = hidden.node
         names = ", ".join(hidden.fields[:_MAX_FIELDS])
         more = ", …" if len(hidden.fields) > _MAX_FIELDS else ""
         yield Finding(
-            "hidden-fields", f"no text before {node.name or 'gen'!r} names one of its fields: {names}{more}.",
+            "hidden-fields",
+            f"no text before {node.name or 'gen'!r} names one of its fields: {names}{more}.",
             node.where,
             f"Show the model the type: write {{sgl.describe({hidden.type_name or '…'})}} into the turn before it.",
-        )  # fmt: skip
+        )
 
 
 def _changes(graph: GraphRecord) -> Iterator[Finding]:
     for change in graph.changes:
         first, second = _around(change.first, change.second)
         yield Finding(
-            "changing-text", f"the text changes with every run: {first!r}, then {second!r}.",
+            "changing-text",
+            f"the text changes with every run: {first!r}, then {second!r}.",
             graph.nodes[change.node].where,
             "No text after it is found in the prompt cache: put it last, sort it, or pass it as an argument.",
-        )  # fmt: skip
+        )
 
 
 def _around(first: str, second: str) -> tuple[str, str]:

@@ -1,4 +1,6 @@
-"""Typed generations whose prompt names none of their fields, so that the model has to guess what they are for."""
+"""Typed generations whose prompt names none of their fields, so that the model has to guess what
+they are for.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ from sglang_lite.program.graph import GraphNode, GraphRecord, Value, Way
 from sglang_lite.program.nodes import Fork, Gen, Join, Path, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import JsonSchema
 
-_WORD: Final = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])|\d+")  # in snake_case and camelCase
+# in snake_case and camelCase
+_WORD: Final = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])|\d+")
 _SMALL: Final = frozenset((  # words that any prompt may have
     "a", "an", "and", "are", "at", "be", "by", "can", "did", "do", "for", "from", "has", "have", "in", "is", "it",
     "its", "no", "not", "of", "on", "or", "that", "the", "this", "to", "was", "with",
 ))  # fmt: skip
-_LONG: Final = 4  # letters of a word that is also looked for inside other words, as German composes them
+# letters of a word that is also looked for inside other words, as German composes them
+_LONG: Final = 4
 _MAX_SCHEMAS: Final = 1_000  # that are looked at for one generation
 
 
@@ -51,12 +55,16 @@ class _Prompt:
     by_caller: bool = False
 
     def __add__(self, text: str) -> _Prompt:
-        return replace(self, text=f"{self.text}{text.casefold()}", begins=self.begins and not text.strip())
+        return replace(
+            self, text=f"{self.text}{text.casefold()}", begins=self.begins and not text.strip()
+        )
 
 
 def hidden_fields(graph: GraphRecord) -> Iterator[HiddenFields]:
-    """Yields the generations of all ways with a schema whose fields are named nowhere before them: neither in a text
-    that the program writes nor by an earlier answer. Prompts that a value begins are not judged."""
+    """Yields the generations of all ways with a schema whose fields are named nowhere before them:
+    neither in a text that the program writes nor by an earlier answer. Prompts that a value begins
+    are not judged.
+    """
     for way in graph.ways:
         yield from _hidden_on(graph, way)
 
@@ -77,7 +85,11 @@ def _hidden_on(graph: GraphRecord, way: Way) -> Iterator[HiddenFields]:
             case Gen(constraint=JsonSchema(source)) if not node.tools:
                 schema = json.loads(source)
                 fields = tuple(dict.fromkeys(_fields(schema)))
-                if fields and not prompt.by_caller and not any(_is_named(name, prompt.text) for name in fields):
+                if (
+                    fields
+                    and not prompt.by_caller
+                    and not any(_is_named(name, prompt.text) for name in fields)
+                ):
                     yield HiddenFields(node, fields, _title(schema))
                 prompt += " " + " ".join(fields)
             case Fork(branches):
@@ -96,18 +108,31 @@ def _template_texts(graph: GraphRecord, way: Way) -> set[int]:
     for i in way.nodes:
         node = graph.nodes[i]
         before = last.get(node.path)
-        if isinstance(node.node, TurnBegin) and before is not None and isinstance(graph.nodes[before].node, Text):
+        if (
+            isinstance(node.node, TurnBegin)
+            and before is not None
+            and isinstance(graph.nodes[before].node, Text)
+        ):
             found.add(before)
-        if isinstance(node.node, Text) and before is not None and isinstance(graph.nodes[before].node, TurnEnd):
+        if (
+            isinstance(node.node, Text)
+            and before is not None
+            and isinstance(graph.nodes[before].node, TurnEnd)
+        ):
             found.add(i)
         last[node.path] = i
     return found
 
 
 def _is_named(field: str, text: str) -> bool:
-    """Returns True if a text in lower case has a word of a field's name, in any form that is easily recognised."""
+    """Returns True if a text in lower case has a word of a field's name, in any form that is easily
+    recognised.
+    """
     words = [word.casefold() for word in _WORD.findall(field)]
-    return any(_has(text, word) for word in [word for word in words if word not in _SMALL] or [field.casefold()])
+    return any(
+        _has(text, word)
+        for word in [word for word in words if word not in _SMALL] or [field.casefold()]
+    )
 
 
 def _has(text: str, word: str) -> bool:
@@ -134,10 +159,15 @@ def _fields(schema: Any) -> Iterator[str]:
 
 
 def _below(schema: dict[str, Any]) -> list[Any]:
-    several: Sequence[Any] = [schema.get(word, ()) for word in ("anyOf", "oneOf", "allOf", "prefixItems")]
+    several: Sequence[Any] = [
+        schema.get(word, ()) for word in ("anyOf", "oneOf", "allOf", "prefixItems")
+    ]
     items = schema.get("items")
-    return [*(each for group in several for each in group), *(items if isinstance(items, list) else [items]),
-            schema.get("additionalProperties")]  # fmt: skip
+    return [
+        *(each for group in several for each in group),
+        *(items if isinstance(items, list) else [items]),
+        schema.get("additionalProperties"),
+    ]
 
 
 def _at(root: Any, reference: str) -> Any:

@@ -1,4 +1,6 @@
-"""Recorder of a traced body: the nodes that its states add, which a `Player` would play, become nodes of a graph."""
+"""Recorder of a traced body: the nodes that its states add, which a `Player` would play, become
+nodes of a graph.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,15 @@ from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.expressions import SglGen, SglGetForkItem, SglImage, SglSelect
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.symbolic.symbols import MARK, SglVariable, Symbol
-from sglang_lite.program.graph import MAX_BRANCHINGS, Branching, Call, GraphNode, Picture, Use, Value
+from sglang_lite.program.graph import (
+    MAX_BRANCHINGS,
+    Branching,
+    Call,
+    GraphNode,
+    Picture,
+    Use,
+    Value,
+)
 from sglang_lite.program.nodes import (
     BaseNode,
     Expression,
@@ -48,8 +58,8 @@ from sglang_lite.program.nodes import (
 from sglang_lite.protocol import UNSET, Location, TraceError
 from sglang_lite.protocol.anything import UserValue
 
-# Maximum number of steps of a trace; equals the limit on queued nodes in runtime/core/submission.py (a test compares
-# them).
+# Maximum number of steps of a trace; equals the limit on queued nodes in runtime/core/submission.py
+# (a test compares them).
 MAX_NODES: Final = 100_000
 _UNKNOWN_TEXT = Text("…")  # text that only a run has
 
@@ -68,8 +78,8 @@ def is_limit(error: BaseException) -> bool:
 
 
 class TracedGraph:
-    """Graph under construction: the nodes that the ways through a body have added. Ways share their nodes up to the
-    first decision in which they differ.
+    """Graph under construction: the nodes that the ways through a body have added. Ways share their
+    nodes up to the first decision in which they differ.
 
     Attributes:
         nodes: nodes; their indices are their ids.
@@ -103,22 +113,27 @@ class TracedWay:
 
     Args:
         graph: nodes of all ways.
-        forced: outcomes of the first decisions; later decisions take their first outcome. None if the trace does not
-            explore.
-        only: types of the main branch's nodes; the first node of another type ends the trace. None for no end.
+        forced: outcomes of the first decisions; later decisions take their first outcome. None if
+            the trace does not explore.
+        only: types of the main branch's nodes; the first node of another type ends the trace. None
+            for no end.
 
     Attributes:
         ids: ids of the nodes so far.
         outcomes: outcomes of the decisions so far.
         marks: symbols by the marks that stand for them in texts.
-        equal_values: values that symbols are known to be equal to on this way, by key of the symbol.
+        equal_values: values that symbols are known to be equal to on this way, by key of the
+            symbol.
         error: exception that the body raised, or None.
         cut: whether the way was not followed to its end, as it has too many decisions.
         returns: whether the body returned a value.
     """
 
     def __init__(
-        self, graph: TracedGraph, forced: tuple[int, ...] | None = None, only: tuple[type[BaseNode], ...] | None = None
+        self,
+        graph: TracedGraph,
+        forced: tuple[int, ...] | None = None,
+        only: tuple[type[BaseNode], ...] | None = None,
     ) -> None:
         self.graph = graph
         self.forced = forced
@@ -130,7 +145,8 @@ class TracedWay:
         self.error: Exception | None = None
         self.cut = self.returns = False
         self._known: dict[Any, int] = {}  # outcomes of questions, by their key
-        self._sources: dict[int, int] = {}  # ids of the nodes that make values, by the `id` of the node
+        # ids of the nodes that make values, by the `id` of the node
+        self._sources: dict[int, int] = {}
         self._place = 0  # number of nodes since the last decision
         self._remaining_steps = MAX_NODES
         self._lock = threading.Lock()  # threads of the body may add to several branches
@@ -158,8 +174,9 @@ class TracedWay:
             )
 
     def decide(self, symbol: Symbol, question: str, outcomes: tuple[str, ...], key: object) -> int:
-        """Index of a decision's outcome in this trace; the same question always has the same answer. Raises CutError if
-        the way has too many decisions."""
+        """Index of a decision's outcome in this trace; the same question always has the same
+        answer. Raises CutError if the way has too many decisions.
+        """
         if (where := user_location()) is not None:
             self.graph.question_lines.add(where)
         if key in self._known:
@@ -170,7 +187,11 @@ class TracedWay:
             raise CutError
         assert self.forced is not None
         outcome = self._known[key] = self.forced[at] if at < len(self.forced) else 0
-        self.add(GraphNode(Branching(question, outcomes, where=where), uses=(self.use(symbol, "question"),)))
+        self.add(
+            GraphNode(
+                Branching(question, outcomes, where=where), uses=(self.use(symbol, "question"),)
+            )
+        )
         self.outcomes = (*self.outcomes, outcome)
         self._place = 0
         return outcome
@@ -180,7 +201,9 @@ class TracedWay:
         nodes = (self.graph.nodes[i].node for i in self.ids)
         return [node for node in nodes if isinstance(node, Branching)]
 
-    def variable(self, name: str, node: BaseNode, i: int, choices: tuple[str, ...] = ()) -> SglVariable:
+    def variable(
+        self, name: str, node: BaseNode, i: int, choices: tuple[str, ...] = ()
+    ) -> SglVariable:
         """Symbol of the value that a node makes, whose id is `i`."""
         self._sources[id(node)] = i
         return SglVariable(name, node, choices)
@@ -188,7 +211,10 @@ class TracedWay:
     def note_read(self, value: UserValue) -> None:
         """Notes that the body has read a variable."""
         for each in value if isinstance(value, list) else (value,):
-            if isinstance(each, Symbol) and (source := self._sources.get(id(each.__origin__().source))) is not None:
+            if (
+                isinstance(each, Symbol)
+                and (source := self._sources.get(id(each.__origin__().source))) is not None
+            ):
                 self.graph.read.add(source)
 
     def use(self, symbol: Symbol, into: str) -> Use:
@@ -199,8 +225,12 @@ class TracedWay:
         """Uses of the symbols that a value is, or contains as their marks."""
         if isinstance(value, Symbol):
             return (self.use(value, into),)
-        text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
-        return tuple(self.use(self.marks[mark], into) for mark in MARK.findall(text) if mark in self.marks)
+        text = (
+            value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+        )
+        return tuple(
+            self.use(self.marks[mark], into) for mark in MARK.findall(text) if mark in self.marks
+        )
 
     def plain(self, text: str) -> str:
         """Text with its symbols replaced by their expressions in braces."""
@@ -214,7 +244,8 @@ class Recorder(Player):
         way: nodes of all branches.
         path: path of the branch in the graph.
         scopes: names of the open scopes, outermost first.
-        expressions: nodes, symbols and images in the order in which they were added, in SGLang's form.
+        expressions: nodes, symbols and images in the order in which they were added, in SGLang's
+            form.
         symbols: symbol of each variable, by name.
         states: states of forks and of called programs.
     """
@@ -304,7 +335,11 @@ class Recorder(Player):
                 self._add(_replace(op, role=way.plain(op.role)), op)
                 self.transcript.end_turn(op)
             case _:
-                self._add(op, op, way.uses(op.constraint, "constraint") if isinstance(op, GrammarBegin) else ())
+                self._add(
+                    op,
+                    op,
+                    way.uses(op.constraint, "constraint") if isinstance(op, GrammarBegin) else (),
+                )
 
     def _add(
         self,
@@ -319,7 +354,9 @@ class Recorder(Player):
         Args:
             expression: the node as the state shows it, or None if it does not.
         """
-        i = self.way.add(GraphNode(node, self.path, self.transcript.role, self.scopes, uses, tools, joins))
+        i = self.way.add(
+            GraphNode(node, self.path, self.transcript.role, self.scopes, uses, tools, joins)
+        )
         if expression is not None:
             self.expressions.append(expression)
         return i
@@ -352,8 +389,9 @@ class Recorder(Player):
             op.thoughts.set(way.variable(f"{name}{REASONING_SUFFIX}", node, i))
 
     def _gen(self, op: GenOp) -> tuple[Gen, tuple[Use, ...]]:
-        """Generation as the user requested it, without additions of a template or a backend, and its uses of
-        symbols."""
+        """Generation as the user requested it, without additions of a template or a backend, and
+        its uses of symbols.
+        """
         params = op.expression.node.params
         constraint = op.expression.node.constraint
         uses = () if constraint is None else self.way.uses(constraint, "constraint")
@@ -377,8 +415,9 @@ class Recorder(Player):
 
 
 class TracedBranch(Branch):
-    """Branch of a trace. Makes and checks nodes as in a run, except for what only a run knows: symbols, images, and
-    text in a grammar."""
+    """Branch of a trace. Makes and checks nodes as in a run, except for what only a run knows:
+    symbols, images, and text in a grammar.
+    """
 
     __slots__ = ()
 

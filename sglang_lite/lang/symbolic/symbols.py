@@ -1,9 +1,10 @@
 """Symbols, which stand in a trace for values that only a run has.
 
-A symbol can be added to a state and formatted into text (`f"{x}"` splits into the text and the symbol), and so can its
-attributes and items, which are symbols too. Any other question, such as whether it is true, raises TraceError at the
-line of the body, unless the trace explores: then a question with few possible answers is a decision, and the body is
-run again for each answer. (Not detectable: `x is None`, `isinstance(x, …)` and `repr(x)`.)
+A symbol can be added to a state and formatted into text (`f"{x}"` splits into the text and the
+symbol), and so can its attributes and items, which are symbols too. Any other question, such as
+whether it is true, raises TraceError at the line of the body, unless the trace explores: then a
+question with few possible answers is a decision, and the body is run again for each answer. (Not
+detectable: `x is None`, `isinstance(x, …)` and `repr(x)`.)
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 # Way that is being traced in this context.
 traced_way: ContextVar[TracedWay | None] = ContextVar("sglang_lite_traced_way", default=None)
-MARK: Final = re.compile("(\ue002[0-9]+\ue003)")  # stands for a symbol in a text that is not added to a state yet
+# stands for a symbol in a text that is not added to a state yet
+MARK: Final = re.compile("(\ue002[0-9]+\ue003)")
 _numbers = itertools.count()
 
 
@@ -50,21 +52,26 @@ class _UnhashableError(TraceError, TypeError):
 
 
 class _RuntimeAttribute:
-    """Descriptor for an attribute of the symbol itself. While a body is being traced, it returns the symbol of the
-    value's attribute with that name instead."""
+    """Descriptor for an attribute of the symbol itself. While a body is being traced, it returns
+    the symbol of the value's attribute with that name instead.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, symbol: Symbol, owner: type[Symbol]) -> Any:
-        return getattr(symbol, f"_{self._name}") if traced_way.get() is None else symbol.__getattr__(self._name)
+        return (
+            getattr(symbol, f"_{self._name}")
+            if traced_way.get() is None
+            else symbol.__getattr__(self._name)
+        )
 
 
 class Symbol(Expression, Deferred):
     """Value that is not known before the program runs.
 
-    Public attributes of a symbol are symbols of the value's attributes. This package therefore uses methods with two
-    underscores on each side.
+    Public attributes of a symbol are symbols of the value's attributes. This package therefore uses
+    methods with two underscores on each side.
 
     Args:
         name: expression of the symbol in Python.
@@ -102,8 +109,9 @@ class Symbol(Expression, Deferred):
         return str(self)
 
     def __str__(self) -> str:
-        """Mark that stands for the symbol in texts of a body that is being traced, until the text is added to a
-        state."""
+        """Mark that stands for the symbol in texts of a body that is being traced, until the text
+        is added to a state.
+        """
         way = traced_way.get()
         if way is None:
             return repr(self)
@@ -115,8 +123,9 @@ class Symbol(Expression, Deferred):
         """Raises the error for a question that no trace can answer."""
         raise kind(
             f"tracing can't {what}: {self!r} is only known when the program runs.",
-            hint="Give the argument to trace(), or run the program.", where=user_location(),
-        )  # fmt: skip
+            hint="Give the argument to trace(), or run the program.",
+            where=user_location(),
+        )
 
     # Questions, which are decisions if the trace explores.
 
@@ -131,8 +140,9 @@ class Symbol(Expression, Deferred):
         return choices[way.decide(self, "", choices, (*self._key(), "choice"))]
 
     def _ask(self, what: str, question: str, answer: Callable[[Any], Any]) -> bool:
-        """Answer to a yes-or-no question. For the value of a selection it follows from the choice; for other values
-        both answers are explored."""
+        """Answer to a yes-or-no question. For the value of a selection it follows from the choice;
+        for other values both answers are explored.
+        """
         way = _exploring()
         if way is None:
             self.__refuse__(what)
@@ -169,7 +179,9 @@ class Symbol(Expression, Deferred):
     __ge__ = partialmethod(_compare, operator.ge, ">=")
 
     def __contains__(self, item: object) -> bool:
-        return self._ask("tell what is in it", f"contains {item!r:.60}", lambda value: item in value)
+        return self._ask(
+            "tell what is in it", f"contains {item!r:.60}", lambda value: item in value
+        )
 
     def __hash__(self) -> int:
         way = _exploring()
@@ -192,14 +204,28 @@ def _summand(symbol: Symbol, other: Any) -> Any:
     return other if isinstance(other, str | Expression) else symbol.__refuse__("calculate with it")
 
 
-_BINARY = ("sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor")
+_BINARY = (
+    "sub",
+    "mul",
+    "matmul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "divmod",
+    "pow",
+    "and",
+    "or",
+    "xor",
+)
 # Questions that no path of a trace can answer, by the method that asks.
 _REFUSED = {
-    "call": "call it", "len": "tell how long it is", "iter": "go through it",
+    "call": "call it",
+    "len": "tell how long it is",
+    "iter": "go through it",
     **dict.fromkeys(("int", "index", "float"), "turn it into a number"),
     **dict.fromkeys(("neg", "pos", "abs", "invert", "round"), "calculate with it"),
     **dict.fromkeys((*_BINARY, *(f"r{each}" for each in _BINARY)), "calculate with it"),
-}  # fmt: skip
+}
 
 
 def _refusing(what: str) -> Callable[..., NoReturn]:
@@ -220,7 +246,9 @@ class SglArgument(Symbol):
 
     value = _RuntimeAttribute("value")
 
-    def __init__(self, name: str, value: object = None, *, origin: SymbolOrigin | None = None) -> None:
+    def __init__(
+        self, name: str, value: object = None, *, origin: SymbolOrigin | None = None
+    ) -> None:
         super().__init__(name, origin=origin)
         self._value = value
 
@@ -236,7 +264,12 @@ class SglVariable(Symbol):
     source = _RuntimeAttribute("source")
 
     def __init__(
-        self, name: str, source: object = None, choices: tuple[str, ...] = (), *, origin: SymbolOrigin | None = None
+        self,
+        name: str,
+        source: object = None,
+        choices: tuple[str, ...] = (),
+        *,
+        origin: SymbolOrigin | None = None,
     ) -> None:
         super().__init__(name, origin=origin or SymbolOrigin(name, source=source))
         self._source = source

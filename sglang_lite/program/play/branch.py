@@ -1,5 +1,6 @@
-"""A branch of a program that is being played: its queue, what its rules remember, and the effects that its
-driver performs. player.py plays it."""
+"""A branch of a program that is being played: its queue, what its rules remember, and the effects
+that its driver performs. player.py plays it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +10,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
-from sglang_lite.program.nodes import Content, Gen, GrammarBegin, GrammarEnd, Join, Node, Path, Select, is_judged
+from sglang_lite.program.nodes import (
+    Content,
+    Gen,
+    GrammarBegin,
+    GrammarEnd,
+    Join,
+    Node,
+    Path,
+    Select,
+    is_judged,
+)
 from sglang_lite.protocol import ProgramError, SglError
 
 PieceT = TypeVar("PieceT")
-TextT = TypeVar("TextT", bound="BranchText[Any]")  # the driver's kind of text; its pieces are the driver's own
+# the driver's kind of text; its pieces are the driver's own
+TextT = TypeVar("TextT", bound="BranchText[Any]")
 QueuedT = TypeVar("QueuedT", bound="QueuedNode")
 
 
@@ -32,10 +44,14 @@ class ExpectedTokens:
     path: int = 0
 
     def __add__(self, other: ExpectedTokens) -> ExpectedTokens:
-        return ExpectedTokens(self.text + other.text, self.generated + other.generated, self.path + other.path)
+        return ExpectedTokens(
+            self.text + other.text, self.generated + other.generated, self.path + other.path
+        )
 
     def __sub__(self, other: ExpectedTokens) -> ExpectedTokens:
-        return ExpectedTokens(self.text - other.text, self.generated - other.generated, self.path - other.path)
+        return ExpectedTokens(
+            self.text - other.text, self.generated - other.generated, self.path - other.path
+        )
 
 
 NOTHING_EXPECTED = ExpectedTokens()
@@ -89,8 +105,8 @@ class BranchText(ABC, Generic[PieceT]):
 
 @dataclass(eq=False, slots=True)
 class Claim(Generic[TextT, QueuedT]):
-    """Claim of a join on what the first nodes of a branch add, or, in the branches forked from those that it joins, on
-    their being played. A rollback leaves these nodes.
+    """Claim of a join on what the first nodes of a branch add, or, in the branches forked from
+    those that it joins, on their being played. A rollback leaves these nodes.
 
     Attributes:
         joiner: branch that has the join.
@@ -156,17 +172,19 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         played: number of nodes played, failed or skipped.
         ask: what it waits for, or None.
         paused: place at which it waits for a verdict of the caller, or None.
-        verdicts: verdicts on nodes that it has not reached, by place, in order: pieces, and what is asked again.
+        verdicts: verdicts on nodes that it has not reached, by place, in order: pieces, and what is
+            asked again.
         attempt: number of verdicts that have asked again in the place where it is.
         error: error that it has failed with, or was dropped with; a rollback resets it.
         refused: error that it fails with once its queue is empty, or None.
-        lost: True if it has ended for good, or will once its queue is empty: its fork was rolled back, or will never be
-            played.
+        lost: True if it has ended for good, or will once its queue is empty: its fork was rolled
+            back, or will never be played.
         quiet: True if its error is not told when it comes.
         untold: True if its error is told to who adds nodes, as nobody was told of it.
         forks: branches of its forks, by place.
         joins: places of its joins that append.
-        joined: its claims on other branches, by the join's place; None if the join doesn't match the forks.
+        joined: its claims on other branches, by the join's place; None if the join doesn't match
+            the forks.
         claims: open claims of joins on this branch.
         marks: places of the text to go back to, by the place of the mark.
         rollbacks: marks of the rollbacks that are not played yet, by place.
@@ -203,12 +221,16 @@ class ProgramBranch(Generic[TextT, QueuedT]):
 
     @property
     def next_place(self) -> int:
-        """Place of the next node; if the queue is empty, the place that the next added node will have."""
+        """Place of the next node; if the queue is empty, the place that the next added node will
+        have.
+        """
         return self.queue[0][0] if self.queue else self.count
 
     @property
     def returns(self) -> bool:
-        """True if the branch will need its text again: it has nodes to play, or waits for a verdict."""
+        """True if the branch will need its text again: it has nodes to play, or waits for a
+        verdict.
+        """
         return self.ask is not None or bool(self.queue) or self.paused is not None
 
     @property
@@ -217,7 +239,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         for branches in self.forks.values():
             yield from branches
 
-    # --------------------------------------------------------------------------------------------------- queue
+    # ---------------------------------------------------------------------------------------- queue
 
     def push(self, place: int, entry: QueuedT) -> None:
         self.queue.append((place, entry))
@@ -254,7 +276,9 @@ class ProgramBranch(Generic[TextT, QueuedT]):
 
     @property
     def judged_place(self) -> int | None:
-        """Place of the judged node that it is at, whose answer may not have come yet; None if it is at another."""
+        """Place of the judged node that it is at, whose answer may not have come yet; None if it is
+        at another.
+        """
         return self.ask.place if self.ask is not None and is_judged(self.ask.node) else self.paused
 
     def is_decided(self, place: int) -> bool:
@@ -269,13 +293,15 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return self.settle_claims() if self.claims else []
 
     def end(self) -> None:
-        """Forgets what is not played, and breaks reference cycles, so that no garbage collection is needed."""
+        """Forgets what is not played, and breaks reference cycles, so that no garbage collection is
+        needed.
+        """
         self.paused = None
         self.queue.clear()
         self.claims.clear()
         self.joined.clear()
 
-    # --------------------------------------------------------------------------------------------------- joins
+    # ---------------------------------------------------------------------------------------- joins
 
     def add_join(self, place: int, node: Join) -> None:
         """Claims what the branches of a join have at the join's own place."""
@@ -289,9 +315,12 @@ class ProgramBranch(Generic[TextT, QueuedT]):
             self.joined[place] = claims
             self.joins.append(place)
 
-    def claim(self, joiner: ProgramBranch[TextT, QueuedT], end: int | None) -> Claim[TextT, QueuedT]:
-        """Claims what the first `end` nodes add (None: all nodes so far) for a join of another branch, and all nodes of
-        the branches that they fork."""
+    def claim(
+        self, joiner: ProgramBranch[TextT, QueuedT], end: int | None
+    ) -> Claim[TextT, QueuedT]:
+        """Claims what the first `end` nodes add (None: all nodes so far) for a join of another
+        branch, and all nodes of the branches that they fork.
+        """
         claim = Claim(joiner, self.count if end is None else end)
         for place, branches in self.forks.items():
             if place < claim.end:
@@ -304,7 +333,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return claim
 
     def join(self, place: int, node: Join) -> bool:
-        """Appends what joined branches have added. Returns False if one has not been played far enough.
+        """Appends what joined branches have added. Returns False if one has not been played far
+        enough.
 
         Raises:
             SglError: a joined branch has failed, or the join doesn't match the forks.
@@ -326,7 +356,9 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return True
 
     def settle_claims(self) -> list[ProgramBranch[TextT, QueuedT]]:
-        """Gives the claims on what has been played their pieces. Returns the branches that claimed them."""
+        """Gives the claims on what has been played their pieces. Returns the branches that claimed
+        them.
+        """
         if self.text is None:
             return []
         settled = [claim for claim in self.claims if claim.end <= self.played]
@@ -336,15 +368,19 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         self.claims = [claim for claim in self.claims if claim.pieces is None]
         return [claim.joiner for claim in settled]
 
-    def fail_claims(self, error: SglError, before: int | None = None) -> list[ProgramBranch[TextT, QueuedT]]:
-        """Fails the claims on at most `before` nodes (None: all). Returns the branches that claimed them."""
+    def fail_claims(
+        self, error: SglError, before: int | None = None
+    ) -> list[ProgramBranch[TextT, QueuedT]]:
+        """Fails the claims on at most `before` nodes (None: all). Returns the branches that claimed
+        them.
+        """
         failed = [claim for claim in self.claims if before is None or claim.end <= before]
         for claim in failed:
             claim.error = error
         self.claims = [claim for claim in self.claims if claim.error is None]
         return [claim.joiner for claim in failed]
 
-    # ----------------------------------------------------------------------------------------------- rollbacks
+    # ------------------------------------------------------------------------------------ rollbacks
 
     def has_mark(self, mark: int) -> bool:
         """Returns True if a mark is played or queued, and no queued rollback removes it."""
@@ -352,7 +388,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return known and not any(to < mark < at for at, to in self.rollbacks.items())
 
     def claimed(self, below: ProgramBranch[TextT, QueuedT], at: int) -> int:
-        """Number of nodes that a rollback of a branch leaves here, as joins above that branch have claimed them.
+        """Number of nodes that a rollback of a branch leaves here, as joins above that branch have
+        claimed them.
 
         Args:
             at: number of nodes when the rollback is added.
@@ -361,13 +398,21 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return max((end for end in above if end <= at), default=0)
 
     def take_back(self, mark: int, at: int) -> tuple[int, list[ProgramBranch[TextT, QueuedT]]]:
-        """Forgets the forks and joins that a rollback at `at` removes. Returns the place from which on it removes
-        queued nodes, as those before are claimed or not behind the mark, and the branches of the forks."""
+        """Forgets the forks and joins that a rollback at `at` removes. Returns the place from which
+        on it removes queued nodes, as those before are claimed or not behind the mark, and the
+        branches of the forks.
+        """
         claimed = self.claimed(self, at)
-        gone = [child for place, branches in self.forks.items() if place > mark for child in branches]
+        gone = [
+            child for place, branches in self.forks.items() if place > mark for child in branches
+        ]
         self.forks = {place: branches for place, branches in self.forks.items() if place <= mark}
         self.joins = [place for place in self.joins if place <= mark]
-        self.joined = {place: claims for place, claims in self.joined.items() if place <= mark or place < claimed}
+        self.joined = {
+            place: claims
+            for place, claims in self.joined.items()
+            if place <= mark or place < claimed
+        }
         return max(claimed, mark + 1), gone
 
     def next_rollback(self) -> int | None:
@@ -431,5 +476,10 @@ class Ended:
 
 
 Effect: TypeAlias = (
-    Ask[TextT, QueuedT] | Cancel[TextT, QueuedT] | Failed | Forked[TextT, QueuedT] | Idle[TextT, QueuedT] | Ended
+    Ask[TextT, QueuedT]
+    | Cancel[TextT, QueuedT]
+    | Failed
+    | Forked[TextT, QueuedT]
+    | Idle[TextT, QueuedT]
+    | Ended
 )

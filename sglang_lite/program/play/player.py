@@ -1,18 +1,22 @@
 """Player of programs: a tree of branches, whose nodes are played in order.
 
-It does nothing by itself. Its inputs are calls that return at once and leave effects, which a driver takes and performs
-in order. It has no thread, lock, future or callback, and the driver owns it: one thread at a time.
+It does nothing by itself. Its inputs are calls that return at once and leave effects, which a
+driver takes and performs in order. It has no thread, lock, future or callback, and the driver owns
+it: one thread at a time.
 
 Rules, beside those in program/nodes.py:
-- A node is named by the path of its branch and its place there: the number of nodes that the branch was given before.
-- A branch that fails stays failed: its queued and later nodes are not played, nor the branches that they would fork.
-  Branches that were forked before play on. A rollback to a mark before the failed node revives the branch.
-- A join claims what its branches have at its own place in the program, and what those forked from them have. It fails
-  if a node whose text it appends does. A join of a failed branch claims, too.
-- A branch waits at a judged node for the verdict, also if its answer has failed. The verdict may come before the branch
-  or the answer does, which is then given up. Claims wait for it, too.
-- A rollback takes effect as soon as it is received, but nodes that a join above its branch has claimed are played,
-  those of its own branch before it. The branches that it ends play such nodes, too, and end then.
+- A node is named by the path of its branch and its place there: the number of nodes that the branch
+  was given before.
+- A branch that fails stays failed: its queued and later nodes are not played, nor the branches that
+  they would fork. Branches that were forked before play on. A rollback to a mark before the failed
+  node revives the branch.
+- A join claims what its branches have at its own place in the program, and what those forked from
+  them have. It fails if a node whose text it appends does. A join of a failed branch claims, too.
+- A branch waits at a judged node for the verdict, also if its answer has failed. The verdict may
+  come before the branch or the answer does, which is then given up. Claims wait for it, too.
+- A rollback takes effect as soon as it is received, but nodes that a join above its branch has
+  claimed are played, those of its own branch before it. The branches that it ends play such nodes,
+  too, and end then.
 """
 
 from __future__ import annotations
@@ -78,7 +82,7 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
         self._branches.effects = []
         return effects
 
-    # ------------------------------------------------------------------------------------------------- inputs
+    # --------------------------------------------------------------------------------------- inputs
 
     def add(
         self, path: Path, entries: Sequence[QueuedT], refusal: SglError | None = None
@@ -88,7 +92,8 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
         Args:
             path: path of the branch.
             entries: the nodes.
-            refusal: error with which the branch fails in place of these nodes, once it has played the earlier ones.
+            refusal: error with which the branch fails in place of these nodes, once it has played
+                the earlier ones.
         """
         if self.ended:
             return None
@@ -122,18 +127,24 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
                 self._branches.settle(ask.branch, ask.place, pieces or ())
             self._run()
 
-    def judge(self, path: Path, place: int, pieces: Sequence[object], again: QueuedT | None = None) -> None:
-        """Notes the caller's verdict on a judged node. Nothing if the node was rolled back or its branch has failed.
+    def judge(
+        self, path: Path, place: int, pieces: Sequence[object], again: QueuedT | None = None
+    ) -> None:
+        """Notes the caller's verdict on a judged node. Nothing if the node was rolled back or its
+        branch has failed.
 
         Args:
             pieces: what is appended to the text.
-            again: question to ask in the node's place, behind these pieces; None if the branch goes on.
+            again: question to ask in the node's place, behind these pieces; None if the branch goes
+                on.
         """
         if self.ended:
             return
         branch = self._branches.by_path.get(path)
         if branch is None or place >= branch.count:
-            self._stray = ProgramError("a verdict was given on a node that was not added.", hint="Add the node first.")
+            self._stray = ProgramError(
+                "a verdict was given on a node that was not added.", hint="Add the node first."
+            )
         elif branch.error is None and place >= branch.played:
             branch.verdicts.setdefault(place, deque()).append((pieces, again))
             if branch.judged_place == place:
@@ -148,28 +159,36 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             name = getattr(ask.node, "name", None)
             if self.judges and is_judged(ask.node):
                 ask.branch.paused = ask.place
-                self._branches.effects.append(Failed((*ask.branch.path, ask.place), name, error, ask.attempt))
+                self._branches.effects.append(
+                    Failed((*ask.branch.path, ask.place), name, error, ask.attempt)
+                )
             else:
                 self._branches.fail(ask.branch, error, ask.place, name)
             self._run()
 
     def drop(self, path: Path) -> None:
-        """Ends a branch, from its next answer on, without telling. The caller may have played what is before it by
-        itself, and a rollback can revive the branch."""
+        """Ends a branch, from its next answer on, without telling. The caller may have played what
+        is before it by itself, and a rollback can revive the branch.
+        """
         branch = self._branches.by_path.get(path)
         if branch is None or (branch.lost and branch.error is not None):
             return
         error = branch.refused or RequestAbortedError("the branch was dropped.")
         if branch.judged_place is not None and (back := branch.next_rollback()) is not None:
-            self._branches.skip(branch, back, error)  # the caller has refused an answer that it has already taken back
+            # the caller has refused an answer that it has already taken back
+            self._branches.skip(branch, back, error)
             self._run()
             return
         branch.refused = error
         branch.quiet = True
         asked = branch.ask is not None and isinstance(branch.ask.node, Gen | Select)
         if branch.error is None and branch.paused is None and not asked:
-            waits = ((at, isinstance(entry.node, Gen | Select | Pause)) for at, entry in branch.queue)
-            place = next((at for at, answered in waits if answered and not branch.is_decided(at)), None)
+            waits = (
+                (at, isinstance(entry.node, Gen | Select | Pause)) for at, entry in branch.queue
+            )
+            place = next(
+                (at for at, answered in waits if answered and not branch.is_decided(at)), None
+            )
             if place is not None:
                 self._branches.lose_forks(branch, branch.cut(place), error, quiet=True)
             if branch.ask is not None or branch.queue:
@@ -189,10 +208,15 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
                 self._branches.give_up_ask(branch)
             self._end(error)
 
-    # ------------------------------------------------------------------------------------------- what is added
+    # -------------------------------------------------------------------------------- what is added
 
     def _queue(
-        self, branch: ProgramBranch[TextT, QueuedT], first: int, entries: Sequence[QueuedT], *, told: bool
+        self,
+        branch: ProgramBranch[TextT, QueuedT],
+        first: int,
+        entries: Sequence[QueuedT],
+        *,
+        told: bool,
     ) -> None:
         """Queues nodes. A rollback among them takes effect at once.
 
@@ -207,27 +231,33 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
                 if branch.has_mark(node.mark):
                     if not branch.lost:
                         self._branches.roll_back(branch, node.mark, place, entry)
-                elif branch.error is None and branch.refused is None:  # else the branch has failed before the mark
+                # else the branch has failed before the mark
+                elif branch.error is None and branch.refused is None:
                     branch.push(place, entry)  # fails when it is played
                 continue
             failure = branch.error or branch.refused
             if isinstance(node, Fork):
                 made = self._branches.announce(branch, place, entry.branches)
-                forked += [(child, nodes, failure, branch.quiet) for child, nodes in zip(made, entry.branches)]
-            if isinstance(node, Join):  # of a failed branch, too: when it has failed is a matter of timing
+                forked += [
+                    (child, nodes, failure, branch.quiet)
+                    for child, nodes in zip(made, entry.branches)
+                ]
+            # of a failed branch, too: when it has failed is a matter of timing
+            if isinstance(node, Join):
                 branch.add_join(place, node)
             if failure is None:
                 branch.push(place, entry)
             elif branch.untold and told:
                 branch.untold = False
                 self._branches.effects.append(Failed((*branch.path, place), None, failure))
-        for child, nodes, failure, quiet in forked:  # behind the joins that claim them: a rollback may be among them
+        # behind the joins that claim them: a rollback may be among them
+        for child, nodes, failure, quiet in forked:
             self._queue(child, 0, nodes, told=False)
             if failure is not None:
                 self._branches.lose(child, failure, quiet=quiet)
         self._branches.ready.append(branch)
 
-    # ------------------------------------------------------------------------------------------------- playing
+    # -------------------------------------------------------------------------------------- playing
 
     def _run(self) -> None:
         """Plays what can be played, and ends the program if it is closed and fully played."""
@@ -239,12 +269,18 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             if any(branch.paused is not None for branch in self._branches.by_path.values()):
                 return
             # No answer is missing: a branch that has begun and has a queue is at a join.
-            joining = (branch for branch in self._branches.by_path.values() if branch.queue and branch.text is not None)
+            joining = (
+                branch
+                for branch in self._branches.by_path.values()
+                if branch.queue and branch.text is not None
+            )
             waiting = next(joining, None)
             if waiting is None:
                 self._end(self.main.error or self._stray)
                 return
-            self._branches.fail(waiting, ProgramError("a join waits for nodes that were never added."))
+            self._branches.fail(
+                waiting, ProgramError("a join waits for nodes that were never added.")
+            )
 
     def _play(self, branch: ProgramBranch[TextT, QueuedT]) -> None:
         """Plays nodes until one has to wait, or the queue is empty."""
@@ -282,7 +318,9 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
         self._branches.effects.append(Idle(branch))
 
     def _resume(self, branch: ProgramBranch[TextT, QueuedT], place: int) -> None:
-        """Carries out the verdicts that have come on the node where a branch is, and waits for the last one."""
+        """Carries out the verdicts that have come on the node where a branch is, and waits for the
+        last one.
+        """
         assert branch.text is not None
         branch.paused, verdicts = place, branch.verdicts.pop(place, None)
         while verdicts:
@@ -328,14 +366,21 @@ class Branches(Generic[TextT, QueuedT]):
         return branch
 
     def announce(
-        self, branch: ProgramBranch[TextT, QueuedT], place: int, branches: Sequence[Sequence[QueuedT]]
+        self,
+        branch: ProgramBranch[TextT, QueuedT],
+        place: int,
+        branches: Sequence[Sequence[QueuedT]],
     ) -> list[ProgramBranch[TextT, QueuedT]]:
         """Makes the branches of a fork, which begin when the fork is played."""
-        made = [ProgramBranch[TextT, QueuedT]((*branch.path, place, i), self.totals) for i in range(len(branches))]
+        made = [
+            ProgramBranch[TextT, QueuedT]((*branch.path, place, i), self.totals)
+            for i in range(len(branches))
+        ]
         for child, nodes in zip(made, branches):
             child.count = len(nodes)
             self.by_path[child.path] = child
-            for claim in branch.claims:  # of joins that came first, as the nodes of a branch came with its fork
+            # of joins that came first, as the nodes of a branch came with its fork
+            for claim in branch.claims:
                 if place < claim.end:
                     child.claim(claim.joiner, None)
         branch.forks[place] = made
@@ -356,7 +401,9 @@ class Branches(Generic[TextT, QueuedT]):
         branch.set_ask(ask)
         self.effects.append(ask)
 
-    def settle(self, branch: ProgramBranch[TextT, QueuedT], place: int, pieces: Sequence[object]) -> None:
+    def settle(
+        self, branch: ProgramBranch[TextT, QueuedT], place: int, pieces: Sequence[object]
+    ) -> None:
         """Appends what a node adds, and lets its branch go on."""
         branch.paused = None
         if pieces and branch.text is not None:
@@ -364,8 +411,12 @@ class Branches(Generic[TextT, QueuedT]):
         self.ready += branch.mark_played(place)
         self.ready.appendleft(branch)  # first, so that a driver can continue where it is
 
-    def roll_back(self, branch: ProgramBranch[TextT, QueuedT], mark: int, at: int, entry: QueuedT) -> None:
-        """Removes what is under way behind a mark but not claimed, and goes back at once if nothing before is left."""
+    def roll_back(
+        self, branch: ProgramBranch[TextT, QueuedT], mark: int, at: int, entry: QueuedT
+    ) -> None:
+        """Removes what is under way behind a mark but not claimed, and goes back at once if nothing
+        before is left.
+        """
         end, gone = branch.take_back(mark, at)
         error = RequestAbortedError("a rollback removed the fork of this branch.")
         for child in gone:
@@ -387,11 +438,18 @@ class Branches(Generic[TextT, QueuedT]):
         self.ready += branch.mark_played(at)
 
     def fail(
-        self, branch: ProgramBranch[TextT, QueuedT], error: SglError, place: int | None = None, name: str | None = None
+        self,
+        branch: ProgramBranch[TextT, QueuedT],
+        error: SglError,
+        place: int | None = None,
+        name: str | None = None,
     ) -> None:
-        """Ends a branch with an error of the node at `place`, by default of the next one, unless a queued rollback
-        takes the node back."""
-        self.effects.append(Failed((*branch.path, branch.next_place if place is None else place), name, error))
+        """Ends a branch with an error of the node at `place`, by default of the next one, unless a
+        queued rollback takes the node back.
+        """
+        self.effects.append(
+            Failed((*branch.path, branch.next_place if place is None else place), name, error)
+        )
         back = branch.next_rollback()
         if back is None:
             self.give_up(branch, error)
@@ -399,7 +457,9 @@ class Branches(Generic[TextT, QueuedT]):
             self.skip(branch, back, error)
 
     def skip(self, branch: ProgramBranch[TextT, QueuedT], back: int, error: SglError) -> None:
-        """Goes on with a queued rollback that takes back what a branch plays, which is not claimed any more."""
+        """Goes on with a queued rollback that takes back what a branch plays, which is not claimed
+        any more.
+        """
         branch.paused = None
         self.give_up_ask(branch)
         self.lose_forks(branch, branch.skip(back), error, quiet=True)
@@ -442,7 +502,9 @@ class Branches(Generic[TextT, QueuedT]):
         *,
         quiet: bool,
     ) -> None:
-        """Ends the branches of forks that are not played, as they are among the nodes that were removed."""
+        """Ends the branches of forks that are not played, as they are among the nodes that were
+        removed.
+        """
         for place, entry in removed:
             for i in range(len(entry.branches)):
                 self.lose(self.by_path[(*branch.path, place, i)], error, quiet=quiet)
@@ -451,8 +513,12 @@ class Branches(Generic[TextT, QueuedT]):
         if branch.refused is not None:
             self.give_up(branch, branch.refused, quiet=branch.quiet)
 
-    def give_up(self, branch: ProgramBranch[TextT, QueuedT], error: SglError, *, quiet: bool = False) -> None:
-        """Ends a branch with an error, and the branches of forks that will not be played (`quiet`: as of `lose`)."""
+    def give_up(
+        self, branch: ProgramBranch[TextT, QueuedT], error: SglError, *, quiet: bool = False
+    ) -> None:
+        """Ends a branch with an error, and the branches of forks that will not be played (`quiet`:
+        as of `lose`).
+        """
         branch.error = error
         removed = self.stop(branch)
         self.ready += branch.fail_claims(error)

@@ -87,17 +87,21 @@ class Attend(Protocol):
     ) -> None:
         """
         Args:
-            q: queries [T, heads, head_dim], multiplied by the scales of their keys if the cache has scales.
+            q: queries [T, heads, head_dim], multiplied by the scales of their keys if the cache has
+                scales.
             cache: KV cache, with the keys and values of the step's tokens.
             layer: index of the layer.
-            out: [T, heads, head_dim] (written; for latents, the first `latent` elements of each head).
+            out: [T, heads, head_dim] (written; for latents, the first `latent` elements of each
+                head).
             rules: rules of the layer, with sinks only if the model needs them.
         """
         ...
 
 
 class AttendProduct(Protocol):
-    """Attention of a step's tokens in one layer from their QKV product: `rope_store` and `Attend` in one."""
+    """Attention of a step's tokens in one layer from their QKV product: `rope_store` and `Attend`
+    in one.
+    """
 
     def __call__(
         self,
@@ -138,8 +142,8 @@ class AttendExpanded(Protocol):
         """
         Args:
             q: queries [T, heads, key size], not absorbed; the heads of a token are contiguous.
-            keys, values: matrices [heads, key size - rotary size, rank] and [heads, rank, value size] that expand
-                latents.
+            keys, values: matrices [heads, key size - rotary size, rank] and [heads, rank, value
+                size] that expand latents.
             cache: cache with the latents of the step's tokens.
             layer: index of the layer.
             out: [T, heads, value size] (written, except for decoding tokens).
@@ -170,7 +174,8 @@ class ModelAttention(Protocol):
     """Attention of all layers of a model on a device.
 
     Attributes:
-        capturable: True if a CUDA graph can contain its steps: no launch depends on the contents of a tensor.
+        capturable: True if a CUDA graph can contain its steps: no launch depends on the contents of
+            a tensor.
         shares_prefixes: True if it reads `plan.shared`; if False, `plan.shared` must be None.
     """
 

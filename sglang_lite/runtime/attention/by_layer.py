@@ -29,7 +29,9 @@ class AttentionByLayer:
         plan = replace(plan, longest_uncached=0)  # so that `attend` covers all tokens
         attends = {backend: backend.plan_step(plan).attend for backend in self._layers}
 
-        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+        def attend(
+            q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules
+        ) -> None:
             attends[self._layers[layer]](q, cache, layer, out, rules)
 
         return StepAttention(attend)

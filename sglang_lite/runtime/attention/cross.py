@@ -43,7 +43,9 @@ class CrossAttention:
     def plan_step(self, plan: DevicePlan) -> StepAttention:
         over_text, over_sound = (self._backend.plan_step(each).attend for each in self._plans(plan))
 
-        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+        def attend(
+            q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules
+        ) -> None:
             (over_text if rules.causal else over_sound)(q, cache, layer, out, rules)
 
         return StepAttention(attend)
@@ -55,7 +57,9 @@ class CrossAttention:
         first = first + skipped
         count = count - skipped
         position = position + skipped - tokens
-        over_text, over_sound = (torch.stack((first, count, slot, at), 1) for at in (position, position * 0))
+        over_text, over_sound = (
+            torch.stack((first, count, slot, at), 1) for at in (position, position * 0)
+        )
         if not self.capturable:
             over_text = over_text[count > 0]
             over_sound = over_sound[count > 0]
@@ -63,17 +67,24 @@ class CrossAttention:
         plan = replace(plan, separate=False, longest_uncached=0)
         return (
             replace(
-                plan, positions=own.clamp(min=0), limits=(own + 1).clamp(min=0), blocks=over_text,
+                plan,
+                positions=own.clamp(min=0),
+                limits=(own + 1).clamp(min=0),
+                blocks=over_text,
                 page_table=plan.page_table[:, tokens // plan.page_size :].contiguous(),
             ),
             replace(
-                plan, positions=torch.full_like(own, frames - 1), limits=torch.full_like(own, frames),
+                plan,
+                positions=torch.full_like(own, frames - 1),
+                limits=torch.full_like(own, frames),
                 blocks=over_sound,
             ),
-        )  # fmt: skip
+        )
 
 
-def text_plans(plan: AttentionPlan, text: torch.Tensor, prefix: SoundPrefix) -> tuple[AttentionPlan, AttentionPlan]:
+def text_plans(
+    plan: AttentionPlan, text: torch.Tensor, prefix: SoundPrefix
+) -> tuple[AttentionPlan, AttentionPlan]:
     """Returns the CPU plans of a step's text, one over text and one over the sound.
 
     Args:
@@ -100,15 +111,20 @@ def text_plans(plan: AttentionPlan, text: torch.Tensor, prefix: SoundPrefix) -> 
         if count > 0:
             read_text = _behind(row.read_at, tokens)
             read_sound = _behind(row.read_at, 0, frames)
-            rows.append((ExtendRow(end - count, end, read_text), ExtendRow(end - count, end, read_sound)))
+            rows.append(
+                (ExtendRow(end - count, end, read_text), ExtendRow(end - count, end, read_sound))
+            )
     store_at = plan.store_at[text]
     over_text, over_sound = (
-        AttentionPlan(store_at, tuple(each[i] for each in groups), tuple(each[i] for each in rows)) for i in (0, 1)
+        AttentionPlan(store_at, tuple(each[i] for each in groups), tuple(each[i] for each in rows))
+        for i in (0, 1)
     )
     return over_text, over_sound
 
 
-def _behind(read_at: torch.Tensor | slice, first: int, end: int | None = None) -> torch.Tensor | slice:
+def _behind(
+    read_at: torch.Tensor | slice, first: int, end: int | None = None
+) -> torch.Tensor | slice:
     """Returns the token slots of positions `first` to `end` - 1 of a sequence."""
     if isinstance(read_at, torch.Tensor):
         return read_at[first:end]

@@ -1,9 +1,9 @@
 """Attention using keys and values expanded from a step's latents, for rows whose first token is in
 the step.
 
-With DeepSeek's sizes, a pair of tokens takes 320 multiplications per head, instead of 1,088 with absorbed queries.
-Expanding keys and values takes as many as absorbing queries. Rows with cached tokens use absorbed queries, as the
-cached tokens would have to be expanded again.
+With DeepSeek's sizes, a pair of tokens takes 320 multiplications per head, instead of 1,088 with
+absorbed queries. Expanding keys and values takes as many as absorbing queries. Rows with cached
+tokens use absorbed queries, as the cached tokens would have to be expanded again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ def attend_expanded(requirements: AttentionRequirements, plan: DevicePlan) -> At
     cached tokens, no kernel supports them, or rows are too short for it to be faster.
     """
     hopper = hopper_kernels(properties_of(requirements.device), "prefill_attention_hopper")
-    if hopper is None or requirements.expanded is None or plan.longest_uncached < MIN_EXPANDED_TOKENS:
+    if (
+        hopper is None
+        or requirements.expanded is None
+        or plan.longest_uncached < MIN_EXPANDED_TOKENS
+    ):
         return None
     if not hopper.supports_uncached(plan, requirements.compute, *requirements.expanded):
         return None

@@ -30,10 +30,19 @@ class FlashAttention:
     @staticmethod
     def unsupported_reason(requirements: AttentionRequirements) -> str | None:
         if requirements.sinks or requirements.latent:
-            return "attention sinks are not supported" if requirements.sinks else "latent attention is not supported"
-        if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
+            return (
+                "attention sinks are not supported"
+                if requirements.sinks
+                else "latent attention is not supported"
+            )
+        if (
+            importlib.util.find_spec("flash_attn") is None
+            or importlib.util.find_spec("flash_attn.cute") is None
+        ):
             return "the package flash-attn-4 is not installed"
-        if requirements.device.type != "cuda" or torch.cuda.get_device_capability(requirements.device)[0] not in (
+        if requirements.device.type != "cuda" or torch.cuda.get_device_capability(
+            requirements.device
+        )[0] not in (
             9,
             10,
             11,
@@ -57,7 +66,9 @@ class FlashAttention:
         parts = _parts(plan)
         windowed = parts if plan.window_table is None else _parts(plan.in_layer(1))
 
-        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+        def attend(
+            q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules
+        ) -> None:
             assert rules.sinks is None, "refused"
             shape = self._requirements.kv_heads, -1, plan.page_size, self._requirements.head_dim
             k, v = (side[layer].view(shape).permute(1, 2, 0, 3) for side in (cache.k, cache.v))
@@ -105,7 +116,9 @@ def _parts(plan: DevicePlan) -> list[_SequenceGroup]:
 def _decoding(plan: DevicePlan) -> _SequenceGroup:
     rows = plan.decoding
     queries = torch.arange(rows + 1, dtype=torch.int32, device=plan.slots.device)
-    return _SequenceGroup(slice(0, rows), queries, plan.positions[:rows] + 1, plan.page_table[plan.slots[:rows]], 1)
+    return _SequenceGroup(
+        slice(0, rows), queries, plan.positions[:rows] + 1, plan.page_table[plan.slots[:rows]], 1
+    )
 
 
 def _blocks(plan: DevicePlan) -> _SequenceGroup:

@@ -1,11 +1,12 @@
 """Attention with flashinfer's kernels, from the installed package `flashinfer-python`. nvcc
 compiles them at first use.
 
-Pages are read in place: flashinfer's "HND" layout is (pages, kv_heads, page_size, head_dim) with any strides, which
-covers our cache. Decoding tokens and blocks are planned separately. Decoding uses FA2, which splits long rows among
-programs; its prompt kernel is also the one that flashinfer uses to decode on tensor cores. Blocks use the kernel that
-flashinfer considers fastest (FA3 on Hopper, which doesn't split rows). Plans are made on the host from lengths read
-back from the device, so no CUDA graph can contain a step.
+Pages are read in place: flashinfer's "HND" layout is (pages, kv_heads, page_size, head_dim) with
+any strides, which covers our cache. Decoding tokens and blocks are planned separately. Decoding
+uses FA2, which splits long rows among programs; its prompt kernel is also the one that flashinfer
+uses to decode on tensor cores. Blocks use the kernel that flashinfer considers fastest (FA3 on
+Hopper, which doesn't split rows). Plans are made on the host from lengths read back from the
+device, so no CUDA graph can contain a step.
 """
 
 from __future__ import annotations
@@ -33,13 +34,21 @@ class FlashInferAttention:
     @staticmethod
     def unsupported_reason(requirements: AttentionRequirements) -> str | None:
         if requirements.sinks or requirements.latent:
-            return "attention sinks are not supported" if requirements.sinks else "latent attention is not supported"
+            return (
+                "attention sinks are not supported"
+                if requirements.sinks
+                else "latent attention is not supported"
+            )
         if importlib.util.find_spec("flashinfer") is None:
             return "the package flashinfer-python is not installed"
-        if requirements.device.type != "cuda" or torch.cuda.get_device_capability(requirements.device) < (8, 0):
+        if requirements.device.type != "cuda" or torch.cuda.get_device_capability(
+            requirements.device
+        ) < (8, 0):
             return "a GPU of compute capability 8.0 (Ampere) or newer is required"
         if requirements.head_dim not in _HEADS:
-            return f"the head size {requirements.head_dim} is not one of {', '.join(map(str, _HEADS))}"
+            return (
+                f"the head size {requirements.head_dim} is not one of {', '.join(map(str, _HEADS))}"
+            )
         if requirements.compute not in _TYPES:
             return f"computing in {requirements.compute} is not supported"
         return None
@@ -54,11 +63,15 @@ class FlashInferAttention:
         windowed = parts if plan.window_table is None else list(_parts(plan.in_layer(1)))
         planned: dict[AttentionRules, list[tuple[_SequenceGroup, Any]]] = {}
 
-        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+        def attend(
+            q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules
+        ) -> None:
             assert rules.sinks is None, "refused"
             if rules not in planned:
                 of_kind = parts if rules.window is None else windowed
-                planned[rules] = [(part, self._plan(part, plan.page_size, rules)) for part in of_kind]
+                planned[rules] = [
+                    (part, self._plan(part, plan.page_size, rules)) for part in of_kind
+                ]
             shape = self._requirements.kv_heads, -1, plan.page_size, self._requirements.head_dim
             pages = tuple(side[layer].view(shape).transpose(0, 1) for side in (cache.k, cache.v))
             for part, wrapper in planned[rules]:
@@ -77,7 +90,9 @@ class FlashInferAttention:
         key = part.backend, rules
         wrapper = self._wrappers.get(key)
         if wrapper is None:
-            wrapper = BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND", backend=part.backend)
+            wrapper = BatchPrefillWithPagedKVCacheWrapper(
+                self._workspace, "HND", backend=part.backend
+            )
             self._wrappers[key] = wrapper
         wrapper.plan(
             part.queries,
@@ -105,7 +120,8 @@ class _SequenceGroup(NamedTuple):
     Attributes:
         backend: flashinfer's name of the kernel.
         first, end: range of the new tokens in the batch.
-        queries: int32 [sequences + 1] on the host, start of each sequence's new tokens, relative to `first`.
+        queries: int32 [sequences + 1] on the host, start of each sequence's new tokens, relative to
+            `first`.
         pages: int32 [sequences + 1] on the host, start of each sequence's pages in `page_indices`.
         page_indices: int32 on the device, pages of all sequences.
         last_page: int32 [sequences] on the host, number of tokens in each sequence's last page.
@@ -124,7 +140,9 @@ def _parts(plan: DevicePlan) -> Iterator[_SequenceGroup]:
     rows = plan.decoding
     if rows:
         slots, positions = torch.stack((plan.slots[:rows], plan.positions[:rows])).tolist()
-        yield _part(plan, "fa2", 0, [(slot, 1, position + 1) for slot, position in zip(slots, positions)])
+        yield _part(
+            plan, "fa2", 0, [(slot, 1, position + 1) for slot, position in zip(slots, positions)]
+        )
     if len(plan.blocks):
         yield _part(plan, "auto", rows, _joined(plan.blocks.tolist()))
 
@@ -142,13 +160,17 @@ def _joined(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
     return joined
 
 
-def _part(plan: DevicePlan, backend: str, first: int, sequences: list[tuple[int, int, int]]) -> _SequenceGroup:
+def _part(
+    plan: DevicePlan, backend: str, first: int, sequences: list[tuple[int, int, int]]
+) -> _SequenceGroup:
     slots, counts, lengths = zip(*sequences)
     size = plan.page_size
     device = plan.page_table.device
     page_counts = [-(-length // size) for length in lengths]
     table = plan.page_table[torch.tensor(slots, device=device), : max(page_counts)]
-    is_used = torch.arange(max(page_counts), device=device) < torch.tensor(page_counts, device=device).unsqueeze(1)
+    is_used = torch.arange(max(page_counts), device=device) < torch.tensor(
+        page_counts, device=device
+    ).unsqueeze(1)
     return _SequenceGroup(
         backend,
         first,

@@ -43,7 +43,9 @@ class InvariantAttention:
         parts = self._max_rows * self._max_pieces * requirements.heads
         self._acc = torch.empty((parts, requirements.head_dim), device=device)
         self._ml = torch.empty((parts, 2), device=device)
-        self._counters = torch.zeros((requirements.max_rows + 1, kv_heads), dtype=torch.int32, device=device)
+        self._counters = torch.zeros(
+            (requirements.max_rows + 1, kv_heads), dtype=torch.int32, device=device
+        )
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
         rows = plan.decoding
@@ -52,12 +54,17 @@ class InvariantAttention:
         work = InvariantWork(
             items=torch.empty((items, 4), dtype=torch.int32, device=device),
             row_items=torch.empty(max(rows, 1), dtype=torch.int32, device=device),
-            acc=self._acc, ml=self._ml, counters=self._counters, max_pieces=self._max_pieces,
-        )  # fmt: skip
+            acc=self._acc,
+            ml=self._ml,
+            counters=self._counters,
+            max_pieces=self._max_pieces,
+        )
         if rows:
             plan_pieces(plan, work)
 
-        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+        def attend(
+            q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules
+        ) -> None:
             assert rules.sinks is None, "refused"
             invariant_attention(q, cache, layer, plan, work, out, rules)
 

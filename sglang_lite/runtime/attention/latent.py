@@ -9,7 +9,12 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.attention.expanded import attend_expanded
-from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan, Partials
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionRules,
+    DecodeWork,
+    DevicePlan,
+    Partials,
+)
 from sglang_lite.runtime.kernels.decode_attention import split_work
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -42,37 +47,51 @@ class LatentAttention:
         properties = properties_of(requirements.device)
         if (
             latent_launch(
-                properties, size=requirements.head_dim, item=requirements.compute.itemsize, queries=PAIRS_PER_PROGRAM
+                properties,
+                size=requirements.head_dim,
+                item=requirements.compute.itemsize,
+                queries=PAIRS_PER_PROGRAM,
             )
             is None
         ):
             return (
-                f"latents don't fit in the {properties.shared_memory:,} bytes of shared memory of a {properties.name}"
+                f"latents don't fit in the {properties.shared_memory:,} bytes of shared memory of a "
+                f"{properties.name}"
             )
         return None
 
     def __init__(self, requirements: AttentionRequirements) -> None:
         self._requirements = requirements
-        self.shares_prefixes = properties_of(requirements.device).has_tma  # without TMA, registers overflow
-        self._concurrent_items = 0  # shares computed at once if one program fills a multiprocessor, else 0
-        if hopper_module(requirements.device, requirements.cache, requirements.latent, requirements.head_dim):
+        # without TMA, registers overflow
+        self.shares_prefixes = properties_of(requirements.device).has_tma
+        # shares computed at once if one program fills a multiprocessor, else 0
+        self._concurrent_items = 0
+        if hopper_module(
+            requirements.device, requirements.cache, requirements.latent, requirements.head_dim
+        ):
             self._concurrent_items = max(
-                1, properties_of(requirements.device).multiprocessors // -(-requirements.heads // 64)
+                1,
+                properties_of(requirements.device).multiprocessors // -(-requirements.heads // 64),
             )
         parts = self._items(requirements.max_rows) * requirements.heads
         device = requirements.device
         shared = requirements.max_shared_rows * requirements.max_chunks * requirements.heads
-        blocks = 2 * -(-requirements.heads // 16)  # upper bound for blocks of heads times halves of latents
+        # upper bound for blocks of heads times halves of latents
+        blocks = 2 * -(-requirements.heads // 16)
         self._partials = Partials(
             acc=torch.empty((parts, requirements.latent), device=device),
             ml=torch.empty((parts, 2), device=device),
-            counters=torch.zeros((requirements.max_rows + 1, blocks), dtype=torch.int32, device=device),
+            counters=torch.zeros(
+                (requirements.max_rows + 1, blocks), dtype=torch.int32, device=device
+            ),
             prefix_acc=torch.empty((shared, requirements.latent), device=device),
             prefix_ml=torch.empty((shared, 2), device=device),
         )
 
     def _items(self, rows: int) -> int:
-        programs = 2 * self._concurrent_items or properties_of(self._requirements.device).programs_to_fill
+        programs = (
+            2 * self._concurrent_items or properties_of(self._requirements.device).programs_to_fill
+        )
         return rows + min(programs, _MAX_PARTS * rows)
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
@@ -85,19 +104,45 @@ class LatentAttention:
         )
         if rows:
             split_work(
-                plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows, min_tokens=_MIN_TOKENS,
+                plan.positions[:rows],
+                plan.slots,
+                plan.shared,
+                work.items,
+                work.rows,
+                min_tokens=_MIN_TOKENS,
                 concurrent_programs=self._concurrent_items,
-            )  # fmt: skip
+            )
 
         expanded = attend_expanded(self._requirements, plan)
 
-        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+        def attend(
+            q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules
+        ) -> None:
             assert rules.plain, "as of all latent attention"
             if plan.decoding:
                 if plan.shared is not None:
-                    latent_prefix(q, cache, layer, plan, work, rank=self._requirements.latent, scale=rules.scale)
-                latent_decode(q, cache, layer, plan, work, out, rank=self._requirements.latent, scale=rules.scale)
+                    latent_prefix(
+                        q,
+                        cache,
+                        layer,
+                        plan,
+                        work,
+                        rank=self._requirements.latent,
+                        scale=rules.scale,
+                    )
+                latent_decode(
+                    q,
+                    cache,
+                    layer,
+                    plan,
+                    work,
+                    out,
+                    rank=self._requirements.latent,
+                    scale=rules.scale,
+                )
             if len(plan.blocks) and expanded is None:
-                latent_prefill(q, cache, layer, plan, out, rank=self._requirements.latent, scale=rules.scale)
+                latent_prefill(
+                    q, cache, layer, plan, out, rank=self._requirements.latent, scale=rules.scale
+                )
 
         return StepAttention(attend, expanded=expanded)

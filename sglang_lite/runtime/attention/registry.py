@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING, Literal, get_args
 from sglang_lite.protocol import ParameterError
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.attention.base import AttentionBackend, AttentionRequirements, ModelAttention
+    from sglang_lite.runtime.attention.base import (
+        AttentionBackend,
+        AttentionRequirements,
+        ModelAttention,
+    )
 
 logger = logging.getLogger("sglang_lite")
 
 AttentionBackendName = Literal["auto", "triton", "torch", "flashinfer", "flash_attn"]
 BUILTIN_BACKENDS = ("triton", "torch")  # fastest first; the last one supports every model
-PACKAGE_BACKENDS = tuple(name for name in get_args(AttentionBackendName) if name not in ("auto", *BUILTIN_BACKENDS))
+PACKAGE_BACKENDS = tuple(
+    name for name in get_args(AttentionBackendName) if name not in ("auto", *BUILTIN_BACKENDS)
+)
 
 
 def _backend(name: str, requirements: AttentionRequirements) -> type[AttentionBackend]:
@@ -59,7 +65,9 @@ def _unsupported_reason(name: str, requirements: AttentionRequirements) -> str |
     return _backend(name, requirements).unsupported_reason(requirements)
 
 
-def make_layers_attention(name: str, requirements: Sequence[AttentionRequirements]) -> ModelAttention:
+def make_layers_attention(
+    name: str, requirements: Sequence[AttentionRequirements]
+) -> ModelAttention:
     """Returns the attention of all layers of a model, with one backend from `make_attention` for
     each kind of heads.
 
@@ -71,7 +79,9 @@ def make_layers_attention(name: str, requirements: Sequence[AttentionRequirement
 
     backends = {each: make_attention(name, each) for each in dict.fromkeys(requirements)}
     return (
-        AttentionByLayer([backends[each] for each in requirements]) if len(backends) > 1 else backends[requirements[0]]
+        AttentionByLayer([backends[each] for each in requirements])
+        if len(backends) > 1
+        else backends[requirements[0]]
     )
 
 
@@ -96,8 +106,11 @@ def make_attention(name: str, requirements: AttentionRequirements) -> AttentionB
             logger.warning(
                 "attention_backend: %r can't run this model: %s. Using %r, which is slower. To accept that without "
                 "this warning, set attention_backend=%r.",
-                other, reason, name, name,
-            )  # fmt: skip
+                other,
+                reason,
+                name,
+                name,
+            )
     elif (reason := _unsupported_reason(name, requirements)) is not None:
         able = [
             other
@@ -105,5 +118,7 @@ def make_attention(name: str, requirements: AttentionRequirements) -> AttentionB
             if _unsupported_reason(other, requirements) is None
         ]
         hint = f"These can: {', '.join(map(repr, able))}." if able else "Leave deterministic out."
-        raise ParameterError("attention_backend", f"{name!r} can't run this model: {reason}.", hint=hint)
+        raise ParameterError(
+            "attention_backend", f"{name!r} can't run this model: {reason}.", hint=hint
+        )
     return _backend(name, requirements)(requirements)

@@ -1,7 +1,7 @@
 """Attention with torch operations: slower, but for any head size and data type.
 
-The keys and values of each row are gathered from its pages. Their number is read from the device at every step, so no
-CUDA graph can contain a step.
+The keys and values of each row are gathered from its pages. Their number is read from the device at
+every step, so no CUDA graph can contain a step.
 """
 
 from __future__ import annotations
@@ -9,7 +9,12 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
-from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeRows, DevicePlan, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionRules,
+    DecodeRows,
+    DevicePlan,
+    ExtendRow,
+)
 from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, scale_by_kv_head
 from sglang_lite.runtime.kernels.reference.attention import attend_rows
 
@@ -34,17 +39,23 @@ class TorchAttention:
         parts = self._parts(plan, lengths)
         windowed = parts if plan.window_table is None else self._parts(plan.in_layer(1), lengths)
 
-        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+        def attend(
+            q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules
+        ) -> None:
             if self._latent and cache.scales is not None:
                 q = apply_latent_scales(q, cache.scales.k[layer], self._latent)
             for first, end, part in parts if rules.window is None else windowed:
-                out[first:end] = attend_rows(q[first:end], cache.k[layer], cache.v[layer], part, rules)
+                out[first:end] = attend_rows(
+                    q[first:end], cache.k[layer], cache.v[layer], part, rules
+                )
             if cache.scales is not None:
                 out.copy_(scale_by_kv_head(out, cache.scales.v[layer]))
 
         return StepAttention(attend)
 
-    def _parts(self, plan: DevicePlan, lengths: list[int]) -> list[tuple[int, int, DecodeRows | ExtendRow]]:
+    def _parts(
+        self, plan: DevicePlan, lengths: list[int]
+    ) -> list[tuple[int, int, DecodeRows | ExtendRow]]:
         """Returns ranges of the batch's tokens, as (first, end), and what they read. `lengths` are
         those of decoding rows.
         """
@@ -55,7 +66,9 @@ class TorchAttention:
         for first, count, slot, position in plan.blocks.tolist():
             limits = None if plan.limits is None else plan.limits[first : first + count].long()
             behind = 0 if limits is None else int(limits.max()) - position - count
-            read_at = _token_slots(plan, torch.tensor([slot], device=plan.slots.device), position + count + behind)[0]
+            read_at = _token_slots(
+                plan, torch.tensor([slot], device=plan.slots.device), position + count + behind
+            )[0]
             parts.append((first, first + count, ExtendRow(0, count, read_at, limits, behind)))
         return parts
 

@@ -9,7 +9,12 @@ from functools import partial
 import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
-from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan, Partials
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionRules,
+    DecodeWork,
+    DevicePlan,
+    Partials,
+)
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import columns
@@ -20,11 +25,12 @@ from sglang_lite.runtime.kernels.prefix_attention import MAX_GROUP, block_querie
 from sglang_lite.runtime.kernels.rope_attention import rope_attention
 
 _MIN_TOKENS = 64  # minimum number of tokens in a decoding program's share
-# The same for a program that has a multiprocessor to itself: merging shares takes longer than reading this many.
+# The same for a program that has a multiprocessor to itself: merging shares takes longer than
+# reading this many.
 _MIN_EXCLUSIVE_TOKENS = 256
 _WIDEST = 256  # largest head that fits a program's registers and shared memory
-# Most 16-bit heads that `rope_attention` takes from the QKV product: with 32 heads, steps of 1 and of 256 rows take 1 %
-# longer, and steps of 64 rows 2 % less.
+# Most 16-bit heads that `rope_attention` takes from the QKV product: with 32 heads, steps of 1 and
+# of 256 rows take 1 % longer, and steps of 64 rows 2 % less.
 MAX_HEADS = 16
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -54,15 +60,22 @@ class TritonAttention:
         self._partials = Partials(
             acc=torch.empty((parts, dim), device=device),
             ml=torch.empty((parts, 2), device=device),
-            counters=torch.zeros((requirements.max_rows + 1, requirements.kv_heads), dtype=torch.int32, device=device),
+            counters=torch.zeros(
+                (requirements.max_rows + 1, requirements.kv_heads), dtype=torch.int32, device=device
+            ),
             prefix_acc=torch.empty((shared, dim), device=device),
             prefix_ml=torch.empty((shared, 2), device=device),
         )
 
     def _items(self, rows: int, *, exclusive: bool = False) -> int:
         properties = properties_of(self._requirements.device)
-        eight_bits = self._requirements.cache.itemsize == 1  # 8-bit programs are small, so more run at once
-        programs = properties.multiprocessors if exclusive else (4 if eight_bits else 1) * properties.programs_to_fill
+        # 8-bit programs are small, so more run at once
+        eight_bits = self._requirements.cache.itemsize == 1
+        programs = (
+            properties.multiprocessors
+            if exclusive
+            else (4 if eight_bits else 1) * properties.programs_to_fill
+        )
         return rows + -(-programs // self._requirements.kv_heads)
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
@@ -70,24 +83,38 @@ class TritonAttention:
         device = self._requirements.device
         requirements = self._requirements
         launch = attention_launch(
-            properties_of(device), "decode",
-            dim=requirements.head_dim, item=requirements.compute.itemsize, cached=requirements.cache.itemsize,
-            queries=columns(requirements.heads // requirements.kv_heads), rows=rows, heads=requirements.kv_heads,
+            properties_of(device),
+            "decode",
+            dim=requirements.head_dim,
+            item=requirements.compute.itemsize,
+            cached=requirements.cache.itemsize,
+            queries=columns(requirements.heads // requirements.kv_heads),
+            rows=rows,
+            heads=requirements.kv_heads,
             shared=plan.shared is not None,
-        )  # fmt: skip
+        )
         assert launch is not None, "refused"
         work = DecodeWork(
-            items=torch.empty((self._items(rows, exclusive=launch.exclusive), 4), dtype=torch.int32, device=device),
+            items=torch.empty(
+                (self._items(rows, exclusive=launch.exclusive), 4), dtype=torch.int32, device=device
+            ),
             rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),
             partials=self._partials,
         )
         if rows:
             split_work(
-                plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows,
-                min_tokens=_MIN_EXCLUSIVE_TOKENS if launch.exclusive else _MIN_TOKENS, round_up=launch.exclusive,
-            )  # fmt: skip
+                plan.positions[:rows],
+                plan.slots,
+                plan.shared,
+                work.items,
+                work.rows,
+                min_tokens=_MIN_EXCLUSIVE_TOKENS if launch.exclusive else _MIN_TOKENS,
+                round_up=launch.exclusive,
+            )
 
-        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+        def attend(
+            q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules
+        ) -> None:
             assert rules.sinks is None, "refused"
             seen = plan.in_layer(rules.window)
             if plan.decoding:
@@ -99,7 +126,9 @@ class TritonAttention:
 
         few = requirements.heads <= MAX_HEADS or launch.exclusive
         direct = few and plan.separate and plan.shared is None and rows == len(plan.ids)
-        return StepAttention(attend, partial(rope_attention, plan=plan, work=work) if direct else None)
+        return StepAttention(
+            attend, partial(rope_attention, plan=plan, work=work) if direct else None
+        )
 
 
 def _no_room(requirements: AttentionRequirements) -> str | None:
@@ -107,7 +136,11 @@ def _no_room(requirements: AttentionRequirements) -> str | None:
     properties = properties_of(requirements.device)
     item = requirements.compute.itemsize
     group = requirements.heads // requirements.kv_heads
-    kernels: dict[Kernel, int] = {"decode": columns(group), "prefill": 16, "prefix": block_queries(group, item)}
+    kernels: dict[Kernel, int] = {
+        "decode": columns(group),
+        "prefill": 16,
+        "prefix": block_queries(group, item),
+    }
     for kernel, queries in kernels.items():
         if not attention_launch(
             properties,

@@ -40,7 +40,8 @@ class EngineAdapters:
         loaded: adapters by name.
         pool: adapters on the device.
         memory: their memory, for the runner.
-        of_model: adapter for requests that name none, if the model is an adapter's folder; otherwise None.
+        of_model: adapter for requests that name none, if the model is an adapter's folder;
+            otherwise None.
     """
 
     loaded: LoadedAdapters
@@ -67,7 +68,10 @@ class EngineAdapters:
             self.pool.pin(self.loaded.get(name))
 
     def unload(
-        self, name: str, leave: Callable[[Sequence[Adapter], Callable[[], object]], object], inbox: Inbox
+        self,
+        name: str,
+        leave: Callable[[Sequence[Adapter], Callable[[], object]], object],
+        inbox: Inbox,
     ) -> Future[None]:
         """Forgets an adapter and returns a future that is done when no request uses it any more.
 
@@ -108,10 +112,15 @@ class EngineAdapters:
         found = []
         for each in self.loaded.list():
             adapter = each.adapter
-            found.append({
-                "lora_name": each.name, "lora_path": str(each.files.config.folder), "pinned": each.pinned,
-                "rank": each.files.rank, "resident": adapter is not None and self.pool.slot_of(adapter) is not None,
-            })  # fmt: skip
+            found.append(
+                {
+                    "lora_name": each.name,
+                    "lora_path": str(each.files.config.folder),
+                    "pinned": each.pinned,
+                    "rank": each.files.rank,
+                    "resident": adapter is not None and self.pool.slot_of(adapter) is not None,
+                }
+            )
         return found
 
     def stats(self) -> dict[str, int]:
@@ -141,14 +150,23 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
     model = loaded.model
     if not isinstance(model, Decoder):
         raise ParameterError(
-            "enable_lora", f"{loaded.name} runs with transformers' code, which takes no adapters here.",
+            "enable_lora",
+            f"{loaded.name} runs with transformers' code, which takes no adapters here.",
             hint=_MERGE,
-        )  # fmt: skip
+        )
     if config.deterministic:
         raise ParameterError(
-            "deterministic", "products of adapters depend on the batch, so not with adapters.", hint="Leave one out."
+            "deterministic",
+            "products of adapters depend on the batch, so not with adapters.",
+            hint="Leave one out.",
         )
-    return _made(config, loaded.name, model.spec, model.precision.compute, partial(_memory, config, loaded, model))
+    return _made(
+        config,
+        loaded.name,
+        model.spec,
+        model.precision.compute,
+        partial(_memory, config, loaded, model),
+    )
 
 
 def make_encoder_adapters(config: EngineConfig, loaded: LoadedEncoder) -> EngineAdapters | None:
@@ -158,10 +176,13 @@ def make_encoder_adapters(config: EngineConfig, loaded: LoadedEncoder) -> Engine
     layers = loaded.model.spec.layers
     if not isinstance(layers, ModelSpec):
         raise ParameterError(
-            "enable_lora", f"{loaded.name} is of BERT's kind; of models that read texts, decoders alone take adapters.",
+            "enable_lora",
+            f"{loaded.name} is of BERT's kind; of models that read texts, decoders alone take adapters.",
             hint=_MERGE,
-        )  # fmt: skip
-    return _made(config, loaded.name, layers, loaded.model.dtype, lambda size: CpuAdapters(size.slots, 0))
+        )
+    return _made(
+        config, loaded.name, layers, loaded.model.dtype, lambda size: CpuAdapters(size.slots, 0)
+    )
 
 
 def _wanted(config: EngineConfig) -> bool:
@@ -179,12 +200,18 @@ def _made(
     """Loads the configured adapters of a model into memory made by `make_memory` for the pool's
     size.
     """
-    own = None if adapter_base(config.model) is None else LoraPath(Path(config.model).name, config.model, pinned=True)
+    own = (
+        None
+        if adapter_base(config.model) is None
+        else LoraPath(Path(config.model).name, config.model, pinned=True)
+    )
     given = [*map(read_lora_path, config.lora_paths), *([] if own is None else [own])]
     max_rank = largest_rank(config.max_lora_rank, [each.path for each in given])
     size = PoolSize.of(config.max_loras_per_batch, max_rank)
     memory = make_memory(size)
-    reader = AdapterReader(spec, name, dtype, max_rank, memory.room, config.lora_target_modules or ())
+    reader = AdapterReader(
+        spec, name, dtype, max_rank, memory.room, config.lora_target_modules or ()
+    )
     adapters = EngineAdapters(
         LoadedAdapters(
             reader,
@@ -202,7 +229,9 @@ def _made(
     return adapters
 
 
-def _memory(config: EngineConfig, loaded: LoadedModel, model: Decoder, size: PoolSize) -> CpuAdapters | GpuAdapters:
+def _memory(
+    config: EngineConfig, loaded: LoadedModel, model: Decoder, size: PoolSize
+) -> CpuAdapters | GpuAdapters:
     """Creates the memory for the runner's adapters. A GPU's is allocated immediately, so the cache
     gets what is left.
     """
@@ -232,4 +261,6 @@ def no_adapters(*_: object, **__: object) -> NoReturn:
     """Stands in for methods of `EngineAdapters` in an engine without adapters: always raises
     ParameterError.
     """
-    raise ParameterError("lora_path", "the engine was made without adapters.", hint="Make it with enable_lora=True.")
+    raise ParameterError(
+        "lora_path", "the engine was made without adapters.", hint="Make it with enable_lora=True."
+    )

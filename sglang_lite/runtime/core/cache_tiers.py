@@ -25,7 +25,8 @@ from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.model import Model
 
-_FORMAT = 4  # version of the layout of pages and files; engines with another version use other names
+# version of the layout of pages and files; engines with another version use other names
+_FORMAT = 4
 # samples of a weights file that distinguish it from others
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
@@ -50,23 +51,42 @@ def make_tiers(
     """
     size = capacity.sizes.page_size * max(loaded.model.token_bytes, 1)
     slots = max(
-        int(config.hicache_size * 1e9 / size if config.hicache_size else config.hicache_ratio * capacity.pages), 1
+        int(
+            config.hicache_size * 1e9 / size
+            if config.hicache_size
+            else config.hicache_ratio * capacity.pages
+        ),
+        1,
     )
     hint = "Lower hicache_size or hicache_ratio."
-    check_room({f"{slots:,} pages of the host's cache": slots * size}, torch.device("cpu"), loaded.name, hint)
+    check_room(
+        {f"{slots:,} pages of the host's cache": slots * size},
+        torch.device("cpu"),
+        loaded.name,
+        hint,
+    )
     compiled()  # now, so no request waits for it
     disk = None
     if config.hicache_storage_backend is not None and config.hicache_storage_dir is not None:
         writer = executor or ThreadPoolExecutor(THREADS, "sglang_lite-write")
         executor = executor or ThreadPoolExecutor(THREADS, "sglang_lite-disk")
         most = int(config.hicache_storage_max_gb * 1e9)
-        disk = DiskTier(make_store(config.hicache_storage_backend, config.hicache_storage_dir, most), executor, writer)
+        disk = DiskTier(
+            make_store(config.hicache_storage_backend, config.hicache_storage_dir, most),
+            executor,
+            writer,
+        )
     host = HostTier(runner.page_memory(slots))
     return Tiers(
         store,
         host,
         page_names(
-            config, loaded.name, loaded.path, loaded.model, capacity, given=config.load_format == "remote_instance"
+            config,
+            loaded.name,
+            loaded.path,
+            loaded.model,
+            capacity,
+            given=config.load_format == "remote_instance",
         ),
         config.hicache_write_policy,
         disk,
@@ -75,7 +95,13 @@ def make_tiers(
 
 
 def page_names(
-    config: EngineConfig, name: str, path: Path | None, model: Model, capacity: Capacity, *, given: bool = False
+    config: EngineConfig,
+    name: str,
+    path: Path | None,
+    model: Model,
+    capacity: Capacity,
+    *,
+    given: bool = False,
 ) -> PageNames:
     """Returns the names of an engine's pages. Pages with equal names have equal bytes, except for
     rounding order.
@@ -103,7 +129,9 @@ def page_names(
 def _fingerprint(path: Path) -> str:
     """Computes a hash of the names, sizes and content samples of a model's files."""
     found = blake2b(digest_size=16)
-    for file in [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file()):
+    for file in (
+        [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
+    ):
         size = file.stat().st_size
         found.update(f"{file.name} {size} ".encode())
         with file.open("rb") as data:

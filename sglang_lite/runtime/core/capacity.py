@@ -62,7 +62,9 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     size = kv_pool_size.pool_bytes(loaded.model, pages, window_pages, sizes.page_size)
     parts = {f"{tokens:,} tokens of keys and values": size}
     if device.type == "cpu":
-        parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (8 * longest + 2 * loaded.vocab_size)
+        parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (
+            8 * longest + 2 * loaded.vocab_size
+        )
     check_room(parts, device, loaded.name, "Lower max_total_tokens, context_length or max_running.")
     return Capacity(sizes, context_length, pages, longest, window_pages)
 
@@ -73,8 +75,7 @@ def _processes(config: EngineConfig) -> int:
 
 
 def _window(config: EngineConfig, loaded: LoadedModel) -> int | None:
-    """Returns the longest window of the layers that have their own pages; None if there are none.
-    """
+    """Returns the longest window of the layers that have their own pages; None if there are none."""
     if loaded.model.window is None:
         return None
     if config.enable_hierarchical_cache:
@@ -83,7 +84,9 @@ def _window(config: EngineConfig, loaded: LoadedModel) -> int | None:
         )
         return None
     if config.deterministic and loaded.model.device.type != "cpu":
-        logger.info("layers with a window keep all tokens with deterministic on a GPU, whose attention has one table")
+        logger.info(
+            "layers with a window keep all tokens with deterministic on a GPU, whose attention has one table"
+        )
         return None
     return loaded.model.window
 
@@ -91,9 +94,15 @@ def _window(config: EngineConfig, loaded: LoadedModel) -> int | None:
 def _warn_if_short(config: EngineConfig) -> None:
     """Logs a warning if the config leaves less room than an answer of the default length needs."""
     answer = named("sampling_params")["max_tokens"].default
-    for name, tokens in (("context_length", config.context_length), ("max_total_tokens", config.max_total_tokens)):
+    for name, tokens in (
+        ("context_length", config.context_length),
+        ("max_total_tokens", config.max_total_tokens),
+    ):
         if tokens is not None and tokens < answer:
             logger.warning(
                 "%s: %d tokens are all that a prompt and its answer can have, and by default an answer may take %d. "
-                "Raise it, or leave it out.", name, tokens, answer,
-            )  # fmt: skip
+                "Raise it, or leave it out.",
+                name,
+                tokens,
+                answer,
+            )

@@ -57,14 +57,17 @@ class ChoiceScoring:
         sink: callback for the scores or the error; called once.
     """
 
-    def __init__(self, context: EngineContext, sink: Callable[[Selection | SglError], None]) -> None:
+    def __init__(
+        self, context: EngineContext, sink: Callable[[Selection | SglError], None]
+    ) -> None:
         self._context = context
         self._sink = sink
         self._choices: Sequence[str] = ()
         self._start = 0  # index of the first scored token in the choices' rows
         # used on the loop's thread only
         self._ended = False
-        self._prompt: Request | None = None  # prompt-only, may never be submitted; None before scoring begins
+        # prompt-only, may never be submitted; None before scoring begins
+        self._prompt: Request | None = None
         self._requests: list[Request] = []  # one per row: choices, then choices without the prompt
         self._awaited: set[int] = set()  # rows without a result yet
         self._results: dict[int, Generation] = {}  # by row
@@ -99,12 +102,16 @@ class ChoiceScoring:
         self._choices = choices
         if unconditional and not all(choices):
             raise ParameterError(
-                "choices", "an empty one can't be scored without the prompt.", hint="Use another choices_method."
+                "choices",
+                "an empty one can't be scored without the prompt.",
+                hint="Use another choices_method.",
             )
         texts = [Span(choice, special=special) for choice in choices]
         rows = self._rows(log, texts)
         self._start = rows[0][1]
-        before = self._make_prompt_request([ids for ids, _ in rows], namespace, log.media, lora_path)
+        before = self._make_prompt_request(
+            [ids for ids, _ in rows], namespace, log.media, lora_path
+        )
         if unconditional:
             rows += [(log.encode([text], alone=True), 1) for text in texts]
         builder = self._context.builder
@@ -153,12 +160,20 @@ class ChoiceScoring:
         """
         firsts = tuple({ids[self._start] for ids in rows})
         asked = SamplingParams(
-            max_tokens=0, temperature=0, return_logprob=True, token_ids_logprob=firsts, lora_path=lora_path
+            max_tokens=0,
+            temperature=0,
+            return_logprob=True,
+            token_ids_logprob=firsts,
+            lora_path=lora_path,
         )
         builder = self._context.builder
         prompt = rows[0][: self._start]
         (request,) = builder.build(
-            prompt, builder.resolved(asked), partial(self._done, _PROMPT), namespace=namespace, media=media
+            prompt,
+            builder.resolved(asked),
+            partial(self._done, _PROMPT),
+            namespace=namespace,
+            media=media,
         )
         return request
 
@@ -172,12 +187,15 @@ class ChoiceScoring:
         count = len(self._choices)
         store = loop.scheduler.store
         cached = store.tree.cached_length(*before.space.key(before.tokens))
-        again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)  # for each choice
+        # for each choice
+        again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)
         self._prompt = before
         self._requests = requests
         submitted = requests
         self._awaited = set(range(len(requests)))
-        alike = all(each.space.common(before.space, self._start) == self._start for each in requests[:count])
+        alike = all(
+            each.space.common(before.space, self._start) == self._start for each in requests[:count]
+        )
         if alike and again * (count - 1) >= self._context.step_cost:
             for row, request in enumerate(requests[:count]):
                 request.score_from = self._start + 1
@@ -200,17 +218,24 @@ class ChoiceScoring:
         scored token.
         """
         if not (log.fixed or log.open or all(choice.text for choice in choices)):
-            raise ParameterError("choices", "an empty one needs text before it.", hint="Add text, or leave it out.")
+            raise ParameterError(
+                "choices", "an empty one needs text before it.", hint="Add text, or leave it out."
+            )
         tail = log.encode(log.open) if log.open or not log.fixed else array("i")
         together = [log.encode([*log.open, choice]) for choice in choices]
         start = min(common_length(tail, ids) for ids in together)
         start = len(log.fixed) + min(start, *(len(ids) - 1 for ids in together))
         if start < 0:
             unknown = next(choice.text for choice, ids in zip(choices, together) if not ids)
-            raise ParameterError("choices", f"{unknown!r:.60} has no tokens for this model.", hint="Leave it out.")
-        if start == 0:  # nothing precedes the first token, so a beginning-of-sequence token is inserted
+            raise ParameterError(
+                "choices", f"{unknown!r:.60} has no tokens for this model.", hint="Leave it out."
+            )
+        # nothing precedes the first token, so a beginning-of-sequence token is inserted
+        if start == 0:
             tokenizer = self._context.tokenizer
-            bos = min(tokenizer.eos_ids, default=0) if tokenizer.bos_id is None else tokenizer.bos_id
+            bos = (
+                min(tokenizer.eos_ids, default=0) if tokenizer.bos_id is None else tokenizer.bos_id
+            )
             return [(array("i", [bos]) + log.fixed + ids, 1) for ids in together]
         return [(log.fixed + ids, start) for ids in together]
 
@@ -236,7 +261,8 @@ class ChoiceScoring:
         if isinstance(outcome, SglError):
             self._abort()
         sink = self._sink
-        # Requests and sink hold this object: without a cycle all are freed now, not when the collector runs.
+        # Requests and sink hold this object: without a cycle all are freed now, not when the
+        # collector runs.
         self._prompt = None
         self._requests = []
         self._sink = _ignore
@@ -246,18 +272,31 @@ class ChoiceScoring:
         count = len(self._choices)
         firsts: dict[int, float] = {}
         if _PROMPT in self._results:
-            firsts = {token: logprob for logprob, token, _ in self._results[_PROMPT].output_logprobs[0].ids}
+            firsts = {
+                token: logprob
+                for logprob, token, _ in self._results[_PROMPT].output_logprobs[0].ids
+            }
         scores = []
         for row, choice in enumerate(self._choices):
             ids = tuple(self._requests[row].tokens[self._start :].tolist())
             result = self._results.get(row)
             logprobs = [firsts[ids[0]]] if firsts else []
-            logprobs += [e.logprob for e in result.prompt_logprobs if e.logprob is not None] if result else []
-            unconditional = self._unconditional_logprobs(count + row) if self._unconditional else None
+            logprobs += (
+                [e.logprob for e in result.prompt_logprobs if e.logprob is not None]
+                if result
+                else []
+            )
+            unconditional = (
+                self._unconditional_logprobs(count + row) if self._unconditional else None
+            )
             scores.append(ChoiceScore(choice, ids, tuple(logprobs), unconditional))
         results = self._results.values()
         cached = list(map(self._cached, range(len(self._requests))))
-        media = [(r.media, r.prompt_len, found) for r, found in zip(self._requests, cached) if r.media is not None]
+        media = [
+            (r.media, r.prompt_len, found)
+            for r, found in zip(self._requests, cached)
+            if r.media is not None
+        ]
         return Selection(
             tuple(scores),
             Usage(
@@ -278,8 +317,7 @@ class ChoiceScoring:
         return len(self._requests) > len(self._choices)
 
     def _cached(self, row: int) -> int:
-        """Returns a row's number of cached tokens. The prompt-only request counts as the first row.
-        """
+        """Returns a row's number of cached tokens. The prompt-only request counts as the first row."""
         result = self._results.get(_PROMPT if row == 0 and _PROMPT in self._results else row)
         return self._start if result is None else result.usage.cached_tokens
 
@@ -291,12 +329,21 @@ class ChoiceScoring:
             miss = self._results[_PROMPT].meta.get("cache_miss")
             return {} if miss is None else {"cache_miss": miss}
         rows = range(len(self._choices))
-        row = max(rows, key=lambda i: self._results[i].usage.prompt_tokens - self._results[i].usage.cached_tokens)
+        row = max(
+            rows,
+            key=lambda i: (
+                self._results[i].usage.prompt_tokens - self._results[i].usage.cached_tokens
+            ),
+        )
         miss = self._results[row].meta.get("cache_miss")
         if miss is None:
             return {}
         left = miss.get("left")
-        return {"cache_miss": miss if left is None else {**miss, "left": max(left - len(self._choices[row]), 0)}}
+        return {
+            "cache_miss": miss
+            if left is None
+            else {**miss, "left": max(left - len(self._choices[row]), 0)}
+        }
 
     def _unconditional_logprobs(self, row: int) -> tuple[float | None, ...]:
         """Returns the log-probabilities of a choice without the prompt. The first is None unless

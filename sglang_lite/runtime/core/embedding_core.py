@@ -24,7 +24,12 @@ from sglang_lite.runtime.calls import (
     UnloadLoraAdapter,
 )
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.core.adapters import EngineAdapters, make_encoder_adapters, no_adapter, no_adapters
+from sglang_lite.runtime.core.adapters import (
+    EngineAdapters,
+    make_encoder_adapters,
+    no_adapter,
+    no_adapters,
+)
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.reading_core import ReadingCore, ReadingLoop, fail
 from sglang_lite.runtime.embedding.encoder import Encoder
@@ -76,13 +81,16 @@ class EmbeddingLoop(ReadingLoop):
         self._adapters = adapters
         self._waiting: deque[_Text] = deque()
 
-    def submit(self, request: EncodeRequest, adapters: Sequence[Adapter | None], future: Future[Vectors]) -> None:
+    def submit(
+        self, request: EncodeRequest, adapters: Sequence[Adapter | None], future: Future[Vectors]
+    ) -> None:
         """Submits texts. Can be called on any thread.
 
         Args:
             request: the texts.
             adapters: adapter of each.
-            future: gets float32 [N, width] once all texts are encoded; if it is cancelled, they are skipped.
+            future: gets float32 [N, width] once all texts are encoded; if it is cancelled, they are
+                skipped.
 
         Raises:
             EngineClosedError: the loop has ended.
@@ -109,7 +117,9 @@ class EmbeddingLoop(ReadingLoop):
     def _settle(self) -> None:
         if self._adapters is not None and self._adapters.pool.leaving:
             spaces = (text.space for text in self._waiting)
-            self._adapters.pool.settle({each.adapter.generation for each in spaces if each.adapter is not None})
+            self._adapters.pool.settle(
+                {each.adapter.generation for each in spaces if each.adapter is not None}
+            )
 
     def _end(self, error: SglError) -> None:
         for text in self._waiting:
@@ -124,10 +134,16 @@ class EmbeddingLoop(ReadingLoop):
             return
         try:
             with torch.inference_mode():
-                vectors = self._encoder(
-                    np.concatenate([text.ids for text in texts]), np.concatenate([text.types for text in texts]),
-                    [len(text.ids) for text in texts], self._lora(texts),
-                ).cpu().numpy()  # fmt: skip
+                vectors = (
+                    self._encoder(
+                        np.concatenate([text.ids for text in texts]),
+                        np.concatenate([text.types for text in texts]),
+                        [len(text.ids) for text in texts],
+                        self._lora(texts),
+                    )
+                    .cpu()
+                    .numpy()
+                )
         except Exception as error:  # out of memory, for example: later steps may succeed
             logger.exception("a step of the encoder failed")
             for text in texts:
@@ -146,11 +162,15 @@ class EmbeddingLoop(ReadingLoop):
                 text.of.future.set_result(text.of.vectors)
 
     def _planned(self) -> list[_Text]:
-        """Takes the texts of the next step from the queue, in order of arrival, and sorts them by length."""
+        """Takes the texts of the next step from the queue, in order of arrival, and sorts them by
+        length.
+        """
         texts: list[_Text] = []
         in_use: set[int] = set()  # generations of their adapters
         tokens = 0
-        while self._waiting and (not texts or tokens + len(self._waiting[0].ids) <= self._step_tokens):
+        while self._waiting and (
+            not texts or tokens + len(self._waiting[0].ids) <= self._step_tokens
+        ):
             text = self._waiting[0]
             if not text.of.future.done():
                 if not self._has_slot(text.space.adapter, in_use):
@@ -212,7 +232,9 @@ class EmbeddingCore(ReadingCore):
         self.loop = EmbeddingLoop(loaded.model, tokens, self.adapters)
         super().__init__(config, loaded.name, limit, tokens, self.loop.inbox)
         kind = str(loaded.model.dtype).removeprefix("torch.")
-        self.description = f"{loaded.name} on {self.device}, {kind}, reads texts of {limit:,} tokens"
+        self.description = (
+            f"{loaded.name} on {self.device}, {kind}, reads texts of {limit:,} tokens"
+        )
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for files
 
     @property
@@ -253,18 +275,29 @@ class EmbeddingCore(ReadingCore):
 
     def _stats(self, _: Stats) -> Future[dict[str, Any]]:
         loop = self.loop
-        return loop.inbox.ask(lambda: {
-            "waiting": loop.waiting, "running": 0, "cached_tokens": 0, "free_tokens": 0, "total_tokens": 0,
-            "steps": loop.steps, "requests_submitted": loop.requests, "texts": loop.texts, "tokens": loop.tokens,
-            **({} if self.adapters is None else self.adapters.stats()),
-        })  # fmt: skip
+        return loop.inbox.ask(
+            lambda: {
+                "waiting": loop.waiting,
+                "running": 0,
+                "cached_tokens": 0,
+                "free_tokens": 0,
+                "total_tokens": 0,
+                "steps": loop.steps,
+                "requests_submitted": loop.requests,
+                "texts": loop.texts,
+                "tokens": loop.tokens,
+                **({} if self.adapters is None else self.adapters.stats()),
+            }
+        )
 
     _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
         EncodeRequest: _encode,
         FlushCache: _flush_cache,
         LoadLoraAdapter: _load_lora,
         UnloadLoraAdapter: _unload_lora,
-        Loras: lambda self, _: self._calls.submit(lambda: [] if self.adapters is None else self.adapters.list()),
+        Loras: lambda self, _: self._calls.submit(
+            lambda: [] if self.adapters is None else self.adapters.list()
+        ),
         Stats: _stats,
     }
 

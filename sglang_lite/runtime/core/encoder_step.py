@@ -15,7 +15,8 @@ from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.media.prepare import Pixels
 from sglang_lite.runtime.tokens.image_span import MediaItem
 
-NUMBERS_TOGETHER = 1 << 24  # pixel values that a GPU encodes together: 49 images of LLaVA 1.5, 80 ms of a large tower
+# pixel values that a GPU encodes together: 49 images of LLaVA 1.5, 80 ms of a large tower
+NUMBERS_TOGETHER = 1 << 24
 Shapes: TypeAlias = Mapping[str, torch.Size]
 
 
@@ -49,7 +50,11 @@ def encoded_together(shapes: Sequence[Shapes], most_numbers: int) -> list[int]:
 
 
 def encode(
-    encoder: MediaEncoder, items: Sequence[MediaItem], pixels: Sequence[Callable[[], Pixels]], *, fetch: bool = False
+    encoder: MediaEncoder,
+    items: Sequence[MediaItem],
+    pixels: Sequence[Callable[[], Pixels]],
+    *,
+    fetch: bool = False,
 ) -> Sequence[torch.Tensor | SglError]:
     """Encodes media whose inputs have equal shapes. Returns features [count, size], or the error of
     each that fails.
@@ -67,11 +72,17 @@ def encode(
     except SglError as error:
         if len(items) == 1:
             return [error]
-        return [encode(encoder, [item], [each], fetch=fetch)[0] for item, each in zip(items, pixels)]
+        return [
+            encode(encoder, [item], [each], fetch=fetch)[0] for item, each in zip(items, pixels)
+        ]
 
 
 def _encoded(
-    encoder: MediaEncoder, items: Sequence[MediaItem], pixels: Sequence[Callable[[], Pixels]], *, fetch: bool
+    encoder: MediaEncoder,
+    items: Sequence[MediaItem],
+    pixels: Sequence[Callable[[], Pixels]],
+    *,
+    fetch: bool,
 ) -> Sequence[torch.Tensor]:
     """Encodes media in one call of the encoder, with the results of `encode`.
 
@@ -97,5 +108,8 @@ def _encoded(
         if len(features) != item.count:
             raise BackendError(f"the image has {len(features):,} features, not {item.count:,}.")
         if features.device.type == "cpu" and not features.isfinite().all():
-            raise BackendError("the image has features that are NaN or infinite.", hint="Check the encoder's weights.")
+            raise BackendError(
+                "the image has features that are NaN or infinite.",
+                hint="Check the encoder's weights.",
+            )
     return found

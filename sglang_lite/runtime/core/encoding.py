@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 
 from sglang_lite.protocol import OverloadedError, SglError
-from sglang_lite.runtime.core.encoder_step import MediaEncoder, Preparer, encode, encoded_together, shapes_of
+from sglang_lite.runtime.core.encoder_step import (
+    MediaEncoder,
+    Preparer,
+    encode,
+    encoded_together,
+    shapes_of,
+)
 from sglang_lite.runtime.media.prepare import Pixels
 from sglang_lite.runtime.media.store import Features, FeatureStore
 from sglang_lite.runtime.requests.request import Request, State
@@ -26,7 +32,8 @@ class Encoding:
         store: its features.
         preparer: decodes images.
         pool: threads that it runs on; shut down by `close`.
-        most_numbers: maximum number of pixel values that are encoded together, unless there is only one image.
+        most_numbers: maximum number of pixel values that are encoded together, unless there is only
+            one image.
         closed: function that releases the encoder's resources.
 
     Attributes:
@@ -66,7 +73,9 @@ class Encoding:
         """Whether a step has something to do."""
         if self._waiting and (self._waiting[0].ended or self.store.has_room(self._waiting[0])):
             return True
-        return any(map(self._is_decoded, self._lost)) or any(map(self._ready, self._claimed.values()))
+        return any(map(self._is_decoded, self._lost)) or any(
+            map(self._ready, self._claimed.values())
+        )
 
     @property
     def renewing(self) -> bool:
@@ -121,11 +130,19 @@ class Encoding:
         if batch := self._batch():
             self._encode(batch, fail)
         self._lost = [each for each in self._lost if each.used and not each.filled]
-        complete = [request for request, entries in self._claimed.items() if all(each.filled for each in entries)]
+        complete = [
+            request
+            for request, entries in self._claimed.items()
+            if all(each.filled for each in entries)
+        ]
         for request in complete:
             del self._claimed[request]
         if self._pixels:  # some perhaps of requests that have ended
-            needed = {entry.item.key for entries in (self._lost, *self._claimed.values()) for entry in entries}
+            needed = {
+                entry.item.key
+                for entries in (self._lost, *self._claimed.values())
+                for entry in entries
+            }
             for key in self._pixels.keys() - needed:
                 self._pixels.pop(key).cancel()
         return complete
@@ -191,7 +208,9 @@ class Encoding:
     def _encode(self, batch: list[Features], fail: Callable[[Request, SglError], None]) -> None:
         """Encodes images of equal size. Fails the requests whose images can't be encoded."""
         pixels = [self._pixels[entry.item.key].result for entry in batch]
-        for entry, features in zip(batch, encode(self._encoder, [entry.item for entry in batch], pixels), strict=True):
+        for entry, features in zip(
+            batch, encode(self._encoder, [entry.item for entry in batch], pixels), strict=True
+        ):
             del self._pixels[entry.item.key]
             if isinstance(features, SglError):
                 self._fail(entry, features, fail)
@@ -199,7 +218,9 @@ class Encoding:
                 self.store.fill(entry, features)
                 self.runs += 1
 
-    def _fail(self, entry: Features, error: SglError, fail: Callable[[Request, SglError], None]) -> None:
+    def _fail(
+        self, entry: Features, error: SglError, fail: Callable[[Request, SglError], None]
+    ) -> None:
         """Fails all requests that wait for an image."""
         for request in [each for each in entry.users if not each.ended]:
             self._claimed.pop(request, None)

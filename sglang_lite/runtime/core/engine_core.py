@@ -112,7 +112,11 @@ _MASK_THREADS = 4  # more are no faster, and delay the loop's thread
 _STEP_COST = 16  # tokens, on a CPU; not measured on a GPU, where they are nearly free
 _FEATURES_PER_TOKEN = 4  # of the KV pool; more features are not worth their memory
 IMAGE_THREADS = 16  # most images that are decoded at the same time
-_OF_ONE_RANK = frozenset((*CALLS, ExportPrefix, ImportPrefix)) - {PauseGeneration, ContinueGeneration, RecordExperts}
+_OF_ONE_RANK = frozenset((*CALLS, ExportPrefix, ImportPrefix)) - {
+    PauseGeneration,
+    ContinueGeneration,
+    RecordExperts,
+}
 _ONE_RANK = "Use an engine with one rank, or start another engine."
 _ENCODE_THREADS = 4  # number of texts that are tokenised at the same time
 
@@ -129,7 +133,8 @@ class EngineCore:
 
     Attributes:
         config, model_name: configuration and name that match the current weights.
-        tokenizer, vocab_size, eos_ids: tokenizer, vocabulary size and end-of-sequence ids of the model.
+        tokenizer, vocab_size, eos_ids: tokenizer, vocabulary size and end-of-sequence ids of the
+            model.
         capacity: sizes and limits of the engine.
         device: device of the model.
         description: one line that describes the engine, for its start message.
@@ -149,7 +154,9 @@ class EngineCore:
     responds = generates = True  # unlike a stopped process or an encoder
     _profile: Profiler | None = None  # being recorded
 
-    def __init__(self, config: EngineConfig, loaded: LoadedModel, encoder: Executor | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, loaded: LoadedModel, encoder: Executor | None = None
+    ) -> None:
         self.thread = threading.current_thread()
         self.config = config
         self.model_name = loaded.name
@@ -164,68 +171,125 @@ class EngineCore:
         longest = self.capacity.longest
         store = _prefix_cache(config, self.capacity, loaded)
         encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
-        encoding = _encoding(loaded, self.capacity, config)  # before graphs are captured that read its features
-        drafting = make_drafting(config, loaded.vocab_size, loaded.eos_ids, fused=loaded.model.fused)
+        # before graphs are captured that read its features
+        encoding = _encoding(loaded, self.capacity, config)
+        drafting = make_drafting(
+            config, loaded.vocab_size, loaded.eos_ids, fused=loaded.model.fused
+        )
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
         self.compiler = Compiler(
-            loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, threads, backend=config.constraint_backend,
-            timeout_s=config.compile_timeout_s, memory_mb=config.compile_memory_mb, tracked="state" in config.drafters,
-        )  # fmt: skip
-        warming = self.compiler.warm_up() if self.device.type != "cpu" else []  # while kernels compile
+            loaded.tokenizer,
+            loaded.vocab_size,
+            loaded.eos_ids,
+            threads,
+            backend=config.constraint_backend,
+            timeout_s=config.compile_timeout_s,
+            memory_mb=config.compile_memory_mb,
+            tracked="state" in config.drafters,
+        )
+        # while kernels compile
+        warming = self.compiler.warm_up() if self.device.type != "cpu" else []
         self.scheduler = Scheduler(
-            store, sizes.step_tokens, POLICIES[config.policy], last_alone=_computes_last_alone(config, loaded),
+            store,
+            sizes.step_tokens,
+            POLICIES[config.policy],
+            last_alone=_computes_last_alone(config, loaded),
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
-            drafting=drafting, adapters=None if adapters is None else adapters.pool, stages=loaded.stages,
-        )  # fmt: skip
+            drafting=drafting,
+            adapters=None if adapters is None else adapters.pool,
+            stages=loaded.stages,
+        )
         try:
             self.runner = make_runner(
-                loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy, drafting,
-                None if adapters is None else adapters.memory, loaded.ranks,
-            )  # fmt: skip
+                loaded.model,
+                self.capacity,
+                config,
+                loaded.compiling,
+                self.compiler.is_busy,
+                drafting,
+                None if adapters is None else adapters.memory,
+                loaded.ranks,
+            )
             if config.enable_hierarchical_cache:
                 store.tiers = make_tiers(config, loaded, self.capacity, store, self.runner, encoder)
             wait(warming)
             self.loop = StepLoop(
-                self.scheduler, self.runner, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads), encoding=encoding,
-                overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
-                shared=loaded.shared, file=_step_file(self.runner, self.capacity), stages=loaded.stages,
-            )  # fmt: skip
-            self.loop.recount.when_quiet = self.compiler.warm_up  # takes seconds, so only while no request waits
+                self.scheduler,
+                self.runner,
+                loaded.eos_ids,
+                loaded.vocab_size,
+                MaskFiller(threads),
+                encoding=encoding,
+                overlap=config.overlap,
+                jump=config.jump_forward == "safe",
+                stream_interval_s=config.stream_interval_s,
+                shared=loaded.shared,
+                file=_step_file(self.runner, self.capacity),
+                stages=loaded.stages,
+            )
+            # takes seconds, so only while no request waits
+            self.loop.recount.when_quiet = self.compiler.warm_up
         except BaseException:
             self.compiler.close()
             raise
         self.builder = RequestBuilder(
-            loaded.name, loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, longest, config.seed,
-            all_special=config.special_tokens_in_roles, paced=config.stream_interval_s > 0,
-            weight_version=config.weight_version, media=loaded.media, recorded=config.recorded,
-        )  # fmt: skip
+            loaded.name,
+            loaded.tokenizer,
+            loaded.vocab_size,
+            loaded.eos_ids,
+            longest,
+            config.seed,
+            all_special=config.special_tokens_in_roles,
+            paced=config.stream_interval_s > 0,
+            weight_version=config.weight_version,
+            media=loaded.media,
+            recorded=config.recorded,
+        )
         self.builder.now = lambda: self.loop.clock.now()
         self.builder.adapters = no_adapter if adapters is None else adapters.get
         self.builder.adapter_at_hand = None if adapters is None else adapters.at_hand
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
-        self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for the loop, or for files
+        # for calls that wait for the loop, or for files
+        self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")
         self.weights = WeightCalls(
-            self.loop, self.builder.weights, loaded, config, self._calls, adapters, self._note_weights
+            self.loop,
+            self.builder.weights,
+            loaded,
+            config,
+            self._calls,
+            adapters,
+            self._note_weights,
         )
         self._context = EngineContext(
-            self.loop, self.builder, self.open_requests, self.compiler, encoder,
-            ConstantTexts(partial(self.builder.log("").encode_after, first=False), encoder), self.tokenizer,
+            self.loop,
+            self.builder,
+            self.open_requests,
+            self.compiler,
+            encoder,
+            ConstantTexts(partial(self.builder.log("").encode_after, first=False), encoder),
+            self.tokenizer,
             EngineSessions(self.loop.inbox, self.scheduler.pauses),
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
-        )  # fmt: skip
+        )
         self.gate = self.loop.inbox.gate
         self.call_soon = self.loop.inbox.post_lock_free
 
-    # ------------------------------------------------------------------------------- what can be submitted
+    # ------------------------------------------------------------------------ what can be submitted
 
     def submit(
-        self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None
+        self,
+        request: Submission,
+        sink: Callable[[Any], None],
+        flush: Callable[[], object] | None = None,
     ) -> Ticket:  # each kind of submission has its own events
-        """Submits a generation, a selection or a whole program; see `Engine.submit`, `submit_select` and
-        `run_program`."""
+        """Submits a generation, a selection or a whole program; see `Engine.submit`,
+        `submit_select` and `run_program`.
+        """
         self.gate.check_open()
         request.check()
-        return self._submit_by_kind[type(request)](self, request, self.loop.flushes.with_flush(sink, flush))
+        return self._submit_by_kind[type(request)](
+            self, request, self.loop.flushes.with_flush(sink, flush)
+        )
 
     def _submit_generation(self, request: GenerateRequest, sink: Sink) -> Ticket:
         check_rank(request.routed_dp_rank, 1)
@@ -234,11 +298,19 @@ class EngineCore:
         repeat_rules(request.constraint, params.repeats)  # rejects bad rules now
         adapted = self.builder.at_hand(params)
         requests = self.builder.build(
-            ids, params, sink, stream=request.stream, namespace=request.namespace, output_ids=request.output_ids,
-            media=media, adapted=adapted,
-        )  # fmt: skip
+            ids,
+            params,
+            sink,
+            stream=request.stream,
+            namespace=request.namespace,
+            output_ids=request.output_ids,
+            media=media,
+            adapted=adapted,
+        )
         winding_down = partial(self.loop.wind_down, requests)
-        ticket = Ticket(partial(_abort, self.loop, requests), partial(_cached, requests), winding_down)
+        ticket = Ticket(
+            partial(_abort, self.loop, requests), partial(_cached, requests), winding_down
+        )
         counted = self.open_requests.track(sink, len(requests), request.rid, ticket)
         self.open_requests.count("requests_submitted", len(requests))
         for index, sample in enumerate(requests):
@@ -246,7 +318,9 @@ class EngineCore:
             sample.priority = request.priority
             sample.processor = request.logit_processor
             sample.output.origin = request.constraint
-            sample.times.deadline = None if request.timeout is None else self.loop.clock.now() + request.timeout
+            sample.times.deadline = (
+                None if request.timeout is None else self.loop.clock.now() + request.timeout
+            )
         self._context.sessions.join(request.session, requests, request.priority)
         if adapted:
             _start_when_compiled(self._context, requests, request.constraint)
@@ -254,9 +328,12 @@ class EngineCore:
             self._context.encoder.submit(_start_adapted, self._context, requests, request)
         return ticket
 
-    def _submit_selection(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
+    def _submit_selection(
+        self, request: SelectRequest, sink: Callable[[Selection | SglError], None]
+    ) -> Ticket:
         log = self.builder.log(request.prompt)
-        special = isinstance(request.prompt, str) or request.prompt.role is None  # in a turn, choices are plain content
+        # in a turn, choices are plain content
+        special = isinstance(request.prompt, str) or request.prompt.role is None
         scoring = ChoiceScoring(self._context, self.open_requests.track(sink))
         self.open_requests.count("requests_submitted")
         try:
@@ -277,9 +354,14 @@ class EngineCore:
         check_priority(request.priority, self.config.policy)
         log = self.builder.log(request.prompt)
         program = EngineProgram(
-            self._context, log, sink,
-            stream=request.stream, namespace=request.namespace, priority=request.priority, has_room=True,
-        )  # fmt: skip
+            self._context,
+            log,
+            sink,
+            stream=request.stream,
+            namespace=request.namespace,
+            priority=request.priority,
+            has_room=True,
+        )
         self.open_requests.acquire()
         try:
             program.play(request.program.nodes)
@@ -303,11 +385,15 @@ class EngineCore:
         request.check(self.config.policy)
         self.open_requests.count("programs_opened")
         return EngineProgram(
-            self._context, self.builder.log(""), self.loop.flushes.with_flush(sink, flush),
-            stream=request.stream, namespace=request.namespace, priority=request.priority,
-        )  # fmt: skip
+            self._context,
+            self.builder.log(""),
+            self.loop.flushes.with_flush(sink, flush),
+            stream=request.stream,
+            namespace=request.namespace,
+            priority=request.priority,
+        )
 
-    # ----------------------------------------------------------------------------- calls with one answer
+    # ------------------------------------------------------------------------ calls with one answer
 
     def ask(self, call: EngineCall[R]) -> Future[R]:
         """Returns a future of the answer to a call; the methods of `Engine` document them.
@@ -318,9 +404,13 @@ class EngineCore:
                 with one rank.
         """
         self.gate.check_open()
-        if type(call) in _OF_ONE_RANK and (self.config.enable_dp_attention or isinstance(self.runner, LeadRunner)):
+        if type(call) in _OF_ONE_RANK and (
+            self.config.enable_dp_attention or isinstance(self.runner, LeadRunner)
+        ):
             several = f"{self.config.sharing.setting} above 1"
-            raise CapabilityError(f"{call.__struct_config__.tag}: is not here with {several}.", hint=_ONE_RANK)
+            raise CapabilityError(
+                f"{call.__struct_config__.tag}: is not here with {several}.", hint=_ONE_RANK
+            )
         if type(call) not in self._answers:
             raise not_an_encoder_error(self.model_name)
         return self._answers[type(call)](self, call)
@@ -333,7 +423,9 @@ class EngineCore:
         if (tiers := self.scheduler.store.tiers) is not None:
             model = self.runner.model
             given = path is None
-            tiers.names = page_names(config, self.model_name, path, model, self.capacity, given=given)
+            tiers.names = page_names(
+                config, self.model_name, path, model, self.capacity, given=given
+            )
 
     def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
         load = no_adapters if self.adapters is None else self.adapters.load
@@ -347,9 +439,13 @@ class EngineCore:
     def _start_profile(self, call: StartProfile) -> Future[None]:
         def start() -> None:
             if self._profile is not None:
-                raise ParameterError("profile", "one is already being recorded.", hint="Call stop_profile first.")
+                raise ParameterError(
+                    "profile", "one is already being recorded.", hint="Call stop_profile first."
+                )
             device = torch.device(self.runner.model.device)
-            profile = Profiler(call.folder, device, with_stack=call.with_stack, record_shapes=call.record_shapes)
+            profile = Profiler(
+                call.folder, device, with_stack=call.with_stack, record_shapes=call.record_shapes
+            )
             self._profile = profile
             self.loop.span = profile.span
 
@@ -360,7 +456,9 @@ class EngineCore:
             profile = self._profile
             self._profile = None
             if profile is None:
-                raise ParameterError("profile", "none is being recorded.", hint="Call start_profile first.")
+                raise ParameterError(
+                    "profile", "none is being recorded.", hint="Call start_profile first."
+                )
             self.loop.span = no_span
             profile.stop()
             return profile
@@ -369,9 +467,12 @@ class EngineCore:
 
     def _export_prefix(self, call: ExportPrefix) -> Future[int]:
         tokens = self.builder.tokens(
-            self.builder.prompt_ids(call.ids or call.prompt), self.builder.resolved(SamplingParams(max_tokens=0))
+            self.builder.prompt_ids(call.ids or call.prompt),
+            self.builder.resolved(SamplingParams(max_tokens=0)),
         )
-        return self._with_files(lambda files: files.write(tokens, call.namespace, call.path, call.secret))
+        return self._with_files(
+            lambda files: files.write(tokens, call.namespace, call.path, call.secret)
+        )
 
     def _import_prefix(self, call: ImportPrefix) -> Future[int]:
         return self._with_files(lambda files: files.read(call.path, call.namespace, call.secret))
@@ -389,7 +490,8 @@ class EngineCore:
                 "cached_tokens": store.tree.pages * store.page_size,
                 "paused_branches": len(scheduler.pauses),
                 "paused_tokens_evicted": scheduler.pauses.pages_given_up * store.page_size,
-                "free_tokens": (store.pool.free + store.pool.quarantined) * store.page_size,  # neither has an owner
+                # neither has an owner
+                "free_tokens": (store.pool.free + store.pool.quarantined) * store.page_size,
                 "total_tokens": store.pool.total * store.page_size,
                 "prompt_tokens": scheduler.admission.prompt_tokens,
                 "prompt_tokens_cached": scheduler.admission.prompt_tokens_cached,
@@ -421,7 +523,9 @@ class EngineCore:
         StopProfile: _stop_profile,
         LoadLoraAdapter: _load_lora,
         UnloadLoraAdapter: _unload_lora,
-        Loras: lambda self, _: self._calls.submit(lambda: [] if self.adapters is None else self.adapters.list()),
+        Loras: lambda self, _: self._calls.submit(
+            lambda: [] if self.adapters is None else self.adapters.list()
+        ),
         FlushCache: lambda self, _: self.loop.inbox.ask(
             lambda: self.scheduler.flush() * self.scheduler.store.page_size
         ),
@@ -471,7 +575,8 @@ def _description(loaded: LoadedModel, capacity: Capacity) -> str:
     own = capacity.window_pages * capacity.sizes.page_size
     windows = f", for {own:,} in layers with a window" if own else ""
     return (
-        f"{loaded.name} on {loaded.model.device}, {loaded.model.format}, room for {capacity.tokens:,} tokens{windows}"
+        f"{loaded.name} on {loaded.model.device}, {loaded.model.format}, "
+        f"room for {capacity.tokens:,} tokens{windows}"
     )
 
 
@@ -485,7 +590,9 @@ def _prefix_cache(config: EngineConfig, capacity: Capacity, loaded: LoadedModel)
         priority=EVICTION[config.eviction],
         reveal_others=config.explain_cache_misses is not False,
         windows=_windows(capacity, loaded),
-        changes=TreeChanges(digested_every(capacity.sizes.page_size)) if config.dp_size > 1 else None,
+        changes=TreeChanges(digested_every(capacity.sizes.page_size))
+        if config.dp_size > 1
+        else None,
     )
 
 
@@ -499,7 +606,12 @@ def _windows(capacity: Capacity, loaded: LoadedModel) -> WindowPages | None:
     window = loaded.model.window
     assert window is not None
     made = WindowPages(
-        capacity.pages, capacity.window_pages, sizes.page_size, window, sizes.max_running, sizes.step_tokens
+        capacity.pages,
+        capacity.window_pages,
+        sizes.page_size,
+        window,
+        sizes.max_running,
+        sizes.step_tokens,
     )
     if loaded.media is not None and made.chunk_tokens < loaded.media.block:
         problem = f"a step has room for {made.chunk_tokens} tokens, and an image has {loaded.media.block} at once."
@@ -511,11 +623,15 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
     """Creates the encoder of images, videos or sounds with its store, if the model takes any."""
     if loaded.tower is None or loaded.media is None or loaded.path is None:
         return None
-    assert isinstance(loaded.model, Decoder | WhisperDecoder), "transformers' models read no images here"
+    assert isinstance(loaded.model, Decoder | WhisperDecoder), (
+        "transformers' models read no images here"
+    )
     width = loaded.tower.width
     dtype = loaded.model.precision.compute
     rows = max(config.image_cache_mb * 2**20 // (width * dtype.itemsize), 1)
-    store = FeatureStore(loaded.model.zeros((min(rows, _FEATURES_PER_TOKEN * capacity.tokens), width), dtype))
+    store = FeatureStore(
+        loaded.model.zeros((min(rows, _FEATURES_PER_TOKEN * capacity.tokens), width), dtype)
+    )
     loaded.model.features = store.table
     on_gpu = loaded.model.device.type == "cuda"
     together = NUMBERS_TOGETHER if on_gpu and not config.deterministic else 0
@@ -523,7 +639,8 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
         from sglang_lite.runtime.media.encoder_client import EncoderClient  # imports an HTTP client
 
         assert isinstance(loaded.tower, EncoderClient), "no encoder is loaded"
-        fetching = ThreadPoolExecutor(IMAGE_THREADS, "sglang_lite-images")  # waits for other machines
+        # waits for other machines
+        fetching = ThreadPoolExecutor(IMAGE_THREADS, "sglang_lite-images")
         return Encoding(loaded.tower, store, loaded.tower, fetching, together, loaded.tower.close)
     threads = ThreadPoolExecutor(min(os.cpu_count() or 1, IMAGE_THREADS), "sglang_lite-images")
     preparer = MediaPreparer(loaded.path, loaded.media, config.image_options, pinned=on_gpu)
@@ -544,7 +661,9 @@ def _fail_on_error(
             loop.fail(request, copy(failure))  # copied, as programs add a source location to it
 
 
-def _start_adapted(context: EngineContext, requests: Sequence[Request], of: GenerateRequest) -> None:
+def _start_adapted(
+    context: EngineContext, requests: Sequence[Request], of: GenerateRequest
+) -> None:
     """Reads the adapter of requests, then starts them."""
     with _fail_on_error(context.loop, requests, "the adapter can't be read"):
         first = requests[0]
@@ -554,7 +673,9 @@ def _start_adapted(context: EngineContext, requests: Sequence[Request], of: Gene
         _start_when_compiled(context, requests, of.constraint)
 
 
-def _start_when_compiled(context: EngineContext, requests: Sequence[Request], constraint: Constraint | None) -> None:
+def _start_when_compiled(
+    context: EngineContext, requests: Sequence[Request], constraint: Constraint | None
+) -> None:
     def compiled(grammar: Future[CompiledGrammar]) -> None:
         with _fail_on_error(context.loop, requests, "no mask can be made", ConstraintError):
             assert constraint is not None

@@ -12,7 +12,16 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Node, Path, Rollback, Select, Verdict
+from sglang_lite.program.nodes import (
+    Gen,
+    GrammarBegin,
+    GrammarEnd,
+    Node,
+    Path,
+    Rollback,
+    Select,
+    Verdict,
+)
 from sglang_lite.program.play.branch import Ask, Cancel, Ended, Failed, Forked, Idle
 from sglang_lite.program.play.player import ProgramPlayer
 from sglang_lite.protocol import (
@@ -32,7 +41,13 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.generation_job import GenerationJob
 from sglang_lite.runtime.core.open_requests import OpenRequests
-from sglang_lite.runtime.core.prepared_node import EngineAsk, EngineBranch, PreparedNode, check_params, prepared
+from sglang_lite.runtime.core.prepared_node import (
+    EngineAsk,
+    EngineBranch,
+    PreparedNode,
+    check_params,
+    prepared,
+)
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.core.submission import (
     MAX_QUEUED,
@@ -87,8 +102,7 @@ class ProgramPauses:
             self._pauses.want(self._branch(branch), ids, self._space)
 
     def expect(self, path: Path, seconds: float) -> None:
-        """Sets the expected duration of a branch's current pause, or of the next if none has begun.
-        """
+        """Sets the expected duration of a branch's current pause, or of the next if none has begun."""
         if path in self._branches:  # otherwise it has requested nothing yet, and keeps nothing
             self._pauses.expect(self._branches[path], seconds)
 
@@ -128,7 +142,9 @@ class ProgramRoom:
         came: callback that tries again when there may be room; can be called on any thread.
     """
 
-    def __init__(self, open_requests: OpenRequests, came: Callable[[], None], *, acquired: bool) -> None:
+    def __init__(
+        self, open_requests: OpenRequests, came: Callable[[], None], *, acquired: bool
+    ) -> None:
         self._open_requests = open_requests
         self._came = came
         self._acquired = acquired
@@ -235,10 +251,13 @@ class EngineProgram:
         came = partial(context.loop.inbox.post_if_open, self._try_room)
         self._room = ProgramRoom(context.open_requests, came, acquired=has_room)
 
-    # ------------------------------------------------------------------------------------------ any thread
+    # ----------------------------------------------------------------------------------- any thread
 
     def extend(
-        self, path: Path, nodes: Sequence[Node], refused: Mapping[int, ParameterError] = MappingProxyType({})
+        self,
+        path: Path,
+        nodes: Sequence[Node],
+        refused: Mapping[int, ParameterError] = MappingProxyType({}),
     ) -> None:
         """Adds nodes to a branch, after the fork that creates it.
 
@@ -337,18 +356,25 @@ class EngineProgram:
 
         self.context.loop.inbox.post_if_open(partial(self._input, end))
 
-    # ------------------------------------------------------------------- what its jobs call, on the loop's thread
+    # ----------------------------------------------------- what its jobs call, on the loop's thread
 
     def tell(self, ask: EngineAsk, event: Delta | Generation | Selection | SglError) -> None:
         """Sends an event of a node."""
-        self._sink(Played((*ask.branch.path, ask.place), getattr(ask.node, "name", None), event, ask.attempt))
+        self._sink(
+            Played(
+                (*ask.branch.path, ask.place), getattr(ask.node, "name", None), event, ask.attempt
+            )
+        )
 
-    def answered(self, ask: EngineAsk, spans: Sequence[Span] | None = (), *, in_slot: bool = False) -> Request | None:
+    def answered(
+        self, ask: EngineAsk, spans: Sequence[Span] | None = (), *, in_slot: bool = False
+    ) -> Request | None:
         """Continues the branch after a node.
 
         Args:
             spans: text that the node adds; None if the answer is judged.
-            in_slot: whether the next request of the branch can continue in the slot of the one that has just ended.
+            in_slot: whether the next request of the branch can continue in the slot of the one that
+                has just ended.
 
         Returns:
             That next request, or None.
@@ -372,14 +398,16 @@ class EngineProgram:
             self._input(partial(self._player.fail, error))
 
     def off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
-        """Runs a job on a tokenisation thread, then the function it returns on the loop's thread.
-        """
+        """Runs a job on a tokenisation thread, then the function it returns on the loop's thread."""
 
         def run() -> None:
             try:
                 done = job()
-            except Exception as error:  # raised by a library; must be reported, because nobody reads the future
-                failure = ProgramError(f"a node of the program can't be prepared: {type(error).__name__}: {error}")
+            # raised by a library; must be reported, because nobody reads the future
+            except Exception as error:
+                failure = ProgramError(
+                    f"a node of the program can't be prepared: {type(error).__name__}: {error}"
+                )
                 failure.__cause__ = error
                 done = partial(self._input, partial(self._player.fail, failure))
             self.post(done)
@@ -389,12 +417,14 @@ class EngineProgram:
         except RuntimeError:  # the engine is closed
             self._input(partial(self._player.fail, EngineClosedError("the engine is closed.")))
 
-    # ---------------------------------------------------------------------------------- inputs of the player
+    # ------------------------------------------------------------------------- inputs of the player
 
     def _extend(self, path: Path, entries: Sequence[PreparedNode]) -> None:
         player = self._player
         # Nodes that a rollback removes do not count towards the limit.
-        back = max((i for i, entry in enumerate(entries, 1) if isinstance(entry.node, Rollback)), default=0)
+        back = max(
+            (i for i, entry in enumerate(entries, 1) if isinstance(entry.node, Rollback)), default=0
+        )
         if back:
             player.add(path, entries[:back])
         rest = entries[back:]
@@ -409,13 +439,14 @@ class EngineProgram:
         call()
         self._perform()
 
-    # --------------------------------------------------------------------------------- effects of the player
+    # ------------------------------------------------------------------------ effects of the player
 
     def _perform(self, log: TokenLog | None = None) -> Request | None:
         """Performs the player's effects. Returns the request that continues in a slot, if any.
 
         Args:
-            log: text of the request that has just ended in the slot; None if no request can continue.
+            log: text of the request that has just ended in the slot; None if no request can
+                continue.
         """
         if self._performing:  # called by an effect: the loop below performs the effects that follow
             return None

@@ -67,10 +67,12 @@ class EngineSessions:
         """Closes a session if it is open. Its pages are then cached like any others."""
         return self._inbox.ask(partial(self._end, name))
 
-    # --------------------------------------------------------------------------------- the loop's thread
+    # ---------------------------------------------------------------------------- the loop's thread
 
     def _join(self, name: str, requests: Sequence[Request], priority: int) -> None:
-        self._open[name] = branch, turns = self._open.pop(name) if name in self._open else _opened(priority)
+        self._open[name] = branch, turns = (
+            self._open.pop(name) if name in self._open else _opened(priority)
+        )
         if len(self._open) > MAX_SESSIONS:
             self._end(next(iter(self._open)))
         for request in requests:

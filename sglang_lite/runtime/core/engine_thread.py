@@ -44,13 +44,18 @@ def start(handle: object, config: EngineConfig, load: Callable[[], Loaded]) -> A
     """
     ready: Future[AnyCore] = Future()
     thread = threading.Thread(
-        target=_run, args=(weakref.ref(handle), config, load, ready), name="sglang_lite-engine", daemon=True
+        target=_run,
+        args=(weakref.ref(handle), config, load, ready),
+        name="sglang_lite-engine",
+        daemon=True,
     )
     thread.start()
     try:
         return ready.result()
     finally:
-        del ready  # an exception refers to this frame, and this frame to it through the future: breaks the cycle
+        # an exception refers to this frame, and this frame to it through the future: breaks the
+        # cycle
+        del ready
 
 
 _running: dict[threading.Thread, AnyLoop] = {}
@@ -71,7 +76,8 @@ def _run(
         owner = handle()
         if owner is None:
             raise EngineClosedError("the constructor of the engine was interrupted.")
-        # At exit Python runs `_end_all`, which also waits for the threads, instead of the finalizers.
+        # At exit Python runs `_end_all`, which also waits for the threads, instead of the
+        # finalizers.
         weakref.finalize(owner, core.loop.inbox.close).atexit = False
         del owner
         _running[thread] = core.loop
@@ -93,11 +99,15 @@ def build(config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
     Raises:
         SglError: the model can't be loaded, or the core can't be made.
     """
-    openmp.share_threads(config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1))
+    openmp.share_threads(
+        config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1)
+    )
     try:
-        return _core(config, load())  # not assigned to a local name, so a failure releases the model
+        # not assigned to a local name, so a failure releases the model
+        return _core(config, load())
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # keeps a stored error from keeping tensors alive
+        # keeps a stored error from keeping tensors alive
+        traceback.clear_frames(error.__traceback__)
         raise memory_shortage.startup_error(error) from error.__cause__
 
 

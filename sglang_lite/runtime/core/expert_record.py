@@ -31,7 +31,9 @@ class ExpertRecord:
         """
         now = expert_counts(model.layers) if isinstance(model, Decoder) else []
         if not any(now):
-            raise CapabilityError("the model has no experts, so none are recorded.", hint="Leave it out.")
+            raise CapabilityError(
+                "the model has no experts, so none are recorded.", hint="Leave it out."
+            )
         if action == "start":
             self._first = now
             self._last = None
@@ -41,4 +43,6 @@ class ExpertRecord:
         if action == "stop":
             self._last = self._last or now
         last = self._last or now
-        return [[(b - a) % _WRAP for a, b in zip(*both)] for both in zip(self._first, last, strict=True)]
+        return [
+            [(b - a) % _WRAP for a, b in zip(*both)] for both in zip(self._first, last, strict=True)
+        ]

@@ -1,5 +1,4 @@
-"""Callbacks that wake the readers of events. Each is called once after a step, for all its events.
-"""
+"""Callbacks that wake the readers of events. Each is called once after a step, for all its events."""
 
 from __future__ import annotations
 
@@ -13,17 +12,21 @@ E = TypeVar("E")
 
 
 class Flushes:
-    """Flush callbacks to call after the current step, or after the current frame of an engine's process.
+    """Flush callbacks to call after the current step, or after the current frame of an engine's
+    process.
 
     Args:
-        runs_here: returns whether the calling thread is the one that sends the events and calls `flush`.
+        runs_here: returns whether the calling thread is the one that sends the events and calls
+            `flush`.
     """
 
     def __init__(self, runs_here: Callable[[], bool]) -> None:
         self._runs_here = runs_here
         self._flushes: dict[Callable[[], object], None] = {}  # ordered set
 
-    def with_flush(self, sink: Callable[[E], None], flush: Callable[[], object] | None) -> Callable[[E], None]:
+    def with_flush(
+        self, sink: Callable[[E], None], flush: Callable[[], object] | None
+    ) -> Callable[[E], None]:
         """Returns a sink that calls `flush`, if any, once after each step that has sent it events;
         immediately for events sent on other threads.
         """
@@ -40,8 +43,7 @@ class Flushes:
         return send
 
     def after_this(self, flush: Callable[[], object]) -> None:
-        """Schedules a callback to run after this step. Called on the thread that sends the events.
-        """
+        """Schedules a callback to run after this step. Called on the thread that sends the events."""
         self._flushes[flush] = None
 
     def flush(self) -> None:

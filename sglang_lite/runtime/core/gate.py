@@ -59,7 +59,9 @@ class Gate:
         """Raises EngineClosedError if the engine is closed, or this process is a forked copy."""
         if self.reason or os.getpid() != self._process:
             self.check_process()
-            raise EngineClosedError(self.reason, hint="Make a new one: sgl.Engine(…)." if self.reason == CLOSED else "")
+            raise EngineClosedError(
+                self.reason, hint="Make a new one: sgl.Engine(…)." if self.reason == CLOSED else ""
+            )
 
     def check_wait(self, name: str) -> None:
         """Checks that a blocking call may wait for the engine.

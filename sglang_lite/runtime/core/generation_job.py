@@ -11,8 +11,20 @@ import msgspec
 import numpy as np
 
 from sglang_lite.program.nodes import Gen, Text
-from sglang_lite.protocol import Constraint, Continuation, Generation, ParameterError, SglError, Span
-from sglang_lite.runtime.core.prepared_node import EngineAsk, EngineBranch, PreparedNode, prepare_following
+from sglang_lite.protocol import (
+    Constraint,
+    Continuation,
+    Generation,
+    ParameterError,
+    SglError,
+    Span,
+)
+from sglang_lite.runtime.core.prepared_node import (
+    EngineAsk,
+    EngineBranch,
+    PreparedNode,
+    prepare_following,
+)
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.output_builder import Event, Finish
@@ -60,9 +72,11 @@ class GenerationJob:
         self._requests: list[Request] = []
         self._submitted = False
         self._following: PreparedNode | None = None  # next generation, once prepared
-        self._ahead: GenerationJob | None = None  # job of `_following`; its request waits for a prompt or has begun
+        # job of `_following`; its request waits for a prompt or has begun
+        self._ahead: GenerationJob | None = None
         self._begins_next = False  # True once that request has begun
-        self._between: Ints = np.empty(0, dtype=np.int32)  # text before it, if its request is built without a prompt
+        # text before it, if its request is built without a prompt
+        self._between: Ints = np.empty(0, dtype=np.int32)
         self._catch_up: Callable[[], None] = _nothing  # reports the end of the previous request
 
     @property
@@ -105,7 +119,9 @@ class GenerationJob:
             self._submitted = True
             self._wind_down_if_asked()
             return self._requests[0]
-        self._program.off_loop(partial(self._prepare, log, text.take_new(), entry.params, text.open_grammar()))
+        self._program.off_loop(
+            partial(self._prepare, log, text.take_new(), entry.params, text.open_grammar())
+        )
         return None
 
     def _take_text(self, text: TokenText) -> bool:
@@ -121,7 +137,7 @@ class GenerationJob:
                 text.take_new()
         return not text.new and log.ready and text.grammar is None
 
-    # ------------------------------------------------------------------------------------- the next generation
+    # -------------------------------------------------------------------------- the next generation
 
     def look_ahead(self) -> None:
         """Starts preparing the next generation, which may then continue in this one's slot."""
@@ -133,7 +149,12 @@ class GenerationJob:
     def _make_ahead(self) -> None:
         """Builds the next request, if only its prompt is missing."""
         following = self._following
-        if self._ahead is None and self._is_current and following is not None and self._leads_to(following):
+        if (
+            self._ahead is None
+            and self._is_current
+            and following is not None
+            and self._leads_to(following)
+        ):
             ahead = GenerationJob(self._program, self._branch, following, self._scheduled)
             self._ahead = ahead if ahead.make_request() else None
 
@@ -150,9 +171,19 @@ class GenerationJob:
         node = self._entry.node
         ids = self._entry.ids
         params = self._entry.params
-        if ids is None or not ids.done() or ids.exception() is not None or self._entry.grammar is not None:
+        if (
+            ids is None
+            or not ids.done()
+            or ids.exception() is not None
+            or self._entry.grammar is not None
+        ):
             return False
-        if not isinstance(params, ResolvedParams) or params.n > 1 or not params.max_tokens or params.scores_tokens:
+        if (
+            not isinstance(params, ResolvedParams)
+            or params.n > 1
+            or not params.max_tokens
+            or params.scores_tokens
+        ):
             return False
         if params.thinking is not None:  # its matcher needs the prompt
             return False
@@ -161,7 +192,10 @@ class GenerationJob:
             return False
         try:
             request = program.context.builder.ahead(
-                params, partial(self._on_event, 0), stream=program.stream or node.stream, namespace=program.namespace
+                params,
+                partial(self._on_event, 0),
+                stream=program.stream or node.stream,
+                namespace=program.namespace,
             )
         except ParameterError:  # reported when the node is started
             return False
@@ -173,7 +207,9 @@ class GenerationJob:
         self._between = np.array(ids.result(), dtype=np.int32)
         return True
 
-    def begin(self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]) -> Request | None:
+    def begin(
+        self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]
+    ) -> Request | None:
         """Begins the next request, like `Follower.begin`."""
         self._catch_up()
         following = self._following
@@ -205,7 +241,9 @@ class GenerationJob:
         entry = self._entry
         node = self._entry.node
         assert isinstance(node, Gen)
-        if not self._program.context.builder.begin(request, np.concatenate((tokens, self._between))):
+        if not self._program.context.builder.begin(
+            request, np.concatenate((tokens, self._between))
+        ):
             return None
         request.media = None if media is None else replace(media)
         self._began = self._program.context.loop.clock.now()
@@ -218,7 +256,8 @@ class GenerationJob:
 
     def go_on(self, _: Generation) -> Request | None:
         """Continues the program, like `Follower.go_on`."""
-        if self._ask is None or not self._ask.is_current:  # it was given up in the step in which it ended
+        # it was given up in the step in which it ended
+        if self._ask is None or not self._ask.is_current:
             return None
         following = self._program.answered(self._ask, self._appended, in_slot=not self._begins_next)
         if self._ahead is not None:
@@ -241,13 +280,15 @@ class GenerationJob:
         text = ask.branch.text
         request = self._requests[0]
         assert text is not None
-        if self._take_text(text) and np.array_equal(text.log.ids(), request.tokens[: request.prompt_len]):
+        if self._take_text(text) and np.array_equal(
+            text.log.ids(), request.tokens[: request.prompt_len]
+        ):
             self._ask = ask
             return True
         self.abort()
         return False
 
-    # ------------------------------------------------------------------------------------------------ requests
+    # ------------------------------------------------------------------------------------- requests
 
     def _prepare(
         self, log: TokenLog, new: Sequence[Span], params: ResolvedParams, within: OpenGrammar | None
@@ -260,7 +301,9 @@ class GenerationJob:
             return partial(self._fail, error)
         return self._submit
 
-    def _make(self, log: TokenLog, params: ResolvedParams, within: OpenGrammar | None = None) -> None:
+    def _make(
+        self, log: TokenLog, params: ResolvedParams, within: OpenGrammar | None = None
+    ) -> None:
         """Builds the requests. Can be called on the loop's thread only if no grammar has to be
         advanced over existing text.
 
@@ -279,9 +322,13 @@ class GenerationJob:
         node = self._entry.node
         assert isinstance(node, Gen)
         requests = program.context.builder.build(
-            log.ids(), params, partial(self._on_event, 0),
-            stream=program.stream or node.stream, namespace=program.namespace, media=log.media,
-        )  # fmt: skip
+            log.ids(),
+            params,
+            partial(self._on_event, 0),
+            stream=program.stream or node.stream,
+            namespace=program.namespace,
+            media=log.media,
+        )
         for index, request in enumerate(requests):
             request.branch = self._scheduled
             request.priority = self._scheduled.program.priority
@@ -291,7 +338,11 @@ class GenerationJob:
         compiled = None if entry.grammar is None else entry.grammar.result()
         if within is not None:
             compiled = program.context.compiler.continued(within.grammar, within.text, compiled)
-        made = entry.matcher.result() if entry.matcher is not None and within is None and len(requests) == 1 else None
+        made = (
+            entry.matcher.result()
+            if entry.matcher is not None and within is None and len(requests) == 1
+            else None
+        )
         if compiled is not None:
             for request in requests:
                 constraint = _constraint(node, within)
@@ -333,7 +384,9 @@ class GenerationJob:
         """Returns results without text for the requests that have not ended, with their usage."""
         table = self._program.context.loop.scheduler.store.table
         return [
-            request.partial(len(request.tokens) if request.handle is None else int(table.known[request.slot]))
+            request.partial(
+                len(request.tokens) if request.handle is None else int(table.known[request.slot])
+            )
             for index, request in enumerate(self._requests)
             if self._submitted and index not in self._generations
         ]
@@ -385,10 +438,18 @@ def kept_tokens(request: Request, tokens: Ints, finish: Finish, tokenizer: Token
         finish: reason for its end.
         tokenizer: tokenizer of the model.
     """
-    if request.output.matcher is not None or isinstance(finish.matched, str) or request.params.include_stop:
+    if (
+        request.output.matcher is not None
+        or isinstance(finish.matched, str)
+        or request.params.include_stop
+    ):
         return None
     kept = len(tokens) - (finish.matched is not None)  # without a stop token
-    return kept if kept > request.prompt_len and tokenizer.ends_character(int(tokens[kept - 1])) else None
+    return (
+        kept
+        if kept > request.prompt_len and tokenizer.ends_character(int(tokens[kept - 1]))
+        else None
+    )
 
 
 def _nothing() -> None:
@@ -396,4 +457,8 @@ def _nothing() -> None:
 
 
 def _constraint(node: Gen, within: OpenGrammar | None) -> Constraint | None:
-    return node.constraint if within is None else Continuation(within.constraint, within.text, node.constraint)
+    return (
+        node.constraint
+        if within is None
+        else Continuation(within.constraint, within.text, node.constraint)
+    )

@@ -30,17 +30,21 @@ class Inbox:
     """Queue of commands for a loop's thread.
 
     Args:
-        interrupt: function called after each new command, in case the loop waits for something else; must take no lock.
+        interrupt: function called after each new command, in case the loop waits for something
+            else; must take no lock.
         prepare: function called on the loop's thread before it runs commands.
 
     Attributes:
-        gate: checks of callers; rejects them once the engine is being closed, while the loop may still run.
+        gate: checks of callers; rejects them once the engine is being closed, while the loop may
+            still run.
         closing: whether the loop should end; used on its thread only.
         crash: exception that ended the loop, or None if it was closed.
     """
 
     def __init__(
-        self, interrupt: Callable[[], object] = lambda: None, prepare: Callable[[], object] = lambda: None
+        self,
+        interrupt: Callable[[], object] = lambda: None,
+        prepare: Callable[[], object] = lambda: None,
     ) -> None:
         self.gate = Gate()
         self.closing = False
@@ -51,7 +55,7 @@ class Inbox:
         self._interrupt = interrupt
         self._prepare = prepare
 
-    # ------------------------------------------------------------------------------------- any thread
+    # ----------------------------------------------------------------------------------- any thread
 
     @property
     def empty(self) -> bool:
@@ -61,7 +65,8 @@ class Inbox:
         """Queues a command to run on the loop's thread.
 
         Raises:
-            EngineClosedError: the loop has ended, or this process is a forked copy; nothing was posted.
+            EngineClosedError: the loop has ended, or this process is a forked copy; nothing was
+                posted.
         """
         self.gate.check_process()
         with self._lock:
@@ -117,7 +122,7 @@ class Inbox:
     def _close(self) -> None:
         self.closing = True
 
-    # --------------------------------------------------------------------------------- the loop's thread
+    # ---------------------------------------------------------------------------- the loop's thread
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits for a command and runs it. Returns False if none came in time.
@@ -141,7 +146,8 @@ class Inbox:
         more = not self.empty
         while more and time.monotonic() < until:
             self.run()
-            more = self.wait(pause) or not self.empty  # on a busy machine the wait may end late, with commands queued
+            # on a busy machine the wait may end late, with commands queued
+            more = self.wait(pause) or not self.empty
 
     def run(self) -> None:
         """Runs all queued commands."""

@@ -62,11 +62,16 @@ class OpenRequests:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._open = 0
-        self._queue: deque[tuple[Callable[[], object], int]] = deque()  # waiting: (callback, number of requests)
+        # waiting: (callback, number of requests)
+        self._queue: deque[tuple[Callable[[], object], int]] = deque()
         self._tickets: dict[str, Ticket] = {}  # of open submissions with a name
 
     def track(
-        self, sink: Callable[[E], None], count: int = 1, rid: str | None = None, ticket: Ticket | None = None
+        self,
+        sink: Callable[[E], None],
+        count: int = 1,
+        rid: str | None = None,
+        ticket: Ticket | None = None,
     ) -> Callable[[E], None]:
         """Counts a submission as open, and keeps its name, until its last events. Returns a sink
         that forwards events and stops counting at each last event.
@@ -117,17 +122,19 @@ class OpenRequests:
     def counts(self) -> dict[str, int]:
         with self._lock:
             counts = {what: self._counts[what] for what in _COUNTED}
-            return counts | {"programs_open": self._counts["programs_opened"] - self._counts["programs_ended"]}
+            return counts | {
+                "programs_open": self._counts["programs_opened"] - self._counts["programs_ended"]
+            }
 
     def acquire(self) -> None:
-        """Counts one more as open, like `try_acquire`. Raises OverloadedError if no room is left.
-        """
+        """Counts one more as open, like `try_acquire`. Raises OverloadedError if no room is left."""
         if not self.try_acquire():
             raise self._overloaded()
 
     def _overloaded(self) -> OverloadedError:
         return OverloadedError(
-            f"{self._open:,} requests are waiting or running.", hint="Try again later, or raise max_queued."
+            f"{self._open:,} requests are waiting or running.",
+            hint="Try again later, or raise max_queued.",
         )
 
     def try_acquire(self) -> bool:
@@ -160,7 +167,8 @@ class OpenRequests:
         """
         if count > self._max_open:
             raise OverloadedError(
-                f"{count:,} samples at once; {self._max_open:,} may wait or run.", hint="Raise max_queued."
+                f"{count:,} samples at once; {self._max_open:,} may wait or run.",
+                hint="Raise max_queued.",
             )
         with self._lock:
             others = bool(self._queue) and not first

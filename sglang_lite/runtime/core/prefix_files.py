@@ -66,7 +66,8 @@ class PrefixFiles:
     def __init__(self, store: PrefixCache, inbox: Inbox) -> None:
         if store.tiers is None:
             raise CapabilityError(
-                "the engine keeps no prefixes below the device.", hint="Make it with enable_hierarchical_cache=True."
+                "the engine keeps no prefixes below the device.",
+                hint="Make it with enable_hierarchical_cache=True.",
             )
         self._store = store
         self._tiers = store.tiers
@@ -77,14 +78,24 @@ class PrefixFiles:
         """Writes the cached part of a prefix; see `Engine.export_prefix`."""
         with self._pinned(partial(self._pin, tokens, namespace)) as pinned:
             if not len(pinned.slots):
-                raise ParameterError("prompt", "the cache has no page of it.", hint="Generate from it first.")
+                raise ParameterError(
+                    "prompt", "the cache has no page of it.", hint="Generate from it first."
+                )
             kept = tokens[: len(pinned.slots) * self._tiers.names.page_size]
             header = _Header(pinned.key, kept.tobytes())
             try:
-                write_pages(Path(path), msgspec.msgpack.encode(header), self._host.memory.rows, pinned.slots, secret)
+                write_pages(
+                    Path(path),
+                    msgspec.msgpack.encode(header),
+                    self._host.memory.rows,
+                    pinned.slots,
+                    secret,
+                )
             except OSError as error:
                 hint = "Make room on its disk, or give another path that the engine may write."
-                raise ParameterError("path", f"the file can't be written: {error}.", hint=hint) from error
+                raise ParameterError(
+                    "path", f"the file can't be written: {error}.", hint=hint
+                ) from error
         return len(kept)
 
     def read(self, path: str, namespace: str, secret: str | None) -> int:
@@ -96,18 +107,25 @@ class PrefixFiles:
             with open_pages(path, secret) as file:
                 tokens = self._tokens(file, path)
                 names = self._names(tokens, namespace)
-                with self._pinned(partial(self._reserve, file.pages)) as pinned, ThreadPoolExecutor(THREADS) as threads:
+                with (
+                    self._pinned(partial(self._reserve, file.pages)) as pinned,
+                    ThreadPoolExecutor(THREADS) as threads,
+                ):
                     slots = pinned.slots
                     done = 0
                     for count in file.read_by(threads, self._host.memory.rows, slots):
                         if count == len(slots) or count - done >= file.pages / _STEPS:
                             self._inbox.call(partial(self._adopt, names[done:count], pinned))
-                            self._inbox.call(partial(self._fetch, tokens[: count * page_size], namespace))
+                            self._inbox.call(
+                                partial(self._fetch, tokens[: count * page_size], namespace)
+                            )
                             done = count
         except OSError as error:
             raise ParameterError("path", f"the file can't be read: {error}") from error
         except DamagedFileError as error:
-            raise ParameterError("path", f"{path!r} is no whole file of a prefix: {error}.") from error
+            raise ParameterError(
+                "path", f"{path!r} is no whole file of a prefix: {error}."
+            ) from error
         return len(slots) * page_size
 
     def _tokens(self, file: PageFile, path: str) -> Ints:
@@ -116,14 +134,20 @@ class PrefixFiles:
         try:
             header = msgspec.msgpack.decode(file.header, type=_Header)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise DamagedFileError("it is of the cache's own folder, or another program's") from error
+            raise DamagedFileError(
+                "it is of the cache's own folder, or another program's"
+            ) from error
         if header.key != names.key:
             raise ParameterError(
-                "path", f"{path!r} is of another model, version of its weights, data type or size of pages.",
+                "path",
+                f"{path!r} is of another model, version of its weights, data type or size of pages.",
                 hint="Export it again from an engine like this one.",
-            )  # fmt: skip
+            )
         fits = file.page_bytes == self._host.memory.rows.shape[1]
-        if not fits or len(header.tokens) != file.pages * names.page_size * np.dtype(np.int32).itemsize:
+        if (
+            not fits
+            or len(header.tokens) != file.pages * names.page_size * np.dtype(np.int32).itemsize
+        ):
             raise DamagedFileError("it has other pages than it says")
         return np.frombuffer(header.tokens, dtype=np.int32)
 
@@ -140,7 +164,7 @@ class PrefixFiles:
         finally:
             self._inbox.post_if_open(lambda: self._host.unpin(pinned.slots))
 
-    # ------------------------------------------------------------------------------- on the loop's thread
+    # ------------------------------------------------------------------------- on the loop's thread
 
     def _pin(self, tokens: Ints, namespace: str) -> _Pinned:
         """Copies the device's pages of a prefix to the host, and pins the run of first pages that
@@ -159,7 +183,9 @@ class PrefixFiles:
 
     def _adopt(self, names: list[bytes], pinned: _Pinned) -> None:
         if pinned.key != self._tiers.names.key:
-            raise ParameterError("path", "the engine's weights were replaced while the file was read.")
+            raise ParameterError(
+                "path", "the engine's weights were replaced while the file was read."
+            )
         slots = pinned.slots[: len(names)]
         pinned.slots = pinned.slots[len(names) :]
         self._host.adopt(names, slots)

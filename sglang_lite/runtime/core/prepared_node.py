@@ -86,14 +86,17 @@ def prepared(node: Node, context: EngineContext) -> PreparedNode:
                 context.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
     elif isinstance(node, Fork):
         entry.branches = [[prepared(each, context) for each in nodes] for nodes in node.branches]
-    branches = tuple(sum((each.expected for each in entries), NOTHING_EXPECTED) for entries in entry.branches)
-    entry.expected = expected_tokens(node, entry.params if isinstance(entry.params, ResolvedParams) else None, branches)
+    branches = tuple(
+        sum((each.expected for each in entries), NOTHING_EXPECTED) for entries in entry.branches
+    )
+    entry.expected = expected_tokens(
+        node, entry.params if isinstance(entry.params, ResolvedParams) else None, branches
+    )
     return entry
 
 
 def _prepared_image(node: ImagePart, context: EngineContext) -> PreparedImage:
-    """Returns a medium with its placeholders, or with an error that is raised when the node runs.
-    """
+    """Returns a medium with its placeholders, or with an error that is raised when the node runs."""
     spans: tuple[Span, ...] = ()
     error: SglError | None = None
     try:
@@ -129,7 +132,8 @@ def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | 
         entry.text = spans
         entry.ids = context.constants.ids(spans)
     in_grammar = ask.branch.text is None or ask.branch.text.grammar is not None
-    if entry.grammar is not None and not in_grammar:  # otherwise the matcher has to advance over text not known yet
+    # otherwise the matcher has to advance over text not known yet
+    if entry.grammar is not None and not in_grammar:
         entry.matcher = _matcher(entry.grammar, entry.params, context)
     return entry
 
@@ -148,15 +152,17 @@ def _next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
             spans.clear()
         elif isinstance(node, Text) and node.text:
             spans.append(Span(node.text, special=node.special))
-        elif isinstance(node, ImagePart | Select | Pause | GrammarBegin | GrammarEnd | Rollback) or (
-            isinstance(node, Join) and node.mode == "concate_and_append"
-        ):
+        elif isinstance(
+            node, ImagePart | Select | Pause | GrammarBegin | GrammarEnd | Rollback
+        ) or (isinstance(node, Join) and node.mode == "concate_and_append"):
             return None
     return None
 
 
 def _matcher(
-    grammar: Future[CompiledGrammar], params: ResolvedParams | ParameterError | None, context: EngineContext
+    grammar: Future[CompiledGrammar],
+    params: ResolvedParams | ParameterError | None,
+    context: EngineContext,
 ) -> Future[Matcher]:
     """Creates a matcher of a grammar that may still be compiling. Runs on a tokenisation thread
     because it can be slow.

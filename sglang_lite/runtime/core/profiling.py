@@ -28,19 +28,26 @@ class Profiler:
         ParameterError: the folder is not writable.
     """
 
-    def __init__(self, folder: str, device: torch.device, *, with_stack: bool, record_shapes: bool) -> None:
+    def __init__(
+        self, folder: str, device: torch.device, *, with_stack: bool, record_shapes: bool
+    ) -> None:
         self._path = Path(folder) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.trace.json.gz"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.touch()
         except OSError as error:
-            raise ParameterError("output_dir", f"{folder!r} can't be written: {error.strerror}.") from None
+            raise ParameterError(
+                "output_dir", f"{folder!r} can't be written: {error.strerror}."
+            ) from None
         self._device = device
         activities = [torch.profiler.ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(
-            activities=activities, with_stack=with_stack, record_shapes=record_shapes, acc_events=True
+            activities=activities,
+            with_stack=with_stack,
+            record_shapes=record_shapes,
+            acc_events=True,
         )
         self._profiler.start()
 

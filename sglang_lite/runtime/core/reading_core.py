@@ -44,7 +44,9 @@ class ReadingLoop(ABC):
         return len(self._waiting)
 
     def run(self) -> None:
-        """Runs the loop until its inbox is closed. Must be called once, on the thread that loaded the model."""
+        """Runs the loop until its inbox is closed. Must be called once, on the thread that loaded
+        the model.
+        """
         inbox = self.inbox
         inbox.gate.claim()
         try:
@@ -90,9 +92,12 @@ class ReadingCore:
     responds = True  # unlike a stopped process
     generates = False
     _reads_media: ClassVar[bool]
-    _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]]  # by the type of call
+    # by the type of call
+    _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]]
 
-    def __init__(self, config: EngineConfig, model_name: str, longest: int, step_tokens: int, inbox: Inbox) -> None:
+    def __init__(
+        self, config: EngineConfig, model_name: str, longest: int, step_tokens: int, inbox: Inbox
+    ) -> None:
         self.thread = threading.current_thread()
         self.config = config
         self.model_name = model_name

@@ -17,7 +17,8 @@ from sglang_lite.runtime.scheduler.scheduler import Scheduler
 logger = logging.getLogger("sglang_lite")
 
 EVERY_S = 60.0
-QUIET_S = 1.0  # without a command before a recount, so its milliseconds don't delay closely spaced requests
+# without a command before a recount, so its milliseconds don't delay closely spaced requests
+QUIET_S = 1.0
 
 
 class Recount:
@@ -42,7 +43,9 @@ class Recount:
     @property
     def due_s(self) -> float:
         """Seconds the loop may wait for a command before it should recount."""
-        return QUIET_S if self.when_quiet is not None else max(self._due - time.monotonic(), QUIET_S)
+        return (
+            QUIET_S if self.when_quiet is not None else max(self._due - time.monotonic(), QUIET_S)
+        )
 
     def run(self) -> None:
         """Calls `when_quiet`. Recounts, and logs pages lost since the last time."""
@@ -57,5 +60,7 @@ class Recount:
             total = self._scheduler.store.pool.total
             logger.error(
                 "%d of %d pages of the KV cache have no owner, so no request can use them. Please report it; a restart "
-                "frees them.", self.lost, total,
-            )  # fmt: skip
+                "frees them.",
+                self.lost,
+                total,
+            )

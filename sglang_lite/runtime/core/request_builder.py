@@ -98,8 +98,11 @@ class RequestBuilder:
         self._longest = longest
         self._first_seed = seed
         self._all_special = all_special
-        self._fresh = random.Random(secrets.randbits(256))  # seeded once: each system call would release the GIL
-        self._thoughts = lru_cache(64)(lambda kind: _thought_limiter(kind, self, tokenizer, vocab_size))
+        # seeded once: each system call would release the GIL
+        self._fresh = random.Random(secrets.randbits(256))
+        self._thoughts = lru_cache(64)(
+            lambda kind: _thought_limiter(kind, self, tokenizer, vocab_size)
+        )
         self._ids = itertools.count()
         self._draws = itertools.count()
 
@@ -113,16 +116,22 @@ class RequestBuilder:
         if isinstance(prompt, str | Prompt):
             log = self.log(prompt)
             if log.media:
-                raise ParameterError("prompt", "has images, which only generations, selections and programs read.")
+                raise ParameterError(
+                    "prompt", "has images, which only generations, selections and programs read."
+                )
             ids = log.ids()
         elif isinstance(prompt, list | tuple | array):
             ids = prompt[:]
         else:
-            raise ParameterError("prompt", f"{type(prompt).__name__} is neither text nor a list of token ids.")
+            raise ParameterError(
+                "prompt", f"{type(prompt).__name__} is neither text nor a list of token ids."
+            )
         _check_not_empty(ids)
         return ids
 
-    def prompt_with_images(self, request: GenerateRequest) -> tuple[Sequence[int], tuple[MediaItem, ...]]:
+    def prompt_with_images(
+        self, request: GenerateRequest
+    ) -> tuple[Sequence[int], tuple[MediaItem, ...]]:
         """Returns the token ids of a request's prompt, and the images of the virtual ids. Raises
         ParameterError like `start_log`.
         """
@@ -195,14 +204,20 @@ class RequestBuilder:
         """
         tokens = self.tokens(ids, params, media)
         output = self.output(output_ids, len(tokens), params)
-        space = PrefixSpace.of(namespace, self.adapter(params) if adapted else None).invoked_in(tokens)
+        space = PrefixSpace.of(namespace, self.adapter(params) if adapted else None).invoked_in(
+            tokens
+        )
         start = params.logprob_start_len if params.return_logprob else -1
         scored = score_from if score_from is not None else start if start >= 0 else None
-        if scored is not None and (virtual_positions(tokens, self._vocab_size) >= max(scored, 1)).any():
+        if (
+            scored is not None
+            and (virtual_positions(tokens, self._vocab_size) >= max(scored, 1)).any()
+        ):
             raise ParameterError(
-                "logprob_start_len", f"{scored:,} is before an image, whose tokens have no probability.",
+                "logprob_start_len",
+                f"{scored:,} is before an image, whose tokens have no probability.",
                 hint="Begin behind the last image.",
-            )  # fmt: skip
+            )
         seen = RequestMedia.of(media, tokens, self._vocab_size) if media else None
         if seen is not None:
             _check_counts([item.medium for item in seen.items], self.media)
@@ -224,11 +239,12 @@ class RequestBuilder:
         Raises:
             ParameterError: its adapter is missing.
         """
-        return self._without_prompt(params, PrefixSpace.of(namespace, self.adapter(params)), sink, stream=stream)
+        return self._without_prompt(
+            params, PrefixSpace.of(namespace, self.adapter(params)), sink, stream=stream
+        )
 
     def at_hand(self, params: ResolvedParams) -> bool:
-        """Returns whether requests with these parameters can be built without reading an adapter.
-        """
+        """Returns whether requests with these parameters can be built without reading an adapter."""
         return self.adapter_at_hand is None or self.adapter_at_hand(_named(params))
 
     def adapter(self, params: ResolvedParams) -> Adapter | None:
@@ -251,17 +267,36 @@ class RequestBuilder:
         request.times, request.space = Times(), request.space.invoked_in(tokens)
         return True
 
-    def _without_prompt(self, params: ResolvedParams, space: PrefixSpace, sink: Sink, *, stream: bool) -> Request:
+    def _without_prompt(
+        self, params: ResolvedParams, space: PrefixSpace, sink: Sink, *, stream: bool
+    ) -> Request:
         number = next(self._ids)
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        ends = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else self._eos_ids
+        )
         output = OutputBuilder(
-            number, self._tokenizer, params, ends, sink, stream=stream, drawn_by=DrawnBy(self.weights)
-        )  # fmt: skip
-        output.thoughts = self._thoughts(params.reasoning_format) if params.limits_thoughts else None
+            number,
+            self._tokenizer,
+            params,
+            ends,
+            sink,
+            stream=stream,
+            drawn_by=DrawnBy(self.weights),
+        )
+        output.thoughts = (
+            self._thoughts(params.reasoning_format) if params.limits_thoughts else None
+        )
         return Request(
-            id=number, tokens=_NO_TOKENS, prompt_len=0, limit=0, params=params, seed=0, output=output, space=space,
+            id=number,
+            tokens=_NO_TOKENS,
+            prompt_len=0,
+            limit=0,
+            params=params,
+            seed=0,
+            output=output,
+            space=space,
             paced=stream and self._paced,
-        )  # fmt: skip
+        )
 
     def _give_prompt(self, request: Request, tokens: Ints, sample: int) -> None:
         params = request.params
@@ -269,7 +304,9 @@ class RequestBuilder:
         request.tokens = tokens
         request.prompt_len = count
         request.seed = self._seed(params, sample)
-        request.limit = count + 1 if params.scores_next_token else min(count + params.max_tokens, self._longest)
+        request.limit = (
+            count + 1 if params.scores_next_token else min(count + params.max_tokens, self._longest)
+        )
 
     def resolved(self, params: SamplingParams) -> ResolvedParams:
         """Resolves parameters with the engine's defaults. Raises ParameterError if a value is
@@ -290,7 +327,9 @@ class RequestBuilder:
         """Resolves the parameters of a generation, or of a selection, which only has an adapter.
         Raises ParameterError like `resolve_with_defaults`.
         """
-        return self.resolved(node.params if isinstance(node, Gen) else SamplingParams(lora_path=node.lora_path))
+        return self.resolved(
+            node.params if isinstance(node, Gen) else SamplingParams(lora_path=node.lora_path)
+        )
 
     def refused(self, nodes: Sequence[Node]) -> dict[int, ParameterError]:
         """Returns the errors of generations with invalid parameters and of selections with missing
@@ -309,7 +348,9 @@ class RequestBuilder:
                         errors.setdefault(i, next(iter(inside.values())))
         return errors
 
-    def tokens(self, ids: Sequence[int], params: ResolvedParams, media: Sequence[MediaItem] = ()) -> Ints:
+    def tokens(
+        self, ids: Sequence[int], params: ResolvedParams, media: Sequence[MediaItem] = ()
+    ) -> Ints:
         """Returns the token ids of a prompt as an int32 array, checked against the vocabulary and
         the maximum length.
 
@@ -319,8 +360,8 @@ class RequestBuilder:
             media: images of virtual ids; without any, no id may be virtual.
 
         Raises:
-            ParameterError: the prompt is empty, an id is not in the vocabulary, or the prompt leaves no room for an
-                answer.
+            ParameterError: the prompt is empty, an id is not in the vocabulary, or the prompt
+                leaves no room for an answer.
         """
         _check_not_empty(ids)
         if media:  # virtual ids come only from the images
@@ -340,7 +381,8 @@ class RequestBuilder:
             )
         if params.return_logprob and params.logprob_start_len > len(ids):
             raise ParameterError(
-                "logprob_start_len", f"{params.logprob_start_len:,} is beyond the prompt's {len(ids):,} tokens."
+                "logprob_start_len",
+                f"{params.logprob_start_len:,} is beyond the prompt's {len(ids):,} tokens.",
             )
         return tokens
 
@@ -357,22 +399,28 @@ class RequestBuilder:
                 samples are requested.
         """
         if not isinstance(output_ids, list | tuple | array | np.ndarray):
-            raise ParameterError("output_ids", f"{type(output_ids).__name__} is no list of token ids.")
+            raise ParameterError(
+                "output_ids", f"{type(output_ids).__name__} is no list of token ids."
+            )
         if not len(output_ids):
             return _NO_TOKENS
         if params.n > 1:
-            raise ParameterError("output_ids", f"can continue one output only, and n is {params.n}.", hint="Use n=1.")
+            raise ParameterError(
+                "output_ids", f"can continue one output only, and n is {params.n}.", hint="Use n=1."
+            )
         room = min(params.max_tokens, self._longest - prompt_len)
         if len(output_ids) > room:
             raise ParameterError(
-                "output_ids", f"{len(output_ids):,} ids; the output has at most {room:,} (max_tokens)."
+                "output_ids",
+                f"{len(output_ids):,} ids; the output has at most {room:,} (max_tokens).",
             )
         return self._as_tokens("output_ids", output_ids)
 
     def _as_tokens(self, name: str, ids: Sequence[int]) -> Ints:
         tokens = _whole_numbers(ids)
         vocab_size = self._vocab_size
-        if tokens is None or int(tokens.view(f"u{tokens.itemsize}").max()) >= vocab_size:  # negative ones are large
+        # negative ones are large
+        if tokens is None or int(tokens.view(f"u{tokens.itemsize}").max()) >= vocab_size:
             bad = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), ids)
             raise ParameterError(name, f"{shown(bad)} is no token id (0 to {vocab_size - 1:,}).")
         return tokens.astype(np.int32, copy=False)
@@ -412,7 +460,8 @@ def _whole_numbers(ids: Sequence[int]) -> NDArray[np.integer] | None:
         return tokens if tokens.dtype.kind == "i" and tokens.ndim == 1 else None
     tokens = np.empty(len(ids), dtype=np.int32)
     try:
-        struct.pack_into(f"{len(ids)}i", tokens.data, 0, *ids)  # five times as fast as numpy's conversion of a list
+        # five times as fast as numpy's conversion of a list
+        struct.pack_into(f"{len(ids)}i", tokens.data, 0, *ids)
     except struct.error:
         return None
     small = np.flatnonzero(tokens < 2).tolist()  # booleans are packed as 0 and 1
@@ -421,7 +470,9 @@ def _whole_numbers(ids: Sequence[int]) -> NDArray[np.integer] | None:
 
 def _check_not_empty(ids: Sequence[int]) -> None:
     if not len(ids):
-        raise ParameterError("prompt", "is empty.", hint="A model continues text: give it at least one token.")
+        raise ParameterError(
+            "prompt", "is empty.", hint="A model continues text: give it at least one token."
+        )
 
 
 def _check_counts(images: Sequence[Media], media: MediaFormat | None) -> None:
@@ -429,4 +480,6 @@ def _check_counts(images: Sequence[Media], media: MediaFormat | None) -> None:
     for kind, each in ({} if media is None else media.kinds).items():
         count = sum(image.kind == kind for image in images)
         if each.most is not None and count > each.most:
-            raise ParameterError("prompt", f"has {count} {NAMES[kind]}s, and {each.most} is the limit.")
+            raise ParameterError(
+                "prompt", f"has {count} {NAMES[kind]}s, and {each.most} is the limit."
+            )

@@ -43,14 +43,17 @@ class SelectionJob:
         if self._following is None:
             self._following = prepare_following(self._ask, self._program.context)
 
-    def start(self, *, in_slot: bool = False) -> None:  # signature of GenerationJob; choices have their own slots
+    # signature of GenerationJob; choices have their own slots
+    def start(self, *, in_slot: bool = False) -> None:
         """Starts the scoring."""
         node = self._ask.node
         text = self._ask.branch.text
         assert isinstance(node, Select)
         assert text is not None
         if node.choices:
-            self._program.off_loop(partial(self._prepare, node, text.log, text.take_new(), text.open_grammar()))
+            self._program.off_loop(
+                partial(self._prepare, node, text.log, text.take_new(), text.open_grammar())
+            )
         else:
             self._program.failed(self._ask, no_choices_error())
 
@@ -97,7 +100,9 @@ class SelectionJob:
         spans: Sequence[Span] | None = None
         if isinstance(outcome, Selection) and node.method is not None:
             try:
-                picked = decide(outcome, node.choices, METHODS[node.method], node.temperature, node.seed).decision
+                picked = decide(
+                    outcome, node.choices, METHODS[node.method], node.temperature, node.seed
+                ).decision
                 outcome = msgspec.structs.replace(outcome, picked=picked)
                 spans = (Span(picked, special=node.special),)
             except SglError as error:

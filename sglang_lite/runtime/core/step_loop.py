@@ -43,17 +43,19 @@ from sglang_lite.service_threads import this_thread
 
 logger = logging.getLogger("sglang_lite")
 
-# Minimum and maximum time that a step waits for masks. Within them, it waits for as long as its forward took, because a
-# late row costs another forward. Beyond the maximum, neither the other rows of the step nor concurrent streams are held
-# up any longer.
+# Minimum and maximum time that a step waits for masks. Within them, it waits for as long as its
+# forward took, because a late row costs another forward. Beyond the maximum, neither the other rows
+# of the step nor concurrent streams are held up any longer.
 _PATIENCE = 0.0025
 _MAX_PATIENCE = 0.05
-# Requests that are submitted together should start together: if a second one arrives before the first has begun, the
-# loop waits for more until a pause. Without this, the first few would get their own step, which takes as long to
-# launch as one step with all of them, and longer while the submitting thread is busy.
+# Requests that are submitted together should start together: if a second one arrives before the
+# first has begun, the loop waits for more until a pause. Without this, the first few would get
+# their own step, which takes as long to launch as one step with all of them, and longer while the
+# submitting thread is busy.
 _BURST_PAUSE_S = 0.0002
 _BURST_S = 0.02  # longest wait for a burst
-_PAUSE_S = 0.002  # pause between plans while nothing runs and programs with held prefixes should continue soon
+# pause between plans while nothing runs and programs with held prefixes should continue soon
+_PAUSE_S = 0.002
 _COPY_PAUSE_S = 0.0002  # the same while pages are being copied
 
 
@@ -79,8 +81,7 @@ class _Launched:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """Step whose draws have been launched, with its tokens, which may not have been computed yet.
-    """
+    """Step whose draws have been launched, with its tokens, which may not have been computed yet."""
 
     step: _Launched
     masked: MaskedRows
@@ -134,8 +135,10 @@ class StepLoop:
     ) -> None:
         self.scheduler = scheduler
         self.steps = 0
-        self.stepping_since: float | None = None  # start of the running step on the monotonic clock; None between steps
-        self.span: Callable[[str], AbstractContextManager[object]] = no_span  # marks parts of a step in a profile
+        # start of the running step on the monotonic clock; None between steps
+        self.stepping_since: float | None = None
+        # marks parts of a step in a profile
+        self.span: Callable[[str], AbstractContextManager[object]] = no_span
         self.holds: dict[str, SglError | None] = {}
         self.postponed = Postponed()
         self.inbox = inbox = Inbox(filler.interrupt, self.postponed.run_all)
@@ -149,11 +152,15 @@ class StepLoop:
         self._in_flight: _InFlight | None = None
         self.clock = StepClock()
         self._device_time = DeviceTime(scheduler.pauses.record_duration)
-        self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
+        self._watch = TokenWatch(
+            scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s
+        )
         self._reader = TokenReader(scheduler, self._watch, self.clock, jump=jump)
         self._ends = RequestEnds(self, self._reader, self._fail)
         draws = 1 if scheduler.drafts is None else 1 + scheduler.drafts.drafting.most
-        words = runner.allocate_masks(len(scheduler.store.table.length) * draws, -(-vocab_size // 32))
+        words = runner.allocate_masks(
+            len(scheduler.store.table.length) * draws, -(-vocab_size // 32)
+        )
         self.encoding = encoding
         self._shared = shared
         self._launched = deque[_Launched](maxlen=stages)
@@ -162,7 +169,7 @@ class StepLoop:
                 each.wake = partial(inbox.post_if_open, _do_nothing)
         self.masks = StepMasks(scheduler, filler, words, lambda: not inbox.empty)
 
-    # ------------------------------------------------------------------------------------- any thread
+    # ----------------------------------------------------------------------------------- any thread
 
     def submit(self, request: Request) -> None:
         self.inbox.post(partial(self.receive, request))
@@ -181,7 +188,9 @@ class StepLoop:
         def begin() -> None:
             for request in requests:
                 request.times.winds_down = True
-            self.wind_down_now([request for request in requests if request.state is not State.COMPILING])
+            self.wind_down_now(
+                [request for request in requests if request.state is not State.COMPILING]
+            )
 
         self.inbox.post_if_open(begin)
 
@@ -193,7 +202,7 @@ class StepLoop:
             if not request.ended:
                 request.output.send(error)
 
-    # --------------------------------------------------------------------------------- the loop's thread
+    # ---------------------------------------------------------------------------- the loop's thread
 
     def run(self) -> None:
         """Runs the loop on the calling thread until its inbox is closed. Then every request that
@@ -235,7 +244,9 @@ class StepLoop:
         self.masks.close()
         self.inbox.end()
         self.flushes.flush()
-        for request in [each for each in (*self.scheduler.queues, *(self.encoding or ())) if not each.ended]:
+        for request in [
+            each for each in (*self.scheduler.queues, *(self.encoding or ())) if not each.ended
+        ]:
             request.state = State.FAILED
             request.output.send(error)
         self.inbox.run()
@@ -312,7 +323,8 @@ class StepLoop:
             if not memory_shortage.is_shortage(error):
                 raise
             shortage = str(error).partition("\n")[0]
-        if shortage is not None:  # outside the except block, where the memory held by the error is free
+        # outside the except block, where the memory held by the error is free
+        if shortage is not None:
             self._isolate(shortage)
         elif batch is not None:
             self.clock.record(self.clock.now() - began)
@@ -370,7 +382,8 @@ class StepLoop:
                 raise
         memory_shortage.release_cached()
         self._writer.forget()
-        self.scheduler.store.settle(self.scheduler.store.step)  # its launched work runs before any later step
+        # its launched work runs before any later step
+        self.scheduler.store.settle(self.scheduler.store.step)
         if not self.scheduler.isolated:
             logger.warning("%s The rows of the step are tried one by one.", shortage)
             self.scheduler.isolate()
@@ -387,7 +400,9 @@ class StepLoop:
             forward = self.runner.forward(self._writer.write(batch))
         took = time.perf_counter() - began
         patience = max(min(took, self.scheduler.remaining_s(batch, took), _MAX_PATIENCE), _PATIENCE)
-        return _Launched(batch, forward, self.scheduler.record_launch(batch), patience, self._planned, began)
+        return _Launched(
+            batch, forward, self.scheduler.record_launch(batch), patience, self._planned, began
+        )
 
     def _read(self) -> None:
         """Reads the tokens of the step in flight, if any."""
@@ -431,7 +446,8 @@ class StepLoop:
                 except SglError as error:
                     self._fail(batch.requests[row], error)
         for i, why in sampled.errors.items():
-            if live[rows[i]] and not before.masked.offsets[i]:  # after a draft, the error may come from a wrong guess
+            # after a draft, the error may come from a wrong guess
+            if live[rows[i]] and not before.masked.offsets[i]:
                 self._fail(batch.requests[rows[i]], why)
         live = scheduler.live(batch)
         now = time.perf_counter()
@@ -503,7 +519,9 @@ class RequestEnds:
         fail: function that ends a request with an error.
     """
 
-    def __init__(self, loop: StepLoop, reader: TokenReader, fail: Callable[[Request, SglError], None]) -> None:
+    def __init__(
+        self, loop: StepLoop, reader: TokenReader, fail: Callable[[Request, SglError], None]
+    ) -> None:
         self._loop = loop
         self._scheduler = loop.scheduler
         self._reader = reader
@@ -522,7 +540,9 @@ class RequestEnds:
         slot = request.slot
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
         report = partial(self._report, request, finish)
-        begun = request.follow.begin(request.tokens, finish, partial(self._loop.postponed.add, report))
+        begun = request.follow.begin(
+            request.tokens, finish, partial(self._loop.postponed.add, report)
+        )
         if begun is not None:
             self._keep_images(begun)
             self._scheduler.continue_in_slot(request, begun, appended=True)
@@ -548,13 +568,17 @@ class RequestEnds:
             table = self._scheduler.store.table
             slot = request.slot
             count = min(int(table.computed[slot]), int(table.known[slot]) - 1)
-            request.output.recorded = self._loop.runner.recorded(table.token_slots(slot, 0, count), names)
+            request.output.recorded = self._loop.runner.recorded(
+                table.token_slots(slot, 0, count), names
+            )
 
     def _keep_images(self, request: Request) -> bool:
         """Claims the features of a request that continues in a slot. Returns False if some are
         missing.
         """
-        return request.media is None or (self._loop.encoding is not None and self._loop.encoding.keep(request))
+        return request.media is None or (
+            self._loop.encoding is not None and self._loop.encoding.keep(request)
+        )
 
     def _report(self, request: Request, finish: Finish) -> Request | None:
         """Sends the result of a request, and continues its program. Returns the request that

@@ -42,7 +42,8 @@ class MaskedRows:
 
 
 class _SharedMasks:
-    """Masks of a step. Rows in the same state of a grammar share one, which is written and sent once.
+    """Masks of a step. Rows in the same state of a grammar share one, which is written and sent
+    once.
 
     Args:
         words: int32 [rows, ceil(V / 32)], memory to write to.
@@ -56,7 +57,8 @@ class _SharedMasks:
         self._words = words
         self.places = np.full(rows, -1, dtype=np.int32)
         self._count = 0
-        self._known: dict[int, tuple[int, Mask]] = {}  # place by id of a mask; kept here, so the id stays valid
+        # place by id of a mask; kept here, so the id stays valid
+        self._known: dict[int, tuple[int, Mask]] = {}
 
     def put(self, row: int, mask: Mask) -> None:
         """Sets the mask of a row."""
@@ -72,7 +74,11 @@ class _SharedMasks:
         """
         places = self.places[first:]
         nothing = np.bitwise_or.reduce(self.written, axis=1) == 0
-        return (first + np.flatnonzero((places >= 0) & nothing[places])).tolist() if nothing.any() else []
+        return (
+            (first + np.flatnonzero((places >= 0) & nothing[places])).tolist()
+            if nothing.any()
+            else []
+        )
 
     @property
     def written(self) -> NDArray[np.int32]:
@@ -96,7 +102,11 @@ class StepMasks:
     """
 
     def __init__(
-        self, scheduler: Scheduler, filler: MaskFiller, words: NDArray[np.int32], has_other_work: Callable[[], bool]
+        self,
+        scheduler: Scheduler,
+        filler: MaskFiller,
+        words: NDArray[np.int32],
+        has_other_work: Callable[[], bool],
     ) -> None:
         self._scheduler = scheduler
         self._filler = filler
@@ -117,7 +127,11 @@ class StepMasks:
             patience: maximum time to wait for masks, in seconds.
         """
         rows = (batch.draws & self._scheduler.live(batch)).nonzero()[0]
-        watched = (self._scheduler.store.table.watched[batch.slots[rows]] >= GRAMMAR).nonzero()[0].tolist()
+        watched = (
+            (self._scheduler.store.table.watched[batch.slots[rows]] >= GRAMMAR)
+            .nonzero()[0]
+            .tolist()
+        )
         matchers: list[Matcher] = []
         masked: list[int] = []
         for i, row in zip(watched, rows[watched].tolist()):
@@ -128,11 +142,21 @@ class StepMasks:
                 matchers.append(matcher)
         undrafted = len(rows)
         own = len(matchers)
-        rows, offsets = (rows, np.zeros(len(rows), dtype=np.int32)) if not batch.drafts else _with_drafts(batch, rows)
+        rows, offsets = (
+            (rows, np.zeros(len(rows), dtype=np.int32))
+            if not batch.drafts
+            else _with_drafts(batch, rows)
+        )
         if matchers and len(rows) > undrafted:
             places = range(undrafted, len(rows))
-            ahead = [m for row in dict.fromkeys(rows[undrafted:].tolist()) for m in _matchers(batch.drafts[row])]
-            masked += [place for place, matcher in zip(places, ahead, strict=True) if matcher is not None]
+            ahead = [
+                m
+                for row in dict.fromkeys(rows[undrafted:].tolist())
+                for m in _matchers(batch.drafts[row])
+            ]
+            masked += [
+                place for place, matcher in zip(places, ahead, strict=True) if matcher is not None
+            ]
             matchers += [matcher for matcher in ahead if matcher is not None]
         if not matchers:
             return MaskedRows(rows, offsets, None, 0.0)
@@ -182,7 +206,12 @@ def _with_drafts(batch: Batch, rows: NDArray[np.int64]) -> tuple[NDArray[np.int6
     """Returns rows with a draw, repeated at the end for each draw after their drafts, and the
     number of drafted tokens before each draw.
     """
-    ahead = [(row, offset) for row in rows.tolist() if row in batch.drafts for offset in batch.drafts[row].drawn]
+    ahead = [
+        (row, offset)
+        for row in rows.tolist()
+        if row in batch.drafts
+        for offset in batch.drafts[row].drawn
+    ]
     after, offsets = zip(*ahead) if ahead else ((), ())
     counts: Ints = np.array((*[0] * len(rows), *offsets), dtype=np.int32)
     return np.concatenate((rows, np.array(after, dtype=np.int64))), counts
@@ -197,7 +226,13 @@ def draws_of(batch: Batch, drawn: MaskedRows, table: SlotTable, eos_ids: frozens
     """Returns a step's draws, for a runner."""
     rows = drawn.rows
     behind = batch.drafted[rows] - drawn.offsets if batch.drafts else None
-    return Draws(rows, _adjustments(batch, drawn, table, eos_ids), drawn.masks, table.scored[batch.slots[rows]], behind)
+    return Draws(
+        rows,
+        _adjustments(batch, drawn, table, eos_ids),
+        drawn.masks,
+        table.scored[batch.slots[rows]],
+        behind,
+    )
 
 
 def _adjustments(
@@ -214,6 +249,7 @@ def _adjustments(
         tokens = table.tokens[request.slot, : table.length[request.slot] + offset]
         params = request.params
         early = len(tokens) - request.prompt_len < params.min_tokens
-        banned = tuple(request.output.ends | eos_ids) if early else ()  # even with ignore_eos, as in SGLang
+        # even with ignore_eos, as in SGLang
+        banned = tuple(request.output.ends | eos_ids) if early else ()
         found[i] = DrawAdjustments(params, tokens, request.prompt_len, banned, request.processor)
     return found

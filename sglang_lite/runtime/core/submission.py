@@ -12,7 +12,14 @@ import msgspec
 
 from sglang_lite.errors import shown
 from sglang_lite.program.nodes import BaseNode, Fork, Node, Path, Pause, Program, Verdict
-from sglang_lite.protocol import Constraint, OverloadedError, ParameterError, Prompt, SamplingParams, Unset
+from sglang_lite.protocol import (
+    Constraint,
+    OverloadedError,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+    Unset,
+)
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 from sglang_lite.runtime.tokens.image_span import MediaItem
 
@@ -37,7 +44,8 @@ class GenerateRequest:
     timeout: float | None = None
     routed_dp_rank: int | None = None  # replica that runs it; None for the best
     session: str | None = None  # server session, whose requests continue each other
-    media: tuple[MediaItem, ...] = ()  # images of virtual ids, if the prompt is ids from `RequestBuilder`
+    # images of virtual ids, if the prompt is ids from `RequestBuilder`
+    media: tuple[MediaItem, ...] = ()
 
     def check(self) -> None:
         """Raises ParameterError if the constraint, priority or namespace has the wrong type."""
@@ -69,7 +77,9 @@ class SelectRequest(msgspec.Struct, frozen=True, array_like=True, tag="select"):
         check_kind("choices", self.choices, list, tuple)
         if not isinstance(self.lora_path, str | None):
             raise ParameterError(
-                "lora_path", f"{shown(self.lora_path)} is no name of an adapter.", hint="Give one name."
+                "lora_path",
+                f"{shown(self.lora_path)} is no name of an adapter.",
+                hint="Give one name.",
             )
         for choice in self.choices:
             check_kind("choices", choice, str)
@@ -134,10 +144,14 @@ def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:
 
 
 def check_unpaused(nodes: Sequence[Node]) -> None:
-    """Raises ParameterError if a node is a pause, which would never end in a program that is not open."""
+    """Raises ParameterError if a node is a pause, which would never end in a program that is not
+    open.
+    """
     for node in nodes:
         if isinstance(node, Pause):
-            raise ParameterError("program", "a pause needs a verdict, which only an open program can get. Open it.")
+            raise ParameterError(
+                "program", "a pause needs a verdict, which only an open program can get. Open it."
+            )
         for branch in node.branches if isinstance(node, Fork) else ():
             check_unpaused(branch)
 
@@ -167,7 +181,9 @@ def check_verdict(path: Path, place: int, verdict: Verdict) -> None:
 def check_kind(name: str, value: object, *kinds: type) -> None:
     """Raises ParameterError if a value has none of the given types."""
     if not isinstance(value, kinds):
-        raise ParameterError(name, f"{shown(value)} is no {' or '.join(kind.__name__ for kind in kinds)}.")
+        raise ParameterError(
+            name, f"{shown(value)} is no {' or '.join(kind.__name__ for kind in kinds)}."
+        )
 
 
 def check_prefix(namespace: object, secret: object, *, trusted: bool = True) -> None:
@@ -183,13 +199,19 @@ def check_prefix(namespace: object, secret: object, *, trusted: bool = True) -> 
     check_kind("namespace", namespace, str)
     check_kind("secret", secret, str, type(None))
     if isinstance(secret, str) and len(secret) < MIN_SECRET:
-        raise ParameterError("secret", f"it has {len(secret)} characters.", hint=f"Draw {MIN_SECRET} or more.")
+        raise ParameterError(
+            "secret", f"it has {len(secret)} characters.", hint=f"Draw {MIN_SECRET} or more."
+        )
 
 
 def check_rank(rank: int | None, replicas: int) -> None:
     """Raises ParameterError if an engine has no replica with that number."""
     if rank is not None and (isinstance(rank, bool) or not 0 <= rank < replicas):
-        known = "the engine has one replica" if replicas == 1 else f"the engine has the replicas 0 to {replicas - 1}"
+        known = (
+            "the engine has one replica"
+            if replicas == 1
+            else f"the engine has the replicas 0 to {replicas - 1}"
+        )
         raise ParameterError("routed_dp_rank", f"{known}, and no {rank}.", hint="Leave it out.")
 
 

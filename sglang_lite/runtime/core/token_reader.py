@@ -33,7 +33,9 @@ class TokenReader:
         jump: whether to append forced tokens of grammars as a whole.
     """
 
-    def __init__(self, scheduler: Scheduler, watch: TokenWatch, clock: StepClock, *, jump: bool) -> None:
+    def __init__(
+        self, scheduler: Scheduler, watch: TokenWatch, clock: StepClock, *, jump: bool
+    ) -> None:
         self._scheduler = scheduler
         self._watch = watch
         self._clock = clock
@@ -91,7 +93,9 @@ class TokenReader:
             live: True for the rows of the batch whose draws are to be used.
             sampled: tokens of all draws.
         """
-        verification = Verification(self._scheduler, batch, drawn, sampled, live) if batch.drafts else None
+        verification = (
+            Verification(self._scheduler, batch, drawn, sampled, live) if batch.drafts else None
+        )
         which = (live[drawn.rows] & (drawn.offsets == 0)).nonzero()[0]
         if verification is not None:
             which = verification.skip(which, drawn.rows)
@@ -135,7 +139,12 @@ class TokenReader:
                     at_end = self._ends_in_time(request, request.times.deadline)
                 if finish is None and not at_end and request.times.winds_down:
                     at_end = self._closes(request)
-                if finish is None and not at_end and self._jump and request.output.matcher is not None:
+                if (
+                    finish is None
+                    and not at_end
+                    and self._jump
+                    and request.output.matcher is not None
+                ):
                     finish, at_end = self._jump_forward(request, masked=kind == GRAMMAR)
             except SglError as error:
                 yield request, error
@@ -145,7 +154,9 @@ class TokenReader:
             if finish is not None:
                 yield request, finish
 
-    def _process(self, request: Request, kind: int, token: int, logprob: TokenLogprob | None) -> Finish | None:
+    def _process(
+        self, request: Request, kind: int, token: int, logprob: TokenLogprob | None
+    ) -> Finish | None:
         if kind == GRAMMAR:
             return request.output.advance_grammar(token)
         if kind >= TEXT:
@@ -168,7 +179,9 @@ class TokenReader:
         """Returns whether a request's output would be a value if it were cut now."""
         table = self._scheduler.store.table
         slot = request.slot
-        return request.output.closes(table.tokens[slot, request.prompt_len : table.known[slot]].tolist())
+        return request.output.closes(
+            table.tokens[slot, request.prompt_len : table.known[slot]].tolist()
+        )
 
     def _jump_forward(self, request: Request, *, masked: bool) -> tuple[Finish | None, bool]:
         """Appends the tokens that the request's grammar forces, like `Request.jump`. Returns the
@@ -197,21 +210,30 @@ class Verification:
     """
 
     def __init__(
-        self, scheduler: Scheduler, batch: Batch, drawn: MaskedRows, sampled: Sampled, live: NDArray[np.bool_]
+        self,
+        scheduler: Scheduler,
+        batch: Batch,
+        drawn: MaskedRows,
+        sampled: Sampled,
+        live: NDArray[np.bool_],
     ) -> None:
         assert scheduler.drafts is not None
         self._table = scheduler.store.table
         self._drafts = scheduler.drafts
         self._batch = batch
         places = zip(drawn.rows.tolist(), drawn.offsets.tolist())
-        self._draws = {place: i for i, place in enumerate(places) if not place[1] or i not in sampled.errors}
+        self._draws = {
+            place: i for i, place in enumerate(places) if not place[1] or i not in sampled.errors
+        }
         self._tokens = sampled.tokens
         # For each row: how many of its drafted tokens were confirmed, and all of them.
         self._last = {row: 0 for row in batch.drafts if live[row] and (row, 0) in self._draws}
         self._drafted = {row: batch.drafts[row].tokens.tolist() for row in self._last}
         for row in self._last:
             self._drafts.check(batch.requests[row], batch.drafts[row])
-        self._limits: dict[int, int] = dict(zip(self._last, self._table.limit[batch.slots[[*self._last]]].tolist()))
+        self._limits: dict[int, int] = dict(
+            zip(self._last, self._table.limit[batch.slots[[*self._last]]].tolist())
+        )
 
     def skip(self, which: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Records confirmed drafts in rows whose tokens need no individual inspection and don't end
@@ -227,7 +249,9 @@ class Verification:
         table = self._table
         found = which.copy()
         kinds = table.watched[slots]
-        looked_at = ((kinds > 0) & (kinds != GRAMMAR)) | (table.paced[slots] > 0) | table.scored[slots]
+        looked_at = (
+            ((kinds > 0) & (kinds != GRAMMAR)) | (table.paced[slots] > 0) | table.scored[slots]
+        )
         for at, row in enumerate(rows[which].tolist()):
             request = self._batch.requests[row]
             if looked_at[row] or row not in self._last or request.state is not State.DECODING:
@@ -261,10 +285,16 @@ class Verification:
         known = table.known[slots]
         newest = table.tokens[slots, known - 1]
         counts = (known - batch.ends[rows]).tolist()
-        for row, limit, count, token in zip(rows, table.limit[slots].tolist(), counts, newest.tolist()):
+        for row, limit, count, token in zip(
+            rows, table.limit[slots].tolist(), counts, newest.tolist()
+        ):
             request = batch.requests[row]
             draw = None
-            if request.handle is not None and limit == self._limits[row] and self._came(row, count, token):
+            if (
+                request.handle is not None
+                and limit == self._limits[row]
+                and self._came(row, count, token)
+            ):
                 self._last[row] = count
                 draw = self._draws.get((row, count))
             if draw is None:

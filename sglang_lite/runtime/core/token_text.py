@@ -41,7 +41,9 @@ class OpenGrammar:
         """
         found = [choice for choice in choices if self._begins(self.text + choice)]
         if not found:
-            raise ConstraintError(f"the grammar allows none of the choices here: {', '.join(map(repr, choices))}.")
+            raise ConstraintError(
+                f"the grammar allows none of the choices here: {', '.join(map(repr, choices))}."
+            )
         return found
 
     def end(self, ended: Callable[[SglError | None], None]) -> Callable[[], None]:
@@ -51,7 +53,9 @@ class OpenGrammar:
         error: SglError | None = None
         try:
             if not matcher_after(self.grammar, self.text).complete:
-                error = ConstraintError(f"the grammar is not complete at its end, after {self.text[-80:]!r}.")
+                error = ConstraintError(
+                    f"the grammar is not complete at its end, after {self.text[-80:]!r}."
+                )
         except SglError as why:
             error = why
         return partial(ended, error)
@@ -82,7 +86,9 @@ class TokenText(BranchText[Span]):
 
     __slots__ = ("grammar", "log", "new")
 
-    def __init__(self, log: TokenLog, new: Sequence[Span] = (), grammar: OpenGrammar | None = None) -> None:
+    def __init__(
+        self, log: TokenLog, new: Sequence[Span] = (), grammar: OpenGrammar | None = None
+    ) -> None:
         self.log = log
         self.new = list(new)
         self.grammar = grammar

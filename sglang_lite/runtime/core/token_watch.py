@@ -25,12 +25,21 @@ class TokenWatch:
         table: slot table.
         eos_ids: tokens that may end a generation.
         vocab_size: size of the vocabulary.
-        stream_interval_s: minimum time between two looks at tokens that only streams need, in seconds.
+        stream_interval_s: minimum time between two looks at tokens that only streams need, in
+            seconds.
     """
 
-    def __init__(self, table: SlotTable, eos_ids: frozenset[int], vocab_size: int, *, stream_interval_s: float) -> None:
+    def __init__(
+        self,
+        table: SlotTable,
+        eos_ids: frozenset[int],
+        vocab_size: int,
+        *,
+        stream_interval_s: float,
+    ) -> None:
         self._table = table
-        self._stop_tokens = np.zeros((len(table.length), vocab_size), dtype=bool)  # by slot; for STOPS only
+        # by slot; for STOPS only
+        self._stop_tokens = np.zeros((len(table.length), vocab_size), dtype=bool)
         self._eos = np.array(sorted(eos_ids), dtype=np.int32)
         self._stream_interval_s = stream_interval_s
         self._streams_told = 0.0  # time of the last look at streams, monotonic clock

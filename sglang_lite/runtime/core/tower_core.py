@@ -1,4 +1,6 @@
-"""Core of an engine with `encoder_only`: the encoder of a model's images, videos and sounds, without its decoder."""
+"""Core of an engine with `encoder_only`: the encoder of a model's images, videos and sounds,
+without its decoder.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.calls import EncodeMedia, EngineCall, FlushCache, Stats
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.core.encoder_step import NUMBERS_TOGETHER, encode, encoded_together, shapes_of
+from sglang_lite.runtime.core.encoder_step import (
+    NUMBERS_TOGETHER,
+    encode,
+    encoded_together,
+    shapes_of,
+)
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.reading_core import ReadingCore, ReadingLoop, fail
 from sglang_lite.runtime.core.request_builder import RequestBuilder
@@ -136,8 +143,7 @@ class TowerLoop(ReadingLoop):
         self._waiting.append(waiting)
 
     def _answered(self, asked: _Asked, item: MediaItem) -> bool:
-        """Adds the features of a medium to an answer, if they are kept. Returns whether they are.
-        """
+        """Adds the features of a medium to an answer, if they are kept. Returns whether they are."""
         features = self._kept.get(item.key)
         if features is None:
             return False
@@ -152,10 +158,14 @@ class TowerLoop(ReadingLoop):
         """Encodes the first waiting medium, and others of its size. Frees room to decode others."""
         before = self._waiting
         self._waiting = [
-            each for each in before if not each.of.answer.done() and not self._answered(each.of, each.item)
+            each
+            for each in before
+            if not each.of.answer.done() and not self._answered(each.of, each.item)
         ]
         if self._waiting:
-            together = encoded_together([shapes_of(each.pixels) for each in self._waiting], self._together)
+            together = encoded_together(
+                [shapes_of(each.pixels) for each in self._waiting], self._together
+            )
             batch = [self._waiting[i] for i in together]
             self._encode(batch)
             self._waiting = [each for each in self._waiting if each not in batch]
@@ -177,7 +187,10 @@ class TowerLoop(ReadingLoop):
             self.runs += 1
             self._kept[each.item.key] = features
             self._answered(each.of, each.item)
-        while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > self._most_bytes:
+        while (
+            len(self._kept) > 1
+            and sum(each.nbytes for each in self._kept.values()) > self._most_bytes
+        ):
             self._kept.popitem(last=False)
 
 
@@ -187,7 +200,10 @@ def _settle(asked: _Asked) -> None:
     size = sum(each.nbytes for each in asked.found.values())
     if size > _MAX_BYTES:
         problem = f"have {size:,} bytes of features; the limit is {_MAX_BYTES:,}."
-        fail(asked.answer, ParameterError("media", problem, hint="Ask for fewer at once, or for smaller ones."))
+        fail(
+            asked.answer,
+            ParameterError("media", problem, hint="Ask for fewer at once, or for smaller ones."),
+        )
     elif asked.answer.set_running_or_notify_cancel():
         asked.answer.set_result(save(asked.found))
 
@@ -213,9 +229,17 @@ class TowerCore(ReadingCore):
         self.vocab_size = loaded.media.vocab_size
         self.device = loaded.device
         size = sum(each.nbytes for each in loaded.tower.parameters.values()) >> 20
-        self.description = f"{loaded.name} on {self.device}, its encoder of media alone, {size:,} MB"
+        self.description = (
+            f"{loaded.name} on {self.device}, its encoder of media alone, {size:,} MB"
+        )
         self.builder = RequestBuilder(
-            loaded.name, loaded.tokenizer, self.vocab_size, self.eos_ids, loaded.longest, None, media=loaded.media
+            loaded.name,
+            loaded.tokenizer,
+            self.vocab_size,
+            self.eos_ids,
+            loaded.longest,
+            None,
+            media=loaded.media,
         )
 
     def _encode(self, call: EncodeMedia) -> Future[bytes]:
@@ -235,11 +259,19 @@ class TowerCore(ReadingCore):
 
     def _stats(self, _: Stats) -> Future[dict[str, Any]]:
         loop = self.loop
-        return loop.inbox.ask(lambda: {
-            "waiting": loop.waiting, "running": 0, "cached_tokens": 0, "free_tokens": 0, "total_tokens": 0,
-            "steps": loop.steps, "images_encoded": loop.runs, "images_stored": loop.kept,
-            **self.open_requests.counts(),
-        })  # fmt: skip
+        return loop.inbox.ask(
+            lambda: {
+                "waiting": loop.waiting,
+                "running": 0,
+                "cached_tokens": 0,
+                "free_tokens": 0,
+                "total_tokens": 0,
+                "steps": loop.steps,
+                "images_encoded": loop.runs,
+                "images_stored": loop.kept,
+                **self.open_requests.counts(),
+            }
+        )
 
     _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
         EncodeMedia: _encode,

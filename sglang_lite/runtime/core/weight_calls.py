@@ -104,15 +104,22 @@ class Sleep:
         """
         chosen = _chosen(tags)
         if again := chosen & self.released:
-            raise CapabilityError(f"the engine is asleep: the memory of {_listed(again)} is given back already.")
+            raise CapabilityError(
+                f"the engine is asleep: the memory of {_listed(again)} is given back already."
+            )
         loop = self._loop
         runner = self._loop.runner
         model = runner.model
         on_device = model.device.type == "cuda"
         if not isinstance(model, Decoder):
-            raise CapabilityError("transformers' code runs this model: its memory can't be given back.")
+            raise CapabilityError(
+                "transformers' code runs this model: its memory can't be given back."
+            )
         if runner.cache_memory is None or (on_device and model.weight_memory is None):
-            raise CapabilityError("this engine can't give memory back.", hint="Start it with enable_memory_saver=True.")
+            raise CapabilityError(
+                "this engine can't give memory back.",
+                hint="Start it with enable_memory_saver=True.",
+            )
         if keep and "weights" in chosen and model.weight_memory is not None:
             model.weight_memory.allocate_copies()
         loop.settle()
@@ -180,7 +187,9 @@ class Sleep:
         if self._graphs_follow and self.released - chosen == {"cuda_graph"}:
             chosen.add("cuda_graph")
         if awake := chosen - self.released:
-            raise CapabilityError(f"the engine is awake: the memory of {_listed(awake)} is not given back.")
+            raise CapabilityError(
+                f"the engine is awake: the memory of {_listed(awake)} is not given back."
+            )
         if not self.released:
             raise CapabilityError("the engine is awake: no memory is given back.")
         try:
@@ -210,7 +219,8 @@ class Sleep:
             self.released.discard("cuda_graph")
 
     def _restore_weights(self, model: Decoder) -> None:
-        if model.weight_memory is not None and self._updates.absent:  # false if only reading them failed before
+        # false if only reading them failed before
+        if model.weight_memory is not None and self._updates.absent:
             model.weight_memory.restore(kept=self._kept)
             if self._loop.scheduler.adapters is not None:
                 self._loop.scheduler.adapters.pool.write_again()
@@ -277,7 +287,9 @@ class WeightCalls:
         self._updates = WeightUpdates(loop, loaded.tokenizer.bos_id, config)
         self._updates.given = config.load_format == "remote_instance"
         self._experts = ExpertRecord()
-        self.sleep = Sleep(loop, self._updates, self._reload, adapters, refuses=config.refuse_while_asleep)
+        self.sleep = Sleep(
+            loop, self._updates, self._reload, adapters, refuses=config.refuse_while_asleep
+        )
         self._offered: dict[str, int] = {}  # by group, the number of updates before
         self.groups = UpdateGroups(loop.runner.model.device, config.dist_timeout or DIST_TIMEOUT_S)
 
@@ -287,11 +299,18 @@ class WeightCalls:
             now = self._config.load_format
             formats = call.load_format or ("auto" if now in ("dummy", "remote_instance") else now)
             version = self._config.weight_version if call.version is None else call.version
-            changes = {"model": call.path, "revision": None, "weight_version": version, "load_format": formats}
+            changes = {
+                "model": call.path,
+                "revision": None,
+                "weight_version": version,
+                "load_format": formats,
+            }
             changes["model_checksum"] = None  # it described the files loaded before
             config = EngineConfig.make(**{**asdict(self._config), **changes})
             return self._calls.submit(
-                lambda: self._loop.inbox.call(partial(self._update, config, resolve(call.path, None)))
+                lambda: self._loop.inbox.call(
+                    partial(self._update, config, resolve(call.path, None))
+                )
             )
         if answer := self.in_groups.get(type(call)):
             return self.groups.ask(partial(answer, self, call))
@@ -335,14 +354,19 @@ class WeightCalls:
         port = self.groups.host(call.address, call.port, call.group, call.backend)
         self._offered[call.group] = updates
         return {
-            "names": [each.name for each in forms], "dtypes": [str(each.dtype) for each in forms],
-            "shapes": [list(each.shape) for each in forms], "port": port, "weight_version": self._config.weight_version,
-        }  # fmt: skip
+            "names": [each.name for each in forms],
+            "dtypes": [str(each.dtype) for each in forms],
+            "shapes": [list(each.shape) for each in forms],
+            "port": port,
+            "weight_version": self._config.weight_version,
+        }
 
     def _send(self, call: SendWeights) -> str:
         """Sends tensors as one, while requests continue. Ends the group if there are no names."""
         if call.group not in self._offered:
-            raise ParameterError("group_name", f"there is no group {call.group!r} of another engine.")
+            raise ParameterError(
+                "group_name", f"there is no group {call.group!r} of another engine."
+            )
         before = self._offered[call.group]
         try:
             if not call.names:
@@ -351,7 +375,9 @@ class WeightCalls:
                 return self._config.weight_version
             data, updates = self._loop.inbox.call(lambda: self._updates.data(call.names))
             if updates != before:
-                raise ModelError("the weights have changed since they were offered.", hint="Start again.")
+                raise ModelError(
+                    "the weights have changed since they were offered.", hint="Start again."
+                )
             self.groups.send(call.group, data)
         except BaseException:
             self._offered.pop(call.group, None)
@@ -366,9 +392,12 @@ class WeightCalls:
     def _reload(self) -> None:
         """Reads the weights again from their checkpoint."""
         location = resolve(self._config.model, self._config.revision)
-        self._updates.write(checkpoint_opener(self._config, location, self._updates.model), whole=True)
+        self._updates.write(
+            checkpoint_opener(self._config, location, self._updates.model), whole=True
+        )
 
-    in_groups: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., object]]] = {  # each on its own thread
+    # each on its own thread
+    in_groups: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., object]]] = {
         JoinGroup: lambda self, call: self.groups.join(
             call.address, call.port, call.rank, call.size, call.name, call.backend
         ),
@@ -377,7 +406,8 @@ class WeightCalls:
         OfferWeights: _offer,
         SendWeights: _send,
     }
-    on_loop: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., object]]] = {  # on the loop's thread
+    # on the loop's thread
+    on_loop: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., object]]] = {
         UpdateTensors: _update_tensors,
         WriteTensors: _update_tensors,
         OpenTensors: _open_tensors,
@@ -392,4 +422,8 @@ class WeightCalls:
     }
 
 
-CALLS: Sequence[type[EngineCall[Any]]] = (UpdateWeights, *WeightCalls.in_groups, *WeightCalls.on_loop)
+CALLS: Sequence[type[EngineCall[Any]]] = (
+    UpdateWeights,
+    *WeightCalls.in_groups,
+    *WeightCalls.on_loop,
+)

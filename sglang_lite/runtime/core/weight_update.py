@@ -67,18 +67,25 @@ class WeightUpdates:
                 asleep.
         """
         if self.absent:
-            raise ModelError("the engine is asleep, without its weights.", hint="Wake it: resume_memory_occupation.")
+            raise ModelError(
+                "the engine is asleep, without its weights.",
+                hint="Wake it: resume_memory_occupation.",
+            )
         model = self._loop.runner.model
         if not isinstance(model, Decoder):
             raise ModelError("the running model is not one whose weights can be replaced.")
         if model.offload is not None:
-            raise ModelError("weights in the host's memory (cpu_offload_gb) can't be replaced or read.")
+            raise ModelError(
+                "weights in the host's memory (cpu_offload_gb) can't be replaced or read."
+            )
         return model
 
-    # ------------------------------------------------------------------------------------------ updates
+    # -------------------------------------------------------------------------------------- updates
 
     @torch.inference_mode()
-    def write(self, open_source: Callable[[], WeightSource], *, whole: bool, last: bool = True) -> None:
+    def write(
+        self, open_source: Callable[[], WeightSource], *, whole: bool, last: bool = True
+    ) -> None:
         """Replaces weights with those of a source.
 
         Args:
@@ -174,7 +181,7 @@ class WeightUpdates:
         for one, other in zip((*old.k, *old.v), (*new.k, *new.v)):
             one.copy_(other)
 
-    # ------------------------------------------------------------------------------------------- pauses
+    # --------------------------------------------------------------------------------------- pauses
 
     def pause(self, mode: str) -> int:
         """Plans no further steps until `resume_planning`. Returns the number of requests that ran
@@ -218,7 +225,7 @@ class WeightUpdates:
             assert error is not None, "just refused"
             raise error
 
-    # ---------------------------------------------------------------------------------------- questions
+    # ------------------------------------------------------------------------------------ questions
 
     @torch.inference_mode()
     def read(self, name: str, rows: int) -> list[Any]:  # numbers, or lists of them
@@ -235,7 +242,9 @@ class WeightUpdates:
         """
         parts = WeightParts(self._whole)
         values = ((name, parts.read(name)) for name in parts.names())
-        return [TensorForm(name, each.dtype, tuple(each.shape)) for name, each in values], self._count
+        return [
+            TensorForm(name, each.dtype, tuple(each.shape)) for name, each in values
+        ], self._count
 
     @torch.inference_mode()
     def data(self, names: Sequence[str]) -> tuple[torch.Tensor, int]:
@@ -264,7 +273,9 @@ class WeightUpdates:
         if action not in _ACTIONS:
             raise ParameterError("action", f"{action!r} is none of {', '.join(_ACTIONS)}.")
         if action == "compare" and self._snapshot is None:
-            raise ParameterError("action", "there is no snapshot to compare with.", hint='Ask for "snapshot" first.')
+            raise ParameterError(
+                "action", "there is no snapshot to compare with.", hint='Ask for "snapshot" first.'
+            )
         parts = WeightParts(self.model)
         found = dict[str, str]()
         unreadable = list[str]()
@@ -277,7 +288,9 @@ class WeightUpdates:
                 found[name] = hashlib.sha256(data.data).hexdigest()
         answer: dict[str, Any] = {"checksums": found, "unreadable": unreadable}
         if action == "compare" and self._snapshot is not None:
-            answer["changed"] = [name for name, digest in found.items() if self._snapshot.get(name) != digest]
+            answer["changed"] = [
+                name for name, digest in found.items() if self._snapshot.get(name) != digest
+            ]
         if action == "snapshot":
             self._snapshot = found
         return answer

@@ -62,8 +62,7 @@ class ContextTable:
         return len(self._newer) + len(self._older)
 
     def following(self, kind: int, context: Sequence[int]) -> tuple[int, int]:
-        """Returns the token that follows some tokens, and its weight, which is 0 if there is none.
-        """
+        """Returns the token that follows some tokens, and its weight, which is 0 if there is none."""
         key = hash((self._salt, kind, *context))
         return divmod(self._newer.get(key) or self._older.get(key, 0), _WEIGHTS)
 
@@ -78,7 +77,9 @@ class ContextDrafter:
         config: limits how many tokens it remembers and looks at.
     """
 
-    def __init__(self, name: str, kind: Callable[[Request], Hashable], config: EngineConfig) -> None:
+    def __init__(
+        self, name: str, kind: Callable[[Request], Hashable], config: EngineConfig
+    ) -> None:
         self.name = name
         self._kind = kind
         self._lengths = [length for length in _LENGTHS if length <= config.draft_context]
@@ -90,7 +91,9 @@ class ContextDrafter:
     def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
         return partial(self._guess, self._kind_of(request), chance)
 
-    def _guess(self, kind: int, chance: Chance, text: Sequence[int], state: Hashable) -> Guess | None:
+    def _guess(
+        self, kind: int, chance: Chance, text: Sequence[int], state: Hashable
+    ) -> Guess | None:
         """Returns the guess with the best chance among all contexts."""
         best = None
         likeliest = 0.0
@@ -118,7 +121,9 @@ def again(config: EngineConfig) -> ContextDrafter:
     """Creates the drafter from earlier answers to the same prompt: of a repeated or redrawn
     request, and of other samples.
     """
-    return ContextDrafter("again", lambda request: request.tokens[: request.prompt_len].tobytes(), config)
+    return ContextDrafter(
+        "again", lambda request: request.tokens[: request.prompt_len].tobytes(), config
+    )
 
 
 def node(config: EngineConfig) -> ContextDrafter:

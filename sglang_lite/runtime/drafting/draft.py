@@ -63,7 +63,9 @@ class Draft:
     def matched(self, came: Sequence[int]) -> int:
         """Counts its first tokens that equal a text, which may be longer."""
         tokens = self.tokens.tolist()
-        return next((i for i, (a, b) in enumerate(zip(tokens, came)) if a != b), min(len(tokens), len(came)))
+        return next(
+            (i for i, (a, b) in enumerate(zip(tokens, came)) if a != b), min(len(tokens), len(came))
+        )
 
     def first(self, count: int) -> Draft:
         """Returns the draft of the first `count` guesses, including the text forced after them."""
@@ -130,7 +132,8 @@ class DraftWriter:
             if len(forced) < 2:
                 return matcher, []
             return (matcher, forced) if matcher.accept_all(forced) else None
-        except Exception:  # raised by the grammar engine's library; the row itself reports it when it gets there
+        # raised by the grammar engine's library; the row itself reports it when it gets there
+        except Exception:
             return None
 
     def draft(self, guesses: tuple[DraftedGuess, ...]) -> Draft:

@@ -27,7 +27,8 @@ logger = logging.getLogger("sglang_lite")
 TAIL = 16  # number of a text's last tokens that drafters see
 _KEPT = 0.98  # decay of earlier guesses per new one of the same evidence
 _KEPT_OF_ROW = 0.95  # the same per row, for any evidence
-_KEPT_UNTRIED = 0.998  # the same per guess skipped as unlikely: after some hundreds it is tried again
+# the same per guess skipped as unlikely: after some hundreds it is tried again
+_KEPT_UNTRIED = 0.998
 
 
 @dataclass(slots=True)
@@ -95,7 +96,13 @@ class Drafting:
     """
 
     def __init__(
-        self, drafters: Sequence[Drafter], most: int, vocab_size: int, eos_ids: frozenset[int], *, jump: bool
+        self,
+        drafters: Sequence[Drafter],
+        most: int,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        *,
+        jump: bool,
     ) -> None:
         self._drafters = list(drafters)
         self.most = most
@@ -106,16 +113,20 @@ class Drafting:
         self.counts = {drafter.name: DraftCounts() for drafter in drafters}
         self.cost = StepCost()
         self._records = defaultdict[tuple[str, int], _Record](_Record)
-        self._unlearned: list[tuple[Request, list[int], int]] = []  # tokens, and the index of the first new one
+        # tokens, and the index of the first new one
+        self._unlearned: list[tuple[Request, list[int], int]] = []
         self._chances = {drafter.name: partial(self.chance, drafter.name) for drafter in drafters}
 
     def drafts(self, request: Request) -> bool:
         """Returns False if no drafter has guesses for any text of the request."""
-        if self._of_grammars and request.output.matcher is None:  # fast path: runs for each row in each step
+        # fast path: runs for each row in each step
+        if self._of_grammars and request.output.matcher is None:
             return False
         return any(drafter.drafts(request) for drafter in self._drafters)
 
-    def write(self, rows: Sequence[OpenRow], drawn: int, tokens: int, budget: int) -> dict[int, Draft]:
+    def write(
+        self, rows: Sequence[OpenRow], drawn: int, tokens: int, budget: int
+    ) -> dict[int, Draft]:
         """Writes the drafts expected to make a step yield the most tokens per second, by id of
         their request.
 
@@ -130,7 +141,9 @@ class Drafting:
         """
         likeliest = self.likeliest()
         bounds = [min(likeliest * _luck(row.request.output.draft), 1.0) for row in rows]
-        heap: list[tuple[float, int, DraftedGuess | None]] = [(-bound, i, None) for i, bound in enumerate(bounds)]
+        heap: list[tuple[float, int, DraftedGuess | None]] = [
+            (-bound, i, None) for i, bound in enumerate(bounds)
+        ]
         heapify(heap)
         asked: dict[int, _AskedRow] = {}
         order: list[int] = []  # row of each guess
@@ -176,7 +189,8 @@ class Drafting:
     def _asked(self, row: OpenRow) -> _AskedRow:
         params = row.request.params
         matcher = row.request.output.matcher
-        in_use = matcher is not None and matcher.busy  # by a thread that makes its mask; drafters would use it too
+        # by a thread that makes its mask; drafters would use it too
+        in_use = matcher is not None and matcher.busy
         drafts = params.speculation and row.request.processor is None and not in_use
         jump = self._jump and not params.scores_tokens
         writer = DraftWriter(matcher, row.room if drafts else 0, jump=jump)
@@ -197,9 +211,15 @@ class Drafting:
         for _ in range(self.most):
             place = len(writer.tokens)
             for chance, name, (token, evidence) in self._guesses(guessers, text, writer.state):
-                if not 0 <= token < self._vocab_size or token in self._eos_ids or token in output.ends:
+                if (
+                    not 0 <= token < self._vocab_size
+                    or token in self._eos_ids
+                    or token in output.ends
+                ):
                     continue  # nothing may follow it
-                guess = DraftedGuess(place, token, name, evidence, chance, likely * min(chance * luck, 1.0))
+                guess = DraftedGuess(
+                    place, token, name, evidence, chance, likely * min(chance * luck, 1.0)
+                )
                 yield guess
                 if len(writer.tokens) > place:
                     likely = guess.likely
@@ -249,7 +269,7 @@ class Drafting:
         """Returns counts by drafter, as plain data."""
         return {name: asdict(counts) for name, counts in self.counts.items()}
 
-    # ------------------------------------------------------------------------------------------------- drafters
+    # ------------------------------------------------------------------------------------- drafters
 
     def observe(self, request: Request, known: Ints) -> None:
         """Queues the tokens of a request that drafters have not seen, which they learn at the next
@@ -280,7 +300,9 @@ class Drafting:
         for drafter in self._drafters:
             try:
                 if drafter.drafts(request):
-                    found.append((drafter, drafter.guesser(request, known, self._chances[drafter.name])))
+                    found.append(
+                        (drafter, drafter.guesser(request, known, self._chances[drafter.name]))
+                    )
             except Exception:
                 self._turn_off(drafter)
         return found
@@ -387,5 +409,7 @@ class StepCost:
             best: known rate in tokens per second.
         """
         sizes = self._sizes[bisect(self._sizes, tokens) :] or [tokens + 1]
-        pays = any((expected + likely * (size - tokens)) / self.seconds(size) >= best for size in sizes)
+        pays = any(
+            (expected + likely * (size - tokens)) / self.seconds(size) >= best for size in sizes
+        )
         return sizes[0] if pays else 0

@@ -61,7 +61,9 @@ class _Following:
 
     def _following(self, text: str) -> list[int]:
         """Returns the tokens of the text that follows in a source, and sets the evidence for it."""
-        length, at, source = max((_match(source, text) for source in self._sources), default=(0, 0, ""))
+        length, at, source = max(
+            (_match(source, text) for source in self._sources), default=(0, 0, "")
+        )
         if not length:
             return []
         alone = source.find(text[-length:], at + 1) < 0

@@ -19,7 +19,8 @@ class Guess(NamedTuple):
 
 
 Chance: TypeAlias = Callable[[int], float]  # share of the guesses that were right, by evidence
-# Guesses the token after the last tokens of a text, in a state of its grammar: `Matcher.state_key`, or None.
+# Guesses the token after the last tokens of a text, in a state of its grammar: `Matcher.state_key`,
+# or None.
 Guesser: TypeAlias = Callable[[Sequence[int], Hashable], Guess | None]
 
 

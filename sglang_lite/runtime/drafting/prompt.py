@@ -78,7 +78,9 @@ class _Copy:
         ends = np.flatnonzero(known[:-1] == text[-1]) + 1  # ends of matches
         length = 1
         while length < count and len(ends):
-            longer = ends[(ends > length) & (known[np.maximum(ends - length - 1, 0)] == text[-length - 1])]
+            longer = ends[
+                (ends > length) & (known[np.maximum(ends - length - 1, 0)] == text[-length - 1])
+            ]
             if not len(longer):
                 break
             ends = longer

@@ -13,11 +13,16 @@ from sglang_lite.runtime.drafting.prompt import PromptDrafter
 from sglang_lite.runtime.drafting.states import StateDrafter
 
 DRAFTERS: dict[str, Callable[[EngineConfig], Drafter]] = {
-    "again": again, "node": node, "state": StateDrafter, "prompt": PromptDrafter,
-}  # fmt: skip
+    "again": again,
+    "node": node,
+    "state": StateDrafter,
+    "prompt": PromptDrafter,
+}
 
 
-def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int], *, fused: bool) -> Drafting | None:
+def make_drafting(
+    config: EngineConfig, vocab_size: int, eos_ids: frozenset[int], *, fused: bool
+) -> Drafting | None:
     """Creates the configured drafters, plus the grammar drafter on a CPU, or returns None if there
     are none.
 

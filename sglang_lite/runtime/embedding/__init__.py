@@ -1,1 +1,3 @@
-"""Models that read whole texts and return numbers: embeddings, scores of pairs, classes. They have no KV cache."""
+"""Models that read whole texts and return numbers: embeddings, scores of pairs, classes. They have
+no KV cache.
+"""

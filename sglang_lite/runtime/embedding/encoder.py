@@ -25,7 +25,8 @@ class Encoder:
         spec: specification of the model.
         source: source of the model's weights.
         dense: sources of the weights of the spec's dense layers, in order.
-        dtype, device: dtype and device of weights and activations; dense layers are computed in float32.
+        dtype, device: dtype and device of weights and activations; dense layers are computed in
+            float32.
         progress: wraps the iteration over layers while they are loaded.
 
     Raises:
@@ -46,8 +47,15 @@ class Encoder:
         self.device = device
         hidden = spec.layers.hidden_size
         # Comes before the layers, which check that no tensor is left.
-        self._head = None if spec.classifier is None else _head(Weights(source, dtype, device), spec.classifier, hidden)
-        self._dense = [_dense(Weights(each, torch.float32, device), layer) for each, layer in zip(dense, spec.dense)]
+        self._head = (
+            None
+            if spec.classifier is None
+            else _head(Weights(source, dtype, device), spec.classifier, hidden)
+        )
+        self._dense = [
+            _dense(Weights(each, torch.float32, device), layer)
+            for each, layer in zip(dense, spec.dense)
+        ]
         self._layers: Bert | PackedDecoder
         if isinstance(spec.layers, BertSpec):
             self._layers = Bert(spec.layers, source, dtype, device, progress)
@@ -55,7 +63,11 @@ class Encoder:
             self._layers = PackedDecoder(spec.layers, source, dtype, device, spec.limit, progress)
 
     def __call__(
-        self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int], lora: CpuLoraStep | None = None
+        self,
+        ids: NDArray[np.int32],
+        types: NDArray[np.int32],
+        lengths: list[int],
+        lora: CpuLoraStep | None = None,
     ) -> torch.Tensor:
         """Computes float32 [N, width]: vectors of texts, or one number per label.
 

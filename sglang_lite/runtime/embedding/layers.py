@@ -46,7 +46,9 @@ class Weights:
         prefix: prefix of all names.
     """
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device, prefix: str = "") -> None:
+    def __init__(
+        self, source: WeightSource, dtype: torch.dtype, device: torch.device, prefix: str = ""
+    ) -> None:
         self.source = source
         self._dtype = dtype
         self._device = device
@@ -58,7 +60,13 @@ class Weights:
         return tensor.to(self._device, self._dtype)
 
     def linear(
-        self, names: Sequence[str], outputs: int, inputs: int, *, gelu: str | None = None, bias: bool = True
+        self,
+        names: Sequence[str],
+        outputs: int,
+        inputs: int,
+        *,
+        gelu: str | None = None,
+        bias: bool = True,
     ) -> Linear:
         """Returns a linear layer over matrices [outputs, inputs] that are stacked along their
         outputs.
@@ -66,7 +74,8 @@ class Weights:
         Args:
             names: names of the modules that hold the matrices.
             outputs, inputs: shape of each matrix.
-            gelu: torch's name of the GELU approximation of an activation that follows, or None for no activation.
+            gelu: torch's name of the GELU approximation of an activation that follows, or None for
+                no activation.
             bias: whether the modules have biases.
         """
         weight = torch.cat([self.take(f"{name}.weight", outputs, inputs) for name in names])
@@ -79,7 +88,11 @@ class Weights:
 
     def norm(self, name: str, size: int, eps: float) -> Linear:
         """Returns a layer norm. Old checkpoints name its parts gamma and beta."""
-        names = ("gamma", "beta") if self.source.has(f"{self._prefix}{name}.gamma") else ("weight", "bias")
+        names = (
+            ("gamma", "beta")
+            if self.source.has(f"{self._prefix}{name}.gamma")
+            else ("weight", "bias")
+        )
         weight, bias = (self.take(f"{name}.{part}", size) for part in names)
         return lambda x: F.layer_norm(x, (size,), weight, bias, eps)
 
@@ -116,31 +129,47 @@ class Bert:
     ) -> None:
         self._spec = spec
         self._device = device
-        prefix = spec.prefix if source.has(f"{spec.prefix}embeddings.word_embeddings.weight") else ""
+        prefix = (
+            spec.prefix if source.has(f"{spec.prefix}embeddings.word_embeddings.weight") else ""
+        )
         weights = Weights(source, dtype, device, prefix)
         hidden = spec.hidden_size
         self._words = weights.take("embeddings.word_embeddings.weight", spec.vocab_size, hidden)
-        self._positions = weights.take("embeddings.position_embeddings.weight", spec.max_positions, hidden)
-        self._types = weights.take("embeddings.token_type_embeddings.weight", spec.type_vocab_size, hidden)
+        self._positions = weights.take(
+            "embeddings.position_embeddings.weight", spec.max_positions, hidden
+        )
+        self._types = weights.take(
+            "embeddings.token_type_embeddings.weight", spec.type_vocab_size, hidden
+        )
         self._norm = weights.norm("embeddings.LayerNorm", hidden, spec.norm_eps)
-        self._layers = [_BertLayer.read(weights, f"encoder.layer.{i}.", spec) for i in progress(range(spec.num_layers))]
+        self._layers = [
+            _BertLayer.read(weights, f"encoder.layer.{i}.", spec)
+            for i in progress(range(spec.num_layers))
+        ]
         for part in ("weight", "bias"):  # used only by a classifier, which has already taken it
             source.ignore(f"{prefix}pooler.dense.{part}")
         source.check_all_used()
 
     def __call__(
-        self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int], lora: CpuLoraStep | None
+        self,
+        ids: NDArray[np.int32],
+        types: NDArray[np.int32],
+        lengths: list[int],
+        lora: CpuLoraStep | None,
     ) -> torch.Tensor:
         """Computes hidden states [T, hidden_size] of concatenated texts.
 
         Args:
             ids, types: token ids and token types of all texts, [T] each.
-            lengths: number of tokens of each text; texts of equal length that are adjacent are computed as one batch.
+            lengths: number of tokens of each text; texts of equal length that are adjacent are
+                computed as one batch.
             lora: None, as these layers take no adapters.
         """
         assert lora is None, "refused with the settings"
         places = positions(lengths) + self._spec.first_position
-        at, kinds, where = (torch.from_numpy(a.astype(np.int64)).to(self._device) for a in (ids, types, places))
+        at, kinds, where = (
+            torch.from_numpy(a.astype(np.int64)).to(self._device) for a in (ids, types, places)
+        )
         x = self._norm(self._words[at] + self._positions[where] + self._types[kinds])
         groups = equal_lengths(lengths)
         for layer in self._layers:
@@ -156,7 +185,11 @@ class Bert:
         out = []
         at = 0
         for count, length in groups:
-            rows = qkv[at : at + count * length].view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+            rows = (
+                qkv[at : at + count * length]
+                .view(count, length, 3, heads, -1)
+                .permute(2, 0, 3, 1, 4)
+            )
             found = F.scaled_dot_product_attention(rows[0], rows[1], rows[2])
             out.append(found.transpose(1, 2).reshape(count * length, -1))
             at += count * length
@@ -178,7 +211,11 @@ class _BertLayer:
         inner = spec.intermediate_size
         eps = spec.norm_eps
         return cls(
-            qkv=weights.linear([f"{name}attention.self.{part}" for part in ("query", "key", "value")], hidden, hidden),
+            qkv=weights.linear(
+                [f"{name}attention.self.{part}" for part in ("query", "key", "value")],
+                hidden,
+                hidden,
+            ),
             output=weights.linear([f"{name}attention.output.dense"], hidden, hidden),
             attention_norm=weights.norm(f"{name}attention.output.LayerNorm", hidden, eps),
             up=weights.linear([f"{name}intermediate.dense"], inner, hidden, gelu=spec.gelu),
@@ -211,10 +248,16 @@ class PackedDecoder:
         limit: int,
         progress: Callable[[Iterable[int]], Iterable[int]],
     ) -> None:
-        self._decoder = Decoder(spec, source, Precision(dtype, dtype, dtype), device, limit, progress, head=False)
+        self._decoder = Decoder(
+            spec, source, Precision(dtype, dtype, dtype), device, limit, progress, head=False
+        )
 
     def __call__(
-        self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int], lora: CpuLoraStep | None
+        self,
+        ids: NDArray[np.int32],
+        types: NDArray[np.int32],
+        lengths: list[int],
+        lora: CpuLoraStep | None,
     ) -> torch.Tensor:
         """Computes hidden states [T, hidden_size]. Takes the arguments of `Bert`, and optionally
         adapters of the tokens. Ignores token types.
@@ -232,5 +275,11 @@ class PackedDecoder:
         dtype = self._decoder.precision.cache
         device = self._decoder.device
         layers = self._decoder.kv_layout.layers
-        rooms = {planes: KVCache.allocate(KVLayout((planes,)), tokens, dtype, device) for planes in set(layers)}
-        return KVCache(tuple(rooms[planes].k[0] for planes in layers), tuple(rooms[planes].v[0] for planes in layers))
+        rooms = {
+            planes: KVCache.allocate(KVLayout((planes,)), tokens, dtype, device)
+            for planes in set(layers)
+        }
+        return KVCache(
+            tuple(rooms[planes].k[0] for planes in layers),
+            tuple(rooms[planes].v[0] for planes in layers),
+        )

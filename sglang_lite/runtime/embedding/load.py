@@ -57,7 +57,10 @@ class LoadedEncoder:
 
 
 def load_encoder(
-    config: EngineConfig, path: Path, device: torch.device, progress: Callable[[Iterable[int]], Iterable[int]]
+    config: EngineConfig,
+    path: Path,
+    device: torch.device,
+    progress: Callable[[Iterable[int]], Iterable[int]],
 ) -> LoadedEncoder:
     """Loads the folder at `path`.
 
@@ -74,7 +77,9 @@ def load_encoder(
     check_no_generation(config, _MEDIA)
     if config.model_impl == "transformers" or config.load_format == "gguf":
         name = "model_impl" if config.model_impl == "transformers" else "load_format"
-        raise ParameterError(name, f"{getattr(config, name)!r} is for models that generate text.", hint='Use "auto".')
+        raise ParameterError(
+            name, f"{getattr(config, name)!r} is for models that generate text.", hint='Use "auto".'
+        )
     dtype = encoder_dtype(config, device)
     spec = encoder_spec(path)
     tokenizer = encoder_tokenizer(path, spec)
@@ -97,7 +102,11 @@ def check_no_generation(config: EngineConfig, also: Collection[str] = ()) -> Non
     or one of `also`.
     """
     # Without a cache, explain_cache_misses=False always holds.
-    unused = {*_GENERATION, *also, *(("explain_cache_misses",) if config.explain_cache_misses else ())}
+    unused = {
+        *_GENERATION,
+        *also,
+        *(("explain_cache_misses",) if config.explain_cache_misses else ()),
+    }
     check_unset(config, unused, "is for models that generate text.", "Leave it out.")
 
 
@@ -106,7 +115,9 @@ def encoder_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     is not supported.
     """
     if config.dtype not in ("auto", *_DTYPES):
-        raise ParameterError("dtype", f"{config.dtype} is for models that generate text.", hint="Use float32.")
+        raise ParameterError(
+            "dtype", f"{config.dtype} is for models that generate text.", hint="Use float32."
+        )
     return _DTYPES.get(config.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
 
 
@@ -117,6 +128,8 @@ def _sources(
     if config.load_format == "dummy":
         return DummySource(device), [DummySource(device) for _ in spec.dense]
     declared = read_quantisation(path)
-    source = open_weights(path, config.model, config.load_format, declared.matrices, threads=config.load_threads)
+    source = open_weights(
+        path, config.model, config.load_format, declared.matrices, threads=config.load_threads
+    )
     declared.check(source)
     return source, [open_folder(layer.folder) for layer in spec.dense]

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-EncoderInput: TypeAlias = str | tuple[str, str] | Sequence[int]  # a text, a pair of texts, or token ids
+# a text, a pair of texts, or token ids
+EncoderInput: TypeAlias = str | tuple[str, str] | Sequence[int]
 
 
 class EncodeRequest(EngineCall["NDArray[np.float32]"], frozen=True, eq=False, tag="encode"):
@@ -86,11 +87,18 @@ def encode_request(
                     raise too_long(names[index], len(ids), spec.limit)
                 tokens[index] = ids[: spec.limit], [0] * min(len(ids), spec.limit)
         elif mine:
-            sides: Any = zip(*(texts[i] for i in mine)) if kind is tuple else [[f"{prompt}{texts[i]}" for i in mine]]
-            enclosed = _enclosed(sides, tokenizer, spec.limit, [names[i] for i in mine], truncate=truncate)
+            sides: Any = (
+                zip(*(texts[i] for i in mine))
+                if kind is tuple
+                else [[f"{prompt}{texts[i]}" for i in mine]]
+            )
+            enclosed = _enclosed(
+                sides, tokenizer, spec.limit, [names[i] for i in mine], truncate=truncate
+            )
             for index, encoding in zip(mine, enclosed):
                 tokens[index] = encoding.ids, encoding.type_ids
-    import numpy as np  # imported late: it takes longer than starting an engine's process, which must not wait for it
+    # imported late: it takes longer than starting an engine's process, which must not wait for it
+    import numpy as np
 
     return EncodeRequest(
         np.fromiter((i for ids, _ in tokens for i in ids), np.int32),
@@ -100,9 +108,10 @@ def encode_request(
 
 
 def are_ids(given: object) -> bool:
-    """Returns True for a non-empty list or tuple of integers, which are the token ids of one text.
-    """
-    return isinstance(given, list | tuple) and bool(given) and all(type(each) is int for each in given)
+    """Returns True for a non-empty list or tuple of integers, which are the token ids of one text."""
+    return (
+        isinstance(given, list | tuple) and bool(given) and all(type(each) is int for each in given)
+    )
 
 
 def _kind(given: EncoderInput) -> type:
@@ -125,20 +134,28 @@ def _check(given: EncoderInput, name: str, spec: EncoderSpec) -> None:
 def too_long(name: str, tokens: int, limit: int) -> ParameterError:
     """Returns the error for a text with more tokens than the model reads."""
     return ParameterError(
-        name, f"has {tokens:,} tokens; the model reads {limit:,}.", hint="Shorten it, or use truncate=True."
+        name,
+        f"has {tokens:,} tokens; the model reads {limit:,}.",
+        hint="Shorten it, or use truncate=True.",
     )
 
 
 def _enclosed(
-    sides: Iterable[Sequence[str]], tokenizer: Tokenizer, limit: int, names: Sequence[str], *, truncate: bool
+    sides: Iterable[Sequence[str]],
+    tokenizer: Tokenizer,
+    limit: int,
+    names: Sequence[str],
+    *,
+    truncate: bool,
 ) -> Iterator[Encoding]:
-    """Yields texts, or pairs of first and second texts, with the tokenizer's special tokens added.
-    """
+    """Yields texts, or pairs of first and second texts, with the tokenizer's special tokens added."""
     backend = tokenizer.backend
     try:
         parts = [backend.encode_batch_fast(list(side), add_special_tokens=False) for side in sides]
     except TypeError:
-        raise ParameterError(names[0].partition("[")[0], "is no valid Unicode: it has unpaired surrogates.") from None
+        raise ParameterError(
+            names[0].partition("[")[0], "is no valid Unicode: it has unpaired surrogates."
+        ) from None
     room = limit - backend.num_special_tokens_to_add(len(parts) == 2)
     for name, encodings in zip(names, zip(*parts)):
         length = sum(map(len, encodings))
@@ -176,7 +193,8 @@ def not_a_generator_error(name: str, *, encoder_only: bool = False) -> Capabilit
     """
     if encoder_only:
         return CapabilityError(
-            f"of {name}, the encoder of media alone is loaded.", hint="Ask a server that has this one in encoder_urls."
+            f"of {name}, the encoder of media alone is loaded.",
+            hint="Ask a server that has this one in encoder_urls.",
         )
     return CapabilityError(
         f"{name} generates no text: it gives embeddings, scores or classes.",

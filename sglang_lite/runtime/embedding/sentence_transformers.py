@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.config_fields import Field, Json, check, read_any_json, read_json, shown
+from sglang_lite.runtime.models.config_fields import (
+    Field,
+    Json,
+    check,
+    read_any_json,
+    read_json,
+    shown,
+)
 
 Pooling: TypeAlias = Literal["mean", "cls", "last"]
 
@@ -120,11 +127,17 @@ def _pooling(file: Path) -> Pooling:
         chosen = [str(config["pooling_mode"])]
         chosen = ["last" if name == "lasttoken" else name for name in chosen]
     else:
-        chosen = [_POOLINGS.get(name, name) for name in config if name.startswith("pooling_mode_") and config[name]]
+        chosen = [
+            _POOLINGS.get(name, name)
+            for name in config
+            if name.startswith("pooling_mode_") and config[name]
+        ]
     for pooling in _POOLINGS.values():
         if chosen == [pooling]:
             return pooling
-    raise ModelError(f"{file}: pooling by {' and '.join(chosen) or 'nothing'} is not supported (mean, cls, lasttoken).")
+    raise ModelError(
+        f"{file}: pooling by {' and '.join(chosen) or 'nothing'} is not supported (mean, cls, lasttoken)."
+    )
 
 
 def _dense(folder: Path, inputs: int) -> DenseLayer:
@@ -132,10 +145,16 @@ def _dense(folder: Path, inputs: int) -> DenseLayer:
     config = read_json(file)
     check(config, _DENSE, str(file))
     if config["in_features"] != inputs:
-        raise ModelError(f"{file}: in_features is {config['in_features']}, and what comes has {inputs} numbers.")
-    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2]
+        raise ModelError(
+            f"{file}: in_features is {config['in_features']}, and what comes has {inputs} numbers."
+        )
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rpartition(
+        "."
+    )[2]
     if activation not in ACTIVATIONS:
-        raise ModelError(f"{file}: the activation {activation} is not supported (only {', '.join(ACTIVATIONS)}).")
+        raise ModelError(
+            f"{file}: the activation {activation} is not supported (only {', '.join(ACTIVATIONS)})."
+        )
     return DenseLayer(folder, inputs, config["out_features"], config.get("bias", True), activation)
 
 
@@ -163,5 +182,7 @@ def read_prompts(path: Path) -> Prompts:
         raise ModelError(f"{file}: `prompts`: {shown(named)} is no object of texts.")
     name = config.get("default_prompt_name")
     if name is not None and named.get(name) is None:
-        raise ModelError(f"{file}: default_prompt_name is {shown(name)}, and prompts has no text of that name.")
+        raise ModelError(
+            f"{file}: default_prompt_name is {shown(name)}, and prompts has no text of that name."
+        )
     return Prompts(named, "" if name is None else named[name])

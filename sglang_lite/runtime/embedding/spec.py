@@ -31,7 +31,10 @@ ENCODERS: Mapping[str, tuple[str, tuple[str, str] | None]] = {
     "RobertaModel": ("roberta.", None),
     "RobertaForSequenceClassification": ("roberta.", ("classifier.dense", "classifier.out_proj")),
     "XLMRobertaModel": ("roberta.", None),
-    "XLMRobertaForSequenceClassification": ("roberta.", ("classifier.dense", "classifier.out_proj")),
+    "XLMRobertaForSequenceClassification": (
+        "roberta.",
+        ("classifier.dense", "classifier.out_proj"),
+    ),
 }
 _ENCODER_FIELDS = {
     "vocab_size": Field("whole", 1, 1 << 24, required=True),
@@ -47,9 +50,11 @@ _ENCODER_FIELDS = {
     "position_embedding_type": Field("text"),
     "is_decoder": Field("flag"),
 }
-_ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}  # torch's `approximate` of each
+# torch's `approximate` of each
+_ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 _CAUSAL = "ForCausalLM"
-# Architectures of decoders with another head or none -> architecture with the same layers and a language model head.
+# Architectures of decoders with another head or none -> architecture with the same layers and a
+# language model head.
 _DECODERS: Mapping[str, str] = {
     name.removesuffix(_CAUSAL).replace("Gemma3", "Gemma3Text") + head: name
     for name in ARCHITECTURES
@@ -199,7 +204,9 @@ def encoder_spec(path: Path) -> EncoderSpec:
             classifier = _classifier(config, ("", "score"), file)
     modules = read_modules(path, layers.hidden_size)
     if classifier is not None and (modules.pooling or modules.dense):
-        raise ModelError(f"{path}/modules.json: {architecture} gives a number for each label, no vectors to pool.")
+        raise ModelError(
+            f"{path}/modules.json: {architecture} gives a number for each label, no vectors to pool."
+        )
     return EncoderSpec(
         architecture=architecture,
         layers=layers,
@@ -215,15 +222,21 @@ def encoder_spec(path: Path) -> EncoderSpec:
 def _bert_spec(config: Mapping[str, Json], architecture: str, file: Path) -> BertSpec:
     check(config, _ENCODER_FIELDS, str(file))
     if (activation := config.get("hidden_act", "gelu")) not in _ACTIVATIONS:
-        raise ModelError(f"{file}: the activation {activation!r} is not supported (only {', '.join(_ACTIVATIONS)}).")
+        raise ModelError(
+            f"{file}: the activation {activation!r} is not supported (only {', '.join(_ACTIVATIONS)})."
+        )
     if (kind := config.get("position_embedding_type", "absolute")) != "absolute":
-        raise ModelError(f"{file}: position_embedding_type {kind!r} is not supported (only 'absolute').")
+        raise ModelError(
+            f"{file}: position_embedding_type {kind!r} is not supported (only 'absolute')."
+        )
     if config.get("is_decoder"):
         raise ModelError(f"{file}: is_decoder is set: texts are read in both directions here.")
     hidden = config["hidden_size"]
     heads = config["num_attention_heads"]
     if hidden % heads:
-        raise ModelError(f"{file}: hidden_size {hidden} can't be shared by {heads} attention heads.")
+        raise ModelError(
+            f"{file}: hidden_size {hidden} can't be shared by {heads} attention heads."
+        )
     prefix, _ = ENCODERS[architecture]
     spec = BertSpec(
         vocab_size=config["vocab_size"],
@@ -247,24 +260,36 @@ def _layers(config: Mapping[str, Json], architecture: str, file: Path) -> ModelS
     """Returns the specification of a decoder's layers, without the settings of its language model
     head.
     """
-    found = spec_from_config({**config, "architectures": [_DECODERS.get(architecture, architecture)]}, str(file))
+    found = spec_from_config(
+        {**config, "architectures": [_DECODERS.get(architecture, architecture)]}, str(file)
+    )
     return replace(found, tied_embeddings=True, logit_scale=1.0, logit_softcap=None)
 
 
 def _classifier(config: Mapping[str, Json], layers: tuple[str, str], file: Path) -> Classifier:
     check(config, _CLASSIFIER_FIELDS, str(file))
-    names = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(config.get("num_labels", 2))}
+    names = config.get("id2label") or {
+        str(i): f"LABEL_{i}" for i in range(config.get("num_labels", 2))
+    }
     labels = [names.get(str(i)) for i in range(len(names))]
     if not labels or not all(isinstance(label, str) for label in labels):
         raise ModelError(f"{file}: id2label is {shown(names)}: no text for each number from 0 on.")
     kind = config.get("problem_type")
     ours = config.get("sentence_transformers") or {}
-    function = ours.get("activation_fn") or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+    function = (
+        ours.get("activation_fn") or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+    )
     function = str(function).rpartition(".")[2]
     if function not in ("Sigmoid", "Identity"):
-        raise ModelError(f"{file}: scores by {function} are not supported (only Sigmoid and Identity).")
+        raise ModelError(
+            f"{file}: scores by {function} are not supported (only Sigmoid and Identity)."
+        )
     inner, outer = layers
     return Classifier(
-        inner, outer, bias=bool(inner), labels=tuple(map(str, labels)),
-        multi_label=kind == "multi_label_classification", raw_score=function == "Identity" or kind == "regression",
-    )  # fmt: skip
+        inner,
+        outer,
+        bias=bool(inner),
+        labels=tuple(map(str, labels)),
+        multi_label=kind == "multi_label_classification",
+        raw_score=function == "Identity" or kind == "regression",
+    )

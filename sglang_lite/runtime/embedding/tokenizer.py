@@ -18,7 +18,8 @@ def encoder_tokenizer(path: Path, spec: EncoderSpec) -> Tokenizer:
     """Returns the tokenizer of the model in a folder.
 
     Raises:
-        ModelError: the tokenizer is missing, is of an unknown kind, or has more tokens than the model.
+        ModelError: the tokenizer is missing, is of an unknown kind, or has more tokens than the
+            model.
     """
     if isinstance(spec.layers, BertSpec):
         tokenizer = word_tokenizer_from_folder(path)
@@ -26,12 +27,15 @@ def encoder_tokenizer(path: Path, spec: EncoderSpec) -> Tokenizer:
         tokenizer = tokenizer_from_folder(path, spec.vocab_size)
         _end_texts(tokenizer, path / "tokenizer_config.json")
     if tokenizer.vocab_size > spec.vocab_size:
-        raise ModelError(f"{path}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model {spec.vocab_size:,}.")
+        raise ModelError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model {spec.vocab_size:,}."
+        )
     return tokenizer
 
 
 def _end_texts(tokenizer: Tokenizer, settings: Path) -> None:
-    """Appends the end-of-sequence token to texts if the config requests it and `tokenizer.json` does not add it.
+    """Appends the end-of-sequence token to texts if the config requests it and `tokenizer.json`
+    does not add it.
 
     Some embedding models based on decoders were trained with it.
     """
@@ -44,6 +48,6 @@ def _end_texts(tokenizer: Tokenizer, settings: Path) -> None:
         return
     end = processors.TemplateProcessing(
         single=f"$A {name}", pair=f"$A $B:1 {name}:1", special_tokens=[(name, eos)]
-    )  # fmt: skip
+    )
     before = backend.post_processor
     backend.post_processor = end if before is None else processors.Sequence([before, end])

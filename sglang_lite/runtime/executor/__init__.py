@@ -57,17 +57,28 @@ def make_runner(
     sizes = capacity.sizes
     pages = capacity.pages
     own_pages = capacity.window_pages
-    slot_pages = SlotPages(sizes.max_running, capacity.longest, sizes.page_size, windows=own_pages > 0)
+    slot_pages = SlotPages(
+        sizes.max_running, capacity.longest, sizes.page_size, windows=own_pages > 0
+    )
     if not is_fused(model):
         assert not isinstance(adapters, GpuAdapters)
-        has_all = torch.get_num_threads() >= len(os.sched_getaffinity(0)) if sys.platform == "linux" else False
+        has_all = (
+            torch.get_num_threads() >= len(os.sched_getaffinity(0))
+            if sys.platform == "linux"
+            else False
+        )
         if links is not None:
             begin(links, capacity)
         runner = CpuRunner(
-            model, slot_pages, capacity.tokens, own_pages * sizes.page_size, one_by_one=config.deterministic,
+            model,
+            slot_pages,
+            capacity.tokens,
+            own_pages * sizes.page_size,
+            one_by_one=config.deterministic,
             original_logprobs=config.original_logprobs,
-            cores_contended=cores_contended if has_all and not config.deterministic else None, adapters=adapters,
-        )  # fmt: skip
+            cores_contended=cores_contended if has_all and not config.deterministic else None,
+            adapters=adapters,
+        )
         _begin_files(model, config)
         return runner if links is None else CpuLeadRunner(runner, links, _balance(model, config))
     from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
@@ -75,33 +86,50 @@ def make_runner(
 
     assert not isinstance(adapters, CpuAdapters)
 
-    sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
+    sizes_to_capture = (
+        graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
+    )
     if links is not None:
         begin(links, capacity)
     gpu_runner = GpuRunner(
-        model, slot_pages, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture,
-        draft_tokens=config.max_draft, original_logprobs=config.original_logprobs, window_pages=own_pages,
+        model,
+        slot_pages,
+        pages,
+        sizes.step_tokens,
+        config.attention_backend,
+        sizes_to_capture,
+        draft_tokens=config.max_draft,
+        original_logprobs=config.original_logprobs,
+        window_pages=own_pages,
         adapters=adapters,
-    )  # fmt: skip
+    )
     if model.device.type == "cuda":
         with contextlib.nullcontext() if compiling is None else compiling.waiting_for_kernels():
             gpu_runner.warm_up()
-            if gpu_runner.graphs.sizes and (drafting is not None or model.parts is not None):  # on all ranks or none
+            # on all ranks or none
+            if gpu_runner.graphs.sizes and (drafting is not None or model.parts is not None):
                 measured = gpu_runner.graphs.step_seconds()
                 if drafting is not None:
                     drafting.cost.set_measured(measured)
     _begin_files(model, config)
-    return gpu_runner if links is None else GpuLeadRunner(gpu_runner, links, _balance(model, config))
+    return (
+        gpu_runner if links is None else GpuLeadRunner(gpu_runner, links, _balance(model, config))
+    )
 
 
 def _begin_files(model: Model, config: EngineConfig) -> None:
     """Starts writing the outputs of a model's layers to files, if the config asks for it."""
     if config.debug_tensor_dump_output_folder is not None:
         assert isinstance(model, Decoder), "others are refused"
-        model.watch.folder = folder_of_process(config.debug_tensor_dump_output_folder, model.ranks.parallel)
+        model.watch.folder = folder_of_process(
+            config.debug_tensor_dump_output_folder, model.ranks.parallel
+        )
 
 
 def _balance(model: Model, config: EngineConfig) -> ExpertBalance | None:
-    """Returns the balancing of experts between ranks, or None if the model was not loaded for it.
-    """
-    return ExpertBalance(model, config) if isinstance(model, Decoder) and model.expert_moves is not None else None
+    """Returns the balancing of experts between ranks, or None if the model was not loaded for it."""
+    return (
+        ExpertBalance(model, config)
+        if isinstance(model, Decoder) and model.expert_moves is not None
+        else None
+    )

@@ -1,8 +1,9 @@
 """Compiles a model's kernels in parallel while its weights are read.
 
-A separate process warms up the same runner on tensors without memory, which yields the kernel variants that the
-engine's warm-up will launch. Forks of that process compile them into Triton's cache and report each one. The engine's
-warm-up waits for a variant when it first launches it. No part of this touches a GPU, so none need be present.
+A separate process warms up the same runner on tensors without memory, which yields the kernel
+variants that the engine's warm-up will launch. Forks of that process compile them into Triton's
+cache and report each one. The engine's warm-up waits for a variant when it first launches it. No
+part of this touches a GPU, so none need be present.
 """
 
 from __future__ import annotations
@@ -64,11 +65,18 @@ logger = logging.getLogger("sglang_lite")
 _MAX_FORKS = 16
 # Kernels that take longest to compile, from 10 s down to 1 s; all others take less.
 _LONGEST = (
-    "_packed_products", "prefill_kernel", "prefix_kernel", "_rope_attention", "_decode", "_prefix", "_prefill", "_pick",
+    "_packed_products",
+    "prefill_kernel",
+    "prefix_kernel",
+    "_rope_attention",
+    "_decode",
+    "_prefix",
+    "_prefill",
+    "_pick",
     "_scan",
-)  # fmt: skip
-# Modules that tensors without memory and kernels of newer GPUs import late. They are imported while the engine's
-# process looks for its GPU.
+)
+# Modules that tensors without memory and kernels of newer GPUs import late. They are imported while
+# the engine's process looks for its GPU.
 _IMPORTED_LATE = ("sglang_lite.runtime.kernels.prefix_attention_hopper",)
 
 
@@ -115,20 +123,28 @@ def collect_variants(
         on_variant: callback for each variant.
     """
     layers = runner.spec.layers
-    unlike = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]  # equal ones share kernels
+    # equal ones share kernels
+    unlike = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]
     once = layers[0], *unlike  # a separate first layer, which adds no residual
     spec = replace(runner.spec, layers=once * runner.parallel.pp)  # for each stage
     nowhere = torch.device("meta")
     pages = -(-runner.longest // runner.page_size)
     unsupported = contextlib.suppress(NotImplementedError, ParameterError)
-    with collecting_variants(properties, on_variant), torch.inference_mode(), _ShapeOnlyProducts(), unsupported:
+    with (
+        collecting_variants(properties, on_variant),
+        torch.inference_mode(),
+        _ShapeOnlyProducts(),
+        unsupported,
+    ):
         row_bytes = spec.hidden_size * runner.precision.compute.itemsize
         ranks = _ranks_without_memory(runner.parallel, row_bytes, nowhere)
         source = DummySource(nowhere, Matrices(format=runner.stored))
         model = GpuDecoder(spec, source, runner.precision, nowhere, runner.longest, ranks=ranks)
         if runner.precision.cache.itemsize == 1:
             planes = [planes[0].heads for planes in model.kv_layout.layers]
-            model.kv_scales = KVScales(*(tuple(torch.empty(n, device=nowhere) for n in planes) for _ in "kv"))
+            model.kv_scales = KVScales(
+                *(tuple(torch.empty(n, device=nowhere) for n in planes) for _ in "kv")
+            )
         adapters = None
         if runner.adapters is not None:
             adapters = GpuAdapters(spec, runner.adapters, runner.precision.compute, nowhere)
@@ -150,9 +166,13 @@ def _ranks_without_memory(parallel: Parallel, row_bytes: int, nowhere: torch.dev
     if parallel.ranks == 1:
         return ONE_PROCESS
     memory = torch.empty(memory_shape(parallel.ranks, row_bytes), dtype=torch.int64, device=nowhere)
-    in_stage = None if parallel.pp == 1 else _ranks_without_memory(parallel.in_stage, row_bytes, nowhere)
+    in_stage = (
+        None if parallel.pp == 1 else _ranks_without_memory(parallel.in_stage, row_bytes, nowhere)
+    )
     place = parallel.rank, (0,) * parallel.ranks
-    return GpuRanks(parallel, Peers.of(*place, memory), None, in_stage, PartPeers.of(*place, memory))
+    return GpuRanks(
+        parallel, Peers.of(*place, memory), None, in_stage, PartPeers.of(*place, memory)
+    )
 
 
 class _ShapeOnlyProducts(TorchFunctionMode):
@@ -204,7 +224,10 @@ class BackgroundCompilation:
         try:
             self._process = early or CompileProcess()
         except OSError as error:
-            logger.warning("no process to compile kernels can be started (%s): the engine compiles them.", error)
+            logger.warning(
+                "no process to compile kernels can be started (%s): the engine compiles them.",
+                error,
+            )
         else:
             self._process.send(pickle.dumps((os.fspath(folder), runner, properties, count)))
 
@@ -226,7 +249,11 @@ class BackgroundCompilation:
             self._done.touch()
             self._model_mark.touch()
         except OSError as error:
-            logger.warning("%s can't be written (%s): the next start looks for kernels again.", self._done, error)
+            logger.warning(
+                "%s can't be written (%s): the next start looks for kernels again.",
+                self._done,
+                error,
+            )
 
     def end(self) -> None:
         """Ends the process."""
@@ -235,9 +262,15 @@ class BackgroundCompilation:
 
 
 def start_compiling(
-    config: EngineConfig, spec: ModelSpec, precision: Precision, longest: int, device: torch.device,
-    early: CompileProcess | None = None, parallel: Parallel = ONE_PROCESS.parallel, stored: Format | None = None,
-) -> BackgroundCompilation:  # fmt: skip
+    config: EngineConfig,
+    spec: ModelSpec,
+    precision: Precision,
+    longest: int,
+    device: torch.device,
+    early: CompileProcess | None = None,
+    parallel: Parallel = ONE_PROCESS.parallel,
+    stored: Format | None = None,
+) -> BackgroundCompilation:
     """Starts compiling the kernels of a model that is about to be loaded.
 
     Args:
@@ -255,19 +288,34 @@ def start_compiling(
     own = [] if adapter_base(config.model) is None else [config.model]
     if config.enable_lora or own:
         folders = [*own, *(read_lora_path(each).path for each in config.lora_paths)]
-        adapters = PoolSize.of(config.max_loras_per_batch, largest_rank(config.max_lora_rank, folders))
+        adapters = PoolSize.of(
+            config.max_loras_per_batch, largest_rank(config.max_lora_rank, folders)
+        )
     runner = RunnerShape(
-        spec, precision, longest, sizes.max_running, sizes.page_size, sizes.step_tokens, config.attention_backend,
-        config.max_draft, adapters, parallel, stored,
-    )  # fmt: skip
-    return BackgroundCompilation(runner, properties_of(device), config.model, config.compile_processes, early)
+        spec,
+        precision,
+        longest,
+        sizes.max_running,
+        sizes.page_size,
+        sizes.step_tokens,
+        config.attention_backend,
+        config.max_draft,
+        adapters,
+        parallel,
+        stored,
+    )
+    return BackgroundCompilation(
+        runner, properties_of(device), config.model, config.compile_processes, early
+    )
 
 
 def _name(runner: RunnerShape, properties: DeviceProperties) -> str:
     """Returns a digest of everything that decides which kernels a runner needs: runner, GPU, kernel
     sources and versions.
     """
-    digest = hashlib.sha256(f"{runner} {properties} {triton.__version__} {torch.__version__}".encode())
+    digest = hashlib.sha256(
+        f"{runner} {properties} {triton.__version__} {torch.__version__}".encode()
+    )
     for file in sorted(Path(kernels.__path__[0]).glob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
@@ -308,7 +356,9 @@ def compile_all(variants: list[KernelVariant], count: int, line: socket.socket) 
     tasks: list[Callable[[], None]] = []
     launchers: set[str] = set()
     for variant in sorted(variants, key=_rank):
-        tasks.append(partial(_compile, variant, line, with_launcher=variant.launcher not in launchers))
+        tasks.append(
+            partial(_compile, variant, line, with_launcher=variant.launcher not in launchers)
+        )
         launchers.add(variant.launcher)
     running: set[int] = set()
     failed = 0

@@ -22,8 +22,8 @@ from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 
 # Padding tokens that a group of decoding rows may read: about the cost of one more group.
 _PADDING = 512
-# Token reads up to which a row with several new tokens is computed as that many decoding rows: about the cost of
-# computing the row separately.
+# Token reads up to which a row with several new tokens is computed as that many decoding rows:
+# about the cost of computing the row separately.
 _MAX_DECODED_READS = 128
 
 
@@ -58,7 +58,8 @@ def build_cpu_inputs(
         table: pages of the slots.
         last_tokens: int32 [slots], last drawn token of each slot.
         adapters: adapters of the slots, if the engine has any.
-        one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the record.
+        one_by_one: whether to compute each token's attention separately, so that it doesn't depend
+            on the record.
     """
     ids = drawn_ids(record, last_tokens)
     plan = _plan(record, table, table, one_by_one=one_by_one)
@@ -68,7 +69,9 @@ def build_cpu_inputs(
         plan = replace(plan, lora=adapters.step(record.token_slots))
     return CpuInputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
-        positions=torch.from_numpy((record.rotary if record.rotary.size else record.positions).astype(np.int64)),
+        positions=torch.from_numpy(
+            (record.rotary if record.rotary.size else record.positions).astype(np.int64)
+        ),
         plan=plan,
         last=torch.from_numpy(record.last.astype(np.int64)),
     )
@@ -79,7 +82,9 @@ def drawn_ids(record: StepRecord, last_tokens: Ints) -> Ints:
     return np.where(record.ids == -1, last_tokens[record.token_slots], record.ids)
 
 
-def _plan(record: StepRecord, table: SlotPages, read: SlotPages, *, one_by_one: bool) -> AttentionPlan:
+def _plan(
+    record: StepRecord, table: SlotPages, read: SlotPages, *, one_by_one: bool
+) -> AttentionPlan:
     """Returns the plan of a step's attention.
 
     Args:
@@ -120,13 +125,22 @@ def _plan(record: StepRecord, table: SlotPages, read: SlotPages, *, one_by_one: 
     else:
         short_rows = {} if len(record.slots) == 1 else _short_rows(extends)
         extends = [row for row in extends if row.start not in short_rows]
-        at = np.concatenate([singles[~grouped[singles]], *(np.arange(start, end) for start, end in short_rows.items())])
+        at = np.concatenate(
+            [
+                singles[~grouped[singles]],
+                *(np.arange(start, end) for start, end in short_rows.items()),
+            ]
+        )
         separate, decode_groups = _by_length(at, lengths[at])
-    extends += [_one_token(read, t, slots[t], lengths[t], lengths[t] - positions[t] - 1) for t in separate]
+    extends += [
+        _one_token(read, t, slots[t], lengths[t], lengths[t] - positions[t] - 1) for t in separate
+    ]
     extends += [row for group in groups for row in group.rows]
     return AttentionPlan(
         torch.from_numpy(store_at),
-        tuple(_decode_group(read, tokens, slots[tokens], lengths[tokens]) for tokens in decode_groups),
+        tuple(
+            _decode_group(read, tokens, slots[tokens], lengths[tokens]) for tokens in decode_groups
+        ),
         tuple(extends),
         groups,
         both_ways=bool(both_ways.any()),
@@ -154,7 +168,12 @@ def _short_rows(extends: list[ExtendRow]) -> dict[int, int]:
 
 
 def _groups(
-    record: StepRecord, table: SlotPages, read: SlotPages, first: Ints, last: Ints, may: NDArray[np.bool_]
+    record: StepRecord,
+    table: SlotPages,
+    read: SlotPages,
+    first: Ints,
+    last: Ints,
+    may: NDArray[np.bool_],
 ) -> tuple[tuple[ExtendGroup, ...], NDArray[np.bool_]]:
     """Returns groups of rows that begin with the same pages and save enough reads, and bool [rows],
     True for the rows in a group.
@@ -169,19 +188,27 @@ def _groups(
     if len(shareable_pages) < 2 or int(shareable_pages.sum()) * table.page_size < MIN_SAVED_TOKENS:
         return (), grouped
     groups = []
-    for group in find_groups(table.pages[record.slots, : int(shareable_pages.max())], shareable_pages):
+    for group in find_groups(
+        table.pages[record.slots, : int(shareable_pages.max())], shareable_pages
+    ):
         shared = group.pages * table.page_size
         for rows in _of_one_size(group.rows, last + 1 - first, record.ends - shared, shared):
             if (len(rows) - 1) * shared < MIN_SAVED_TOKENS:
                 continue
             grouped[rows] = True
-            groups.append(ExtendGroup.of(
-                tuple(
-                    ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(read, record.slots[i], record.ends[i]))
-                    for i in rows
-                ),
-                shared,
-            ))  # fmt: skip
+            groups.append(
+                ExtendGroup.of(
+                    tuple(
+                        ExtendRow(
+                            int(first[i]),
+                            int(last[i]) + 1,
+                            _read_at(read, record.slots[i], record.ends[i]),
+                        )
+                        for i in rows
+                    ),
+                    shared,
+                )
+            )
     return tuple(groups), grouped
 
 
@@ -222,11 +249,13 @@ def _read_at(table: SlotPages, slot: int, length: int) -> torch.Tensor | slice:
     return torch.from_numpy(slots)
 
 
-def _by_length(tokens: NDArray[np.int64], lengths: Ints) -> tuple[list[int], list[slice | NDArray[np.int64]]]:
+def _by_length(
+    tokens: NDArray[np.int64], lengths: Ints
+) -> tuple[list[int], list[slice | NDArray[np.int64]]]:
     """Divides tokens into those that are computed separately and groups that are computed together.
 
-    Every token of a group reads as many tokens as the longest, so a long row in a group of short ones would be
-    expensive.
+    Every token of a group reads as many tokens as the longest, so a long row in a group of short
+    ones would be expensive.
 
     Args:
         tokens: indices of tokens of the record.
@@ -250,7 +279,9 @@ def _by_length(tokens: NDArray[np.int64], lengths: Ints) -> tuple[list[int], lis
             longest = length
         groups[-1].append(int(tokens[i]))
     separate = [group[0] for group in groups if len(group) == 1]
-    return separate, [np.sort(np.array(group, dtype=np.int64)) for group in groups if len(group) > 1]
+    return separate, [
+        np.sort(np.array(group, dtype=np.int64)) for group in groups if len(group) > 1
+    ]
 
 
 def _decode_group(

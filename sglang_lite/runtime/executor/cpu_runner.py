@@ -80,7 +80,9 @@ class CpuRunner:
         self._model = model
         self._pages = pages
         self._sampling = SamplingTable(slots)
-        self._cache = model.allocate_cache(cache_slots, window_slots and window_slots + pages.page_size)
+        self._cache = model.allocate_cache(
+            cache_slots, window_slots and window_slots + pages.page_size
+        )
         self._one_by_one = one_by_one
         self._original_logprobs = original_logprobs
         self._last_tokens: Ints = np.zeros(slots, dtype=np.int32)  # last drawn token of each slot
@@ -146,8 +148,7 @@ class CpuRunner:
         return np.empty((rows, words), dtype=np.int32)
 
     def sample(self, forward: CpuForward, draws: Draws) -> Sampled:
-        """Draws the next tokens of some rows from a forward that has computed their hidden states.
-        """
+        """Draws the next tokens of some rows from a forward that has computed their hidden states."""
         rows = draws.rows
         behind = draws.behind
         if not len(rows):
@@ -158,13 +159,21 @@ class CpuRunner:
         positions = record.ends[rows] if behind is None else record.ends[rows] - behind
         with torch.inference_mode(), self._team(record):
             sampled = sample(
-                self.logits(forward, rows, behind), self._sampling, slots, positions, draws.adjustments, draws.masks,
-                draws.scored, original_logprobs=self._original_logprobs,
-            )  # fmt: skip
+                self.logits(forward, rows, behind),
+                self._sampling,
+                slots,
+                positions,
+                draws.adjustments,
+                draws.masks,
+                draws.scored,
+                original_logprobs=self._original_logprobs,
+            )
         self._last_tokens[slots] = sampled.tokens
         return sampled
 
-    def logits(self, forward: CpuForward, rows: NDArray[np.int64], behind: Ints | None = None) -> torch.Tensor:
+    def logits(
+        self, forward: CpuForward, rows: NDArray[np.int64], behind: Ints | None = None
+    ) -> torch.Tensor:
         """Returns the logits [R, vocab_size] that `sample` draws from."""
         last = forward.last[torch.from_numpy(rows)]
         if behind is not None:
@@ -178,7 +187,9 @@ class CpuRunner:
 
     def _team(self, record: StepRecord) -> AbstractContextManager[None]:
         """Returns a context that sets the number of threads for the computations of a step."""
-        leaves_one = self._cores_contended is not None and record.streams > 0 and self._cores_contended()
+        leaves_one = (
+            self._cores_contended is not None and record.streams > 0 and self._cores_contended()
+        )
         return _one_thread_fewer() if leaves_one else nullcontext()
 
 

@@ -25,8 +25,9 @@ from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 _MEASURED = 3  # replays over which a step's time is measured
-# Writes logits [R, vocab_size] of a plan's tokens into the last argument, for the tokens at the indices [R] in the
-# second argument, or for all tokens if it is None. A model with several stages returns the rows of one stage instead.
+# Writes logits [R, vocab_size] of a plan's tokens into the last argument, for the tokens at the
+# indices [R] in the second argument, or for all tokens if it is None. A model with several stages
+# returns the rows of one stage instead.
 Compute = Callable[[DevicePlan, torch.Tensor | None, torch.Tensor], torch.Tensor]
 
 
@@ -71,7 +72,8 @@ class CudaGraphs:
         self._vocab_size = vocab_size
         self._dtype = dtype
         self._logits: torch.Tensor | None = None  # shared by all graphs
-        # Key: number of tokens, whether rows have several tokens, share prefixes, have adapters (2: mostly distinct).
+        # Key: number of tokens, whether rows have several tokens, share prefixes, have adapters (2:
+        # mostly distinct).
         self.captured: dict[tuple[int, bool, bool, int], CapturedGraph] = {}
         self._pool: Any = None
 
@@ -79,7 +81,9 @@ class CudaGraphs:
         """Drops all graphs, because the model or the cache that they use has changed."""
         self.captured.clear()
 
-    def capture_all(self, compute: Compute, sharing: Sequence[bool], adapters: Sequence[LoraStep | None]) -> None:
+    def capture_all(
+        self, compute: Compute, sharing: Sequence[bool], adapters: Sequence[LoraStep | None]
+    ) -> None:
         """Captures the graphs of all sizes.
 
         Args:
@@ -90,7 +94,11 @@ class CudaGraphs:
                 others.
         """
         sizes = [(size, False, size > 1) for size in sorted(self.sizes, reverse=True)]
-        sizes += [(size, True, size <= self._max_tokens) for size in reversed(self._token_sizes) if self.sizes]
+        sizes += [
+            (size, True, size <= self._max_tokens)
+            for size in reversed(self._token_sizes)
+            if self.sizes
+        ]
         for (size, several, can_share), lora in itertools.product(sizes, adapters):
             if lora is not None and lora.own and not pays(size, size):
                 continue
@@ -102,7 +110,9 @@ class CudaGraphs:
         of tokens.
         """
         found: dict[int, float] = {}
-        for (tokens, _, shared, adapted), each in sorted(self.captured.items(), key=lambda item: item[0][:2]):
+        for (tokens, _, shared, adapted), each in sorted(
+            self.captured.items(), key=lambda item: item[0][:2]
+        ):
             if not shared and not adapted:
                 each.graph.replay()
                 began = make_event(timed=True)
@@ -144,10 +154,19 @@ class CudaGraphs:
         rows = len(inputs.last)
         if inputs.decoding < tokens:
             return 0
-        return self.padded_rows(rows) if tokens == rows else self._token_sizes[bisect_left(self._token_sizes, tokens)]
+        return (
+            self.padded_rows(rows)
+            if tokens == rows
+            else self._token_sizes[bisect_left(self._token_sizes, tokens)]
+        )
 
     def find(
-        self, compute: Compute, inputs: GpuInputs, size: int, shared: bool, lora: LoraStep | None = None
+        self,
+        compute: Compute,
+        inputs: GpuInputs,
+        size: int,
+        shared: bool,
+        lora: LoraStep | None = None,
     ) -> CapturedGraph:
         """Returns the graph that runs a step, capturing it if necessary.
 
@@ -162,7 +181,12 @@ class CudaGraphs:
         return self._captured(compute, size, multi_token_rows, shared, lora)
 
     def _captured(
-        self, compute: Compute, tokens: int, multi_token_rows: bool, shared: bool, lora: LoraStep | None
+        self,
+        compute: Compute,
+        tokens: int,
+        multi_token_rows: bool,
+        shared: bool,
+        lora: LoraStep | None,
     ) -> CapturedGraph:
         key = tokens, multi_token_rows, shared, 0 if lora is None else 1 + lora.own
         if key not in self.captured:
@@ -173,15 +197,26 @@ class CudaGraphs:
 
     @cached_property
     def _token_sizes(self) -> list[int]:
-        """Numbers of tokens that are worth a graph of rows with several tokens. Padding is cheap for appended text, and
-        less so for drafts, which come at every step."""
-        few = (8, 16, 24, *range(32, 128, 16), 128, 160, 192, 224) if self._drafts else (8, 16, 32, 64, 128, 192)
+        """Numbers of tokens that are worth a graph of rows with several tokens. Padding is cheap
+        for appended text, and less so for drafts, which come at every step.
+        """
+        few = (
+            (8, 16, 24, *range(32, 128, 16), 128, 160, 192, 224)
+            if self._drafts
+            else (8, 16, 32, 64, 128, 192)
+        )
         sizes = (*few, *range(256, self._max_tokens, 128))
         most = self._max_tokens
         return [*(size for size in sizes if size < most), most, most * 3 // 2, 2 * most]
 
     def _capture(
-        self, compute: Compute, tokens: int, *, multi_token_rows: bool, shared: bool, lora: LoraStep | None
+        self,
+        compute: Compute,
+        tokens: int,
+        *,
+        multi_token_rows: bool,
+        shared: bool,
+        lora: LoraStep | None,
     ) -> CapturedGraph:
         """Captures a graph that decodes `tokens` tokens. It returns the logits of all tokens, or
         only of each row's last one if some rows have several and no drafts are checked.
@@ -192,25 +227,43 @@ class CudaGraphs:
         device = slots.page_table.device
         rows_of_inputs = 4 if slots.axes is None else 7
         arrays = rows_of_inputs * stride
-        memory = torch.zeros(arrays + (3 * stride + 6 * items) * shared, dtype=torch.int32, device=device)
+        memory = torch.zeros(
+            arrays + (3 * stride + 6 * items) * shared, dtype=torch.int32, device=device
+        )
         static = memory[:arrays].view(rows_of_inputs, stride)
         static[1] = slots.dummy
         prefixes = None
         if shared:
-            lengths, chunks, order = memory[arrays : arrays + 3 * stride].view(3, stride)[:, :tokens]
-            prefixes = SharedPrefixes(lengths, chunks, order, memory[arrays + 3 * stride :].view(-1, 6), MAX_CHUNKS)
+            lengths, chunks, order = memory[arrays : arrays + 3 * stride].view(3, stride)[
+                :, :tokens
+            ]
+            prefixes = SharedPrefixes(
+                lengths, chunks, order, memory[arrays + 3 * stride :].view(-1, 6), MAX_CHUNKS
+            )
         no_blocks = torch.zeros((0, 4), dtype=torch.int32, device=device)
         plan = slots.plan(
-            static[0, :tokens], static[1, :tokens], static[2, :tokens], static[4:, :tokens],
-            decoding=tokens, blocks=no_blocks, block_size=16, shared=prefixes,
-        )  # fmt: skip
+            static[0, :tokens],
+            static[1, :tokens],
+            static[2, :tokens],
+            static[4:, :tokens],
+            decoding=tokens,
+            blocks=no_blocks,
+            block_size=16,
+            shared=prefixes,
+        )
         received = None if self._received is None else self._received[:tokens]
-        plan = replace(plan, separate=not multi_token_rows, lora=lora, features=False, rows=received)
+        plan = replace(
+            plan, separate=not multi_token_rows, lora=lora, features=False, rows=received
+        )
 
         last_only = multi_token_rows and not self._drafts
         rows = min(tokens, slots.dummy) if last_only else tokens
-        if self._logits is None:  # a tensor for each graph would in total take as much memory as a model's weights
-            shape = max(slots.dummy, *self.sizes, *(self._token_sizes if self._drafts else ())), self._vocab_size
+        # a tensor for each graph would in total take as much memory as a model's weights
+        if self._logits is None:
+            shape = (
+                max(slots.dummy, *self.sizes, *(self._token_sizes if self._drafts else ())),
+                self._vocab_size,
+            )
             self._logits = torch.empty(shape, dtype=self._dtype, device=device)
         out = self._logits[:rows]
 
@@ -218,15 +271,22 @@ class CudaGraphs:
             return compute(plan, static[3, :rows] if last_only else None, out)
 
         graph, logits = self.record(step)
-        return CapturedGraph(graph, plan, memory, static, logits, self._staging, slots.dummy, last_only)
+        return CapturedGraph(
+            graph, plan, memory, static, logits, self._staging, slots.dummy, last_only
+        )
 
-    def record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    def record(
+        self, compute: Callable[[], torch.Tensor]
+    ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Captures what a function launches. Returns the graph and the tensor that it computes at
         each replay.
         """
         graph = torch.cuda.CUDAGraph()
         # Only the mode "relaxed" allows loading kernels that have not been launched before.
-        with _no_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
+        with (
+            _no_collection(),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"),
+        ):
             logits = compute()
         if self._pool is None:
             self._pool = graph.pool()
@@ -307,7 +367,11 @@ class CapturedGraph:
         if rows is not None and self.plan.rows is not None:
             self.plan.rows[: len(rows)] = rows
         self.graph.replay()
-        return (self.logits[:count], np.arange(count, dtype=np.int32)) if self.last_only else (self.logits, inputs.last)
+        return (
+            (self.logits[:count], np.arange(count, dtype=np.int32))
+            if self.last_only
+            else (self.logits, inputs.last)
+        )
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:

@@ -16,7 +16,8 @@ from sglang_lite.runtime.parallel.placement import balanced, heaviest
 
 _STEPS_A_LAYER = 8  # steps from starting to read a layer's experts to their use
 _Move: TypeAlias = tuple[int | None, tuple[int, ...]]  # arguments of `ExpertMoves.move`
-_GAIN = 0.95  # a layer stays as it is unless its heaviest group's rows would fall below this fraction
+# a layer stays as it is unless its heaviest group's rows would fall below this fraction
+_GAIN = 0.95
 
 
 class ExpertBalance:
@@ -54,9 +55,14 @@ class ExpertBalance:
         elif self._found is None and not self._pending and self._steps % self._every == 0:
             assert self._model.expert_moves is not None, "it was loaded for them"
             counts = expert_counts(self._model.layers)
-            loads = [[(a - b) % (1 << 32) for a, b in zip(*both)] for both in zip(counts, self._before, strict=True)]
+            loads = [
+                [(a - b) % (1 << 32) for a, b in zip(*both)]
+                for both in zip(counts, self._before, strict=True)
+            ]
             self._before = counts
-            self._found = self._thread.submit(self._moves, loads, list(self._model.expert_moves.placed))
+            self._found = self._thread.submit(
+                self._moves, loads, list(self._model.expert_moves.placed)
+            )
         if not self._pending or self._steps % min(_STEPS_A_LAYER, self._every):
             return None
         return self._pending.popleft()
@@ -70,7 +76,9 @@ class ExpertBalance:
             placed: placement of each layer.
         """
         found: list[_Move] = []
-        for i, (rows, own, layer) in enumerate(zip(loads, placed, self._model.spec.layers, strict=True)):
+        for i, (rows, own, layer) in enumerate(
+            zip(loads, placed, self._model.spec.layers, strict=True)
+        ):
             spec = layer.feed_forward
             ep = self._parallel.ep
             if isinstance(spec, ExpertsSpec) and any(rows):

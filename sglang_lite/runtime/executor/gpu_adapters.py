@@ -8,7 +8,12 @@ import torch
 
 from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.models.lora.adapter import Adapter, AdapterRoom, ProductShape, product_shapes
+from sglang_lite.runtime.models.lora.adapter import (
+    Adapter,
+    AdapterRoom,
+    ProductShape,
+    product_shapes,
+)
 from sglang_lite.runtime.models.lora.pool import PoolSize
 from sglang_lite.runtime.models.spec import ModelSpec
 
@@ -40,13 +45,16 @@ class GpuAdapters:
         self._shapes = product_shapes(spec)
         self._device = device
         shape = size.pages, _page_elements(self._shapes)
-        self._memory = torch.zeros(shape, dtype=dtype, device=device) if zeros is None else zeros(shape, dtype)
+        self._memory = (
+            torch.zeros(shape, dtype=dtype, device=device) if zeros is None else zeros(shape, dtype)
+        )
         self._pages = torch.zeros((size.slots, size.longest), dtype=torch.int32, device=device)
         self._ranks = torch.zeros(size.slots, dtype=torch.int32, device=device)
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it untyped
-        self._written: dict[int, torch.cuda.Event] = {}  # events after writes that no step has waited for yet
+        # events after writes that no step has waited for yet
+        self._written: dict[int, torch.cuda.Event] = {}
 
     @property
     def bytes(self) -> int:
@@ -77,7 +85,9 @@ class GpuAdapters:
             adapter: adapter that was read into `room`.
         """
         assert adapter.pages is not None, "not in pages"
-        table = torch.tensor([*pages, adapter.rank], dtype=torch.int32, pin_memory=self._stream is not None)
+        table = torch.tensor(
+            [*pages, adapter.rank], dtype=torch.int32, pin_memory=self._stream is not None
+        )
         if self._stream is not None:  # earlier steps that use these pages may still be running
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -115,8 +125,7 @@ def _width(shape: ProductShape) -> int:
 
 
 def _views(pages: torch.Tensor, shapes: _Shapes) -> tuple[Mapping[str, LoraWeights], ...]:
-    """Returns the matrices of each layer by product, as views of pages [pages, elements of a page].
-    """
+    """Returns the matrices of each layer by product, as views of pages [pages, elements of a page]."""
     at = 0
     layers = []
     for layer in shapes:
@@ -125,7 +134,9 @@ def _views(pages: torch.Tensor, shapes: _Shapes) -> tuple[Mapping[str, LoraWeigh
             split = at + RANKS * len(shape.outputs) * shape.inputs
             end = at + RANKS * _width(shape)
             a = pages[:, at:split].view(len(pages), len(shape.outputs), RANKS, shape.inputs)
-            products[name] = LoraWeights(a, pages[:, split:end].view(len(pages), RANKS, -1), shape.outputs)
+            products[name] = LoraWeights(
+                a, pages[:, split:end].view(len(pages), RANKS, -1), shape.outputs
+            )
             at = end
         layers.append(products)
     return tuple(layers)

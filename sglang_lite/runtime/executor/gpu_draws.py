@@ -14,10 +14,22 @@ from sglang_lite.protocol import ModelError, SglError
 from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
-from sglang_lite.runtime.executor.sampler import Masks, Sampled, draw_logprobs, log_softmax, token_logprob
+from sglang_lite.runtime.executor.sampler import (
+    Masks,
+    Sampled,
+    draw_logprobs,
+    log_softmax,
+    token_logprob,
+)
 from sglang_lite.runtime.executor.staging import Staging
 from sglang_lite.runtime.kernels import sampling as draws
-from sglang_lite.runtime.kernels.sampling import TokenMasks, draw, draw_part, pick_winner, token_scores
+from sglang_lite.runtime.kernels.sampling import (
+    TokenMasks,
+    draw,
+    draw_part,
+    pick_winner,
+    token_scores,
+)
 from sglang_lite.runtime.kernels.sizes import cdiv
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.gpu_ranks import LogitParts
@@ -68,12 +80,22 @@ class GpuPendingTokens:
                 continue
             if token == draws.NOT_FINITE:
                 errors[i] = not_finite(int(self.positions[i]))
-            elif self.masks is None or self.masks.rows[i] < 0:  # otherwise the grammar's error explains it better
-                errors[i] = ModelError(f"no token can follow at position {self.positions[i]}: all logits are -inf.")
+            # otherwise the grammar's error explains it better
+            elif self.masks is None or self.masks.rows[i] < 0:
+                errors[i] = ModelError(
+                    f"no token can follow at position {self.positions[i]}: all logits are -inf."
+                )
         tokens = [max(token, 0) for token in tokens]
-        logprobs = {i: token_logprob(row, tokens[i], self.adjustments[i].params) for i, row in self.logprobs.items()}
-        waited = None if self.waiting is None else self.waiting[0].elapsed_time(self.waiting[1]) / 1000
-        return Sampled(tokens, logprobs, errors, waited, None if self.scores is None else self.scores.numpy())
+        logprobs = {
+            i: token_logprob(row, tokens[i], self.adjustments[i].params)
+            for i, row in self.logprobs.items()
+        }
+        waited = (
+            None if self.waiting is None else self.waiting[0].elapsed_time(self.waiting[1]) / 1000
+        )
+        return Sampled(
+            tokens, logprobs, errors, waited, None if self.scores is None else self.scores.numpy()
+        )
 
 
 class GpuDraws:
@@ -94,9 +116,16 @@ class GpuDraws:
     """
 
     def __init__(
-        self, slots: GpuSlots, staging: Staging, device: torch.device, graphs: CudaGraphs, *, original_logprobs: bool,
-        alike: bool = False, parts: LogitParts | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        slots: GpuSlots,
+        staging: Staging,
+        device: torch.device,
+        graphs: CudaGraphs,
+        *,
+        original_logprobs: bool,
+        alike: bool = False,
+        parts: LogitParts | None = None,
+    ) -> None:
         cuda = device.type == "cuda"
         self._slots = slots
         self._staging = staging
@@ -138,9 +167,15 @@ class GpuDraws:
             whole = graph.logits if parts is None else parts.whole(graph.logits)
             logits, cap = _adjustable(whole, softcap) if self._alike else (whole, softcap)
             draw(
-                logits, plan.slots[:rows], plan.positions[:rows], self._slots.sampling, self._slots.last_tokens,
-                self._tokens[:rows], masks=masks, softcap=cap,
-            )  # fmt: skip
+                logits,
+                plan.slots[:rows],
+                plan.positions[:rows],
+                self._slots.sampling,
+                self._slots.last_tokens,
+                self._tokens[:rows],
+                masks=masks,
+                softcap=cap,
+            )
             return self._tokens
 
         graph.draws = (
@@ -156,11 +191,16 @@ class GpuDraws:
         return captured and (self._parts is None or not self._slots.filtered(slots))
 
     def replay(
-        self, graph: CapturedGraph, positions: Ints, masks: Masks | None, softcap: float | None,
-        waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None, *, scored: bool = False,
-    ) -> GpuPendingTokens:  # fmt: skip
-        """Launches the captured draws of a graph that has run. Takes the same arguments as `draw`.
-        """
+        self,
+        graph: CapturedGraph,
+        positions: Ints,
+        masks: Masks | None,
+        softcap: float | None,
+        waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
+        *,
+        scored: bool = False,
+    ) -> GpuPendingTokens:
+        """Launches the captured draws of a graph that has run. Takes the same arguments as `draw`."""
         assert graph.draws is not None
         if masks is not None:
             self._masks.send(masks, len(graph.logits))
@@ -176,10 +216,17 @@ class GpuDraws:
         return GpuPendingTokens(tokens, done, positions, {}, masks, {}, {}, waiting, scores)
 
     def draw(
-        self, logits: torch.Tensor, slots: Ints, positions: Ints, adjustments: dict[int, DrawAdjustments],
-        masks: Masks | None, softcap: float | None, waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None, *,
+        self,
+        logits: torch.Tensor,
+        slots: Ints,
+        positions: Ints,
+        adjustments: dict[int, DrawAdjustments],
+        masks: Masks | None,
+        softcap: float | None,
+        waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
+        *,
         scored: bool = False,
-    ) -> GpuPendingTokens:  # fmt: skip
+    ) -> GpuPendingTokens:
         """Launches draws from logits.
 
         Args:
@@ -194,7 +241,9 @@ class GpuDraws:
         logprobs: dict[int, torch.Tensor] = {}
         errors: dict[int, SglError] = {}
         parts = self._parts
-        if parts is not None and (adjustments or self._alike or scored or self._slots.filtered(slots)):
+        if parts is not None and (
+            adjustments or self._alike or scored or self._slots.filtered(slots)
+        ):
             logits = parts.whole(logits)
             parts = None
         raw = logits
@@ -219,14 +268,22 @@ class GpuDraws:
             self._draw_parts(parts, logits, where[0], where[1], tokens, device_masks, softcap)
         else:
             draw(
-                logits, where[0], where[1], self._slots.sampling, self._slots.last_tokens, tokens,
-                masks=device_masks, softcap=softcap,
-            )  # fmt: skip
+                logits,
+                where[0],
+                where[1],
+                self._slots.sampling,
+                self._slots.last_tokens,
+                tokens,
+                masks=device_masks,
+                softcap=softcap,
+            )
         scores = self._scores(raw, tokens, masks, raw_softcap) if scored else None
         if self._parts is not None and adjustments:
             self._take_drawn(self._parts, where[0].long())
         done = self._staging.record_event()
-        return GpuPendingTokens(tokens, done, positions, adjustments, masks, logprobs, errors, waiting, scores)
+        return GpuPendingTokens(
+            tokens, done, positions, adjustments, masks, logprobs, errors, waiting, scores
+        )
 
     def draw_as_rank_0(self, logits: torch.Tensor, slots: Ints) -> Sampled:
         """Takes part in a draw by rank 0 with adjustments that other ranks don't know. Its tokens
@@ -247,18 +304,32 @@ class GpuDraws:
         last_tokens[slots] = parts.ranks.stack(last_tokens[slots])[0]
 
     def _draw_parts(
-        self, parts: LogitParts, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor,
-        tokens: torch.Tensor, masks: TokenMasks | None, softcap: float | None,
-    ) -> None:  # fmt: skip
+        self,
+        parts: LogitParts,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        tokens: torch.Tensor,
+        masks: TokenMasks | None,
+        softcap: float | None,
+    ) -> None:
         """Launches draws of rows without filters: each rank finds the winners of its part, and all
         ranks pick the same one.
         """
         found = draw_part(
-            logits, slots, positions, self._slots.sampling, parts.first, parts.blocks,
-            masks=masks and TokenMasks(parts.words(masks.words), masks.rows), softcap=softcap,
-        )  # fmt: skip
+            logits,
+            slots,
+            positions,
+            self._slots.sampling,
+            parts.first,
+            parts.blocks,
+            masks=masks and TokenMasks(parts.words(masks.words), masks.rows),
+            softcap=softcap,
+        )
         winners = parts.ranks.stack(found)
-        pick_winner(winners, parts.blocks, slots, self._slots.sampling, self._slots.last_tokens, tokens)
+        pick_winner(
+            winners, parts.blocks, slots, self._slots.sampling, self._slots.last_tokens, tokens
+        )
 
     def _scores(
         self, logits: torch.Tensor, tokens: torch.Tensor, masks: Masks | None, softcap: float | None
@@ -273,27 +344,41 @@ class GpuDraws:
         return scores
 
     def warm_up(
-        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, softcap: float | None
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        softcap: float | None,
     ) -> None:
         """Compiles the kernels of draws, using the logits of one row of the dummy slot."""
         tokens = torch.zeros(1, dtype=torch.int32, device=self._device)
         parts = self._parts
         if parts is not None:
-            ones = torch.full((1, cdiv(sum(parts.sizes), 32)), -1, dtype=torch.int32, device=self._device)
+            ones = torch.full(
+                (1, cdiv(sum(parts.sizes), 32)), -1, dtype=torch.int32, device=self._device
+            )
             for mask in (None, TokenMasks(ones, torch.zeros_like(tokens))):
                 self._draw_parts(parts, logits, slots, positions, tokens, mask, softcap)
             for rows in (4, 2, 1):  # separate kernels exchange the parts of each number of rows
                 whole = parts.whole(logits.expand(rows, -1))
             logits = whole
-        masks = torch.full((1, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=self._device)
+        masks = torch.full(
+            (1, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=self._device
+        )
         scores = torch.zeros((2, 1), device=self._device)
         # The forms of `draw`: logits as computed, and float32 logits with the softcap applied.
         for one, cap in ((logits, softcap), (logits.float(), None)):
             for mask in (None, TokenMasks(masks, torch.zeros_like(tokens))):
                 draw(
-                    one, slots, positions, self._slots.sampling, self._slots.last_tokens, tokens,
-                    masks=mask, softcap=cap,
-                )  # fmt: skip
+                    one,
+                    slots,
+                    positions,
+                    self._slots.sampling,
+                    self._slots.last_tokens,
+                    tokens,
+                    masks=mask,
+                    softcap=cap,
+                )
                 if one is logits:  # tokens are scored by the logits as computed
                     token_scores(one, tokens, scores, masks=mask, softcap=cap)
 
@@ -312,14 +397,16 @@ def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:
     logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, float("-inf"))
 
 
-_MAX_ROWS_READ_FROM_HOST = 4  # most rows whose draws read masks from host memory, as starting a copy takes longer
+# most rows whose draws read masks from host memory, as starting a copy takes longer
+_MAX_ROWS_READ_FROM_HOST = 4
 
 
 class DeviceMasks:
     """Token masks, sent on a separate stream while the preceding forward runs. For few rows they
     stay on the host, where kernels read them.
 
-    Only one step's masks exist at a time: new ones may be written only after the tokens of the step have been read.
+    Only one step's masks exist at a time: new ones may be written only after the tokens of the step
+    have been read.
 
     Args:
         device: device to send masks to.

@@ -22,8 +22,8 @@ class GpuInputs:
         blocks: int32 [blocks, 4], as in DevicePlan.
         block_size: maximum number of tokens in a block.
         last: int32 [rows], index of each row's last token.
-        decoding: number of tokens at the start of the step that are decoded: each attends to its slot's stored tokens
-            up to itself.
+        decoding: number of tokens at the start of the step that are decoded: each attends to its
+            slot's stored tokens up to itself.
         longest_uncached: as in DevicePlan.
     """
 
@@ -41,7 +41,11 @@ class GpuInputs:
     @property
     def three_positions(self) -> Ints:
         """Time, row and column positions for rotating each token, int32 [3, T]."""
-        return self.rotary if self.rotary.size else np.broadcast_to(self.positions, (3, len(self.positions)))
+        return (
+            self.rotary
+            if self.rotary.size
+            else np.broadcast_to(self.positions, (3, len(self.positions)))
+        )
 
     def arrays(self, threefold: bool) -> tuple[Ints, ...]:
         """Returns ids, slots, positions and flattened blocks, followed by `three_positions` if
@@ -79,7 +83,11 @@ def build_gpu_inputs(
         return GpuInputs(*tokens, _NO_BLOCKS, BLOCK_SIZES[0], last, len(counts))
     longest = int(counts.max())
     few = longest <= MAX_DECODED_ROW_TOKENS
-    max_tokens = max_decoded_tokens if longest <= _SHORT_ROW_TOKENS else min(_MAX_LONG_ROW_TOKENS, max_decoded_tokens)
+    max_tokens = (
+        max_decoded_tokens
+        if longest <= _SHORT_ROW_TOKENS
+        else min(_MAX_LONG_ROW_TOKENS, max_decoded_tokens)
+    )
     decoded = (few and len(record.ids) <= max_decoded_tokens) or (
         len(record.ids) <= (2 * max_decoded_tokens if few else max_tokens)
         and _token_reads(record, queries_per_read) <= max_token_reads
@@ -93,10 +101,14 @@ def build_gpu_inputs(
         count = int(counts[i])
         slot = int(record.slots[i])
         start = int(record.starts[i])
-        blocks += [(first + at, min(size, count - at), slot, start + at) for at in range(0, count, size)]
+        blocks += [
+            (first + at, min(size, count - at), slot, start + at) for at in range(0, count, size)
+        ]
     blocks.sort(key=lambda b: -b[3])  # blocks that read the most tokens first
     longest_uncached = 0 if record.starts[record.singles :].any() else longest
-    return GpuInputs(*tokens, np.array(blocks, dtype=np.int32), size, last, record.singles, longest_uncached)
+    return GpuInputs(
+        *tokens, np.array(blocks, dtype=np.int32), size, last, record.singles, longest_uncached
+    )
 
 
 def _token_reads(record: StepRecord, queries_per_read: int) -> int:
@@ -107,23 +119,36 @@ def _token_reads(record: StepRecord, queries_per_read: int) -> int:
     starts = record.starts[record.singles :].astype(np.int64)
     ends = record.ends[record.singles :]
     counts = ends - starts
-    before = np.where(counts > MAX_DECODED_ROW_TOKENS, -(-counts // queries_per_read), counts) * starts
+    before = (
+        np.where(counts > MAX_DECODED_ROW_TOKENS, -(-counts // queries_per_read), counts) * starts
+    )
     return int((counts * (counts + 1) // 2 + before).sum())
 
 
 MAX_DECODED_ROW_TOKENS = (
-    16  # tokens of a row up to which decoding is cheaper, though each reads the row's keys and values
+    # tokens of a row up to which decoding is cheaper, though each reads the row's keys and values
+    16
 )
-# Most tokens of the longest row for which a step is decoded up to `max_decoded_tokens` tokens, and most tokens of a
-# decoded step with longer rows. On an H200, Qwen3-0.6B takes 3.3 ms to decode a row of 256 tokens, and 4.7 ms after
-# 8,000 cached ones. In blocks of a captured graph, it takes 2.9 and 5.9 ms. For 400 tokens: 4.2 and 6.4 ms, in blocks
+# Most tokens of the longest row for which a step is decoded up to `max_decoded_tokens` tokens, and
+# most tokens of a decoded step with longer rows. On an H200, Qwen3-0.6B takes 3.3 ms to decode a
+# row of 256 tokens, and 4.7 ms after
+# 8,000 cached ones. In blocks of a captured graph, it takes 2.9 and 5.9 ms. For 400 tokens: 4.2 and
+# 6.4 ms, in blocks
 # 3.3 and 6.2 ms.
 _SHORT_ROW_TOKENS = 64
 _MAX_LONG_ROW_TOKENS = 256
-MAX_TOKEN_READS = 1 << 20  # token reads times KV heads that rows with several tokens may need in a decoded step
+# token reads times KV heads that rows with several tokens may need in a decoded step
+MAX_TOKEN_READS = 1 << 20
 _NO_BLOCKS: Ints = np.zeros((0, 4), dtype=np.int32)
 _NOTHING: Ints = np.zeros(0, dtype=np.int32)
 NO_TOKENS = GpuInputs(
-    ids=_NOTHING, slots=_NOTHING, positions=_NOTHING, rotary=_NOTHING, limits=_NOTHING, blocks=_NO_BLOCKS,
-    block_size=BLOCK_SIZES[0], last=_NOTHING, decoding=0,
-)  # fmt: skip  # of a step without rows
+    ids=_NOTHING,
+    slots=_NOTHING,
+    positions=_NOTHING,
+    rotary=_NOTHING,
+    limits=_NOTHING,
+    blocks=_NO_BLOCKS,
+    block_size=BLOCK_SIZES[0],
+    last=_NOTHING,
+    decoding=0,
+)  # of a step without rows

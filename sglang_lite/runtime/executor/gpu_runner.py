@@ -1,8 +1,9 @@
 """GPU runner: the state of slots stays on the device, a step copies one small buffer, and decoding
 runs as captured CUDA graphs.
 
-The tokens of a step stay on the device, where the next step reads them; the host reads them one step later. All work is
-launched on one stream, so a reused page is written only after all reads that were launched before.
+The tokens of a step stay on the device, where the next step reads them; the host reads them one
+step later. All work is launched on one stream, so a reused page is written only after all reads
+that were launched before.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from sglang_lite.runtime.attention.registry import make_layers_attention
 from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.gpu_draws import GpuDraws, GpuPendingTokens
-from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, MAX_TOKEN_READS, GpuInputs, build_gpu_inputs
+from sglang_lite.runtime.executor.gpu_inputs import (
+    BLOCK_SIZES,
+    MAX_TOKEN_READS,
+    GpuInputs,
+    build_gpu_inputs,
+)
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.mask_events import MaskEvents
@@ -33,7 +39,13 @@ from sglang_lite.runtime.executor.prefix_groups import (
     PrefixGroups,
     SharedPrefixArrays,
 )
-from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, PromptLogprobs, TokensToScore, score, score_rows
+from sglang_lite.runtime.executor.prompt_logprobs import (
+    FIRST_ROWS,
+    PromptLogprobs,
+    TokensToScore,
+    score,
+    score_rows,
+)
 from sglang_lite.runtime.executor.sampler import Draws, Masks, Sampled
 from sglang_lite.runtime.executor.staging import Staging
 from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
@@ -55,9 +67,14 @@ from sglang_lite.runtime.parallel.shared_steps import UNSHARED
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 
 _EVERY_OPTION = SamplingParams(
-    repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1, logit_bias=((0, 0.0),),
-    return_logprob=True, top_logprobs_num=2, token_ids_logprob=(0,),
-)  # fmt: skip
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    presence_penalty=0.1,
+    logit_bias=((0, 0.0),),
+    return_logprob=True,
+    top_logprobs_num=2,
+    token_ids_logprob=(0,),
+)
 _DRAFTED_TOKENS = 128  # decoded tokens that a step with drafts may reach in an engine with few rows
 
 
@@ -131,18 +148,28 @@ class GpuRunner:
         slots = len(slot_pages.pages)
         page_size = slot_pages.page_size
         heads = model.attentions[0]
-        self._cache = model.allocate_cache((pages + 1) * page_size, window_pages and (window_pages + 1) * page_size)
-        self._copy, self._window_copy = (KVCopy(self._cache.of_kind(windowed=kind)) for kind in (False, True))
+        self._cache = model.allocate_cache(
+            (pages + 1) * page_size, window_pages and (window_pages + 1) * page_size
+        )
+        self._copy, self._window_copy = (
+            KVCopy(self._cache.of_kind(windowed=kind)) for kind in (False, True)
+        )
         self._max_decoded_tokens = max(2 * slots, min(slots * (1 + draft_tokens), _DRAFTED_TOKENS))
         # One latent counts as one KV head for every four query heads.
         kv_heads = max(heads.heads // 4, 1) if isinstance(heads, LatentSpec) else heads.kv_heads
         self._max_token_reads = MAX_TOKEN_READS // kv_heads
         self._attention = _attention(attention, model, self._max_decoded_tokens, self._longest)
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
-        self._slots = GpuSlots(slot_pages, pages, self._staging, device, window_pages, adapters, model.rope_axes)
-        self.adapters, self._lora = adapters, None if adapters is None else adapters.step(self._slots.adapters)
+        self._slots = GpuSlots(
+            slot_pages, pages, self._staging, device, window_pages, adapters, model.rope_axes
+        )
+        self.adapters, self._lora = (
+            adapters,
+            None if adapters is None else adapters.step(self._slots.adapters),
+        )
         self._own = _own_matrices(self._lora, adapters)
-        self._dummy_tokens = pages * page_size, window_pages * page_size  # first token slots of the dummy pages
+        # first token slots of the dummy pages
+        self._dummy_tokens = pages * page_size, window_pages * page_size
         self._events = MaskEvents(device)
         self._target_chunks = -(-properties_of(device).programs_to_fill // heads.kv_heads)
         shares = model.shares_prefixes and self._attention.shares_prefixes
@@ -153,19 +180,33 @@ class GpuRunner:
         self._staged = parallel.pp > 1
         received = empty_rows(model, 2 * self._max_decoded_tokens) if parallel.stage > 0 else None
         self.graphs = CudaGraphs(
-            graphs if captured else (), self._max_decoded_tokens, self._slots, self._staging,
+            graphs if captured else (),
+            self._max_decoded_tokens,
+            self._slots,
+            self._staging,
             extra_items=self._target_chunks,
             vocab_size=model.vocab_size if model.parts is None else model.parts.size,
-            dtype=model.precision.compute, drafts=draft_tokens > 0 or self._staged, received=received,
-        )  # fmt: skip
+            dtype=model.precision.compute,
+            drafts=draft_tokens > 0 or self._staged,
+            received=received,
+        )
         self._draws = GpuDraws(
-            self._slots, self._staging, device, self.graphs, original_logprobs=original_logprobs,
-            alike=model.precision.batch_invariant, parts=model.parts,
-        )  # fmt: skip
+            self._slots,
+            self._staging,
+            device,
+            self.graphs,
+            original_logprobs=original_logprobs,
+            alike=model.precision.batch_invariant,
+            parts=model.parts,
+        )
         alone = not self._staged and model.steps is UNSHARED
         max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes and alone else 0
-        self.prompts = PrefillGraphs(max_captured, self._slots, self._staging, page_size, self.graphs.record)
-        model.steps.replay_by(partial(self.graphs.run_idle, self._compute), min(self.graphs.sizes, default=0))
+        self.prompts = PrefillGraphs(
+            max_captured, self._slots, self._staging, page_size, self.graphs.record
+        )
+        model.steps.replay_by(
+            partial(self.graphs.run_idle, self._compute), min(self.graphs.sizes, default=0)
+        )
 
     @property
     def model(self) -> DeviceModel:
@@ -197,17 +238,27 @@ class GpuRunner:
 
     def capture_graphs(self) -> None:
         """Captures the graphs of decoding again. Those of prompts are captured when needed."""
-        self.graphs.capture_all(self._compute, self._sharing, (None, *filter(None, (self._lora, self._own))))
+        self.graphs.capture_all(
+            self._compute, self._sharing, (None, *filter(None, (self._lora, self._own)))
+        )
 
     def close(self) -> None:
         """Frees the GPU's memory. No method may be called afterwards."""
         self.drop_graphs()
-        del self._model, self._cache, self._copy, self._window_copy, self._attention, self._slots, self._draws
+        del (
+            self._model,
+            self._cache,
+            self._copy,
+            self._window_copy,
+            self._attention,
+            self._slots,
+            self._draws,
+        )
         del self.graphs, self.prompts, self.adapters, self._lora, self._own
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    # ---------------------------------------------------------------------------------------------- steps
+    # ---------------------------------------------------------------------------------------- steps
 
     @torch.inference_mode()
     def forward(self, record: StepRecord, rows: torch.Tensor | None = None) -> GpuForward:
@@ -220,12 +271,15 @@ class GpuRunner:
         captured = self.graphs.can_run(record)
         prefixes = self._prefixes
         inputs = build_gpu_inputs(
-            record, self._max_decoded_tokens, max_token_reads=self._max_token_reads if captured else 0,
+            record,
+            self._max_decoded_tokens,
+            max_token_reads=self._max_token_reads if captured else 0,
             queries_per_read=1 if prefixes is None else prefixes.rows_per_block,
-        )  # fmt: skip
+        )
         for copy, slots in ((self._copy, record.copies), (self._window_copy, record.window_copies)):
             if slots.shape[1]:
-                # Each in a separate tensor: the kernel is compiled for addresses that are multiples of 16.
+                # Each in a separate tensor: the kernel is compiled for addresses that are multiples
+                # of 16.
                 copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in slots))
         self._slots.update(record)
         lora = self._lora if record.lora else None
@@ -238,7 +292,9 @@ class GpuRunner:
             else prefixes.find(record, self.graphs.padded_rows, multi_token_rows=multi_token_rows)
         )
         decoded = self._own if pays(record.lora, len(inputs.ids)) else lora
-        with self._model.steps.begin(len(inputs.ids), self.graphs.size_of(inputs) if captured else 0) as size:
+        with self._model.steps.begin(
+            len(inputs.ids), self.graphs.size_of(inputs) if captured else 0
+        ) as size:
             if size:
                 if size > self._max_decoded_tokens:  # because another replica has this many
                     shared = None
@@ -248,7 +304,9 @@ class GpuRunner:
                     return self._in_stage(record, logits, last, graph.plan)
                 if graph.draws is None:
                     self._draws.capture(graph, self._model.logit_softcap)
-                return GpuForward(record, logits[:0], logits, last, {}, graph, self._events.after_forward(record))
+                return GpuForward(
+                    record, logits[:0], logits, last, {}, graph, self._events.after_forward(record)
+                )
             if self._staged:
                 plan = replace(self._plan(inputs, shared), rows=rows)
                 return self._in_stage(record, self._run(plan), inputs.last, plan)
@@ -258,12 +316,18 @@ class GpuRunner:
                 inputs.last,
             )
         scored = score(self._model, record, last, hidden, self._staging.fetch)
-        return GpuForward(record, hidden, None, last, scored, None, self._events.after_forward(record))
+        return GpuForward(
+            record, hidden, None, last, scored, None, self._events.after_forward(record)
+        )
 
-    def _in_stage(self, record: StepRecord, rows: torch.Tensor, last: Ints, plan: DevicePlan) -> GpuForward:
+    def _in_stage(
+        self, record: StepRecord, rows: torch.Tensor, last: Ints, plan: DevicePlan
+    ) -> GpuForward:
         """Returns the forward of one stage."""
         at = None if self._cache.hidden is None else plan.token_slots[: len(record.ids)]
-        return GpuForward(record, rows, None, last, {}, None, self._events.after_forward(record), at)
+        return GpuForward(
+            record, rows, None, last, {}, None, self._events.after_forward(record), at
+        )
 
     @torch.inference_mode()
     def end(self, forward: GpuForward, rows: torch.Tensor) -> None:
@@ -290,7 +354,9 @@ class GpuRunner:
             return Sampled((), {})
         record = forward.record
         graph = forward.graph
-        waiting = None if masks is None or forward.done is None else (forward.done, self._events.record())
+        waiting = (
+            None if masks is None or forward.done is None else (forward.done, self._events.record())
+        )
         softcap = self._model.logit_softcap
         back = np.int32(0) if draws.behind is None else draws.behind
         positions = record.ends[rows] - back
@@ -299,11 +365,19 @@ class GpuRunner:
             return self._draws.draw_as_rank_0(self._logits_of(forward, last), record.slots[rows])
         alike = len(rows) == len(record.slots) and not adjustments
         if graph is not None and alike and self._draws.can_replay(graph, record.slots):
-            return self._draws.replay(graph, positions, masks, softcap, waiting, scored=draws.reports)
+            return self._draws.replay(
+                graph, positions, masks, softcap, waiting, scored=draws.reports
+            )
         return self._draws.draw(
-            self._logits_of(forward, last), record.slots[rows], positions, adjustments, masks, softcap, waiting,
+            self._logits_of(forward, last),
+            record.slots[rows],
+            positions,
+            adjustments,
+            masks,
+            softcap,
+            waiting,
             scored=draws.reports,
-        )  # fmt: skip
+        )
 
     def _logits_of(self, forward: GpuForward, at: Ints) -> torch.Tensor:
         """Returns the logits at some indices: a view if a graph computed them and the indices are
@@ -312,7 +386,11 @@ class GpuRunner:
         if forward.logits is not None and np.array_equal(at, np.arange(len(at))):
             return forward.logits[: len(at)]
         where = self._staging.send(at)
-        return self._model.raw_logits(forward.hidden[where]) if forward.logits is None else forward.logits[where]
+        return (
+            self._model.raw_logits(forward.hidden[where])
+            if forward.logits is None
+            else forward.logits[where]
+        )
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
         """Allocates pinned int32 [rows, words] for the token masks of a step; see `DeviceMasks`."""
@@ -327,12 +405,18 @@ class GpuRunner:
             self._cache.record_hidden(plan.token_slots, hidden)
         return hidden
 
-    def _compute(self, plan: DevicePlan, last: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
+    def _compute(
+        self, plan: DevicePlan, last: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
         self._model.steps.pad(len(plan.ids))
         hidden = self._run(plan)
-        return hidden if self._staged else self._model.raw_logits(hidden if last is None else hidden[last], out)
+        return (
+            hidden
+            if self._staged
+            else self._model.raw_logits(hidden if last is None else hidden[last], out)
+        )
 
-    # --------------------------------------------------------------------------------------- preparation
+    # ---------------------------------------------------------------------------------- preparation
 
     def warm_up(self) -> None:
         """Compiles every kernel, captures the graphs and runs first steps, so that no request has
@@ -340,7 +424,9 @@ class GpuRunner:
         """
         for count in _doubled(2 * self._max_decoded_tokens):
             for shared in self._sharing if 1 < count <= self._max_decoded_tokens else (False,):
-                self._warm_up_step(count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared)
+                self._warm_up_step(
+                    count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared
+                )
         self.capture_graphs()
         page_table = self._slots.page_table
         for copy, at in zip((self._copy, self._window_copy), self._dummy_tokens):
@@ -352,7 +438,9 @@ class GpuRunner:
         longest = self._longest  # learned position embeddings end here
         for block in BLOCK_SIZES:
             count = min(block, longest)
-            self._warm_up_step(count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block)
+            self._warm_up_step(
+                count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block
+            )
         if self._device.type != "meta":
             self._run_first_steps()
 
@@ -375,7 +463,9 @@ class GpuRunner:
             self.sample(forward, Draws(row)).read()
             self.sample(forward, Draws(row, adjustments, masks, np.ones(1, dtype=bool))).read()
         prompt = _one_row(slots, 0, count)
-        inputs = build_gpu_inputs(prompt, self._max_decoded_tokens, max_token_reads=0, queries_per_read=1)
+        inputs = build_gpu_inputs(
+            prompt, self._max_decoded_tokens, max_token_reads=0, queries_per_read=1
+        )
         with self._model.steps.begin(count):
             rows = [TokensToScore(1, tokens, self._run(self._plan(inputs, None)))]
         score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].read()
@@ -404,15 +494,24 @@ class GpuRunner:
         none = zeros(decoding)
         shared = SharedPrefixes(none, none, none, items, MAX_CHUNKS) if shares else None
         slots = zeros(count).fill_(self._slots.dummy)
-        positions = zeros(count) if decoding else torch.arange(count, dtype=torch.int32).to(self._device)
+        positions = (
+            zeros(count) if decoding else torch.arange(count, dtype=torch.int32).to(self._device)
+        )
         of_blocks = torch.tensor(blocks, dtype=torch.int32, device=self._device).view(-1, 4)
         plan = self._slots.plan(
-            zeros(count), slots, positions, zeros(3, count),
-            decoding=decoding, blocks=of_blocks, block_size=block_size, shared=shared,
-        )  # fmt: skip
+            zeros(count),
+            slots,
+            positions,
+            zeros(3, count),
+            decoding=decoding,
+            blocks=of_blocks,
+            block_size=block_size,
+            shared=shared,
+        )
         with self._model.steps.begin(count):
             if decoding and not shares:
-                self._run(replace(plan, separate=True))  # as in graphs whose rows have one token each
+                # as in graphs whose rows have one token each
+                self._run(replace(plan, separate=True))
             if self._lora is not None:
                 self._run(replace(plan, lora=self._lora))
             if self._own is not None and pays(count, count):
@@ -428,12 +527,20 @@ class GpuRunner:
 
     def _plan(self, inputs: GpuInputs, shared: SharedPrefixArrays | None) -> DevicePlan:
         count = inputs.decoding
-        ids, slots, positions, blocks, *rotary = self._staging.send_all(*inputs.arrays(self._slots.axes is not None))
+        ids, slots, positions, blocks, *rotary = self._staging.send_all(
+            *inputs.arrays(self._slots.axes is not None)
+        )
         sent = None if shared is None else _send_shared(self._staging, shared, count)
         plan = self._slots.plan(
-            ids, slots, positions, torch.stack(rotary) if rotary else None,
-            decoding=count, blocks=blocks.view(-1, 4), block_size=inputs.block_size, shared=sent,
-        )  # fmt: skip
+            ids,
+            slots,
+            positions,
+            torch.stack(rotary) if rotary else None,
+            decoding=count,
+            blocks=blocks.view(-1, 4),
+            block_size=inputs.block_size,
+            shared=sent,
+        )
         limits = self._staging.send(inputs.limits) if inputs.limits.size else None
         return replace(plan, longest_uncached=inputs.longest_uncached, limits=limits)
 
@@ -441,7 +548,9 @@ class GpuRunner:
 def empty_rows(model: DeviceModel, count: int) -> torch.Tensor:
     """Allocates memory for rows [count, hidden_size] of a model's layers."""
     assert model.spec is not None, "a decoder's layers"
-    return torch.zeros((count, model.spec.hidden_size), dtype=model.precision.compute, device=model.device)
+    return torch.zeros(
+        (count, model.spec.hidden_size), dtype=model.precision.compute, device=model.device
+    )
 
 
 def _send_shared(staging: Staging, shared: SharedPrefixArrays, rows: int) -> SharedPrefixes:
@@ -465,16 +574,26 @@ def _attention(name: str, model: DeviceModel, max_decoded: int, longest: int) ->
     precision = model.precision
     required = [
         AttentionRequirements(
-            heads=spec.heads, kv_heads=spec.kv_heads, head_dim=spec.key_size,
-            compute=precision.compute, cache=precision.cache, device=model.device,
-            max_rows=2 * max_decoded, max_shared_rows=max_decoded,
-            max_chunks=MAX_CHUNKS if model.shares_prefixes else 0, sinks=spec.sinks,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.key_size,
+            compute=precision.compute,
+            cache=precision.cache,
+            device=model.device,
+            max_rows=2 * max_decoded,
+            max_shared_rows=max_decoded,
+            max_chunks=MAX_CHUNKS if model.shares_prefixes else 0,
+            sinks=spec.sinks,
             latent=spec.rank if isinstance(spec, LatentSpec) else 0,
-            expanded=(spec.nope_size, spec.rope_size, spec.value_size) if isinstance(spec, LatentSpec) else None,
-            batch_invariant=precision.batch_invariant, longest=longest, both_ways=model.both_ways,
+            expanded=(spec.nope_size, spec.rope_size, spec.value_size)
+            if isinstance(spec, LatentSpec)
+            else None,
+            batch_invariant=precision.batch_invariant,
+            longest=longest,
+            both_ways=model.both_ways,
         )
         for spec in model.attentions
-    ]  # fmt: skip
+    ]
     made = make_layers_attention(name, required)
     return made if model.sound is None else CrossAttention(made, model.sound)
 
@@ -489,7 +608,9 @@ def _prefix_groups(model: DeviceModel, slot_pages: SlotPages, target_chunks: int
         return PrefixGroups(slot_pages, target_chunks, queries // group, LATENT_SAVING_FACTOR)
     if precision.batch_invariant:
         rows = wide_queries(heads.key_size) // group
-        return PrefixGroups(slot_pages, target_chunks, rows, borders=piece_borders(slot_pages.longest))
+        return PrefixGroups(
+            slot_pages, target_chunks, rows, borders=piece_borders(slot_pages.longest)
+        )
     properties = properties_of(model.device)
     page_size = slot_pages.page_size
     hopper = hopper_prefix_module(
@@ -497,7 +618,9 @@ def _prefix_groups(model: DeviceModel, slot_pages: SlotPages, target_chunks: int
     )
     if hopper is None:
         return PrefixGroups(slot_pages, target_chunks, queries // group)
-    return PrefixGroups(slot_pages, hopper.programs(properties, heads.kv_heads), hopper.MAX_QUERIES // group)
+    return PrefixGroups(
+        slot_pages, hopper.programs(properties, heads.kv_heads), hopper.MAX_QUERIES // group
+    )
 
 
 def _one_row(slots: Ints, start: int, end: int) -> StepRecord:
@@ -505,12 +628,21 @@ def _one_row(slots: Ints, start: int, end: int) -> StepRecord:
     single = int(end - start == 1)
     nothing = np.zeros(0, dtype=np.int32)
     return StepRecord(
-        step=0, slots=slots, epochs=slots, starts=np.array([start], dtype=np.int32),
-        ends=np.array([end], dtype=np.int32), decoding=single, singles=single,
-        ids=np.zeros(end - start, dtype=np.int32), positions=np.arange(start, end, dtype=np.int32),
-        copies=np.zeros((2, 0), dtype=np.int32), page_indices=nothing, pages=nothing, started=nothing,
+        step=0,
+        slots=slots,
+        epochs=slots,
+        starts=np.array([start], dtype=np.int32),
+        ends=np.array([end], dtype=np.int32),
+        decoding=single,
+        singles=single,
+        ids=np.zeros(end - start, dtype=np.int32),
+        positions=np.arange(start, end, dtype=np.int32),
+        copies=np.zeros((2, 0), dtype=np.int32),
+        page_indices=nothing,
+        pages=nothing,
+        started=nothing,
         sampling=np.zeros(0, dtype=SAMPLING),
-    )  # fmt: skip
+    )
 
 
 def _doubled(limit: int) -> list[int]:

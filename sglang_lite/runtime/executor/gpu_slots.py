@@ -9,7 +9,11 @@ from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.executor.staging import Staging
 from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, RotaryPositions, SharedPrefixes
+from sglang_lite.runtime.kernels.attention_metadata import (
+    DevicePlan,
+    RotaryPositions,
+    SharedPrefixes,
+)
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.sampling import DeviceSampling
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -40,9 +44,15 @@ class GpuSlots:
     """
 
     def __init__(
-        self, pages: SlotPages, dummy_page: int, staging: Staging, device: torch.device, window_dummy: int = 0,
-        memory: GpuAdapters | None = None, axes: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        pages: SlotPages,
+        dummy_page: int,
+        staging: Staging,
+        device: torch.device,
+        window_dummy: int = 0,
+        memory: GpuAdapters | None = None,
+        axes: torch.Tensor | None = None,
+    ) -> None:
         self.dummy = slots = len(pages.pages)
         self.axes = axes
         self._pages = pages
@@ -63,18 +73,36 @@ class GpuSlots:
         self.sampling = _views(self._parameters, slots + 1)
 
     def plan(
-        self, ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, rotary: torch.Tensor | None, *,
-        decoding: int, blocks: torch.Tensor, block_size: int, shared: SharedPrefixes | None = None,
-    ) -> DevicePlan:  # fmt: skip
+        self,
+        ids: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        rotary: torch.Tensor | None,
+        *,
+        decoding: int,
+        blocks: torch.Tensor,
+        block_size: int,
+        shared: SharedPrefixes | None = None,
+    ) -> DevicePlan:
         """Returns the plan of a step's tokens. Takes the arguments of DevicePlan, except for
         `rotary`, the positions [3, T] that are used if the model has `axes`.
         """
         return DevicePlan(
-            ids=ids, slots=slots, positions=positions, last_tokens=self.last_tokens, page_table=self.page_table,
-            window_table=self.window_table, page_size=self._pages.page_size, decoding=decoding, shared=shared,
-            blocks=blocks, block_size=block_size,
-            rotary=None if rotary is None or self.axes is None else RotaryPositions(rotary, self.axes),
-        )  # fmt: skip
+            ids=ids,
+            slots=slots,
+            positions=positions,
+            last_tokens=self.last_tokens,
+            page_table=self.page_table,
+            window_table=self.window_table,
+            page_size=self._pages.page_size,
+            decoding=decoding,
+            shared=shared,
+            blocks=blocks,
+            block_size=block_size,
+            rotary=None
+            if rotary is None or self.axes is None
+            else RotaryPositions(rotary, self.axes),
+        )
 
     def filtered(self, slots: Ints) -> bool:
         """Returns True if a filter applies to the draws of any of these slots."""
@@ -84,16 +112,26 @@ class GpuSlots:
         """Applies the changes of a record, on the host and on the device."""
         if len(record.started) or len(record.adapted):
             self._sampling.set(record.started, record.sampling)
-            self._adapters[record.adapted] = np.where(record.adapters < 0, self._no_adapter, record.adapters)
-            self._staging.send(np.concatenate((_packed(self._sampling), self._adapters)), self._parameters)
+            self._adapters[record.adapted] = np.where(
+                record.adapters < 0, self._no_adapter, record.adapters
+            )
+            self._staging.send(
+                np.concatenate((_packed(self._sampling), self._adapters)), self._parameters
+            )
         self._pages.update(record)
         if len(record.pages):
-            update_pages(self.page_table, *self._staging.send_all(record.page_indices, record.pages))
+            update_pages(
+                self.page_table, *self._staging.send_all(record.page_indices, record.pages)
+            )
         if self.window_table is not None and len(record.window_pages):
-            update_pages(self.window_table, *self._staging.send_all(record.window_indices, record.window_pages))
+            update_pages(
+                self.window_table,
+                *self._staging.send_all(record.window_indices, record.window_pages),
+            )
 
 
-_WORDS = SAMPLING.itemsize // 4  # words of a slot's parameters: two for its seed and one for each other
+# words of a slot's parameters: two for its seed and one for each other
+_WORDS = SAMPLING.itemsize // 4
 
 
 def _packed(sampling: SamplingTable) -> Ints:

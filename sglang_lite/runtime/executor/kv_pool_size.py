@@ -18,9 +18,11 @@ from sglang_lite.runtime.scheduler.drafted_rows import max_drafted
 
 _SPARE = 512 << 20  # bytes for graphs, the allocator's rounding and the libraries
 _CONTEXT = 640 << 20  # bytes that CUDA and the libraries' kernels take per process on a Hopper GPU
-# Most token slots of a pool including its dummy page: kernels index token slots with 32-bit integers.
+# Most token slots of a pool including its dummy page: kernels index token slots with 32-bit
+# integers.
 MAX_SLOTS = 2**31 - 1
-_TYPICAL = 2048  # tokens of a typical request, in addition to twice its window, for sizing the window pages
+# tokens of a typical request, in addition to twice its window, for sizing the window pages
+_TYPICAL = 2048
 
 
 def window_pages(window: int | None, pages: int, sizes: Sizes, longest: int) -> int:
@@ -67,7 +69,9 @@ def own_bytes(model: DeviceModel) -> int:
     """Returns approximately how many bytes of a GPU this process uses."""
     torch.cuda.empty_cache()
     moved = model.weight_memory if isinstance(model, Decoder) else None
-    return torch.cuda.memory_reserved(model.device) + (0 if moved is None else moved.nbytes) + _CONTEXT
+    return (
+        torch.cuda.memory_reserved(model.device) + (0 if moved is None else moved.nbytes) + _CONTEXT
+    )
 
 
 def pool_tokens(
@@ -112,22 +116,30 @@ def pool_tokens(
     item = model.precision.compute.itemsize
     taken = max(taken_bytes(device), taken) if processes == 1 else own_bytes(model)
     total = torch.cuda.mem_get_info(device)[1] // processes
-    captured = captured_tokens(model, sizes.step_tokens)  # captured prefill graphs keep separate memory
+    # captured prefill graphs keep separate memory
+    captured = captured_tokens(model, sizes.step_tokens)
     step = (layout.dp * sizes.step_tokens + captured) * model.activation_elements * item
     if model.spec is not None:
         step += (layout.pp - 1) * sizes.step_tokens * model.spec.hidden_size * item
     drafted = max_drafted(sizes.max_running) if drafts else 0
     rows = max(sizes.max_running + drafted, FIRST_ROWS)  # rows whose logits are in memory at once
-    # Logits of graphs and of other steps, and the float32 copies that some draws and log-probabilities need.
+    # Logits of graphs and of other steps, and the float32 copies that some draws and
+    # log-probabilities need.
     logits = max(rows * model.vocab_size, MAX_LOGITS) * (2 * item + 3 * 4)
     chunks = MAX_CHUNKS if model.shares_prefixes else 0
     if model.precision.batch_invariant:
         chunks = len(piece_borders(context_length))
     kinds = {(a.heads, a.key_size) for a in model.attentions}
-    partials = sum(2 * sizes.max_running * (chunks + 3) * heads * (size + 2) * 4 for heads, size in kinds)
+    partials = sum(
+        2 * sizes.max_running * (chunks + 3) * heads * (size + 2) * 4 for heads, size in kinds
+    )
     available = fraction * total - taken - step - logits - partials - images - _SPARE
     token = model.token_bytes
-    tokens = min(int(available // token), MAX_SLOTS - sizes.page_size) // sizes.page_size * sizes.page_size
+    tokens = (
+        min(int(available // token), MAX_SLOTS - sizes.page_size)
+        // sizes.page_size
+        * sizes.page_size
+    )
     if window is not None and tokens > 0:
         tokens = more_tokens(model, available, tokens, sizes, context_length, window)
     if tokens < sizes.page_size + min(context_length, 1024):
@@ -144,7 +156,12 @@ def pool_tokens(
 
 
 def more_tokens(
-    model: DeviceModel, available: float, tokens: int, sizes: Sizes, context_length: int, window: int
+    model: DeviceModel,
+    available: float,
+    tokens: int,
+    sizes: Sizes,
+    context_length: int,
+    window: int,
 ) -> int:
     """Returns the size of the pool in tokens if layers with a window have separate pages: at least
     `tokens`, which fit without separate pages, and at most four times as many.

@@ -1,8 +1,8 @@
 """Adjusts logits before a draw: penalties, biases, the caller's processors, and tokens that may not
 be drawn.
 
-All rows of a step are adjusted together, on any device: a step of 256 penalised rows takes as many operations as one of
-a single row.
+All rows of a step are adjusted together, on any device: a step of 256 penalised rows takes as many
+operations as one of a single row.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ class DrawAdjustments:
     processor: LogitProcessor | None = None
 
 
-def adjust_logits(logits: torch.Tensor, adjustments: Mapping[int, DrawAdjustments]) -> dict[int, SglError]:
-    """Applies adjustments to float32 logits [R, V] in place. Returns the errors of logit processors by row.
+def adjust_logits(
+    logits: torch.Tensor, adjustments: Mapping[int, DrawAdjustments]
+) -> dict[int, SglError]:
+    """Applies adjustments to float32 logits [R, V] in place. Returns the errors of logit processors
+    by row.
 
     Args:
         logits: contiguous.
@@ -51,7 +54,12 @@ def adjust_logits(logits: torch.Tensor, adjustments: Mapping[int, DrawAdjustment
     rows = list(adjustments.items())
     _divide_repeated(logits, [(i, row) for i, row in rows if row.params.repetition_penalty != 1.0])
     _subtract_counted(
-        logits, [(i, row) for i, row in rows if row.params.frequency_penalty or row.params.presence_penalty]
+        logits,
+        [
+            (i, row)
+            for i, row in rows
+            if row.params.frequency_penalty or row.params.presence_penalty
+        ],
     )
     biased = [(i, row.params.logit_bias) for i, row in rows if row.params.logit_bias]
     if biased:
@@ -61,7 +69,9 @@ def adjust_logits(logits: torch.Tensor, adjustments: Mapping[int, DrawAdjustment
     for i, row in rows:
         if row.processor is not None:
             try:
-                logits[i] = _processed(row.processor, row.tokens.tolist(), logits[i].cpu().clone()).to(logits.device)
+                logits[i] = _processed(
+                    row.processor, row.tokens.tolist(), logits[i].cpu().clone()
+                ).to(logits.device)
             except SglError as error:
                 errors[i] = error
     banned = [(i, row.banned) for i, row in rows if row.banned]
@@ -70,7 +80,9 @@ def adjust_logits(logits: torch.Tensor, adjustments: Mapping[int, DrawAdjustment
     return errors
 
 
-def _positions(logits: torch.Tensor, ids: Sequence[tuple[int, Sequence[int] | Ints]]) -> torch.Tensor:
+def _positions(
+    logits: torch.Tensor, ids: Sequence[tuple[int, Sequence[int] | Ints]]
+) -> torch.Tensor:
     """Returns the positions of token ids in the flattened logits, int64 [sum of their numbers], on
     the device of the logits.
 
@@ -84,9 +96,9 @@ def _positions(logits: torch.Tensor, ids: Sequence[tuple[int, Sequence[int] | In
 
 def _per_token(values: Sequence[float], tokens: Sequence[Ints], like: torch.Tensor) -> torch.Tensor:
     """Repeats one float64 value per row for each of the row's tokens."""
-    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float64), [len(each) for each in tokens])).to(
-        like.device
-    )
+    return torch.from_numpy(
+        np.repeat(np.array(values, dtype=np.float64), [len(each) for each in tokens])
+    ).to(like.device)
 
 
 def _divide_repeated(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustments]]) -> None:
@@ -125,7 +137,9 @@ def _processed(processor: LogitProcessor, tokens: list[int], logits: torch.Tenso
     except Exception as error:  # code of the caller may raise anything
         raise ProgramError(f"logit_processor failed: {error!r}") from error
     if result.shape != logits.shape:
-        raise ProgramError(f"logit_processor returned {list(result.shape)} numbers, not {list(logits.shape)}.")
+        raise ProgramError(
+            f"logit_processor returned {list(result.shape)} numbers, not {list(logits.shape)}."
+        )
     if not result.max().isfinite():
         raise ProgramError("logit_processor returned NaN, inf or nothing but -inf.")
     return result

@@ -10,7 +10,8 @@ from sglang_lite.runtime.executor.staging import make_event
 from sglang_lite.runtime.executor.step_record import StepRecord
 
 _RING_SIZE = 8  # events in the ring: a measured step uses two until its tokens are read
-# One in this many steps with masks is measured: recording events takes the host as long as a launch.
+# One in this many steps with masks is measured: recording events takes the host as long as a
+# launch.
 _MEASURE_EVERY = 8
 
 
@@ -18,7 +19,9 @@ class MaskEvents:
     """Events of a runner's steps. Has none if the device is not a GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._ring = cycle([make_event(timed=True) for _ in range(_RING_SIZE * (device.type == "cuda"))])
+        self._ring = cycle(
+            [make_event(timed=True) for _ in range(_RING_SIZE * (device.type == "cuda"))]
+        )
         # number of steps whose draws may wait for masks
         self._on_gpu = device.type == "cuda"
         self._masked_steps = 0

@@ -60,11 +60,13 @@ class ModelRunner(Protocol):
         ...
 
     def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]:
-        """Allocates int32 [rows, words] for the token masks of a step. The step loop fills it before `sample`, and
-        again only after the step's tokens have been read."""
+        """Allocates int32 [rows, words] for the token masks of a step. The step loop fills it
+        before `sample`, and again only after the step's tokens have been read.
+        """
         ...
 
-    def sample(self, forward: Any, draws: Draws) -> PendingTokens:  # the value that this runner's `forward` returned
+    # the value that this runner's `forward` returned
+    def sample(self, forward: Any, draws: Draws) -> PendingTokens:
         """Launches draws from the logits of a forward."""
         ...
 

@@ -91,7 +91,9 @@ class GpuPageMemory:
         size = page_bytes(planes, page_size)
         try:
             pinned = device.type == "cuda"  # else kernels are interpreted
-            self._memory = pin_memory(slots * size) if pinned else torch.empty(slots * size, dtype=torch.uint8)
+            self._memory = (
+                pin_memory(slots * size) if pinned else torch.empty(slots * size, dtype=torch.uint8)
+            )
             if pinned:
                 self._unpin = weakref.finalize(self, unpin_memory, self._memory.data_ptr())
                 self._unpin.atexit = False
@@ -107,11 +109,13 @@ class GpuPageMemory:
         cuda: Any = torch.cuda  # which is untyped
         self._device = device
         self._stream = cuda.Stream(device) if device.type == "cuda" else None
-        self._running: deque[tuple[int, Any, Any, int]] = deque()  # number, events after and before it, pages to count
+        # number, events after and before it, pages to count
+        self._running: deque[tuple[int, Any, Any, int]] = deque()
         self._gathered: dict[int, int] = {}  # by slot, the last page that is to be copied there
         self._completed = 0
         if pinned:
-            # Compiles both kernels now, to keep this out of measured times. One page is copied out and back.
+            # Compiles both kernels now, to keep this out of measured times. One page is copied out
+            # and back.
             place = torch.zeros(1, dtype=torch.int32, device=device)
             for to_host in (True, False):
                 self._copy(place, place, to_host=to_host)

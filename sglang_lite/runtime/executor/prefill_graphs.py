@@ -1,7 +1,7 @@
 """Captured CUDA graphs of steps that prefill prompts.
 
-For a small model or a short prompt, launching the kernels of a step one by one takes the host longer than the
-device needs to run them.
+For a small model or a short prompt, launching the kernels of a step one by one takes the host
+longer than the device needs to run them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import DeviceModel
 from sglang_lite.runtime.models.spec import LatentSpec
 
-# Multiplications of a step that take an H200 12 ms, as long as its host needs to launch the kernels. Beyond that,
-# padding costs more.
+# Multiplications of a step that take an H200 12 ms, as long as its host needs to launch the
+# kernels. Beyond that, padding costs more.
 _PRODUCTS = 36 * 10**11
 _LONGEST = 4096  # most tokens of a step, as the results of graphs take separate memory
 _BLOCK = BLOCK_SIZES[-1]
@@ -75,19 +75,22 @@ class PrefillGraphs:
         self.captured.clear()
 
     def run(
-        self, compute: Callable[[DevicePlan], torch.Tensor], inputs: GpuInputs, lora: LoraStep | None = None
+        self,
+        compute: Callable[[DevicePlan], torch.Tensor],
+        inputs: GpuInputs,
+        lora: LoraStep | None = None,
     ) -> tuple[torch.Tensor, Ints] | None:
         """Runs a step as a captured graph.
 
         Args:
-            compute: function that computes hidden states [T, hidden_size] of a plan's tokens. Used only to capture a
-                graph.
+            compute: function that computes hidden states [T, hidden_size] of a plan's tokens. Used
+                only to capture a graph.
             inputs: inputs of the step.
             lora: adapters of the slots, or None if no row has one.
 
         Returns:
-            Hidden states, valid until any graph runs again, and int64 [rows], the index of each row's last token among
-            them; or None if no graph fits the step.
+            Hidden states, valid until any graph runs again, and int64 [rows], the index of each
+            row's last token among them; or None if no graph fits the step.
         """
         if inputs.block_size != _BLOCK or inputs.limits.size or len(inputs.ids) > self.max_tokens:
             return None
@@ -134,19 +137,35 @@ class PrefillGraphs:
         """
         starts = np.arange(decoding + prefilled, decoding + tokens, self._reach, dtype=np.int32)
         counts = np.minimum(decoding + tokens - starts, self._reach)
-        return np.stack((starts, counts, np.full_like(starts, self._slots.dummy), np.zeros_like(starts)), 1)
+        return np.stack(
+            (starts, counts, np.full_like(starts, self._slots.dummy), np.zeros_like(starts)), 1
+        )
 
     def _capture(
-        self, compute: Callable[[DevicePlan], torch.Tensor], decoding: int, tokens: int, lora: LoraStep | None
+        self,
+        compute: Callable[[DevicePlan], torch.Tensor],
+        decoding: int,
+        tokens: int,
+        lora: LoraStep | None,
     ) -> _Captured:
         slots = self._slots
         count = decoding + tokens
         device = slots.page_table.device
-        static = torch.zeros(self._rows * aligned(count) + 4 * _blocks(tokens), dtype=torch.int32, device=device)
+        static = torch.zeros(
+            self._rows * aligned(count) + 4 * _blocks(tokens), dtype=torch.int32, device=device
+        )
         arrays, blocks = _parts(static, count, self._rows)
         ids, of_slots, positions = arrays[:3]
         of_slots.fill_(slots.dummy)
-        plan = slots.plan(ids, of_slots, positions, arrays[3:], decoding=decoding, blocks=blocks, block_size=_BLOCK)
+        plan = slots.plan(
+            ids,
+            of_slots,
+            positions,
+            arrays[3:],
+            decoding=decoding,
+            blocks=blocks,
+            block_size=_BLOCK,
+        )
         plan = replace(plan, lora=lora)
         return _Captured(static, *self._record(lambda: compute(plan)))
 
@@ -172,11 +191,15 @@ def _parts(static: _Array, tokens: int, rows: int) -> tuple[_Array, _Array]:
     `DevicePlan.rotary`, as [rows, T], and their blocks [blocks, 4].
     """
     stride = aligned(tokens)
-    return static[: rows * stride].reshape(rows, stride)[:, :tokens], static[rows * stride :].reshape(-1, 4)
+    return static[: rows * stride].reshape(rows, stride)[:, :tokens], static[
+        rows * stride :
+    ].reshape(-1, 4)
 
 
 def _padded_rows(rows: int) -> int:
-    """Returns the number of decoded rows of the graph for `rows` rows: 0, 8, 16, 32 and further powers of two."""
+    """Returns the number of decoded rows of the graph for `rows` rows: 0, 8, 16, 32 and further
+    powers of two.
+    """
     return max(8, 1 << (rows - 1).bit_length()) if rows else 0
 
 

@@ -15,8 +15,8 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 # Minimum number of token reads that a group must save to pay for the extra kernel.
 MIN_SAVED_TOKENS = 4096
-# Factor on the above for latents: all heads share one latent, and rows that read the same latents find them in the L2
-# cache.
+# Factor on the above for latents: all heads share one latent, and rows that read the same latents
+# find them in the L2 cache.
 LATENT_SAVING_FACTOR = 32
 MAX_CHUNKS = 16
 
@@ -51,7 +51,8 @@ def _best(pages: Ints, shareable_pages: Ints, rows: Ints, matched: int) -> tuple
         return saved, groups
     first = pages[rows, matched]
     order = np.argsort(first, kind="stable")
-    bounds = np.flatnonzero(np.diff(first[order], prepend=-1, append=-1))  # bounds of runs of equal pages
+    # bounds of runs of equal pages
+    bounds = np.flatnonzero(np.diff(first[order], prepend=-1, append=-1))
     for run in np.flatnonzero(np.diff(bounds) > 1):
         alike = rows[order[bounds[run] : bounds[run + 1]]]
         limit = int(shareable_pages[alike].min())
@@ -79,9 +80,17 @@ class SharedPrefixArrays:
 
 
 def split_shared_prefixes(
-    pages: Ints, shareable_pages: Ints, slots: Ints, page_size: int, *, rows_per_block: int, max_items: int,
-    target_chunks: int, min_saving_factor: int = 1, borders: Ints | None = None,
-) -> SharedPrefixArrays | None:  # fmt: skip
+    pages: Ints,
+    shareable_pages: Ints,
+    slots: Ints,
+    page_size: int,
+    *,
+    rows_per_block: int,
+    max_items: int,
+    target_chunks: int,
+    min_saving_factor: int = 1,
+    borders: Ints | None = None,
+) -> SharedPrefixArrays | None:
     """Cuts the shared prefixes of rows into chunks for programs of a kernel. Returns None if no
     prefix is worth it.
 
@@ -99,11 +108,18 @@ def split_shared_prefixes(
         borders: ascending positions, starting at 0, at which prefixes and chunks may end; None for
             no restriction.
     """
-    groups = [g for g in find_groups(pages, shareable_pages) if _pays(g, page_size, min_saving_factor)]
+    groups = [
+        g for g in find_groups(pages, shareable_pages) if _pays(g, page_size, min_saving_factor)
+    ]
     return _split_groups(
-        GroupArrays.of(groups), slots, page_size, rows_per_block=rows_per_block, max_items=max_items,
-        target_chunks=target_chunks, borders=borders,
-    )  # fmt: skip
+        GroupArrays.of(groups),
+        slots,
+        page_size,
+        rows_per_block=rows_per_block,
+        max_items=max_items,
+        target_chunks=target_chunks,
+        borders=borders,
+    )
 
 
 def _pays(group: Group, page_size: int, min_saving_factor: int) -> bool:
@@ -126,13 +142,21 @@ class GroupArrays:
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> GroupArrays:
-        rows = np.concatenate([group.rows for group in groups]).astype(np.int32) if groups else _NO_ROWS
-        sizes, pages = zip(*((len(group.rows), group.pages) for group in groups)) if groups else ((), ())
+        rows = (
+            np.concatenate([group.rows for group in groups]).astype(np.int32)
+            if groups
+            else _NO_ROWS
+        )
+        sizes, pages = (
+            zip(*((len(group.rows), group.pages) for group in groups)) if groups else ((), ())
+        )
         return cls(rows, np.array(sizes, dtype=np.int64), np.array(pages, dtype=np.int64))
 
     def of_sharing(self, sharing: NDArray[np.bool_]) -> GroupArrays:
         """Returns the groups for which `sharing` [G] is True."""
-        return GroupArrays(self.rows[np.repeat(sharing, self.sizes)], self.sizes[sharing], self.pages[sharing])
+        return GroupArrays(
+            self.rows[np.repeat(sharing, self.sizes)], self.sizes[sharing], self.pages[sharing]
+        )
 
     def followed_by(self, others: GroupArrays) -> GroupArrays:
         """Returns these groups followed by others."""
@@ -146,9 +170,15 @@ _NO_ROWS: Ints = np.zeros(0, dtype=np.int32)
 
 
 def _split_groups(
-    groups: GroupArrays, slots: Ints, page_size: int, *, rows_per_block: int, max_items: int, target_chunks: int,
+    groups: GroupArrays,
+    slots: Ints,
+    page_size: int,
+    *,
+    rows_per_block: int,
+    max_items: int,
+    target_chunks: int,
     borders: Ints | None,
-) -> SharedPrefixArrays | None:  # fmt: skip
+) -> SharedPrefixArrays | None:
     """Implements `split_shared_prefixes` for groups that are already known."""
     if borders is not None:
         groups = groups.of_sharing(groups.pages * page_size >= borders[1])
@@ -180,7 +210,8 @@ def _split_groups(
         ends = np.minimum(starts + step, length)
     else:
         starts, ends = (
-            borders[np.searchsorted(borders, -(-length * end // counts[block]))] for end in (chunk, chunk + 1)
+            borders[np.searchsorted(borders, -(-length * end // counts[block]))]
+            for end in (chunk, chunk + 1)
         )
     if not (kept := starts < ends).all():  # rounding made some chunks empty
         starts = starts[kept]
@@ -211,15 +242,20 @@ class PrefixGroups:
 
     Args:
         table: pages of the slots.
-        target_chunks: number of chunks that keep the device busy; more only increase the cost of merging.
+        target_chunks: number of chunks that keep the device busy; more only increase the cost of
+            merging.
         rows_per_block: maximum number of rows of a program.
         min_saving_factor, borders: as for `split_shared_prefixes`.
     """
 
     def __init__(
-        self, table: SlotPages, target_chunks: int, rows_per_block: int, min_saving_factor: int = 1,
+        self,
+        table: SlotPages,
+        target_chunks: int,
+        rows_per_block: int,
+        min_saving_factor: int = 1,
         borders: Ints | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._table = table
         self._target_chunks = target_chunks
         self.rows_per_block = rows_per_block
@@ -247,7 +283,9 @@ class PrefixGroups:
         key = slots.tobytes() + record.epochs[:count].tobytes()
         if key != self._key:
             self._key = key
-            self._groups = GroupArrays.of(self._find_groups(slots, record.starts[:count]) if count > 1 else [])
+            self._groups = GroupArrays.of(
+                self._find_groups(slots, record.starts[:count]) if count > 1 else []
+            )
             self._prefixes = self._split(self._groups, slots, padded_rows(count))
         if not multi_token_rows:
             return self._prefixes
@@ -256,12 +294,18 @@ class PrefixGroups:
             return self._prefixes
         return self._split(self._groups.followed_by(own), record.token_slots, len(record.ids))
 
-    def _split(self, groups: GroupArrays, slots: Ints, spare_items: int) -> SharedPrefixArrays | None:
+    def _split(
+        self, groups: GroupArrays, slots: Ints, spare_items: int
+    ) -> SharedPrefixArrays | None:
         return _split_groups(
-            groups, slots, self._table.page_size,
-            rows_per_block=self.rows_per_block, max_items=spare_items + self._target_chunks,
-            target_chunks=self._target_chunks, borders=self._borders,
-        )  # fmt: skip
+            groups,
+            slots,
+            self._table.page_size,
+            rows_per_block=self.rows_per_block,
+            max_items=spare_items + self._target_chunks,
+            target_chunks=self._target_chunks,
+            borders=self._borders,
+        )
 
     def _find_groups(self, slots: Ints, starts: Ints) -> list[Group]:
         """Returns the worthwhile groups of rows with one token."""

@@ -40,8 +40,8 @@ class PromptLogprobs:
         first: position of the first token.
         tokens: ids of the tokens.
         requested: ids whose log-probabilities are reported at each position.
-        values: float32 [N, 1 + tops + requested], the log-probabilities of the token, of the likeliest tokens and of
-            `requested`.
+        values: float32 [N, 1 + tops + requested], the log-probabilities of the token, of the
+            likeliest tokens and of `requested`.
         tops: int64 [N, tops], ids of the likeliest tokens.
         done: event after which both tensors are on the host; None if they already are.
     """
@@ -65,7 +65,9 @@ class PromptLogprobs:
                 top=tuple((value, i, None) for value, i in zip(others, tops)),
                 ids=tuple((value, i, None) for value, i in zip(others[count:], self.requested)),
             )
-            for token, (own, *others), tops in zip(self.tokens, self.values.tolist(), self.tops.tolist())
+            for token, (own, *others), tops in zip(
+                self.tokens, self.values.tolist(), self.tops.tolist()
+            )
         ]
 
 
@@ -98,7 +100,9 @@ def score(
         rows[each.row] = TokensToScore(each.first, each.tokens, states)
     scored: dict[int, PromptLogprobs] = {}
     for (tops, requested), together in alike.items():
-        scored.update(zip(together, score_rows(model, list(together.values()), tops, requested, fetch)))
+        scored.update(
+            zip(together, score_rows(model, list(together.values()), tops, requested, fetch))
+        )
     return scored
 
 
@@ -121,7 +125,11 @@ class TokensToScore:
 
 
 def score_rows(
-    model: HasLogits, rows: Sequence[TokensToScore], tops: int, requested: tuple[int, ...], fetch: CopyToHost
+    model: HasLogits,
+    rows: Sequence[TokensToScore],
+    tops: int,
+    requested: tuple[int, ...],
+    fetch: CopyToHost,
 ) -> list[PromptLogprobs]:
     """Scores tokens of rows in pieces, since the logits of thousands of positions take more memory
     than a model. A piece has tokens of many rows, because each piece reads the head's weights:
@@ -154,7 +162,10 @@ def score_rows(
     ids, done = fetch(torch.cat(likeliest))
     counts = [len(row.tokens) for row in rows]
     parts = zip(rows, torch.split(host_values, counts), torch.split(ids, counts))
-    return [PromptLogprobs(row.first, row.tokens.tolist(), requested, some, best, done) for row, some, best in parts]
+    return [
+        PromptLogprobs(row.first, row.tokens.tolist(), requested, some, best, done)
+        for row, some, best in parts
+    ]
 
 
 def _sent(ids: Sequence[int] | NDArray[np.int32], device: torch.device) -> torch.Tensor:

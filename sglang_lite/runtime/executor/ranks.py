@@ -1,6 +1,7 @@
 """Ranks that share a model: rank 0 sends each step to the others, and each computes its part of it.
 
-Everything that a rank knows is in these messages. Ranks execute them in the same order, so their collectives meet.
+Everything that a rank knows is in these messages. Ranks execute them in the same order, so their
+collectives meet.
 """
 
 from __future__ import annotations
@@ -243,13 +244,20 @@ class GpuLeadRunner(LeadRunner["GpuRunner"]):
         if not len(draws.rows) and not forward.record.scores:
             return self._runner.sample(forward, draws)
         message = DrawParts(
-            step, draws.rows.astype(np.int32), _of_message(draws.behind), bool(draws.adjustments), draws.reports,
-            None if masks is None else masks.words, None if masks is None else masks.rows,
-        )  # fmt: skip
+            step,
+            draws.rows.astype(np.int32),
+            _of_message(draws.behind),
+            bool(draws.adjustments),
+            draws.reports,
+            None if masks is None else masks.words,
+            None if masks is None else masks.rows,
+        )
         return self.together(message, draw)
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
-        return self.together(AllocateMasks(rows, words), partial(self._runner.allocate_masks, rows, words))
+        return self.together(
+            AllocateMasks(rows, words), partial(self._runner.allocate_masks, rows, words)
+        )
 
 
 def _of_message(behind: Ints | None) -> Ints | None:
@@ -281,20 +289,25 @@ def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunn
         match message:
             case Begin():
                 runner = make(message.capacity)
-                stages = None if isinstance(runner, CpuRunner) else _stages(cast("GpuRunner", runner))
+                stages = (
+                    None if isinstance(runner, CpuRunner) else _stages(cast("GpuRunner", runner))
+                )
             case Forward() if stages is not None:
                 stages.begin(message.record)
             case Forward() if runner is not None:
                 forward = runner.forward(message.record)
             case Draw() if isinstance(runner, CpuRunner):
-                behind = None if message.behind is None else message.behind.copy()  # messages' arrays are read-only
+                # messages' arrays are read-only
+                behind = None if message.behind is None else message.behind.copy()
                 runner.logits(forward, message.rows.astype(np.int64), behind)
             case MoveExperts() if runner is not None:
                 move_experts(runner.model, message.layer, message.slots)
             case AllocateMasks() if runner is not None:
                 words = runner.allocate_masks(message.rows, message.words)
             case DrawParts() if stages is not None:
-                pending = _drawn(cast("GpuRunner", runner), stages.ended(message.step), message, words, pending)
+                pending = _drawn(
+                    cast("GpuRunner", runner), stages.ended(message.step), message, words, pending
+                )
 
 
 def _stages(runner: GpuRunner) -> Stages:
@@ -314,7 +327,11 @@ def move_experts(model: Model, layer: int | None, slots: tuple[int, ...]) -> Non
 
 
 def _drawn(
-    runner: GpuRunner, forward: GpuForward, message: DrawParts, words: Ints, masked: GpuPendingTokens | None
+    runner: GpuRunner,
+    forward: GpuForward,
+    message: DrawParts,
+    words: Ints,
+    masked: GpuPendingTokens | None,
 ) -> GpuPendingTokens | None:
     """Draws like rank 0. Returns the last draws with masks; no new masks may be written before
     these end.
@@ -333,5 +350,7 @@ def _drawn(
         words[: len(message.words)] = message.words
         masks = Masks(words[: len(message.words)], message.mask_rows)
     scored = np.ones(len(rows), dtype=bool) if message.scored else None
-    drawn = runner.sample(forward, Draws(rows, None if message.adjusted else {}, masks, scored, message.behind))
+    drawn = runner.sample(
+        forward, Draws(rows, None if message.adjusted else {}, masks, scored, message.behind)
+    )
     return masked if masks is None or message.adjusted else cast("GpuPendingTokens", drawn)

@@ -71,7 +71,9 @@ class Masks:
 
     def allowed(self, row: int, vocab_size: int) -> NDArray[np.bool_]:
         """Returns the allowed tokens, bool [vocab_size], of a row that has a mask."""
-        bits = np.unpackbits(self.words[self.rows[row]].view(np.uint8), count=vocab_size, bitorder="little")
+        bits = np.unpackbits(
+            self.words[self.rows[row]].view(np.uint8), count=vocab_size, bitorder="little"
+        )
         return bits.view(np.bool_)
 
 
@@ -175,7 +177,10 @@ def sample(
         if float(highest[i]) != float("-inf"):
             errors.setdefault(i, not_finite(int(positions[i])))
         elif i not in masked:  # otherwise the grammar's error explains it better
-            errors.setdefault(i, ModelError(f"no token can follow at position {positions[i]}: all logits are -inf."))
+            errors.setdefault(
+                i,
+                ModelError(f"no token can follow at position {positions[i]}: all logits are -inf."),
+            )
     drawn = table.drawn(slots)
     if drawn.any():
         rows = torch.from_numpy(drawn)
@@ -199,7 +204,11 @@ class _Scores:
     """
 
     def __init__(
-        self, logits: torch.Tensor, rows: list[int], adjustments: Mapping[int, DrawAdjustments], masks: Masks | None
+        self,
+        logits: torch.Tensor,
+        rows: list[int],
+        adjustments: Mapping[int, DrawAdjustments],
+        masks: Masks | None,
     ) -> None:
         self._logits = logits
         # A mask leaves the logits of the allowed tokens as they are; other adjustments need a copy.
@@ -212,14 +221,19 @@ class _Scores:
             self._totals[i] = float(logits[i].amax()) - np.log(probs.max())
             if masks is not None and masks.rows[i] >= 0:
                 allowed = masks.allowed(i, len(probs))
-                mass = np.dot(probs, allowed.astype(np.float32))  # faster than selecting the allowed ones
-                self._allowed[i] = np.log(min(mass, 1)) if mass > _TINY else self._log_of_tiny(i, allowed)
+                # faster than selecting the allowed ones
+                mass = np.dot(probs, allowed.astype(np.float32))
+                self._allowed[i] = (
+                    np.log(min(mass, 1)) if mass > _TINY else self._log_of_tiny(i, allowed)
+                )
 
     def _log_of_tiny(self, row: int, allowed: NDArray[np.bool_]) -> float:
         """Returns the log-probability of a row's allowed tokens, bool [V], whose exponentials may
         be too small for float32.
         """
-        return float(self._logits[row, torch.from_numpy(allowed)].logsumexp(0)) - float(self._totals[row])
+        return float(self._logits[row, torch.from_numpy(allowed)].logsumexp(0)) - float(
+            self._totals[row]
+        )
 
     def of(self, tokens: torch.Tensor) -> NDArray[np.float32]:
         """Returns the scores of drawn tokens [R], as in `Sampled`."""
@@ -231,7 +245,9 @@ class _Scores:
 
 def _changes(adjustments: DrawAdjustments | None) -> bool:
     """Returns True if anything besides a mask changes a row's logits."""
-    return adjustments is not None and not (adjustments.params.plain and adjustments.processor is None)
+    return adjustments is not None and not (
+        adjustments.params.plain and adjustments.processor is None
+    )
 
 
 def draw_logprobs(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:
@@ -276,11 +292,13 @@ def token_logprob(logprobs: torch.Tensor, token: int, params: ResolvedParams) ->
     return TokenLogprob(float(logprobs[token]), token, top=top, ids=chosen)
 
 
-def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints, forbidden: Ints) -> torch.Tensor:
+def _draw(
+    logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints, forbidden: Ints
+) -> torch.Tensor:
     """Draws tokens by inverse-transform sampling with one uniform number for each row.
 
-    Probabilities stay in the order of token ids even if some rows are filtered, so that a draw doesn't depend on the
-    rest of the batch.
+    Probabilities stay in the order of token ids even if some rows are filtered, so that a draw
+    doesn't depend on the rest of the batch.
     """
     rows = table.rows[slots]
     probs = torch.softmax(logits / torch.from_numpy(rows["temperature"].copy()).unsqueeze(1), -1)
@@ -288,7 +306,9 @@ def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: In
         _filter(probs[i].numpy(), rows[i])
     mass = probs.double().cumsum(-1)
     target = torch.from_numpy(uniforms(rows["seed"].copy(), positions, forbidden)) * mass[:, -1]
-    picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(max=probs.shape[1] - 1)
+    picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(
+        max=probs.shape[1] - 1
+    )
     return picked.squeeze(1)
 
 
@@ -305,7 +325,9 @@ def _filter(probs: NDArray[np.float32], row: np.void) -> None:
     lowest = probs.max() * row["min_p"]
     if 0 < top_k < len(probs):
         values = torch.from_numpy(probs).topk(top_k).values.numpy()
-        kept = values[: _nucleus(values, top_p, float(values.sum(dtype=np.float64)) if sequential else 1.0)]
+        kept = values[
+            : _nucleus(values, top_p, float(values.sum(dtype=np.float64)) if sequential else 1.0)
+        ]
     elif top_p < 1:
         kept = _top_p(probs, top_p)
     else:
@@ -322,7 +344,8 @@ def _top_p(probs: NDArray[np.float32], top_p: np.float32) -> NDArray[np.float32]
 
     Sorts the few largest first, and more only if the sum of those is less than `top_p`.
     """
-    likely = probs[(probs > (1 - top_p) / len(probs)).nonzero()[0]]  # all others have less than 1 - top_p together
+    # all others have less than 1 - top_p together
+    likely = probs[(probs > (1 - top_p) / len(probs)).nonzero()[0]]
     few = np.partition(likely, -_CANDIDATES)[-_CANDIDATES:] if len(likely) > _CANDIDATES else likely
     for candidates in (few, likely, probs):
         values = -np.sort(-candidates)
@@ -338,5 +361,7 @@ def _nucleus(values: NDArray[np.float32], top_p: np.float32, mass: float = 1.0) 
     """
     if top_p >= 1:
         return len(values)
-    over = values.cumsum(dtype=np.float64).astype(np.float32) - values > np.float32(float(top_p) * mass)
+    over = values.cumsum(dtype=np.float64).astype(np.float32) - values > np.float32(
+        float(top_p) * mass
+    )
     return int(over.argmax()) if over.any() else len(values)

@@ -48,7 +48,9 @@ class Stages:
     def begin(self, record: StepRecord) -> GpuForward | None:
         """Begins a step. Returns its forward on ranks of the first stage."""
         step = _Step(record)
-        self._hand_on(step, self._steps.index(None) if None in self._steps else len(self._steps) - 1)
+        self._hand_on(
+            step, self._steps.index(None) if None in self._steps else len(self._steps) - 1
+        )
         return step.forward
 
     def ended(self, number: int) -> GpuForward:

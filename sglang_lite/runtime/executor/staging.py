@@ -23,12 +23,15 @@ class Staging:
         self._device = device
         self._cuda = device.type == "cuda"
         if self._cuda:
-            self._buffers = [torch.empty(size, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
+            self._buffers = [
+                torch.empty(size, dtype=torch.int32, pin_memory=True) for _ in range(_RING)
+            ]
             self._arrays = [b.numpy() for b in self._buffers]
             self._events = [make_event() for _ in range(_RING)]
             self._now = 0
             self._at = 0
-            self._host_buffers = [torch.empty(0, dtype=torch.int32) for _ in range(_RING)]  # memory for `host_buffer`
+            # memory for `host_buffer`
+            self._host_buffers = [torch.empty(0, dtype=torch.int32) for _ in range(_RING)]
             self._host_buffer = 0
 
     def send(self, array: Ints, target: torch.Tensor | None = None) -> torch.Tensor:
@@ -80,7 +83,9 @@ class Staging:
             return torch.empty(count, dtype=torch.int32, device=self._device)
         self._host_buffer = (self._host_buffer + 1) % _RING
         if count > len(self._host_buffers[self._host_buffer]):
-            self._host_buffers[self._host_buffer] = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)
+            self._host_buffers[self._host_buffer] = torch.empty(
+                2 * count, dtype=torch.int32, pin_memory=True
+            )
         return self._host_buffers[self._host_buffer][:count]
 
     def record_event(self) -> torch.cuda.Event | None:

@@ -24,15 +24,22 @@ from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.scheduler.batch import Batch
 
-_TEXT = int(WatchedTokens.TEXT)  # as int: comparing an array with a member of an enumeration is slow
+# as int: comparing an array with a member of an enumeration is slow
+_TEXT = int(WatchedTokens.TEXT)
 
-# Parameters of one slot that every draw needs, in the order of `sampling_row`. A temperature of 0 is greedy. Those
-# after the seed have four bytes each, as on a device (`gpu_slots.py`). So a new one must be added only here and where
-# it is used in a draw.
-SAMPLING = np.dtype([
-    ("seed", np.uint64), ("temperature", np.float32), ("top_k", np.int32), ("top_p", np.float32), ("min_p", np.float32),
-    ("sequential", np.int32),
-])  # fmt: skip
+# Parameters of one slot that every draw needs, in the order of `sampling_row`. A temperature of 0
+# is greedy. Those after the seed have four bytes each, as on a device (`gpu_slots.py`). So a new
+# one must be added only here and where it is used in a draw.
+SAMPLING = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("temperature", np.float32),
+        ("top_k", np.int32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("sequential", np.int32),
+    ]
+)
 
 
 _LENGTH = 8  # bytes of a record's length in a file
@@ -46,7 +53,14 @@ _NO_COPIES: Ints = np.zeros((2, 0), dtype=np.int32)
 def sampling_row(params: ResolvedParams, seed: int) -> tuple[int, float, int, float, float, bool]:
     """Returns one element of an array of SAMPLING."""
     temperature = 0.0 if params.greedy else params.temperature
-    return seed % 2**64, temperature, max(params.top_k, 0), params.top_p, params.min_p, params.sequential
+    return (
+        seed % 2**64,
+        temperature,
+        max(params.top_k, 0),
+        params.top_p,
+        params.min_p,
+        params.sequential,
+    )
 
 
 class PromptScores(msgspec.Struct, frozen=True):
@@ -133,7 +147,11 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def token_slots(self) -> Ints:
         """Slot of each token, int32 [T]."""
-        return self.slots if len(self.ids) == len(self.slots) else np.repeat(self.slots, self.ends - self.starts)
+        return (
+            self.slots
+            if len(self.ids) == len(self.slots)
+            else np.repeat(self.slots, self.ends - self.starts)
+        )
 
     @property
     def features(self) -> bool:
@@ -176,7 +194,10 @@ class SlotPages:
     def token_slots(self, slot: int, start: int, end: int) -> Ints:
         """Returns the token slots of positions start … end-1 in the KV cache."""
         positions = np.arange(start, end, dtype=np.int32)
-        slots: Ints = self.pages[slot, positions // self.page_size] * self.page_size + positions % self.page_size
+        slots: Ints = (
+            self.pages[slot, positions // self.page_size] * self.page_size
+            + positions % self.page_size
+        )
         return slots
 
 
@@ -191,13 +212,16 @@ class StepWriter:
             failed; None for no file.
     """
 
-    def __init__(self, table: SlotTable, windows: WindowPages | None = None, file: Path | None = None) -> None:
+    def __init__(
+        self, table: SlotTable, windows: WindowPages | None = None, file: Path | None = None
+    ) -> None:
         self._table = table
         self._windows = windows
         self._file = file
         self._written: Ints = np.zeros_like(table.pages)  # pages according to the records so far
         self._windows_written = None if windows is None else np.zeros_like(table.pages)
-        self._adapters: Ints = np.full(len(table.pages), -1, dtype=np.int32)  # adapter slots, likewise
+        # adapter slots, likewise
+        self._adapters: Ints = np.full(len(table.pages), -1, dtype=np.int32)
 
     def forget(self) -> None:
         """Makes the next records repeat all pages and adapters, because a record was not executed
@@ -231,7 +255,9 @@ class StepWriter:
         page_indices, pages = _changed(self._written, slots, now)
         window_indices = window_pages = _NOTHING
         if self._windows is not None and self._windows_written is not None:
-            window_indices, window_pages = _changed(self._windows_written, slots, self._windows.of[now])
+            window_indices, window_pages = _changed(
+                self._windows_written, slots, self._windows.of[now]
+            )
         self._adapters[[each.slot for each in started]] = _UNKNOWN
         adapters = np.where(batch.starts < table.adapter_from[slots], -1, table.adapter[slots])
         adapted = adapters != self._adapters[slots]
@@ -249,7 +275,9 @@ class StepWriter:
             copies=batch.copies,
             page_indices=page_indices,
             pages=pages,
-            started=np.array([each.slot for each in started], dtype=np.int32) if started else _NOTHING,
+            started=np.array([each.slot for each in started], dtype=np.int32)
+            if started
+            else _NOTHING,
             sampling=_sampling(started) if started else _NO_SAMPLING,
             scores=tuple(self._scores(batch)) if batch.decoding < len(slots) else (),
             streams=batch.streams,
@@ -268,8 +296,7 @@ class StepWriter:
         return record
 
     def _images(self, batch: Batch, ends: Ints, ids: Ints, positions: Ints) -> tuple[Ints, Ints]:
-        """Replaces the virtual ids of images in a step. Returns `StepRecord.rotary` and `limits`.
-        """
+        """Replaces the virtual ids of images in a step. Returns `StepRecord.rotary` and `limits`."""
         offsets = self._table.rope_offset[batch.slots]
         media = dict[int, RequestMedia]()
         for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
@@ -297,7 +324,8 @@ class StepWriter:
         """
         for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
             if request.score_from is not None:
-                first = max(request.score_from, int(batch.starts[i]) + 1)  # the state at p - 1 predicts the token at p
+                # the state at p - 1 predicts the token at p
+                first = max(request.score_from, int(batch.starts[i]) + 1)
                 stop = min(int(batch.ends[i]) + 1, request.prompt_len)
                 if first < stop:
                     yield _scores(request, i, first, self._table.tokens[batch.slots[i], first:stop])
@@ -327,10 +355,12 @@ def _sampling(requests: Sequence[Request]) -> NDArray[np.void]:
 
 def _scores(request: Request, row: int, first: int, tokens: Ints) -> PromptScores:
     params = request.params
-    return PromptScores(row, first, tokens.copy(), params.top_logprobs_num, params.token_ids_logprob)
+    return PromptScores(
+        row, first, tokens.copy(), params.top_logprobs_num, params.token_ids_logprob
+    )
 
 
-# --------------------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 
 
 def append_step(file: Path, record: StepRecord | Capacity) -> None:

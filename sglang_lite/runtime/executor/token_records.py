@@ -34,7 +34,9 @@ def record_tokens(model: Model, config: EngineConfig) -> None:
         if not asked:
             continue
         if not isinstance(model, Decoder):
-            raise ParameterError(name, "transformers' code runs this model, without it.", hint="Leave it out.")
+            raise ParameterError(
+                name, "transformers' code runs this model, without it.", hint="Leave it out."
+            )
         spec = model.spec
         if name == "enable_return_hidden_states":
             model.recorded["hidden"] = 1, spec.hidden_size, model.precision.compute
@@ -46,7 +48,9 @@ def record_tokens(model: Model, config: EngineConfig) -> None:
         model.recorded["experts"] = len(spec.layers), most, torch.int32
 
 
-def read_records(cache: KVCache, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
+def read_records(
+    cache: KVCache, token_slots: Ints, names: Iterable[RecordName]
+) -> dict[str, TokenArray]:
     """Returns what a cache has recorded for the tokens in slots, int32 [N], as arrays by name."""
     planes = {"routed_experts": cache.experts, "hidden_states": cache.hidden}
     found: dict[str, TokenArray] = {}
@@ -55,6 +59,12 @@ def read_records(cache: KVCache, token_slots: Ints, names: Iterable[RecordName])
         assert plane is not None, "requests for what isn't recorded are refused"
         at = torch.from_numpy(token_slots.astype(np.int64)).to(plane.device)
         rows = plane.index_select(1, at).cpu()
-        array = (rows.transpose(0, 1) if name == "routed_experts" else rows[0].float()).contiguous().numpy()
-        found[name] = TokenArray(array.shape, "int32" if name == "routed_experts" else "float32", array.tobytes())
+        array = (
+            (rows.transpose(0, 1) if name == "routed_experts" else rows[0].float())
+            .contiguous()
+            .numpy()
+        )
+        found[name] = TokenArray(
+            array.shape, "int32" if name == "routed_experts" else "float32", array.tobytes()
+        )
     return found

@@ -47,14 +47,17 @@ def start_child(
     ours, theirs = _socket_pair()
     with theirs:
         code = (
-            f"import sys; sys.path[:] = {import_paths()!r}\n"  # before importing a `signal.py` in the folder
+            # before importing a `signal.py` in the folder
+            f"import sys; sys.path[:] = {import_paths()!r}\n"
             f"import os, signal; os.nice({nice}); signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
             f"from {module} import main\n"
             f"main(*{(theirs.fileno(), *arguments)!r})"
         )
         try:
             command = [sys.executable, "-c", code]
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, **settings)
+            process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, **settings
+            )
         except BaseException:
             ours.close()
             raise
@@ -62,8 +65,9 @@ def start_child(
 
 
 def printed_lines(process: subprocess.Popen[bytes], logger: logging.Logger) -> Iterator[str]:
-    """Yields the lines that a process prints, and logs them. A pipe that nobody reads would fill up and block the
-    process."""
+    """Yields the lines that a process prints, and logs them. A pipe that nobody reads would fill up
+    and block the process.
+    """
     assert process.stdout is not None
     with process.stdout as pipe:
         for line in iter(partial(pipe.readline, _LONGEST_LINE), b""):

@@ -20,14 +20,23 @@ logger = logging.getLogger("sglang_lite")
 
 # Sums may be reordered to vectorise them; NaN and infinity keep their meaning.
 _FLAGS = (
-    "-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
-    "-fassociative-math", "-shared", "-fPIC",
-)  # fmt: skip
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
+    "-fassociative-math",
+    "-shared",
+    "-fPIC",
+)
 _TIMEOUT_S = 60
 
 
 @functools.cache
-def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL | None:
+def cpu_library(
+    source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDLL
+) -> ctypes.CDLL | None:
     """Returns the library of a C++ file, compiled at first use on this machine by `CXX` or the
     first compiler found.
 
@@ -40,11 +49,17 @@ def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDL
     Returns:
         The library, or None if no compiler is installed or compilation fails, which is logged.
     """
-    compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++") or shutil.which("clang++")
+    compiler = (
+        shutil.which(os.environ.get("CXX") or "c++")
+        or shutil.which("g++")
+        or shutil.which("clang++")
+    )
     if compiler is None:
         warn_without_compiler()
         return None
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))))
+    digest = hashlib.sha256(
+        b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
+    )
     digest.update(repr((_FLAGS, os.path.realpath(compiler), _processor())).encode())
     library = folder / f"{source.stem}-{digest.hexdigest()[:16]}.so"
     try:
@@ -53,9 +68,17 @@ def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDL
             _compile(compiler, source, library)
         return kind(os.fspath(library))
     except (OSError, subprocess.SubprocessError) as error:
-        cure = "Set SGLANG_LITE_CACHE to a folder that can be written." if isinstance(error, OSError) else ""
+        cure = (
+            "Set SGLANG_LITE_CACHE to a folder that can be written."
+            if isinstance(error, OSError)
+            else ""
+        )
         logger.warning(
-            "%s: can't be compiled to %s, slower code runs instead: %s. %s", source.name, library, error, cure
+            "%s: can't be compiled to %s, slower code runs instead: %s. %s",
+            source.name,
+            library,
+            error,
+            cure,
         )
         return None
 

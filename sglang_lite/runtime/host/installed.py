@@ -16,7 +16,8 @@ def check_platform() -> None:
     """Checks that an engine runs on this operating system.
 
     Raises:
-        BackendError: it is Windows, whose Python has neither the locks nor the processes that an engine uses.
+        BackendError: it is Windows, whose Python has neither the locks nor the processes that an
+            engine uses.
     """
     if sys.platform == "win32":
         raise BackendError(

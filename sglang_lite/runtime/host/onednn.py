@@ -1,9 +1,9 @@
 """Bounds on the primitive caches of oneDNN, torch's library of matrix products on CPUs.
 
-Each pair of a number of rows and a weight shape needs a compiled primitive, which takes about a millisecond to create.
-oneDNN caches 1,024 primitives and torch another 1,024, of 0.6 to 1.5 MB each. An engine that had seen a few hundred
-different numbers of rows took 800 MB more than at its start. Consecutive steps have few different numbers of rows, so
-smaller caches are enough.
+Each pair of a number of rows and a weight shape needs a compiled primitive, which takes about a
+millisecond to create. oneDNN caches 1,024 primitives and torch another 1,024, of 0.6 to 1.5 MB
+each. An engine that had seen a few hundred different numbers of rows took 800 MB more than at its
+start. Consecutive steps have few different numbers of rows, so smaller caches are enough.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import os
 import torch
 
 PRODUCTS = 128  # primitives per cache: five shapes of weights with some 25 numbers of rows each
-_SIZES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # oneDNN's own cache, and torch's
+# oneDNN's own cache, and torch's
+_SIZES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 @functools.cache

@@ -1,11 +1,12 @@
 """Bound on the busy-waiting of torch's OpenMP threads, set before torch is loaded.
 
-Torch's wheels bring GNU OpenMP, whose threads spin some 300,000 iterations (milliseconds) for new work before they
-sleep. Next to another busy process, the spinning threads take CPU time from the working ones, and a token takes many
-times as long (benchmarks/openmp.py). `SPINS` iterations just outlast the gaps between the matrix products of a step.
+Torch's wheels bring GNU OpenMP, whose threads spin some 300,000 iterations (milliseconds) for new
+work before they sleep. Next to another busy process, the spinning threads take CPU time from the
+working ones, and a token takes many times as long (benchmarks/openmp.py). `SPINS` iterations just
+outlast the gaps between the matrix products of a step.
 
-The library reads the count from the environment when it is loaded. So this module loads it, before torch, and then
-restores the environment: processes that the user starts keep their own defaults.
+The library reads the count from the environment when it is loaded. So this module loads it, before
+torch, and then restores the environment: processes that the user starts keep their own defaults.
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ from collections.abc import Callable
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
-def end_with_parent(parent: int, look: Callable[[], object] = lambda: None, every_s: float = 0.5) -> None:
+def end_with_parent(
+    parent: int, look: Callable[[], object] = lambda: None, every_s: float = 0.5
+) -> None:
     """Watches the parent on a thread and ends this process when the parent is gone, even if a
     forked copy of it keeps its connections open.
 

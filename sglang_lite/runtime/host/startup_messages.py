@@ -22,15 +22,17 @@ _suggested = threading.Lock()  # taken by the first suggestion, and never releas
 
 
 def set_level(level: str | None) -> None:
-    """Sets the level of this package's logger, and adds a handler for standard error if the caller has set up no
-    logging."""
+    """Sets the level of this package's logger, and adds a handler for standard error if the caller
+    has set up no logging.
+    """
     if level is None:
         return
     logger.setLevel(level.upper())
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        handler.addFilter(lambda record: not logging.getLogger().handlers)  # silent once the caller has set up logging
+        # silent once the caller has set up logging
+        handler.addFilter(lambda record: not logging.getLogger().handlers)
         logger.addHandler(handler)
 
 
@@ -54,7 +56,14 @@ def move_bar(bar: Any, done: int, total: int, level: str | None) -> Any:  # a tq
 
 
 def _bar(level: str | None, **options: Any) -> Any:  # a tqdm bar
-    return progress_bar(desc="Loading", unit="layer", leave=False, delay=0.5, disable=not _is_shown(level), **options)
+    return progress_bar(
+        desc="Loading",
+        unit="layer",
+        leave=False,
+        delay=0.5,
+        disable=not _is_shown(level),
+        **options,
+    )
 
 
 def announce(line: str, level: str | None) -> None:
@@ -64,7 +73,8 @@ def announce(line: str, level: str | None) -> None:
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info(line)
     elif _is_shown(level):
-        print(line, file=sys.stdout if in_kernel() else sys.stderr)  # notebooks show standard error in red
+        # notebooks show standard error in red
+        print(line, file=sys.stdout if in_kernel() else sys.stderr)
 
 
 def suggest(line: str, level: str | None) -> None:

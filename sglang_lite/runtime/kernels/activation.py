@@ -30,8 +30,9 @@ def apply_activation(x, KIND: tl.constexpr):
 
 @triton.jit
 def gated_pair(gate, up, alpha, limit, KIND: tl.constexpr):
-    """Returns act(gate) * up in float32. "clamped" (gpt-oss) is gate * sigmoid(alpha * gate) * (up + 1), with gate
-    clamped to at most `limit`, and up to between -limit and limit."""
+    """Returns act(gate) * up in float32. "clamped" (gpt-oss) is gate * sigmoid(alpha * gate) * (up
+    + 1), with gate clamped to at most `limit`, and up to between -limit and limit.
+    """
     if KIND == "clamped":
         gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL) + 1.0
@@ -44,10 +45,19 @@ def gated_pair(gate, up, alpha, limit, KIND: tl.constexpr):
 @cached_launch
 @triton.jit
 def _activate(
-    x, row_scales, scales, out, out_scales, size,
-    GATED: tl.constexpr, SCALED: tl.constexpr, EIGHT: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
+    x,
+    row_scales,
+    scales,
+    out,
+    out_scales,
+    size,
+    GATED: tl.constexpr,
+    SCALED: tl.constexpr,
+    EIGHT: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     start_next(PDL)
     wait(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -83,9 +93,10 @@ def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) 
     return _launch(gate_up, gate_up.shape[1] // 2, activation, scales)
 
 
-def gated_eight(gate_up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype) -> EightBitRows:
-    """Returns act(gate) * up of gate_up [T, 2 I] in an 8-bit type. A program computes a whole row.
-    """
+def gated_eight(
+    gate_up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype
+) -> EightBitRows:
+    """Returns act(gate) * up of gate_up [T, 2 I] in an 8-bit type. A program computes a whole row."""
     return _launch_eight(gate_up, gate_up.shape[1] // 2, activation, scales, kind)
 
 
@@ -100,7 +111,9 @@ def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> 
     return _launch(up, up.shape[1], activation, scales)
 
 
-def ungated_eight(up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype) -> EightBitRows:
+def ungated_eight(
+    up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype
+) -> EightBitRows:
     """Returns act(up) of up [T, I] in an 8-bit type. A program computes a whole row."""
     return _launch_eight(up, up.shape[1], activation, scales, kind)
 
@@ -110,10 +123,20 @@ def _launch(x: torch.Tensor, size: int, activation: str, scales: Scales | None) 
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     block = min(1024, power_of_2(size))
     _activate[(rows, cdiv(size, block))](
-        x, scales and scales.rows, scales and scales.columns, out, None, size,
-        GATED=x.shape[1] > size, SCALED=scales is not None, EIGHT=False, KIND=activation, BLOCK=block, num_warps=4,
+        x,
+        scales and scales.rows,
+        scales and scales.columns,
+        out,
+        None,
+        size,
+        GATED=x.shape[1] > size,
+        SCALED=scales is not None,
+        EIGHT=False,
+        KIND=activation,
+        BLOCK=block,
+        num_warps=4,
         **pdl_options(x.device),
-    )  # fmt: skip
+    )
     return out
 
 
@@ -123,8 +146,18 @@ def _launch_eight(
     eight = EightBitRows.empty(x, size, kind)
     block = power_of_2(size)
     _activate[(len(x), 1)](
-        x, scales and scales.rows, scales and scales.columns, eight.values, eight.scales, size,
-        GATED=x.shape[1] > size, SCALED=scales is not None, EIGHT=True, KIND=activation,
-        BLOCK=block, num_warps=min(max(block // 512, 1), 16), **pdl_options(x.device),
-    )  # fmt: skip
+        x,
+        scales and scales.rows,
+        scales and scales.columns,
+        eight.values,
+        eight.scales,
+        size,
+        GATED=x.shape[1] > size,
+        SCALED=scales is not None,
+        EIGHT=True,
+        KIND=activation,
+        BLOCK=block,
+        num_warps=min(max(block // 512, 1), 16),
+        **pdl_options(x.device),
+    )
     return eight

@@ -63,9 +63,13 @@ class Peers:
         """
         device = memories[0].device
         return Peers(
-            rank, len(addresses), memories[0].shape[-1], torch.tensor(addresses, dtype=torch.int64, device=device),
-            torch.zeros(CHANNELS, dtype=torch.int32, device=device), memories,
-        )  # fmt: skip
+            rank,
+            len(addresses),
+            memories[0].shape[-1],
+            torch.tensor(addresses, dtype=torch.int64, device=device),
+            torch.zeros(CHANNELS, dtype=torch.int32, device=device),
+            memories,
+        )
 
     @property
     def max_bytes(self) -> int:
@@ -98,7 +102,9 @@ def _place(sender, epoch, channels, words, RANKS: tl.constexpr):
 
 @triton.jit
 def send(bits, at, inside, addresses, epoch, rank, channels, words, RANKS: tl.constexpr):
-    """Stores int32 bits as the words `at` of this program, in the memory of every rank, its own too."""
+    """Stores int32 bits as the words `at` of this program, in the memory of every rank, its own
+    too.
+    """
     for peer in tl.static_range(RANKS):
         send_to(peer, bits, at, inside, addresses, epoch, rank, channels, words, RANKS)
 
@@ -146,11 +152,21 @@ def _unpacked(bits, TYPE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def summed(
-    value, size, addresses, epochs, rank, channels, words,
-    TYPE: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr,
-):  # fmt: skip
-    """Returns the sum over ranks of a program's float32 numbers [BLOCK], of which the first `size` count, each rounded
-    to a type first. Called once in a program, by all ranks' programs of this number."""
+    value,
+    size,
+    addresses,
+    epochs,
+    rank,
+    channels,
+    words,
+    TYPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RANKS: tl.constexpr,
+):
+    """Returns the sum over ranks of a program's float32 numbers [BLOCK], of which the first `size`
+    count, each rounded to a type first. Called once in a program, by all ranks' programs of this
+    number.
+    """
     count: tl.constexpr = BLOCK * TYPE.primitive_bitwidth // 32
     at = tl.arange(0, count)
     inside = at < size * TYPE.primitive_bitwidth // 32
@@ -168,25 +184,45 @@ def summed(
 @cached_launch
 @triton.jit(do_not_specialize=["total", "rank", "channels", "words"])
 def _sum_ranks(
-    x, out, total, addresses, epochs, rank, channels, words,
-    RANKS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    out,
+    total,
+    addresses,
+    epochs,
+    rank,
+    channels,
+    words,
+    RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     first = tl.program_id(0).to(tl.int64) * BLOCK
     at = first + tl.arange(0, BLOCK)
     wait(PDL)
     value = tl.load(x + at, mask=at < total, other=0.0).to(tl.float32)
     size = tl.minimum(total - first, BLOCK)
-    value = summed(value, size, addresses, epochs, rank, channels, words, x.dtype.element_ty, BLOCK, RANKS)
+    value = summed(
+        value, size, addresses, epochs, rank, channels, words, x.dtype.element_ty, BLOCK, RANKS
+    )
     tl.store(out + at, value.to(out.dtype.element_ty), mask=at < total)
 
 
 @cached_launch
 @triton.jit(do_not_specialize=["total", "rank", "channels", "words"])
 def _gather_ranks(
-    x, out, total, addresses, epochs, rank, channels, words,
-    RANKS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    out,
+    total,
+    addresses,
+    epochs,
+    rank,
+    channels,
+    words,
+    RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     at = tl.arange(0, BLOCK)
     place = tl.program_id(0).to(tl.int64) * BLOCK + at
@@ -194,7 +230,17 @@ def _gather_ranks(
     wait(PDL)
     channel = epochs + tl.program_id(0)
     epoch = tl.load(channel) + 1
-    send(tl.load(x + place, mask=inside, other=0), at, inside, addresses, epoch, rank, channels, words, RANKS)
+    send(
+        tl.load(x + place, mask=inside, other=0),
+        at,
+        inside,
+        addresses,
+        epoch,
+        rank,
+        channels,
+        words,
+        RANKS,
+    )
     for sender in tl.static_range(RANKS):
         bits = receive(sender, at, inside, addresses, epoch, rank, channels, words, RANKS)
         tl.store(out + sender * total + place, bits, mask=inside)
@@ -204,9 +250,19 @@ def _gather_ranks(
 @cached_launch
 @triton.jit(do_not_specialize=["total", "rank", "channels", "words"])
 def _reduce_scatter(
-    x, out, total, addresses, epochs, rank, channels, words,
-    RANKS: tl.constexpr, WORDS: tl.constexpr, NUMBERS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    out,
+    total,
+    addresses,
+    epochs,
+    rank,
+    channels,
+    words,
+    RANKS: tl.constexpr,
+    WORDS: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     at = tl.arange(0, WORDS)
     place = tl.program_id(0).to(tl.int64) * WORDS + at
@@ -237,9 +293,19 @@ def sum_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
     per_word = 4 // x.element_size()
     chunk = chunk_of(x.numel() // per_word)
     _sum_ranks[(cdiv(x.numel(), chunk * per_word),)](
-        x, out, x.numel(), peers.addresses, peers.epochs, peers.rank, CHANNELS, peers.words,
-        RANKS=peers.count, BLOCK=chunk * per_word, num_warps=exchange_warps(chunk), **pdl_options(x.device),
-    )  # fmt: skip
+        x,
+        out,
+        x.numel(),
+        peers.addresses,
+        peers.epochs,
+        peers.rank,
+        CHANNELS,
+        peers.words,
+        RANKS=peers.count,
+        BLOCK=chunk * per_word,
+        num_warps=exchange_warps(chunk),
+        **pdl_options(x.device),
+    )
     return out
 
 
@@ -249,9 +315,19 @@ def gather_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
     out = bits.new_empty((peers.count, len(bits)))
     chunk = chunk_of(len(bits))
     _gather_ranks[(cdiv(len(bits), chunk),)](
-        bits, out, len(bits), peers.addresses, peers.epochs, peers.rank, CHANNELS, peers.words,
-        RANKS=peers.count, BLOCK=chunk, num_warps=exchange_warps(chunk), **pdl_options(x.device),
-    )  # fmt: skip
+        bits,
+        out,
+        len(bits),
+        peers.addresses,
+        peers.epochs,
+        peers.rank,
+        CHANNELS,
+        peers.words,
+        RANKS=peers.count,
+        BLOCK=chunk,
+        num_warps=exchange_warps(chunk),
+        **pdl_options(x.device),
+    )
     return out.view(x.dtype).view(peers.count, *x.shape)
 
 
@@ -268,10 +344,20 @@ def reduce_scatter(x: torch.Tensor, peers: Peers) -> torch.Tensor:
     chunk = chunk_of(bits.shape[1])
     per_word = 4 // x.element_size()
     _reduce_scatter[(cdiv(bits.shape[1], chunk),)](
-        bits, out, bits.shape[1], peers.addresses, peers.epochs, peers.rank, CHANNELS, peers.words,
-        RANKS=peers.count, WORDS=chunk, NUMBERS=chunk * per_word, num_warps=exchange_warps(chunk),
+        bits,
+        out,
+        bits.shape[1],
+        peers.addresses,
+        peers.epochs,
+        peers.rank,
+        CHANNELS,
+        peers.words,
+        RANKS=peers.count,
+        WORDS=chunk,
+        NUMBERS=chunk * per_word,
+        num_warps=exchange_warps(chunk),
         **pdl_options(x.device),
-    )  # fmt: skip
+    )
     return out
 
 

@@ -67,10 +67,15 @@ class _Location(ctypes.Structure):
 
 class _Properties(ctypes.Structure):  # CUmemAllocationProp
     _fields_ = (
-        ("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", _Location),
-        ("metadata", ctypes.c_void_p), ("compression", ctypes.c_ubyte), ("rdma", ctypes.c_ubyte),
-        ("usage", ctypes.c_ushort), ("reserved", ctypes.c_ubyte * 4),
-    )  # fmt: skip
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("metadata", ctypes.c_void_p),
+        ("compression", ctypes.c_ubyte),
+        ("rdma", ctypes.c_ubyte),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    )
 
 
 class _Access(ctypes.Structure):  # CUmemAccessDesc
@@ -94,7 +99,9 @@ class _Region:
         with contextlib.suppress(Exception):  # the process may be ending
             torch.cuda.synchronize()
             self.unmap()
-            call_driver("cuMemAddressFree", ctypes.c_uint64(self.address), ctypes.c_size_t(self.size))
+            call_driver(
+                "cuMemAddressFree", ctypes.c_uint64(self.address), ctypes.c_size_t(self.size)
+            )
 
     def unmap(self) -> None:
         """Releases the memory, but keeps the addresses reserved."""
@@ -105,7 +112,12 @@ class _Region:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:  # the fields of the protocol
-        return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+        return {
+            "shape": (self.size,),
+            "typestr": "|u1",
+            "data": (self.address, False),
+            "version": 3,
+        }
 
 
 class DeviceArena:
@@ -126,7 +138,10 @@ class DeviceArena:
         self._properties = _Properties(type=_PINNED, location=_Location(_DEVICE, self._index))
         size = ctypes.c_size_t()
         call_driver(
-            "cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(self._properties), ctypes.c_int(0)
+            "cuMemGetAllocationGranularity",
+            ctypes.byref(size),
+            ctypes.byref(self._properties),
+            ctypes.c_int(0),
         )
         self._granularity = size.value
         self._regions: list[_Region] = []
@@ -135,8 +150,14 @@ class DeviceArena:
         """Returns `size` bytes with undefined values."""
         whole = -(-size // self._granularity) * self._granularity
         address = ctypes.c_uint64()
-        call_driver("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(whole), ctypes.c_size_t(0),
-                    ctypes.c_uint64(0), ctypes.c_uint64(0))  # fmt: skip
+        call_driver(
+            "cuMemAddressReserve",
+            ctypes.byref(address),
+            ctypes.c_size_t(whole),
+            ctypes.c_size_t(0),
+            ctypes.c_uint64(0),
+            ctypes.c_uint64(0),
+        )
         region = _Region(address.value, whole, None)
         self._map(region)
         self._regions.append(region)
@@ -158,7 +179,13 @@ class DeviceArena:
     def _map(self, region: _Region) -> None:
         handle = ctypes.c_uint64()
         size = ctypes.c_size_t(region.size)
-        call_driver("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), ctypes.c_uint64(0))
+        call_driver(
+            "cuMemCreate",
+            ctypes.byref(handle),
+            size,
+            ctypes.byref(self._properties),
+            ctypes.c_uint64(0),
+        )
         at = ctypes.c_uint64(region.address)
         call_driver("cuMemMap", at, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
         access = _Access(_Location(_DEVICE, self._index), _READ_WRITE)

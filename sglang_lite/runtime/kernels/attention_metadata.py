@@ -1,4 +1,6 @@
-"""Plans of the keys and values that a step writes and reads: `DevicePlan` for Triton, `AttentionPlan` for the CPU."""
+"""Plans of the keys and values that a step writes and reads: `DevicePlan` for Triton,
+`AttentionPlan` for the CPU.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ class AttentionRules:
         scale: factor of the scores.
         window: if given, each token sees only the last `window` positions, itself included.
         softcap: if given, scores become softcap * tanh(scores / softcap).
-        sinks: float32 [heads], an additional score of each head whose weight goes to no value; or None.
-        causal: whether each token sees only itself and the tokens before it. Otherwise sequences must be complete in
-            the batch, and each token sees all of its sequence, within `window` in both directions.
+        sinks: float32 [heads], an additional score of each head whose weight goes to no value; or
+            None.
+        causal: whether each token sees only itself and the tokens before it. Otherwise sequences
+            must be complete in the batch, and each token sees all of its sequence, within `window`
+            in both directions.
     """
 
     scale: float
@@ -39,7 +43,9 @@ class AttentionRules:
         """True if each token sees all tokens before it, with unmodified scores."""
         return self.causal and self.window is None and self.softcap is None and self.sinks is None
 
-    def softmax(self, scores: torch.Tensor, masked: torch.Tensor | None, heads: tuple[int, ...]) -> torch.Tensor:
+    def softmax(
+        self, scores: torch.Tensor, masked: torch.Tensor | None, heads: tuple[int, ...]
+    ) -> torch.Tensor:
         """Returns the weights of scaled scores [kv_heads, …, positions].
 
         Args:
@@ -61,14 +67,15 @@ class AttentionRules:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Groups of decoding rows whose first tokens are in the same pages, which are read once per group.
+    """Groups of decoding rows whose first tokens are in the same pages, which are read once per
+    group.
 
     Attributes:
         lengths: int32 [rows], number of tokens of each row in a shared prefix, 0 for none.
         chunks: int32 [rows], number of chunks of the row's prefix.
         order: int32 [rows], rows sorted by group.
-        items: int32 [items, 6]: first index into `order`, number of rows, slot whose pages are read, first token, end,
-            index of the chunk. An item with 0 rows is unused.
+        items: int32 [items, 6]: first index into `order`, number of rows, slot whose pages are
+            read, first token, end, index of the chunk. An item with 0 rows is unused.
         max_chunks: maximum number of chunks of any row.
     """
 
@@ -81,7 +88,8 @@ class SharedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Buffers for partial attention results of rows until they are merged, shared by all layers. float32 if not noted.
+    """Buffers for partial attention results of rows until they are merged, shared by all layers.
+    float32 if not noted.
 
     Attributes:
         acc: weighted values of each part, not yet divided by the sum of weights.
@@ -102,8 +110,8 @@ class DecodeWork:
     """Distribution of the tokens that a step's decoding rows read among programs.
 
     Attributes:
-        items: int32 [items, 4]: row (-1 for an unused item), first token, end, slot. One program reads the tokens of an
-            item; the items of a row are contiguous.
+        items: int32 [items, 4]: row (-1 for an unused item), first token, end, slot. One program
+            reads the tokens of an item; the items of a row are contiguous.
         rows: int32 [rows, 2]: first item of the row, and number of its items.
         partials: buffers for the items' results.
     """
@@ -198,7 +206,8 @@ class DecodeRows:
     """Rows with one new token each that are computed together.
 
     Attributes:
-        read_at: token slots [rows, longest] of each sequence, the new token's included; padded with any valid slot.
+        read_at: token slots [rows, longest] of each sequence, the new token's included; padded with
+            any valid slot.
         lengths: length of each sequence [rows].
         ragged: True if some row is shorter than the longest.
     """
@@ -242,7 +251,11 @@ class ExtendRow:
 
     @property
     def length(self) -> int:
-        return self.read_at.stop - self.read_at.start if isinstance(self.read_at, slice) else len(self.read_at)
+        return (
+            self.read_at.stop - self.read_at.start
+            if isinstance(self.read_at, slice)
+            else len(self.read_at)
+        )
 
     def slots(self, first: int) -> torch.Tensor:
         """Returns the token slots, int64, of positions from `first` on."""
@@ -250,9 +263,12 @@ class ExtendRow:
             return torch.arange(self.read_at.start + first, self.read_at.stop)
         return self.read_at[first:].long()
 
-    def read(self, cache: torch.Tensor, first: int, dtype: torch.dtype, end: int | None = None) -> torch.Tensor:
-        """Returns the keys or values [kv_heads, positions, head_dim] of positions `first` to `end` - 1; to the
-        sequence's end if `end` is None."""
+    def read(
+        self, cache: torch.Tensor, first: int, dtype: torch.dtype, end: int | None = None
+    ) -> torch.Tensor:
+        """Returns the keys or values [kv_heads, positions, head_dim] of positions `first` to `end`
+        - 1; to the sequence's end if `end` is None.
+        """
         end = self.length if end is None else end
         if isinstance(self.read_at, slice):
             return cache[:, self.read_at.start + first : self.read_at.start + end].to(dtype)
@@ -267,10 +283,13 @@ class ExtendGroup:
         rows: rows that are computed together.
         length: number of shared tokens, none of which is new.
         tokens: int64 [T], indices of the rows' new tokens in the batch, row by row.
-        own: int64 [rows, longest], token slots of each row after the shared ones; padded with the row's first one.
-        padded: int64 [rows, max_new], each row's new tokens as indices into `tokens`; padded with the row's last one.
+        own: int64 [rows, longest], token slots of each row after the shared ones; padded with the
+            row's first one.
+        padded: int64 [rows, max_new], each row's new tokens as indices into `tokens`; padded with
+            the row's last one.
         places: int64 [T], index of each of `tokens` in flattened `padded`.
-        masked: bool [rows, max_new, longest], True for the positions of `own` that a new token doesn't see.
+        masked: bool [rows, max_new, longest], True for the positions of `own` that a new token
+            doesn't see.
     """
 
     rows: tuple[ExtendRow, ...]
@@ -288,7 +307,9 @@ class ExtendGroup:
         lengths = torch.tensor([row.length - length for row in rows])
         max_new = int(counts.max())
         longest = int(lengths.max())
-        own = torch.stack([F.pad(row.slots(length), (0, longest - row.length + length), value=-1) for row in rows])
+        own = torch.stack(
+            [F.pad(row.slots(length), (0, longest - row.length + length), value=-1) for row in rows]
+        )
         new = torch.arange(max_new)
         first = counts.cumsum(0) - counts
         is_token = new < counts.unsqueeze(1)

@@ -54,8 +54,8 @@ class PackedBlocks:
     """Matrix [outputs, inputs] in the layout that products read.
 
     Attributes:
-        kind: "4" for 4-bit numbers with a minimum; "8" for 8-bit ones without, "8_minimum" with a minimum, "8_halves"
-            with a scale for each half of a block.
+        kind: "4" for 4-bit numbers with a minimum; "8" for 8-bit ones without, "8_minimum" with a
+            minimum, "8_halves" with a scale for each half of a block.
         data: uint8, its blocks.
     """
 
@@ -71,15 +71,18 @@ class PackedBlocks:
         return cls(kind, empty_bytes(size), outputs, inputs)
 
 
-def pack(library: ctypes.CDLL, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None) -> PackedBlocks:
+def pack(
+    library: ctypes.CDLL, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None
+) -> PackedBlocks:
     """Packs a quantised matrix for products.
 
     Args:
         library: compiled `block_product.cpp`.
         q: uint8 [N, K] with values 0 … 15, or int8 [N, K]; K must be a multiple of 32, N of 16.
-        scale: [N, K / 32], scale of each block; or [N, K / 16], of each half of a block, for int8 without a minimum.
-            Rounded to float16.
-        minimum: [N, K / 32], value of 0 in each block, rounded to float16; None, which int8 allows, means 0.
+        scale: [N, K / 32], scale of each block; or [N, K / 16], of each half of a block, for int8
+            without a minimum. Rounded to float16.
+        minimum: [N, K / 32], value of 0 in each block, rounded to float16; None, which int8 allows,
+            means 0.
     """
     outputs, inputs = q.shape
     if q.dtype == torch.uint8:
@@ -106,36 +109,49 @@ class BlockProduct:
 
     Attributes:
         packed, bias: the arguments.
-        matrices: C structures for the functions that multiply, by data type of activations, which must also be the
-            bias's.
+        matrices: C structures for the functions that multiply, by data type of activations, which
+            must also be the bias's.
     """
 
-    def __init__(self, library: ctypes.CDLL, packed: PackedBlocks, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, packed: PackedBlocks, bias: torch.Tensor | None
+    ) -> None:
         self.packed = packed
         self.bias = bias
         self._outputs = packed.outputs
         self._inputs = packed.inputs
         self.matrices = {
             dtype: Matrix(
-                _function(library, f"round_{name}"), _function(library, f"multiply_{packed.kind}_{name}"),
-                packed.data.data_ptr(), _address(bias), packed.outputs, packed.inputs,
+                _function(library, f"round_{name}"),
+                _function(library, f"multiply_{packed.kind}_{name}"),
+                packed.data.data_ptr(),
+                _address(bias),
+                packed.outputs,
+                packed.inputs,
             )
             for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16"))
-        }  # fmt: skip
+        }
         self._run = library["product"]
         self._run.argtypes = [ctypes.POINTER(Matrix), _POINTER, _POINTER, _LONG, _POINTER, _INT]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x, rows = x.contiguous(), len(x)
         out = x.new_empty((rows, self._outputs))
-        buffer = torch.empty(rows * (self._inputs // 2 + 2 * self._inputs // BLOCK))  # integers, scales and sums
+        # integers, scales and sums
+        buffer = torch.empty(rows * (self._inputs // 2 + 2 * self._inputs // BLOCK))
         matrix = self.matrices[x.dtype]
-        self._run(matrix, x.data_ptr(), out.data_ptr(), rows, buffer.data_ptr(), torch.get_num_threads())
+        self._run(
+            matrix, x.data_ptr(), out.data_ptr(), rows, buffer.data_ptr(), torch.get_num_threads()
+        )
         return out
 
 
 def decode(
-    library: ctypes.CDLL, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None, out: torch.Tensor
+    library: ctypes.CDLL,
+    q: torch.Tensor,
+    scale: torch.Tensor,
+    minimum: torch.Tensor | None,
+    out: torch.Tensor,
 ) -> None:
     """Writes scale * q + minimum, rounded to bfloat16.
 
@@ -150,8 +166,13 @@ def decode(
     run = library["decode_uint8" if q.dtype == torch.uint8 else "decode_int8"]
     run.argtypes = [*[_POINTER] * 3, _LONG, _INT, _POINTER]
     run(
-        q.data_ptr(), scale.data_ptr(), _address(minimum), scale.numel(), q.numel() // scale.numel(), out.data_ptr()
-    )  # fmt: skip
+        q.data_ptr(),
+        scale.data_ptr(),
+        _address(minimum),
+        scale.numel(),
+        q.numel() // scale.numel(),
+        out.data_ptr(),
+    )
 
 
 def _function(library: ctypes.CDLL, name: str) -> int | None:

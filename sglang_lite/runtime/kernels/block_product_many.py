@@ -44,7 +44,9 @@ class ManyRowsProduct:
         bias: bfloat16 [N], or None.
     """
 
-    def __init__(self, library: ctypes.CDLL, packed: PackedBlocks, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, packed: PackedBlocks, bias: torch.Tensor | None
+    ) -> None:
         self.packed = packed
         self.bias = bias
         self._run = library[f"product_{packed.kind}"]
@@ -61,7 +63,13 @@ class ManyRowsProduct:
         packed = self.packed
         bias = self.bias
         product = _Product(
-            packed.data.data_ptr(), None if bias is None else bias.data_ptr(), packed.outputs, packed.inputs,
-            x.data_ptr(), out.data_ptr(), len(x), out.stride(0),
-        )  # fmt: skip
+            packed.data.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            packed.outputs,
+            packed.inputs,
+            x.data_ptr(),
+            out.data_ptr(),
+            len(x),
+            out.stride(0),
+        )
         self._run(product, torch.get_num_threads())

@@ -18,7 +18,8 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
-# Enough bytes in flight for a bus of 64 GB/s. Stores don't wait for it, so they need fewer multiprocessors.
+# Enough bytes in flight for a bus of 64 GB/s. Stores don't wait for it, so they need fewer
+# multiprocessors.
 PROGRAMS = 64
 PROGRAMS_TO_HOST = 16
 
@@ -26,9 +27,20 @@ PROGRAMS_TO_HOST = 16
 @cached_launch
 @triton.jit
 def _copy(
-    pointers, memory, pages, slots, items, planes, head_stride, block_stride, first,
-    HEADS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, TO_HOST: tl.constexpr,
-):  # fmt: skip
+    pointers,
+    memory,
+    pages,
+    slots,
+    items,
+    planes,
+    head_stride,
+    block_stride,
+    first,
+    HEADS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TO_HOST: tl.constexpr,
+):
     words = tl.arange(0, BLOCK)
     exists = words < CHUNK
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
@@ -54,19 +66,26 @@ class BlockCopy:
         page_size: tokens in a page.
     """
 
-    def __init__(self, planes: Sequence[torch.Tensor], memory: torch.Tensor, page_size: int) -> None:
+    def __init__(
+        self, planes: Sequence[torch.Tensor], memory: torch.Tensor, page_size: int
+    ) -> None:
         alike: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
         for plane in planes:
             alike.setdefault((plane.shape, plane.dtype), []).append(plane)
         chunks = [page_size * shape[2] * kind.itemsize for shape, kind in alike]
-        word = next(kind for kind in (torch.int64, torch.int32, torch.int16, torch.int8)
-                    if all(chunk % kind.itemsize == 0 for chunk in chunks))  # fmt: skip
+        word = next(
+            kind
+            for kind in (torch.int64, torch.int32, torch.int16, torch.int8)
+            if all(chunk % kind.itemsize == 0 for chunk in chunks)
+        )
         self._memory = memory.view(word)
         self._groups = []
         self._block = 0
         first = 0
         for ((shape, kind), group), chunk in zip(alike.items(), chunks):
-            pointers = torch.tensor([p.data_ptr() for p in group], dtype=torch.int64, device=planes[0].device)
+            pointers = torch.tensor(
+                [p.data_ptr() for p in group], dtype=torch.int64, device=planes[0].device
+            )
             size = chunk // word.itemsize
             stride = shape[1] * shape[2] * kind.itemsize // word.itemsize
             self._groups.append((pointers, shape[0], size, stride, first))
@@ -74,10 +93,24 @@ class BlockCopy:
         self._block = first
 
     def __call__(self, pages: torch.Tensor, slots: torch.Tensor, *, to_host: bool) -> None:
-        """Copies pages, int32 [N], to blocks `slots`, int32 [N], or the other way. Moves N pages over the bus."""
+        """Copies pages, int32 [N], to blocks `slots`, int32 [N], or the other way. Moves N pages
+        over the bus.
+        """
         for pointers, heads, size, stride, first in self._groups:
             items = len(pages) * len(pointers) * heads
             _copy[(min(items, PROGRAMS_TO_HOST if to_host else PROGRAMS),)](
-                pointers, self._memory, pages, slots, items, len(pointers), stride, self._block, first,
-                HEADS=heads, CHUNK=size, BLOCK=power_of_2(size), TO_HOST=to_host, num_warps=4,
-            )  # fmt: skip
+                pointers,
+                self._memory,
+                pages,
+                slots,
+                items,
+                len(pointers),
+                stride,
+                self._block,
+                first,
+                HEADS=heads,
+                CHUNK=size,
+                BLOCK=power_of_2(size),
+                TO_HOST=to_host,
+                num_warps=4,
+            )

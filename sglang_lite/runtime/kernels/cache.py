@@ -1,8 +1,8 @@
 """Folder of compiled kernels, which is Triton's cache (`TRITON_CACHE_DIR`, by default
 ~/.triton/cache). It is checked before use.
 
-Kernels of other versions of Triton, other sources or other kinds of GPU are never read: Triton's names depend on all
-of these.
+Kernels of other versions of Triton, other sources or other kinds of GPU are never read: Triton's
+names depend on all of these.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ def prepare_cache() -> Path:
         own = _users_folder()
         logger.warning(
             "kernels can't be kept in %s (%s): what is not there is compiled into %s. Set TRITON_CACHE_DIR to a folder "
-            "that can be written.", folder, error, own,
-        )  # fmt: skip
+            "that can be written.",
+            folder,
+            error,
+            own,
+        )
         for entry in _damaged(own):
             entry.unlink() if entry.is_symlink() else shutil.rmtree(entry)
         _link(set(_entries(folder)) - set(damaged), own)

@@ -17,7 +17,8 @@ from sglang_lite.runtime.host.child_process import start_child
 
 logger = logging.getLogger("sglang_lite")
 
-MARKS = "sglang_lite"  # folder in Triton's cache, with a marker file per runner and model whose kernels are cached
+# folder in Triton's cache, with a marker file per runner and model whose kernels are cached
+MARKS = "sglang_lite"
 MODULE = "sglang_lite.runtime.executor.compile_ahead"
 DRIVER = Path("/proc/driver/nvidia/version")
 PATIENCE_S = 60.0  # longest wait for the next kernel
@@ -33,9 +34,13 @@ class CompileProcess:
     def __init__(self) -> None:
         self._compiled: set[bytes] = set()
         self._rest = b""
-        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"
+        }
         self._process, ours = start_child(
-            MODULE, start_new_session=True, env={**environment, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+            MODULE,
+            start_new_session=True,
+            env={**environment, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         )
         ours.settimeout(PATIENCE_S)
         self._line: socket.socket | None = ours
@@ -88,11 +93,12 @@ class CompileProcess:
 
 
 def start_early(model: str, device: str, processes: int | None) -> CompileProcess | None:
-    """Starts a compile process early if it is likely to have work: an NVIDIA driver is present, and the cache has no
-    kernels of the model. Returns None if not, or if the process can't be started.
+    """Starts a compile process early if it is likely to have work: an NVIDIA driver is present, and
+    the cache has no kernels of the model. Returns None if not, or if the process can't be started.
 
     Args:
-        model, device, processes: fields `model`, `device` and `compile_processes` of an EngineConfig.
+        model, device, processes: fields `model`, `device` and `compile_processes` of an
+            EngineConfig.
     """
     if device == "cpu" or processes == 0 or not DRIVER.exists() or mark_of(model).exists():
         return None
@@ -105,7 +111,8 @@ def mark_of(model: str) -> Path:
     """Returns the path of the marker file for a model's cached kernels, which depends only on the
     model's name.
 
-    Reimplements Triton's rules for its cache folder, as importing Triton would take the time that starting early saves.
+    Reimplements Triton's rules for its cache folder, as importing Triton would take the time that
+    starting early saves.
     """
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~/")
     cache = Path(os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))

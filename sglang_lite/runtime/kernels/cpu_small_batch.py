@@ -39,7 +39,8 @@ class ReadSlots:
     """Token slots that each token of a step reads.
 
     Attributes:
-        addresses: int64 [T], address of the token's slots as int32; 0 if they are contiguous and in order.
+        addresses: int64 [T], address of the token's slots as int32; 0 if they are contiguous and in
+            order.
         firsts: int64 [T], the first slot if the address is 0.
         lengths: int32 [T], number of slots.
         longest: maximum of the lengths.
@@ -77,11 +78,15 @@ class ReadSlots:
             tensors.append(slots)
             tokens = group.tokens
             places = range(count)[tokens] if isinstance(tokens, slice) else tokens.tolist()
-            for i, (token, length) in enumerate(zip(places, group.rows.lengths.tolist(), strict=True)):
+            for i, (token, length) in enumerate(
+                zip(places, group.rows.lengths.tolist(), strict=True)
+            ):
                 addresses[token] = slots.data_ptr() + i * slots.stride(0) * slots.itemsize
                 lengths[token] = length
         sizes = torch.tensor(lengths, dtype=torch.int32)
-        return cls(torch.tensor(addresses), torch.tensor(firsts), sizes, max(lengths), tuple(tensors))
+        return cls(
+            torch.tensor(addresses), torch.tensor(firsts), sizes, max(lengths), tuple(tensors)
+        )
 
 
 class SmallBatchOps:
@@ -106,10 +111,14 @@ class SmallBatchOps:
         ]  # fmt: skip
         self._attend.argtypes = ATTENTION
 
-    def add_norm(self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_norm(
+        self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
         """Adds `added` (if given) to x in place, and returns the RMS norm of the sum."""
         out = torch.empty_like(x)
-        self._add_norm(x.data_ptr(), _address(added), weight.data_ptr(), out.data_ptr(), *x.shape, eps)
+        self._add_norm(
+            x.data_ptr(), _address(added), weight.data_ptr(), out.data_ptr(), *x.shape, eps
+        )
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -137,7 +146,8 @@ class SmallBatchOps:
             norms: weights of the norms of each head's query and key before the rotation, or None.
             eps: epsilon of the norms.
             rope: cos and sin of the positions.
-            keys, values: cache of the layer [kv_heads, slots, head_dim], in the data type of the cache.
+            keys, values: cache of the layer [kv_heads, slots, head_dim], in the data type of the
+                cache.
             store_at: int64 [T], token slot of each token.
 
         Returns:
@@ -147,9 +157,22 @@ class SmallBatchOps:
         heads = qkv.shape[1] // size - 2 * kv_heads
         cos, sin = rope
         self._rope_store(
-            qkv.data_ptr(), _address(norms[0]), _address(norms[1]), eps, cos.data_ptr(), sin.data_ptr(), cos.shape[-1],
-            keys.data_ptr(), values.data_ptr(), slots, store_at.data_ptr(), len(qkv), heads, kv_heads, size,
-        )  # fmt: skip
+            qkv.data_ptr(),
+            _address(norms[0]),
+            _address(norms[1]),
+            eps,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.shape[-1],
+            keys.data_ptr(),
+            values.data_ptr(),
+            slots,
+            store_at.data_ptr(),
+            len(qkv),
+            heads,
+            kv_heads,
+            size,
+        )
         return qkv.view(len(qkv), -1, size)[:, :heads]
 
     def attend(
@@ -185,10 +208,24 @@ def call_attention(
     kv_heads, slots, _ = keys.shape
     out = q.new_empty((count, heads, size))
     run(
-        q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), slots, reads.addresses.data_ptr(),
-        reads.firsts.data_ptr(), reads.lengths.data_ptr(), reads.longest, window or 0, count, heads, kv_heads, size,
-        scale, out.data_ptr(), *threads,
-    )  # fmt: skip
+        q.data_ptr(),
+        q.stride(0),
+        keys.data_ptr(),
+        values.data_ptr(),
+        slots,
+        reads.addresses.data_ptr(),
+        reads.firsts.data_ptr(),
+        reads.lengths.data_ptr(),
+        reads.longest,
+        window or 0,
+        count,
+        heads,
+        kv_heads,
+        size,
+        scale,
+        out.data_ptr(),
+        *threads,
+    )
     return out
 
 

@@ -13,7 +13,12 @@ from pathlib import Path
 import torch
 
 from sglang_lite.runtime.kernels.block_product import BlockProduct, Matrix
-from sglang_lite.runtime.kernels.cpu_small_batch import ATTENTION, ReadSlots, call_attention, name_of
+from sglang_lite.runtime.kernels.cpu_small_batch import (
+    ATTENTION,
+    ReadSlots,
+    call_attention,
+    name_of,
+)
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -50,16 +55,25 @@ class StepLayer(ctypes.Structure):
         """Builds the structure of a layer.
 
         Args:
-            products: products for queries, keys and values; for attention's output; for gates and ups; and for down.
-                Each is a sequence of up to `PARTS` matrices along the outputs.
-            norms: weights of the norms before attention, before the feed-forward, of each head's query, and of its key.
+            products: products for queries, keys and values; for attention's output; for gates and
+                ups; and for down. Each is a sequence of up to `PARTS` matrices along the outputs.
+            norms: weights of the norms before attention, before the feed-forward, of each head's
+                query, and of its key.
             dtype: data type of activations and norms.
             window: window of attention, or None.
             table: index of the rotary table.
             scale: factor of attention's scores.
         """
-        matrices = [(Matrix * PARTS)(*(part.matrices[dtype] for part in parts)) for parts in products]
-        return cls(*matrices, *(None if norm is None else norm.data_ptr() for norm in norms), window or 0, table, scale)
+        matrices = [
+            (Matrix * PARTS)(*(part.matrices[dtype] for part in parts)) for parts in products
+        ]
+        return cls(
+            *matrices,
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            window or 0,
+            table,
+            scale,
+        )
 
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")  # that adapters may change
@@ -86,9 +100,10 @@ class StepAdapters:
     """LoRA adapters of a step's tokens.
 
     Attributes:
-        deltas: for each layer and each of PRODUCTS the adapters' parts. The owner must keep the memory that they point
-            to alive.
-        tokens: int32, tokens of the first adapter, then those of the second, and so on; those without one are left out.
+        deltas: for each layer and each of PRODUCTS the adapters' parts. The owner must keep the
+            memory that they point to alive.
+        tokens: int32, tokens of the first adapter, then those of the second, and so on; those
+            without one are left out.
         starts: int32 [adapters + 1], first of each adapter's tokens in `tokens`, and the end.
         rank: the largest rank.
     """
@@ -108,7 +123,10 @@ class _Step(ctypes.Structure):
         ("slots", _LONG * 2),
         *((name, _POINTER) for name in ("lengths", "x", "last_norm", "out")),
         ("adapters", ctypes.POINTER(_Adapters)),
-        *((name, _INT) for name in ("count", "tokens", "hidden", "queries", "kv", "size", "gates", "longest")),
+        *(
+            (name, _INT)
+            for name in ("count", "tokens", "hidden", "queries", "kv", "size", "gates", "longest")
+        ),
         ("eps", _FLOAT),
     ]
 
@@ -157,7 +175,9 @@ class ThreadedSmallBatchOps:
         scale: float,
     ) -> torch.Tensor:
         """Returns what `SmallBatchOps.attend` does, computed on all threads."""
-        return call_attention(self._attend, q, keys, values, reads, window, scale, torch.get_num_threads())
+        return call_attention(
+            self._attend, q, keys, values, reads, window, scale, torch.get_num_threads()
+        )
 
     def run(
         self,
@@ -175,7 +195,8 @@ class ThreadedSmallBatchOps:
             model: layers of the model.
             x: embeddings [T, hidden_size] of the tokens.
             ropes: cos and sin of the positions, for each rotary table.
-            store_at: int64 [T], token slot of each token, in layers without a window and in those with one.
+            store_at: int64 [T], token slot of each token, in layers without a window and in those
+                with one.
             reads: token slots that each token reads, likewise.
             cache: KV cache (written).
             adapters: adapters of the tokens, or None if none has one.
@@ -183,23 +204,48 @@ class ThreadedSmallBatchOps:
         out = torch.empty_like(x)
         kv, _, size = cache.k[0].shape
         kinds = cache.windowed
-        slots = [cache.k[kinds.index(kind) if kind in kinds else 0].shape[1] for kind in (False, True)]
+        slots = [
+            cache.k[kinds.index(kind) if kind in kinds else 0].shape[1] for kind in (False, True)
+        ]
         lora = None
         if adapters is not None:
-            lora = ctypes.pointer(_Adapters(
-                adapters.deltas, adapters.tokens.data_ptr(), adapters.starts.data_ptr(), len(adapters.starts) - 1,
-                adapters.rank,
-            ))  # fmt: skip
+            lora = ctypes.pointer(
+                _Adapters(
+                    adapters.deltas,
+                    adapters.tokens.data_ptr(),
+                    adapters.starts.data_ptr(),
+                    len(adapters.starts) - 1,
+                    adapters.rank,
+                )
+            )
         cos, sin = zip(*ropes, strict=True)
         dims = [each.shape[-1] for each in cos]
         whole, windowed = reads
         step = _Step(
-            model.layers, _addresses(cache.k), _addresses(cache.v), _addresses(cos), _addresses(sin),
-            (_INT * len(dims))(*dims), _addresses(store_at), _addresses((whole.addresses, windowed.addresses)),
-            _addresses((whole.firsts, windowed.firsts)), (_LONG * 2)(*slots), whole.lengths.data_ptr(), x.data_ptr(),
-            model.norm.data_ptr(), out.data_ptr(), lora, len(model.layers), *x.shape, model.heads, kv, size,
-            model.gates, whole.longest, model.eps,
-        )  # fmt: skip
+            model.layers,
+            _addresses(cache.k),
+            _addresses(cache.v),
+            _addresses(cos),
+            _addresses(sin),
+            (_INT * len(dims))(*dims),
+            _addresses(store_at),
+            _addresses((whole.addresses, windowed.addresses)),
+            _addresses((whole.firsts, windowed.firsts)),
+            (_LONG * 2)(*slots),
+            whole.lengths.data_ptr(),
+            x.data_ptr(),
+            model.norm.data_ptr(),
+            out.data_ptr(),
+            lora,
+            len(model.layers),
+            *x.shape,
+            model.heads,
+            kv,
+            size,
+            model.gates,
+            whole.longest,
+            model.eps,
+        )
         self._step(step, torch.get_num_threads())
         return out
 

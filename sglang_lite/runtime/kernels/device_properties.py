@@ -39,7 +39,9 @@ class DeviceProperties:
 
     @property
     def has_pdl(self) -> bool:
-        """True if a kernel can be set up while the previous one drains (programmatic dependent launch)."""
+        """True if a kernel can be set up while the previous one drains (programmatic dependent
+        launch).
+        """
         return self.capability >= (9, 0)
 
     @property
@@ -55,7 +57,9 @@ _assumed: ContextVar[DeviceProperties] = ContextVar("_assumed")
 
 
 def properties_of(device: torch.device) -> DeviceProperties:
-    """Returns the properties of the GPU that kernels on a device run on; for "meta", those set by `assume_device`."""
+    """Returns the properties of the GPU that kernels on a device run on; for "meta", those set by
+    `assume_device`.
+    """
     if device.type == "meta":
         return _assumed.get()
     return _gpu_properties(device) if device.type == "cuda" else INTERPRETER
@@ -75,7 +79,8 @@ def assume_device(properties: DeviceProperties) -> Iterator[None]:
 
 @functools.cache
 def _gpu_properties(device: torch.device) -> DeviceProperties:
-    device_properties: Any = torch.cuda.get_device_properties(device)  # torch's type lacks some attributes
+    # torch's type lacks some attributes
+    device_properties: Any = torch.cuda.get_device_properties(device)
     return DeviceProperties(
         name=device_properties.name,
         shared_memory=device_properties.shared_memory_per_block_optin,

@@ -28,18 +28,24 @@ class EightBitRows:
     unquantised: torch.Tensor | None = None
 
     @staticmethod
-    def empty(x: torch.Tensor, columns: int, kind: torch.dtype, *, unquantised: bool = False) -> EightBitRows:
-        """Returns uninitialised rows of an 8-bit type, as many as x has; with `unquantised`, also in the data type of
-        x."""
+    def empty(
+        x: torch.Tensor, columns: int, kind: torch.dtype, *, unquantised: bool = False
+    ) -> EightBitRows:
+        """Returns uninitialised rows of an 8-bit type, as many as x has; with `unquantised`, also
+        in the data type of x.
+        """
         rows = max(len(x), _MIN_ROWS)
         values = torch.empty((rows, columns), dtype=kind, device=x.device)
         scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-        return EightBitRows(values, scales, len(x), x.new_empty((len(x), columns)) if unquantised else None)
+        return EightBitRows(
+            values, scales, len(x), x.new_empty((len(x), columns)) if unquantised else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Factors that an 8-bit product [M, N] must still be multiplied by, in the kernel that reads it.
+    """Factors that an 8-bit product [M, N] must still be multiplied by, in the kernel that reads
+    it.
 
     Attributes:
         rows: float32 [M].

@@ -1,4 +1,6 @@
-"""Embeddings of tokens whose ids are known or were drawn by the previous step, and of features of images."""
+"""Embeddings of tokens whose ids are known or were drawn by the previous step, and of features of
+images.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 @cached_launch
 @triton.jit
 def _embed(
-    ids, slots, last_tokens, table, features, features_stride, out, size, scale, BLOCK: tl.constexpr, PDL: tl.constexpr
+    ids,
+    slots,
+    last_tokens,
+    table,
+    features,
+    features_stride,
+    out,
+    size,
+    scale,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     start_next(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -29,10 +41,16 @@ def _embed(
         id = -2 - id
         scale = 1.0
     row = tl.load(rows + id.to(tl.int64) * stride + at, mask=at < size)
-    tl.store(out + token * size + at, (row.to(tl.float32) * scale).to(out.dtype.element_ty), mask=at < size)
+    tl.store(
+        out + token * size + at,
+        (row.to(tl.float32) * scale).to(out.dtype.element_ty),
+        mask=at < size,
+    )
 
 
-def embed(plan: DevicePlan, table: torch.Tensor, scale: float, features: torch.Tensor | None = None) -> torch.Tensor:
+def embed(
+    plan: DevicePlan, table: torch.Tensor, scale: float, features: torch.Tensor | None = None
+) -> torch.Tensor:
     """Returns the embeddings [T, H] of the plan's tokens: rows of table [V, H] times `scale`. For
     ids below -1, returns the first H elements of rows of features [R, …] instead. Moves 2 T H
     elements.
@@ -42,15 +60,26 @@ def embed(plan: DevicePlan, table: torch.Tensor, scale: float, features: torch.T
     block = min(1024, power_of_2(size))
     rows = table if features is None else features
     _embed[(len(out), cdiv(size, block))](
-        plan.ids, plan.slots, plan.last_tokens, table, rows, rows.shape[1], out, size, scale,
-        BLOCK=block, **first_kernel_options(out.device),
-    )  # fmt: skip
+        plan.ids,
+        plan.slots,
+        plan.last_tokens,
+        table,
+        rows,
+        rows.shape[1],
+        out,
+        size,
+        scale,
+        BLOCK=block,
+        **first_kernel_options(out.device),
+    )
     return out
 
 
 @cached_launch
 @triton.jit
-def _add_features(ids, features, features_stride, out, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _add_features(
+    ids, features, features_stride, out, size, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     start_next(PDL)
     wait(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -70,5 +99,11 @@ def add_features(plan: DevicePlan, features: torch.Tensor, plane: int, out: torc
     size = out.shape[1]
     block = min(1024, power_of_2(size))
     _add_features[(len(out), cdiv(size, block))](
-        plan.ids, features[:, plane * size :], features.shape[1], out, size, BLOCK=block, **pdl_options(out.device)
+        plan.ids,
+        features[:, plane * size :],
+        features.shape[1],
+        out,
+        size,
+        BLOCK=block,
+        **pdl_options(out.device),
     )

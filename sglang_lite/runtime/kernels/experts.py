@@ -1,7 +1,8 @@
 """Experts of a mixture-of-experts layer, computed by the kernels that are fastest for the number of
 tokens.
 
-out[t] = base[t] + sum over the token's experts e of weights[t, e] * down[e] (act(gate[e] x[t]) * (up[e] x[t]))
+out[t] = base[t] + sum over the token's experts e of weights[t, e] * down[e] (act(gate[e] x[t]) *
+(up[e] x[t]))
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 MAX_PAIRWISE_TOKENS = 8  # maximum number of tokens that are computed pair by pair
 MAX_PAIRWISE_TOKENS_8_BIT = 4  # the same for 8-bit weights
 MAX_PAIRWISE_TOKENS_4_BIT = 1  # and for 4-bit weights, but two where matrices are small
-SMALL_MATRIX = 1 << 22  # numbers; on an H200 1.6 million were faster pair by pair, 6.3 million in blocks
+# numbers; on an H200 1.6 million were faster pair by pair, 6.3 million in blocks
+SMALL_MATRIX = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +80,15 @@ def apply_experts(
 
     Args:
         x: [T, H], contiguous.
-        ids, weights: int32 and float32 [T, top], contiguous, from `experts_route`; ids of experts that other ranks have
-            are E.
+        ids, weights: int32 and float32 [T, top], contiguous, from `experts_route`; ids of experts
+            that other ranks have are E.
         matrices: weights of the layer's experts.
         activation: "silu", "gelu", "gelu_tanh" or "clamped".
         alpha, limit: parameters of "clamped".
         base: [T, H], contiguous, added to the output (the result of shared experts), or None.
         quantised: x in 8 bits if the caller already has it, or None.
-        parts: whether to return the output of more than a few tokens as parts [top, T, H], which the caller must add
-            up.
+        parts: whether to return the output of more than a few tokens as parts [top, T, H], which
+            the caller must add up.
     """
     own = matrices
     top = ids.shape[1]
@@ -99,25 +101,56 @@ def apply_experts(
         can_tile_experts(own.gate_up) and can_tile_experts(own.down)
     ):
         hidden = experts_gate_up_few(
-            x, own.gate_up, ids, activation,
-            scales=own.gate_up_scales, bias=own.gate_up_bias, alpha=alpha, limit=limit, partial=own.partial,
-        )  # fmt: skip
-        return experts_down_few(
-            hidden, own.down, ids, weights, scales=own.down_scales, bias=own.down_bias, base=base, partial=own.partial
+            x,
+            own.gate_up,
+            ids,
+            activation,
+            scales=own.gate_up_scales,
+            bias=own.gate_up_bias,
+            alpha=alpha,
+            limit=limit,
+            partial=own.partial,
         )
-    blocks = experts_order(ids, len(own.gate_up), block_rows(len(x), top, own.of or len(own.gate_up)))
+        return experts_down_few(
+            hidden,
+            own.down,
+            ids,
+            weights,
+            scales=own.down_scales,
+            bias=own.down_bias,
+            base=base,
+            partial=own.partial,
+        )
+    blocks = experts_order(
+        ids, len(own.gate_up), block_rows(len(x), top, own.of or len(own.gate_up))
+    )
     hidden = experts_gate_up(
-        (quantised or quantise_rows(x, FLOAT8)) if eight else x, own.gate_up, blocks, top, activation,
-        scales=own.gate_up_scales, bias=own.gate_up_bias, alpha=alpha, limit=limit,
-    )  # fmt: skip
+        (quantised or quantise_rows(x, FLOAT8)) if eight else x,
+        own.gate_up,
+        blocks,
+        top,
+        activation,
+        scales=own.gate_up_scales,
+        bias=own.gate_up_bias,
+        alpha=alpha,
+        limit=limit,
+    )
     y = experts_down(
-        quantise_rows(hidden, FLOAT8) if eight else hidden, own.down, blocks, weights,
-        scales=own.down_scales, bias=own.down_bias, base=None if own.partial else base, partial=own.partial,
-    )  # fmt: skip
+        quantise_rows(hidden, FLOAT8) if eight else hidden,
+        own.down,
+        blocks,
+        weights,
+        scales=own.down_scales,
+        bias=own.down_bias,
+        base=None if own.partial else base,
+        partial=own.partial,
+    )
     return _out(y, own, base, parts=parts)
 
 
-def _out(y: torch.Tensor, own: ExpertMatrices, base: torch.Tensor | None, *, parts: bool) -> torch.Tensor:
+def _out(
+    y: torch.Tensor, own: ExpertMatrices, base: torch.Tensor | None, *, parts: bool
+) -> torch.Tensor:
     """Returns the output of the experts' parts [top, T, H], summed unless `parts`. Adds the base to
     a rank's parts, which lack it because the rank may not hold a token's first expert.
     """
@@ -146,14 +179,37 @@ def _packed(
     few = MAX_PAIRWISE_TOKENS_4_BIT + (own.down.inputs * own.gate_up.inputs <= SMALL_MATRIX)
     if len(x) <= few and own.gate_up.table is None and not own.partial:
         hidden = packed_gate_up_few(
-            x, own.gate_up, experts, ids, activation, bias=own.gate_up_bias, alpha=alpha, limit=limit
+            x,
+            own.gate_up,
+            experts,
+            ids,
+            activation,
+            bias=own.gate_up_bias,
+            alpha=alpha,
+            limit=limit,
         )
-        return packed_down_few(hidden, own.down, experts, ids, weights, bias=own.down_bias, base=base)
+        return packed_down_few(
+            hidden, own.down, experts, ids, weights, bias=own.down_bias, base=base
+        )
     blocks = experts_order(ids, experts, min(block_rows(len(x), top, own.of or experts), MAX_BLOCK))
     hidden = packed_gate_up(
-        x, own.gate_up, experts, blocks, top, activation, bias=own.gate_up_bias, alpha=alpha, limit=limit
+        x,
+        own.gate_up,
+        experts,
+        blocks,
+        top,
+        activation,
+        bias=own.gate_up_bias,
+        alpha=alpha,
+        limit=limit,
     )
     return packed_down(
-        hidden, own.down, experts, blocks, weights,
-        bias=own.down_bias, base=None if own.partial else base, partial=own.partial,
-    )  # fmt: skip
+        hidden,
+        own.down,
+        experts,
+        blocks,
+        weights,
+        bias=own.down_bias,
+        base=None if own.partial else base,
+        partial=own.partial,
+    )

@@ -28,17 +28,23 @@ SCALED_BLOCK = 128  # rows and columns of 8-bit weights that share a scale
 
 @triton.jit
 def _weights(at, valid, inside, WHOLE: tl.constexpr):
-    """Loads weights [N, K] as float32, marked for early eviction, as no other program reads them soon."""
+    """Loads weights [N, K] as float32, marked for early eviction, as no other program reads them
+    soon.
+    """
     if WHOLE:
         matrix = tl.load(at, eviction_policy="evict_first")
     else:
-        matrix = tl.load(at, mask=valid[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first")
+        matrix = tl.load(
+            at, mask=valid[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first"
+        )
     return matrix.to(tl.float32)
 
 
 @triton.jit
 def _inside(at, END: tl.constexpr, expert, EXPERTS: tl.constexpr):
-    """True where `at` is below END. With EXPERTS, false for all of an expert of at least that number."""
+    """True where `at` is below END. With EXPERTS, false for all of an expert of at least that
+    number.
+    """
     if EXPERTS:
         return at < tl.where(expert < EXPERTS, END, 0)
     else:
@@ -47,8 +53,9 @@ def _inside(at, END: tl.constexpr, expert, EXPERTS: tl.constexpr):
 
 @triton.jit
 def _runs(matrix, value, RUN: tl.constexpr):
-    """Sums products [N, K] over runs of RUN columns: [N, K / RUN]. With 8-bit weights, a run of 16 lies in one thread,
-    so the sums over experts and columns take few registers."""
+    """Sums products [N, K] over runs of RUN columns: [N, K / RUN]. With 8-bit weights, a run of 16
+    lies in one thread, so the sums over experts and columns take few registers.
+    """
     products = matrix * value[None, :]
     return tl.sum(tl.reshape(products, [products.shape[0], products.shape[1] // RUN, RUN]), 2)
 
@@ -56,10 +63,25 @@ def _runs(matrix, value, RUN: tl.constexpr):
 @cached_launch
 @triton.jit
 def _gate_up(
-    x, ids, w, scales, bias, out, alpha, limit,
-    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr,
-    EXPERTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    ids,
+    w,
+    scales,
+    bias,
+    out,
+    alpha,
+    limit,
+    TOP: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
+    KIND: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     wait(PDL)
     pair = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -101,18 +123,33 @@ def _gate_up(
 @cached_launch
 @triton.jit
 def _down(
-    hidden, ids, weights, w, scales, bias, base, out,
-    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, BASE: tl.constexpr,
-    EXPERTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    ids,
+    weights,
+    w,
+    scales,
+    bias,
+    base,
+    out,
+    TOP: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
+    BASE: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     whole: tl.constexpr = N % BLOCK_N == 0 and EXPERTS == 0
     run: tl.constexpr = 16 if SCALED else 1
     runs = tl.arange(0, BLOCK_K // run) * run
-    # The ids are older than the previous kernel, and no kernel writes weights, so the first weights are loaded before
-    # the wait.
+    # The ids are older than the previous kernel, and no kernel writes weights, so the first weights
+    # are loaded before the wait.
     first = tl.load(ids + token * TOP).to(tl.int64)
     rows = w + first * (N * K) + n[:, None] * K + k[None, :]
     matrix = _weights(rows, n < N, _inside(k, K, first, EXPERTS), whole and BLOCK_K <= K)
@@ -133,12 +170,16 @@ def _down(
             value = tl.load(hidden + pair * K + at + k, mask=inside, other=0.0).to(tl.float32)
             sums = _runs(matrix, value, run) * weight
             if SCALED:
-                own = scales + (expert * (N // 128) + tl.program_id(1) * BLOCK_N // 128) * (K // 128)
+                own = scales + (expert * (N // 128) + tl.program_id(1) * BLOCK_N // 128) * (
+                    K // 128
+                )
                 here = _inside(at + runs, K, expert, EXPERTS)
                 sums *= tl.load(own + (at + runs) // 128, mask=here, other=0.0)[None, :]
             acc += sums
         if BIAS:
-            own_bias = tl.load(bias + expert * N + n, mask=_inside(n, N, expert, EXPERTS), other=0.0)
+            own_bias = tl.load(
+                bias + expert * N + n, mask=_inside(n, N, expert, EXPERTS), other=0.0
+            )
             total += weight * own_bias.to(tl.float32)
     start_next(PDL)
     total += tl.sum(acc, 1)
@@ -157,8 +198,8 @@ def experts_gate_up_few(
     limit: float = 0.0,
     partial: bool = False,
 ) -> torch.Tensor:
-    """Returns act(gate) * up of each token for each of its experts. Reads 2 N K elements of weights for each chosen
-    expert.
+    """Returns act(gate) * up of each token for each of its experts. Reads 2 N K elements of weights
+    for each chosen expert.
 
     Args:
         x: [T, K], contiguous.
@@ -179,11 +220,26 @@ def experts_gate_up_few(
     out = torch.empty((pairs, outputs), dtype=x.dtype, device=x.device)
     block_n, block_k, warps = _gate_up_launch(weight)
     _gate_up[(pairs, cdiv(outputs, block_n))](
-        x, ids, weight, scales, bias, out, alpha, limit,
-        TOP=ids.shape[1], K=inputs, N=outputs, SCALED=scales is not None, BIAS=bias is not None, KIND=activation,
-        EXPERTS=len(weight) if partial else 0, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=warps, **pdl_options(x.device),
-    )  # fmt: skip
+        x,
+        ids,
+        weight,
+        scales,
+        bias,
+        out,
+        alpha,
+        limit,
+        TOP=ids.shape[1],
+        K=inputs,
+        N=outputs,
+        SCALED=scales is not None,
+        BIAS=bias is not None,
+        KIND=activation,
+        EXPERTS=len(weight) if partial else 0,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=warps,
+        **pdl_options(x.device),
+    )
     return out
 
 
@@ -198,13 +254,14 @@ def experts_down_few(
     base: torch.Tensor | None = None,
     partial: bool = False,
 ) -> torch.Tensor:
-    """Returns the weighted sum over each token's experts of their outputs. Reads N K elements of weights for each
-    chosen expert.
+    """Returns the weighted sum over each token's experts of their outputs. Reads N K elements of
+    weights for each chosen expert.
 
     Args:
         hidden: [T * top, K], contiguous, by pair.
         weight: [E, N, K].
-        ids, weights: int32 and float32 [T, top], contiguous; ids must not come from the kernel launched just before.
+        ids, weights: int32 and float32 [T, top], contiguous; ids must not come from the kernel
+            launched just before.
         scales: float32 [E, N / 128, K / 128] for 8-bit weights, else None.
         bias: [E, N] or None.
         base: [T, N], contiguous, added to the sum, or None.
@@ -219,12 +276,26 @@ def experts_down_few(
     out = torch.empty((tokens, outputs), dtype=hidden.dtype, device=hidden.device)
     block_n, block_k, warps = _down_launch(weight)
     _down[(tokens, cdiv(outputs, block_n))](
-        hidden, ids, weights, weight, scales, bias, base, out,
-        TOP=ids.shape[1], K=inputs, N=outputs,
-        SCALED=scales is not None, BIAS=bias is not None, BASE=base is not None,
-        EXPERTS=len(weight) if partial else 0, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=warps, **pdl_options(hidden.device),
-    )  # fmt: skip
+        hidden,
+        ids,
+        weights,
+        weight,
+        scales,
+        bias,
+        base,
+        out,
+        TOP=ids.shape[1],
+        K=inputs,
+        N=outputs,
+        SCALED=scales is not None,
+        BIAS=bias is not None,
+        BASE=base is not None,
+        EXPERTS=len(weight) if partial else 0,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=warps,
+        **pdl_options(hidden.device),
+    )
     return out
 
 

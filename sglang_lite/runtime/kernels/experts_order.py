@@ -1,8 +1,9 @@
 """Sorting of tokens by expert, so that each expert's products have contiguous rows. Nothing waits
 for the host.
 
-A pair is a token and one of its experts: token * top + index among the token's experts. The pairs of an expert, in
-order, fill blocks of rows that contain no other expert; the rest of its last block is padding.
+A pair is a token and one of its experts: token * top + index among the token's experts. The pairs
+of an expert, in order, fill blocks of rows that contain no other expert; the rest of its last block
+is padding.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class ExpertBlocks:
     """Pairs sorted by expert.
 
     Attributes:
-        pairs: int32 [blocks * size], the pair of each row; the number of pairs for padding. Rows of unused blocks are
-            undefined.
+        pairs: int32 [blocks * size], the pair of each row; the number of pairs for padding. Rows of
+            unused blocks are undefined.
         experts: int32 [blocks], expert of each block; -1 for unused blocks, which come last.
         size: rows of a block.
     """
@@ -37,7 +38,9 @@ class ExpertBlocks:
 
     @staticmethod
     def empty(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
-        """Returns uninitialised blocks with room for the pairs of `ids`, whatever their experts are."""
+        """Returns uninitialised blocks with room for the pairs of `ids`, whatever their experts
+        are.
+        """
         blocks = (ids.numel() + min(experts, ids.numel()) * (size - 1)) // size
         pairs = torch.empty(blocks * size, dtype=torch.int32, device=ids.device)
         return ExpertBlocks(pairs, torch.empty(blocks, dtype=torch.int32, device=ids.device), size)
@@ -63,10 +66,19 @@ def _count(ids, counts, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PDL: 
 @cached_launch
 @triton.jit(do_not_specialize=["count", "max_blocks"])
 def _order(
-    ids, counts, pairs, block_experts, count, max_blocks,
-    COUNTED: tl.constexpr, E: tl.constexpr, SIZE: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr,
+    ids,
+    counts,
+    pairs,
+    block_experts,
+    count,
+    max_blocks,
+    COUNTED: tl.constexpr,
+    E: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    CHUNK: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     start_next(PDL)
     wait(PDL)
     own = tl.program_id(0)
@@ -100,10 +112,12 @@ def _order(
 
 
 def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
-    """Returns the blocks of the pairs in `ids`. Reads T top integers for each expert, from the cache.
+    """Returns the blocks of the pairs in `ids`. Reads T top integers for each expert, from the
+    cache.
 
     Args:
-        ids: int32 [T, top], contiguous. Pairs of the expert `experts`, which another rank has, are in no block.
+        ids: int32 [T, top], contiguous. Pairs of the expert `experts`, which another rank has, are
+            in no block.
         experts: number of experts of the layer, or of those that a rank has.
         size: rows of a block, a power of two.
     """
@@ -115,10 +129,28 @@ def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
     chunks = cdiv(count, chunk)
     counts = torch.empty((chunks, bins), dtype=torch.int32, device=ids.device)
     if chunks > 1:
-        _count[(chunks,)](ids, counts, count, BLOCK_E=bins, CHUNK=chunk, num_warps=warps, **pdl_options(ids.device))
+        _count[(chunks,)](
+            ids,
+            counts,
+            count,
+            BLOCK_E=bins,
+            CHUNK=chunk,
+            num_warps=warps,
+            **pdl_options(ids.device),
+        )
     _order[(experts, chunks)](
-        ids, counts, blocks.pairs, blocks.experts, count, len(blocks.experts),
-        COUNTED=chunks > 1, E=experts, SIZE=size, BLOCK_E=bins, CHUNK=chunk,
-        num_warps=warps, **pdl_options(ids.device),
-    )  # fmt: skip
+        ids,
+        counts,
+        blocks.pairs,
+        blocks.experts,
+        count,
+        len(blocks.experts),
+        COUNTED=chunks > 1,
+        E=experts,
+        SIZE=size,
+        BLOCK_E=bins,
+        CHUNK=chunk,
+        num_warps=warps,
+        **pdl_options(ids.device),
+    )
     return blocks

@@ -3,8 +3,9 @@
     hidden[r] = act(gate[e] x[t]) * (up[e] x[t])        e = expert of row r's block, t = its token
     out[j, t] = weights[t, j] * (down[e] hidden[r])     j = index of e among the token's experts
 
-The rows of a block are those of `experts_order`. A block's programs read the expert's matrix once, N * K / 2 bytes and
-its scales; what they decode are operands of the tensor cores where they lie (packed_products.py).
+The rows of a block are those of `experts_order`. A block's programs read the expert's matrix once,
+N * K / 2 bytes and its scales; what they decode are operands of the tensor cores where they lie
+(packed_products.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from sglang_lite.runtime.kernels.activation import gated_pair
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.packed_products import SCRATCH, blocks_of, constants_of, packed_sums
+from sglang_lite.runtime.kernels.packed_products import (
+    SCRATCH,
+    blocks_of,
+    constants_of,
+    packed_sums,
+)
 from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv
@@ -31,12 +37,36 @@ MAX_BLOCK = 64  # maximum number of rows in a block
 @cached_launch
 @triton.jit(do_not_specialize=["blocks", "count", "BLOCKS"])
 def _gate_up(
-    x, words, scales, table, bias, pairs, block_experts, out, blocks, count, rows, BLOCKS, alpha, limit,
-    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
-    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
-    TOGETHER: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    words,
+    scales,
+    table,
+    bias,
+    pairs,
+    block_experts,
+    out,
+    blocks,
+    count,
+    rows,
+    BLOCKS,
+    alpha,
+    limit,
+    TOP: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    KIND: tl.constexpr,
+    ZERO: tl.constexpr,
+    HALF: tl.constexpr,
+    SLICE: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
     wait(PDL)
     OUTPUTS: tl.constexpr = BLOCK_N // 2
     block, tile = tile_of_program(blocks, (N + OUTPUTS - 1) // OUTPUTS)
@@ -47,11 +77,34 @@ def _gate_up(
         valid = pair < count
         token = tl.where(valid, pair // TOP, 0).to(tl.int64)
         # Gates, then as many ups; without masks, as what is too much is not stored.
-        n = expert * (2 * N) + row // OUTPUTS * N + tl.minimum(tile * OUTPUTS + row % OUTPUTS, N - 1)
+        n = (
+            expert * (2 * N)
+            + row // OUTPUTS * N
+            + tl.minimum(tile * OUTPUTS + row % OUTPUTS, N - 1)
+        )
         acc = packed_sums(
-            x + token * K, valid, words, scales, table, n, rows, K, BLOCKS, 0, 1,
-            KIND, ZERO, HALF, SLICE, GROUP, TOGETHER, SLICE, False, WHOLE, x.dtype.element_ty,
-        )  # fmt: skip
+            x + token * K,
+            valid,
+            words,
+            scales,
+            table,
+            n,
+            rows,
+            K,
+            BLOCKS,
+            0,
+            1,
+            KIND,
+            ZERO,
+            HALF,
+            SLICE,
+            GROUP,
+            TOGETHER,
+            SLICE,
+            False,
+            WHOLE,
+            x.dtype.element_ty,
+        )
         start_next(PDL)  # not earlier, as not all programs fit the GPU at once
         if BIAS:
             acc += tl.load(bias + n).to(tl.float32)[:, None]
@@ -65,12 +118,36 @@ def _gate_up(
 @cached_launch
 @triton.jit(do_not_specialize=["blocks", "count", "BLOCKS"])
 def _down(
-    hidden, words, scales, table, bias, weights, base, pairs, block_experts, out, blocks, count, rows, BLOCKS,
-    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
-    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
-    TOGETHER: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, BASE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    words,
+    scales,
+    table,
+    bias,
+    weights,
+    base,
+    pairs,
+    block_experts,
+    out,
+    blocks,
+    count,
+    rows,
+    BLOCKS,
+    TOP: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    KIND: tl.constexpr,
+    ZERO: tl.constexpr,
+    HALF: tl.constexpr,
+    SLICE: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BIAS: tl.constexpr,
+    BASE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
     wait(PDL)
     block, tile = tile_of_program(blocks, (N + BLOCK_N - 1) // BLOCK_N)
     expert = tl.load(block_experts + block)
@@ -81,9 +158,28 @@ def _down(
         valid = pair < count
         n = expert * N + tl.minimum(outputs, N - 1)
         acc = packed_sums(
-            hidden + m.to(tl.int64) * K, valid, words, scales, table, n, rows, K, BLOCKS, 0, 1,
-            KIND, ZERO, HALF, SLICE, GROUP, TOGETHER, SLICE, False, WHOLE, hidden.dtype.element_ty,
-        )  # fmt: skip
+            hidden + m.to(tl.int64) * K,
+            valid,
+            words,
+            scales,
+            table,
+            n,
+            rows,
+            K,
+            BLOCKS,
+            0,
+            1,
+            KIND,
+            ZERO,
+            HALF,
+            SLICE,
+            GROUP,
+            TOGETHER,
+            SLICE,
+            False,
+            WHOLE,
+            hidden.dtype.element_ty,
+        )
         start_next(PDL)
         if BIAS:
             acc += tl.load(bias + n).to(tl.float32)[:, None]
@@ -128,10 +224,27 @@ def packed_gate_up(
     out = x.new_empty((len(blocks.pairs), outputs))
     count = len(blocks.experts)
     _gate_up[(count * cdiv(outputs, _rows(x, blocks) // 2),)](
-        x, weight.words, weight.scales, weight.table, bias, blocks.pairs, blocks.experts, out,
-        count, len(x) * top, len(weight.words), blocks_of(weight), alpha, limit,
-        TOP=top, K=weight.inputs, N=outputs, BIAS=bias is not None, ACTIVATION=activation, **_launch(weight, x, blocks),
-    )  # fmt: skip
+        x,
+        weight.words,
+        weight.scales,
+        weight.table,
+        bias,
+        blocks.pairs,
+        blocks.experts,
+        out,
+        count,
+        len(x) * top,
+        len(weight.words),
+        blocks_of(weight),
+        alpha,
+        limit,
+        TOP=top,
+        K=weight.inputs,
+        N=outputs,
+        BIAS=bias is not None,
+        ACTIVATION=activation,
+        **_launch(weight, x, blocks),
+    )
     return out
 
 
@@ -146,7 +259,8 @@ def packed_down(
     base: torch.Tensor | None = None,
     partial: bool = False,
 ) -> torch.Tensor:
-    """Returns the weighted outputs of the experts for the blocks' hidden states, which the caller must add up.
+    """Returns the weighted outputs of the experts for the blocks' hidden states, which the caller
+    must add up.
 
     Args:
         hidden: [blocks * size, K], contiguous.
@@ -166,11 +280,27 @@ def packed_down(
     make = hidden.new_zeros if partial else hidden.new_empty
     out = make((weights.shape[1], len(weights), outputs))
     _down[(count * cdiv(outputs, _rows(hidden, blocks)),)](
-        hidden, weight.words, weight.scales, weight.table, bias, weights, base, blocks.pairs, blocks.experts, out,
-        count, weights.numel(), len(weight.words), blocks_of(weight),
-        TOP=weights.shape[1], K=weight.inputs, N=outputs, BIAS=bias is not None, BASE=base is not None,
+        hidden,
+        weight.words,
+        weight.scales,
+        weight.table,
+        bias,
+        weights,
+        base,
+        blocks.pairs,
+        blocks.experts,
+        out,
+        count,
+        weights.numel(),
+        len(weight.words),
+        blocks_of(weight),
+        TOP=weights.shape[1],
+        K=weight.inputs,
+        N=outputs,
+        BIAS=bias is not None,
+        BASE=base is not None,
         **_launch(weight, hidden, blocks),
-    )  # fmt: skip
+    )
     return out
 
 
@@ -178,13 +308,18 @@ def _launch(weight: PackedWeight, x: torch.Tensor, blocks: ExpertBlocks) -> dict
     """Returns the constants and options that both kernels share."""
     assert blocks.size <= MAX_BLOCK
     rows = _rows(x, blocks)
-    stage = weight.slice * (rows * 2 + SLICES * blocks.size * x.element_size())  # bytes of words, and of inputs
+    # bytes of words, and of inputs
+    stage = weight.slice * (rows * 2 + SLICES * blocks.size * x.element_size())
     return {
-        **constants_of(weight), "TOGETHER": math.gcd(weight.group // weight.slice, SLICES),
-        "WHOLE": weight.inputs % (SLICES * weight.slice) == 0, "BLOCK_M": blocks.size, "BLOCK_N": rows,
-        "num_warps": 4, "num_stages": max(1, min(3, (properties_of(x.device).shared_memory - SCRATCH) // stage)),
+        **constants_of(weight),
+        "TOGETHER": math.gcd(weight.group // weight.slice, SLICES),
+        "WHOLE": weight.inputs % (SLICES * weight.slice) == 0,
+        "BLOCK_M": blocks.size,
+        "BLOCK_N": rows,
+        "num_warps": 4,
+        "num_stages": max(1, min(3, (properties_of(x.device).shared_memory - SCRATCH) // stage)),
         **pdl_options(x.device),
-    }  # fmt: skip
+    }
 
 
 def _rows(x: torch.Tensor, blocks: ExpertBlocks) -> int:

@@ -28,12 +28,31 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 @cached_launch
 @triton.jit
 def _gate_up(
-    x, ids, words, scales, bias, out, rows, alpha, limit,
-    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
-    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
-    TOGETHER: tl.constexpr, WORDS: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
-    BLOCK_N: tl.constexpr, QUADS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    ids,
+    words,
+    scales,
+    bias,
+    out,
+    rows,
+    alpha,
+    limit,
+    TOP: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    KIND: tl.constexpr,
+    ZERO: tl.constexpr,
+    HALF: tl.constexpr,
+    SLICE: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    WORDS: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    QUADS: tl.constexpr,
+    PDL: tl.constexpr,
+):
     wait(PDL)
     OUTPUTS: tl.constexpr = BLOCK_N // 2
     pair = tl.program_id(0)
@@ -48,34 +67,61 @@ def _gate_up(
     own = x + (pair // TOP).to(tl.int64) * K
     inputs = row_inputs(own, own, own, own, quad, K, SLICE, KIND, False, False)
     mask = (quad < WORDS // 4)[:, None] & (row >= 0)[None, :]
-    acc = row_sums(packed, scales, quad, mask, n, rows, inputs, KIND, ZERO, HALF, SLICE, GROUP, TOGETHER)
+    acc = row_sums(
+        packed, scales, quad, mask, n, rows, inputs, KIND, ZERO, HALF, SLICE, GROUP, TOGETHER
+    )
     start_next(PDL)  # not earlier: waiting programs would block those yet to start
     result = tl.sum(acc, 1) * 2.0**64
     if BIAS:
         result += tl.load(bias + n).to(tl.float32)
     gate, up = tl.split(tl.permute(tl.reshape(result, (2, OUTPUTS)), (1, 0)))
     result = gated_pair(gate, up, alpha, limit, ACTIVATION)
-    tl.store(out + pair.to(tl.int64) * N + outputs, result.to(out.dtype.element_ty), mask=outputs < N)
+    tl.store(
+        out + pair.to(tl.int64) * N + outputs, result.to(out.dtype.element_ty), mask=outputs < N
+    )
 
 
 @cached_launch
 @triton.jit
 def _down(
-    hidden, ids, weights, words, scales, bias, base, out, rows,
-    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
-    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
-    TOGETHER: tl.constexpr, WORDS: tl.constexpr, BIAS: tl.constexpr, BASE: tl.constexpr,
-    BLOCK_N: tl.constexpr, QUADS: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    ids,
+    weights,
+    words,
+    scales,
+    bias,
+    base,
+    out,
+    rows,
+    TOP: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    KIND: tl.constexpr,
+    ZERO: tl.constexpr,
+    HALF: tl.constexpr,
+    SLICE: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    WORDS: tl.constexpr,
+    BIAS: tl.constexpr,
+    BASE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    QUADS: tl.constexpr,
+    TOPS: tl.constexpr,
+    PDL: tl.constexpr,
+):
     token = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = n
     if N % BLOCK_N > 0:
         row = tl.minimum(n, N - 1)  # what is too much is not stored
-    # The ids are older than the previous kernel, and no kernel writes weights, so these are loaded before the wait.
+    # The ids are older than the previous kernel, and no kernel writes weights, so these are loaded
+    # before the wait.
     member, word = tl.arange(0, TOPS), tl.arange(0, QUADS * 4)
     expert = tl.load(ids + token * TOP + member, mask=member < TOP, other=0)
-    place = (expert[None, :] * N + row[:, None]).to(tl.int64)[:, :, None] * WORDS + word[None, None, :]
+    place = (expert[None, :] * N + row[:, None]).to(tl.int64)[:, :, None] * WORDS + word[
+        None, None, :
+    ]
     mask = ((member < TOP)[:, None] & (word < WORDS)[None, :])[None, :, :]
     packed = tl.load(words + place, mask=mask, other=0, eviction_policy="evict_first")
     wait(PDL)
@@ -85,9 +131,20 @@ def _down(
     inputs = row_inputs(own, own, own, own, quad, K, SLICE, KIND, False, False)
     mask = ((at // QUADS < TOP) & (quad < WORDS // 4))[:, None] & (row >= 0)[None, :]
     acc = row_sums(
-        tl.reshape(packed, (BLOCK_N, TOPS * QUADS * 4)), scales + (tl.load(ids + pair) * N)[:, None], quad, mask, row,
-        rows, inputs, KIND, ZERO, HALF, SLICE, GROUP, TOGETHER,
-    )  # fmt: skip
+        tl.reshape(packed, (BLOCK_N, TOPS * QUADS * 4)),
+        scales + (tl.load(ids + pair) * N)[:, None],
+        quad,
+        mask,
+        row,
+        rows,
+        inputs,
+        KIND,
+        ZERO,
+        HALF,
+        SLICE,
+        GROUP,
+        TOGETHER,
+    )
     start_next(PDL)
     total = tl.sum(acc * tl.load(weights + pair)[None, :], 1) * 2.0**64
     if BIAS:
@@ -128,13 +185,29 @@ def packed_gate_up_few(
     outputs = len(weight.words) // (2 * experts)
     quads = quads_of(weight)
     out = x.new_empty((pairs, outputs))
-    rows = 8  # gates and ups of a program; of nine launches the fastest with the sizes of `_down_launch`
+    # gates and ups of a program; of nine launches the fastest with the sizes of `_down_launch`
+    rows = 8
     _gate_up[(pairs, cdiv(outputs, rows // 2))](
-        x, ids, weight.words, weight.scales, bias, out, len(weight.words), alpha, limit,
-        TOP=ids.shape[1], K=weight.inputs, N=outputs, **_constants(weight), BIAS=bias is not None,
-        ACTIVATION=activation, BLOCK_N=rows, QUADS=quads, num_warps=max(1, min(16, quads // 64)),
+        x,
+        ids,
+        weight.words,
+        weight.scales,
+        bias,
+        out,
+        len(weight.words),
+        alpha,
+        limit,
+        TOP=ids.shape[1],
+        K=weight.inputs,
+        N=outputs,
+        **_constants(weight),
+        BIAS=bias is not None,
+        ACTIVATION=activation,
+        BLOCK_N=rows,
+        QUADS=quads,
+        num_warps=max(1, min(16, quads // 64)),
         **pdl_options(x.device),
-    )  # fmt: skip
+    )
     return out
 
 
@@ -154,7 +227,8 @@ def packed_down_few(
         hidden: [T * top, K], contiguous, by pair.
         weight: [E * N, K], without a table.
         experts: number of experts, E.
-        ids, weights: int32 and float32 [T, top], contiguous; ids must not come from the kernel launched just before.
+        ids, weights: int32 and float32 [T, top], contiguous; ids must not come from the kernel
+            launched just before.
         bias: [E, N] or None.
         base: [T, N], contiguous, added to the sum, or None.
 
@@ -166,10 +240,27 @@ def packed_down_few(
     tops = power_of_2(top)
     rows, warps = _down_launch(tops * quads)
     _down[(tokens, cdiv(outputs, rows))](
-        hidden, ids, weights, weight.words, weight.scales, bias, base, out, len(weight.words),
-        TOP=top, K=weight.inputs, N=outputs, **_constants(weight), BIAS=bias is not None, BASE=base is not None,
-        BLOCK_N=rows, QUADS=quads, TOPS=tops, num_warps=warps, **pdl_options(hidden.device),
-    )  # fmt: skip
+        hidden,
+        ids,
+        weights,
+        weight.words,
+        weight.scales,
+        bias,
+        base,
+        out,
+        len(weight.words),
+        TOP=top,
+        K=weight.inputs,
+        N=outputs,
+        **_constants(weight),
+        BIAS=bias is not None,
+        BASE=base is not None,
+        BLOCK_N=rows,
+        QUADS=quads,
+        TOPS=tops,
+        num_warps=warps,
+        **pdl_options(hidden.device),
+    )
     return out
 
 
@@ -185,6 +276,7 @@ def _constants(weight: PackedWeight) -> dict[str, object]:
     """Returns the constants of both kernels that depend on the matrix."""
     assert weight.table is None
     return {
-        **constants_of(weight), "TOGETHER": math.gcd(weight.group // weight.slice, SLICES),
+        **constants_of(weight),
+        "TOGETHER": math.gcd(weight.group // weight.slice, SLICES),
         "WORDS": blocks_of(weight) * weight.slice // 2,
-    }  # fmt: skip
+    }

@@ -5,8 +5,8 @@
     ids = the `top_k` largest of choice                    the first of equal ones
     weight = scale * score[ids] (/ sum of score[ids], if normalised)
 
-A softmax over only the chosen experts' logits is the same as the normalised one. A group's rank is the sum of its best
-choices (one in DeepSeek-V2, arXiv:2405.04434; two in V3, arXiv:2412.19437).
+A softmax over only the chosen experts' logits is the same as the normalised one. A group's rank is
+the sum of its best choices (one in DeepSeek-V2, arXiv:2405.04434; two in V3, arXiv:2412.19437).
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ LOWEST = tl.constexpr(-0x80000000)  # lower than any result of `_ordered`
 
 @triton.jit
 def _ordered(x):
-    """Integers in the order of float32 numbers (-0.0, which is below 0.0, is no choice). A warp finds the largest of
-    32 integers by one instruction, and that of numbers with its place by ten exchanges."""
+    """Integers in the order of float32 numbers (-0.0, which is below 0.0, is no choice). A warp
+    finds the largest of 32 integers by one instruction, and that of numbers with its place by ten
+    exchanges.
+    """
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -39,12 +41,29 @@ def _first_largest(values, place):
 @cached_launch
 @triton.jit
 def _route(
-    logits, correction, local_ids, counts, ids, weights, scale, PARTS: tl.constexpr, TURNS: tl.constexpr,
+    logits,
+    correction,
+    local_ids,
+    counts,
+    ids,
+    weights,
+    scale,
+    PARTS: tl.constexpr,
+    TURNS: tl.constexpr,
     COUNTED: tl.constexpr,
-    SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, NORMALISE: tl.constexpr, TOP: tl.constexpr,
-    GROUPS: tl.constexpr, KEPT: tl.constexpr, GROUP_TOP: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    SIGMOID: tl.constexpr,
+    CORRECTED: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    TOP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEPT: tl.constexpr,
+    GROUP_TOP: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     wait(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -52,7 +71,9 @@ def _route(
     member = tl.arange(0, BLOCK_S)
     valid = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
     expert = group[:, None] * SIZE + member[None, :]
-    x = tl.load(logits + row * (GROUPS * SIZE) + expert, mask=valid, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits + row * (GROUPS * SIZE) + expert, mask=valid, other=float("-inf")).to(
+        tl.float32
+    )
     for part in tl.static_range(1, PARTS):
         later = logits + (part * tl.num_programs(0) + row) * (GROUPS * SIZE)
         x += tl.load(later + expert, mask=valid, other=0.0).to(tl.float32)
@@ -103,7 +124,9 @@ def _route(
     if COUNTED:
         tl.atomic_add(counts + own_ids, 1, mask=k < TOP, sem="relaxed")
     if TURNS > 0:
-        own_ids = tl.load(local_ids + row % TURNS * (GROUPS * SIZE) + own_ids, mask=k < TOP, other=0)
+        own_ids = tl.load(
+            local_ids + row % TURNS * (GROUPS * SIZE) + own_ids, mask=k < TOP, other=0
+        )
     tl.store(ids + row * TOP + k, own_ids, mask=k < TOP)
     tl.store(weights + row * TOP + k, own_weights, mask=k < TOP)
 
@@ -125,7 +148,8 @@ def experts_route(
     """Returns the experts of each token and their weights. Reads T E elements, writes 2 T top_k.
 
     Args:
-        logits: [T, E], contiguous, of any floating-point type; or parts [P, T, E] that add up to them.
+        logits: [T, E], contiguous, of any floating-point type; or parts [P, T, E] that add up to
+            them.
         top_k: experts of a token; at most the number of experts in the kept groups.
         scoring: function from logits to scores, "softmax" or "sigmoid".
         correction: [E], added to scores for the choice of experts, but not for weights; or None.
@@ -134,13 +158,14 @@ def experts_route(
         group_top: number of best choices of a group whose sum is its rank.
         normalise: whether to divide weights by their sum.
         scale: factor of all weights.
-        local_ids: number to return for each expert, int32 [turns, E], where a rank has some of them: row r takes those
-            of turn r % turns, since experts may have copies; None for its own.
+        local_ids: number to return for each expert, int32 [turns, E], where a rank has some of
+            them: row r takes those of turn r % turns, since experts may have copies; None for its
+                own.
         counts: int32 [E], to which the number of rows that chose each expert is added; or None.
 
     Returns:
-        Ids and weights, int32 and float32 [T, top_k], largest choice first. A row with a score of NaN gets the first
-        experts, and NaN as weights.
+        Ids and weights, int32 and float32 [T, top_k], largest choice first. A row with a score of
+        NaN gets the first experts, and NaN as weights.
     """
     tokens, experts = logits.shape[-2:]
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
@@ -148,13 +173,28 @@ def experts_route(
     size = experts // groups
     block = power_of_2(groups) * power_of_2(size)
     _route[(tokens,)](
-        logits, correction, local_ids, counts, ids, weights, scale,
-        PARTS=len(logits) if logits.dim() == 3 else 1, TURNS=0 if local_ids is None else len(local_ids),
+        logits,
+        correction,
+        local_ids,
+        counts,
+        ids,
+        weights,
+        scale,
+        PARTS=len(logits) if logits.dim() == 3 else 1,
+        TURNS=0 if local_ids is None else len(local_ids),
         COUNTED=counts is not None,
-        SIGMOID=scoring == "sigmoid", CORRECTED=correction is not None, NORMALISE=normalise, TOP=top_k,
-        GROUPS=groups, KEPT=kept_groups, GROUP_TOP=group_top, SIZE=size,
-        BLOCK_G=power_of_2(groups), BLOCK_S=power_of_2(size),
+        SIGMOID=scoring == "sigmoid",
+        CORRECTED=correction is not None,
+        NORMALISE=normalise,
+        TOP=top_k,
+        GROUPS=groups,
+        KEPT=kept_groups,
+        GROUP_TOP=group_top,
+        SIZE=size,
+        BLOCK_G=power_of_2(groups),
+        BLOCK_S=power_of_2(size),
         BLOCK_K=power_of_2(top_k),
-        num_warps=min(max(block // 256, 1), 8), **pdl_options(logits.device),
-    )  # fmt: skip
+        num_warps=min(max(block // 256, 1), 8),
+        **pdl_options(logits.device),
+    )
     return ids, weights

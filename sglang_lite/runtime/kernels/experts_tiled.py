@@ -35,7 +35,9 @@ from sglang_lite.runtime.kernels.tile_order import tile_of_program
 
 @triton.jit
 def _add_product(acc, w, row, at, columns, scales, EIGHT: tl.constexpr):
-    """Returns acc plus the product of a tile of weights and columns; `scales` are those of the tile's row of blocks."""
+    """Returns acc plus the product of a tile of weights and columns; `scales` are those of the
+    tile's row of blocks.
+    """
     weights = w.load([row, at])
     if EIGHT:
         return acc + tl.dot(weights, columns) * tl.load(scales + at // 128)
@@ -45,10 +47,29 @@ def _add_product(acc, w, row, at, columns, scales, EIGHT: tl.constexpr):
 @cached_launch
 @triton.jit(do_not_specialize=["blocks", "count"])
 def _gate_up(
-    x, x_scales, w, scales, bias, pairs, block_experts, out, blocks, count, alpha, limit,
-    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr, EIGHT: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    x_scales,
+    w,
+    scales,
+    bias,
+    pairs,
+    block_experts,
+    out,
+    blocks,
+    count,
+    alpha,
+    limit,
+    TOP: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    EIGHT: tl.constexpr,
+    BIAS: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     wait(PDL)
     block, tile = tile_of_program(blocks, (N + BLOCK_N - 1) // BLOCK_N)
     expert = tl.load(block_experts + block)
@@ -98,10 +119,29 @@ def _gate_up(
 @cached_launch
 @triton.jit(do_not_specialize=["blocks", "count"])
 def _down(
-    hidden, hidden_scales, w, scales, bias, weights, base, pairs, block_experts, out, blocks, count,
-    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr, EIGHT: tl.constexpr, BIAS: tl.constexpr, BASE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    hidden_scales,
+    w,
+    scales,
+    bias,
+    weights,
+    base,
+    pairs,
+    block_experts,
+    out,
+    blocks,
+    count,
+    TOP: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    EIGHT: tl.constexpr,
+    BIAS: tl.constexpr,
+    BASE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     wait(PDL)
     block, tile = tile_of_program(blocks, (N + BLOCK_N - 1) // BLOCK_N)
     expert = tl.load(block_experts + block)
@@ -173,8 +213,8 @@ def experts_gate_up(
     alpha: float = 1.0,
     limit: float = 0.0,
 ) -> torch.Tensor:
-    """Returns act(gate) * up for the rows of the blocks. Reads 2 N K elements of weights and a block of x for each used
-    block.
+    """Returns act(gate) * up for the rows of the blocks. Reads 2 N K elements of weights and a
+    block of x for each used block.
 
     Args:
         x: [T, K], contiguous; in 8 bits if the weights are.
@@ -194,14 +234,35 @@ def experts_gate_up(
     count = len(blocks.experts)
     rows, values, row_scales, dtype = _parts(x)
     out = torch.empty((len(blocks.pairs), outputs), dtype=dtype, device=values.device)
-    block_n, block_k, warps, stages = gate_up_launch(properties_of(out.device), blocks.size, values.element_size())
+    block_n, block_k, warps, stages = gate_up_launch(
+        properties_of(out.device), blocks.size, values.element_size()
+    )
     _gate_up[(count * cdiv(outputs, block_n),)](
-        values, row_scales, tensor_descriptor(weight, inputs, (block_n, block_k)),
-        scales, bias, blocks.pairs, blocks.experts, out, count, rows * top, alpha, limit,
-        TOP=top, K=inputs, N=outputs, EIGHT=scales is not None, BIAS=bias is not None, KIND=activation,
-        BLOCK_M=blocks.size, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=warps, num_stages=stages, **pdl_options(out.device),
-    )  # fmt: skip
+        values,
+        row_scales,
+        tensor_descriptor(weight, inputs, (block_n, block_k)),
+        scales,
+        bias,
+        blocks.pairs,
+        blocks.experts,
+        out,
+        count,
+        rows * top,
+        alpha,
+        limit,
+        TOP=top,
+        K=inputs,
+        N=outputs,
+        EIGHT=scales is not None,
+        BIAS=bias is not None,
+        KIND=activation,
+        BLOCK_M=blocks.size,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=warps,
+        num_stages=stages,
+        **pdl_options(out.device),
+    )
     return out
 
 
@@ -216,8 +277,8 @@ def experts_down(
     base: torch.Tensor | None = None,
     partial: bool = False,
 ) -> torch.Tensor:
-    """Returns the weighted outputs of the experts for the blocks' hidden states, which the caller must add up. Reads N
-    K elements of weights and a block of hidden states for each used block.
+    """Returns the weighted outputs of the experts for the blocks' hidden states, which the caller
+    must add up. Reads N K elements of weights and a block of hidden states for each used block.
 
     Args:
         hidden: [blocks * size, K], contiguous; in 8 bits if the weights are.
@@ -227,7 +288,8 @@ def experts_down(
         scales: float32 [E, N / 128, K / 128] for 8-bit weights, else None.
         bias: [E, N] or None.
         base: [T, N], contiguous, added to the output of each token's first expert, or None.
-        partial: whether pairs may be in no block, as their experts are on other ranks: their output is zero.
+        partial: whether pairs may be in no block, as their experts are on other ranks: their output
+            is zero.
 
     Returns:
         [top, T, N], in the data type of the result of `experts_gate_up`.
@@ -238,21 +300,42 @@ def experts_down(
     _, values, row_scales, dtype = _parts(hidden)
     make = torch.zeros if partial else torch.empty
     out = make((weights.shape[1], len(weights), outputs), dtype=dtype, device=values.device)
-    block_n, block_k, warps, stages = down_launch(properties_of(out.device), blocks.size, values.element_size())
+    block_n, block_k, warps, stages = down_launch(
+        properties_of(out.device), blocks.size, values.element_size()
+    )
     _down[(count * cdiv(outputs, block_n),)](
-        tensor_descriptor(values, inputs, (blocks.size, block_k)), row_scales,
-        tensor_descriptor(weight, inputs, (block_n, block_k)), scales,
-        bias, weights, base, blocks.pairs, blocks.experts, out, count, pairs,
-        TOP=weights.shape[1], K=inputs, N=outputs,
-        EIGHT=scales is not None, BIAS=bias is not None, BASE=base is not None,
-        BLOCK_M=blocks.size, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=warps, num_stages=stages, **pdl_options(out.device),
-    )  # fmt: skip
+        tensor_descriptor(values, inputs, (blocks.size, block_k)),
+        row_scales,
+        tensor_descriptor(weight, inputs, (block_n, block_k)),
+        scales,
+        bias,
+        weights,
+        base,
+        blocks.pairs,
+        blocks.experts,
+        out,
+        count,
+        pairs,
+        TOP=weights.shape[1],
+        K=inputs,
+        N=outputs,
+        EIGHT=scales is not None,
+        BIAS=bias is not None,
+        BASE=base is not None,
+        BLOCK_M=blocks.size,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=warps,
+        num_stages=stages,
+        **pdl_options(out.device),
+    )
     return out
 
 
 def experts_sum(y: torch.Tensor) -> torch.Tensor:
-    """Returns the sum of y [top, T, N] over each token's experts, [T, N]. Moves (top + 1) T N elements."""
+    """Returns the sum of y [top, T, N] over each token's experts, [T, N]. Moves (top + 1) T N
+    elements.
+    """
     top, tokens, outputs = y.shape
     out = torch.empty((tokens, outputs), dtype=y.dtype, device=y.device)
     block = min(1024, power_of_2(outputs))
@@ -262,7 +345,9 @@ def experts_sum(y: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _parts(x: torch.Tensor | EightBitRows) -> tuple[int, torch.Tensor, torch.Tensor | None, torch.dtype]:
+def _parts(
+    x: torch.Tensor | EightBitRows,
+) -> tuple[int, torch.Tensor, torch.Tensor | None, torch.dtype]:
     """Returns the number of rows, their values and scales, and the data type of products."""
     if isinstance(x, EightBitRows):
         return x.rows, x.values, x.scales, torch.bfloat16
@@ -270,20 +355,29 @@ def _parts(x: torch.Tensor | EightBitRows) -> tuple[int, torch.Tensor, torch.Ten
 
 
 def gate_up_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[int, int, int, int]:
-    """Returns BLOCK_N, BLOCK_K, warps and stages for blocks of `rows` rows and elements of `item` bytes. Measured on an
-    H200 with Qwen3-30B-A3B's shape."""
+    """Returns BLOCK_N, BLOCK_K, warps and stages for blocks of `rows` rows and elements of `item`
+    bytes. Measured on an H200 with Qwen3-30B-A3B's shape.
+    """
     if item > 2:
         block_n = 32
         block_k = 32
         warps = 4
         max_stages = 2
-    elif rows > 16 and not properties.has_tma:  # registers hold the operands, and larger tiles overflow them
-        block_n, block_k, warps, max_stages = (64, 64 // item, 4, 3) if rows <= 64 else (64, 128 // item, 8, 3)
+    # registers hold the operands, and larger tiles overflow them
+    elif rows > 16 and not properties.has_tma:
+        block_n, block_k, warps, max_stages = (
+            (64, 64 // item, 4, 3) if rows <= 64 else (64, 128 // item, 8, 3)
+        )
     elif item == 1:
         block_n, block_k, warps, max_stages = (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
     else:
         block_n, block_k, warps, max_stages = (64, 128, 4, 2) if rows <= 64 else (128, 64, 8, 4)
-    return block_n, block_k, warps, tile_stages(properties, rows, 2 * block_n, block_k, item, max_stages)
+    return (
+        block_n,
+        block_k,
+        warps,
+        tile_stages(properties, rows, 2 * block_n, block_k, item, max_stages),
+    )
 
 
 def down_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[int, int, int, int]:

@@ -17,20 +17,31 @@ _MIN_COLUMNS = 8
 
 
 def columns(group: int) -> int:
-    """Returns the number of queries of a program for `group` real ones: a power of two of at least 8."""
+    """Returns the number of queries of a program for `group` real ones: a power of two of at least
+    8.
+    """
     return max(_MIN_COLUMNS, power_of_2(group))
 
 
 @triton.jit
 def clamped_page_of(pages, token, end, PAGE: tl.constexpr):
-    """Returns the pages of tokens [N]; tokens from `end` on get the page of token `end` - 1, so that reads there yield
-    finite numbers."""
+    """Returns the pages of tokens [N]; tokens from `end` on get the page of token `end` - 1, so
+    that reads there yield finite numbers.
+    """
     return tl.load(pages + tl.maximum(tl.minimum(token, end - 1), 0) // PAGE)
 
 
 @triton.jit
 def load_few(
-    k, v, page, token, valid, DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, BLOCK_D: tl.constexpr
+    k,
+    v,
+    page,
+    token,
+    valid,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    MASKED: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
     """Loads the keys [N, BLOCK_D] and values [BLOCK_D, N] of a block of tokens.
 
@@ -79,15 +90,32 @@ def add_few(queries, keys, values, visible, m, total, acc, scale, softcap, SOFTC
     shrink = tl.exp2(m - shift)
     weights = tl.exp2(scores * scale - shift[None, :])
     total = total * shrink + tl.sum(weights, 0)
-    acc = acc * shrink[None, :] + tl.dot(values.to(queries.dtype), weights.to(queries.dtype), input_precision="ieee")
+    acc = acc * shrink[None, :] + tl.dot(
+        values.to(queries.dtype), weights.to(queries.dtype), input_precision="ieee"
+    )
     return highest, total, acc
 
 
 @triton.jit
 def attend_few(
-    queries, k, v, pages, page, start, end, m, total, acc, scale, softcap,
-    DIM: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    queries,
+    k,
+    v,
+    pages,
+    page,
+    start,
+    end,
+    m,
+    total,
+    acc,
+    scale,
+    softcap,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Adds the tokens from `start` to `end` to the running results of the queries, as `add_few`.
 
     Args:
@@ -97,7 +125,11 @@ def attend_few(
     n = tl.arange(0, BLOCK_N)
     for at in range(start, end, BLOCK_N):
         next_page = clamped_page_of(pages, at + BLOCK_N + n, end, PAGE)
-        keys, values = load_few(k, v, page, tl.minimum(at + n, end - 1), None, DIM, PAGE, False, BLOCK_D)
-        m, total, acc = add_few(queries, keys, values, at + n < end, m, total, acc, scale, softcap, SOFTCAP)
+        keys, values = load_few(
+            k, v, page, tl.minimum(at + n, end - 1), None, DIM, PAGE, False, BLOCK_D
+        )
+        m, total, acc = add_few(
+            queries, keys, values, at + n < end, m, total, acc, scale, softcap, SOFTCAP
+        )
         page = next_page
     return m, total, acc

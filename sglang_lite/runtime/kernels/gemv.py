@@ -1,7 +1,8 @@
 """Products of few rows with a weight matrix [N, K], bound by reading the weights.
 
-Weights are read once, at 80 to 103 % of an H200's copy rate for one row (cuBLAS: 65 to 90 %). For a single row the
-neighbouring operations are fused in: they read little, and a separate kernel costs as much as a small product.
+Weights are read once, at 80 to 103 % of an H200's copy rate for one row (cuBLAS: 65 to 90 %). For a
+single row the neighbouring operations are fused in: they read little, and a separate kernel costs
+as much as a small product.
 """
 
 from __future__ import annotations
@@ -27,11 +28,29 @@ _TINY = 1 << 24  # most bytes of a small matrix for which the next kernel is set
 @cached_launch
 @triton.jit
 def _gemv(
-    x, residual, norm, w, scales, bias, y, residual_out, N, K, eps,
-    SCALED: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
-    PREFETCH: tl.constexpr, EARLY: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    residual,
+    norm,
+    w,
+    scales,
+    bias,
+    y,
+    residual_out,
+    N,
+    K,
+    eps,
+    SCALED: tl.constexpr,
+    ADD: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    EARLY: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     rows = w + n.to(tl.int64)[:, None] * K + k[None, :]
@@ -41,25 +60,31 @@ def _gemv(
     up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
     first = valid & (k < K)[None, :]
-    if PREFETCH:  # no kernel writes weights, so the first loads start before the previous kernels finish
+    # no kernel writes weights, so the first loads start before the previous kernels finish
+    if PREFETCH:
         weights = tl.load(rows, mask=first, other=0.0, eviction_policy="evict_first")
         up_weights = weights
         if GATE != "":
             up_weights = tl.load(ups, mask=first, other=0.0, eviction_policy="evict_first")
         if EARLY:
-            start_next(PDL)  # takes effect when all programs have begun; then the next kernel prefetches, too
+            # takes effect when all programs have begun; then the next kernel prefetches, too
+            start_next(PDL)
     wait(PDL)
     for at in range(0, BLOCK_K if WHOLE else K, BLOCK_K):
         inside = at + k < K
         if not PREFETCH:
-            weights = tl.load(rows + at, mask=valid & inside[None, :], other=0.0, eviction_policy="evict_first")
+            weights = tl.load(
+                rows + at, mask=valid & inside[None, :], other=0.0, eviction_policy="evict_first"
+            )
             up_weights = weights
             if GATE != "":
-                up_weights = tl.load(ups + at, mask=valid & inside[None, :], other=0.0, eviction_policy="evict_first")
+                up_weights = tl.load(
+                    ups + at, mask=valid & inside[None, :], other=0.0, eviction_policy="evict_first"
+                )
         value = tl.load(x + at + k, mask=inside, other=0.0).to(tl.float32)
         if ADD:
-            # Rounded to the data type of the residual stream first, as in add_norm. Stored in a separate tensor, as
-            # other programs still read the residual.
+            # Rounded to the data type of the residual stream first, as in add_norm. Stored in a
+            # separate tensor, as other programs still read the residual.
             value += tl.load(residual + at + k, mask=inside, other=0.0).to(tl.float32)
             rounded = value.to(x.dtype.element_ty)
             if tl.program_id(0) == 0:
@@ -76,7 +101,9 @@ def _gemv(
             both = valid & (later + k < K)[None, :]
             weights = tl.load(rows + later, mask=both, other=0.0, eviction_policy="evict_first")
             if GATE != "":
-                up_weights = tl.load(ups + later, mask=both, other=0.0, eviction_policy="evict_first")
+                up_weights = tl.load(
+                    ups + later, mask=both, other=0.0, eviction_policy="evict_first"
+                )
     if not EARLY:
         start_next(PDL)  # not earlier: waiting programs would block those yet to start
     scale = 1.0
@@ -100,10 +127,22 @@ def _gemv(
 @cached_launch
 @triton.jit(do_not_specialize=["M"])
 def _small_batch(
-    x, w, bias, y, partials, counters, M, N, K,
-    BIAS: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    bias,
+    y,
+    partials,
+    counters,
+    M,
+    N,
+    K,
+    BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     wait(PDL)
     tile = tl.program_id(0)
@@ -115,12 +154,20 @@ def _small_batch(
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for at in range(split * BLOCK_K, K, BLOCK_K * SPLITS):
         inside = at + k < K
-        weights = tl.load(rows + (at + k)[None, :], mask=(n < N)[:, None] & inside[None, :], other=0.0)
-        values = tl.load(x + m[None, :] * K + (at + k)[:, None], mask=(m < M)[None, :] & inside[:, None], other=0.0)
+        weights = tl.load(
+            rows + (at + k)[None, :], mask=(n < N)[:, None] & inside[None, :], other=0.0
+        )
+        values = tl.load(
+            x + m[None, :] * K + (at + k)[:, None],
+            mask=(m < M)[None, :] & inside[:, None],
+            other=0.0,
+        )
         acc = tl.dot(weights, values, acc, input_precision="ieee")
     if SPLITS > 1:
         part: tl.constexpr = BLOCK_N * BLOCK_M
-        place = partials + tile * SPLITS * part + tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
+        place = (
+            partials + tile * SPLITS * part + tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
+        )
         tl.store(place + split * part, acc)
         tl.debug_barrier()  # all threads have stored before one signals
         finished = tl.atomic_add(counters + tile, 1, sem="acq_rel")
@@ -169,15 +216,35 @@ def linear_single_row(
     outputs = rows // 2 if gate else rows
     y = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
     total = x if residual is None else x.new_empty(x.shape)
-    launch = _gemv_launch(rows, inputs, weight.element_size(), without_norm=norm is None, gated=bool(gate))
+    launch = _gemv_launch(
+        rows, inputs, weight.element_size(), without_norm=norm is None, gated=bool(gate)
+    )
     _gemv[(cdiv(outputs, launch.outputs),)](
-        x, residual, norm, weight, scales, bias, y, total, outputs, inputs, eps,
-        SCALED=scales is not None, ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
-        PREFETCH=launch.prefetch, EARLY=launch.early, WHOLE=inputs <= launch.inputs,
-        BLOCK_N=launch.outputs, BLOCK_K=launch.inputs, num_warps=launch.warps,
+        x,
+        residual,
+        norm,
+        weight,
+        scales,
+        bias,
+        y,
+        total,
+        outputs,
+        inputs,
+        eps,
+        SCALED=scales is not None,
+        ADD=residual is not None,
+        NORM=norm is not None,
+        BIAS=bias is not None,
+        GATE=gate,
+        PREFETCH=launch.prefetch,
+        EARLY=launch.early,
+        WHOLE=inputs <= launch.inputs,
+        BLOCK_N=launch.outputs,
+        BLOCK_K=launch.inputs,
+        num_warps=launch.warps,
         # The head's neighbours are too short to be worth overlapping.
         **(pdl_options(x.device) if rows < HEAD else {"PDL": False}),
-    )  # fmt: skip
+    )
     return y, total
 
 
@@ -200,9 +267,12 @@ class _Launch:
     early: bool = False
 
 
-def _gemv_launch(outputs: int, inputs: int, element_size: int, *, without_norm: bool, gated: bool) -> _Launch:
-    """Returns the launch parameters for a matrix. Measured on an H200 in whole steps of Llama-8B's and Qwen3-0.6B's
-    shape, for 8 bits of Qwen3-30B-A3B's, and in graphs of products (1,024 to 51,200 outputs of 1,024 to 25,600 inputs).
+def _gemv_launch(
+    outputs: int, inputs: int, element_size: int, *, without_norm: bool, gated: bool
+) -> _Launch:
+    """Returns the launch parameters for a matrix. Measured on an H200 in whole steps of Llama-8B's
+    and Qwen3-0.6B's shape, for 8 bits of Qwen3-30B-A3B's, and in graphs of products (1,024 to
+    51,200 outputs of 1,024 to 25,600 inputs).
 
     Args:
         outputs: rows of the matrix; with `gated`, of both halves.
@@ -224,14 +294,29 @@ def _gemv_launch(outputs: int, inputs: int, element_size: int, *, without_norm: 
             return _Launch(2, whole, 4, prefetch=True, early=True)
         return _Launch(4, 512, 1 if outputs > 4096 else 4)
     if whole == inputs <= 4096:
-        return _Launch(1 if without_norm else 2, whole, max(1, whole // 512), prefetch=True, early=not without_norm)
-    if 7168 <= inputs <= 8192 and (gated or without_norm):  # a whole row in one iteration, with few idle lanes
+        return _Launch(
+            1 if without_norm else 2,
+            whole,
+            max(1, whole // 512),
+            prefetch=True,
+            early=not without_norm,
+        )
+    # a whole row in one iteration, with few idle lanes
+    if 7168 <= inputs <= 8192 and (gated or without_norm):
         return _Launch(1, whole, 8 if without_norm else 4, prefetch=True, early=True)
-    return _Launch(2, 1024, 4, prefetch=True, early=True) if without_norm else _Launch(2, 512, 2, prefetch=True)
+    return (
+        _Launch(2, 1024, 4, prefetch=True, early=True)
+        if without_norm
+        else _Launch(2, 512, 2, prefetch=True)
+    )
 
 
-def _small(outputs: int, inputs: int, element_size: int, *, without_norm: bool) -> tuple[int, int, int]:
-    """Returns outputs, inputs and warps of a program for a small matrix; a whole row is prefetched if it fits."""
+def _small(
+    outputs: int, inputs: int, element_size: int, *, without_norm: bool
+) -> tuple[int, int, int]:
+    """Returns outputs, inputs and warps of a program for a small matrix; a whole row is prefetched
+    if it fits.
+    """
     whole = max(1024, power_of_2(inputs))
     if element_size == 1 and without_norm and 4096 <= whole <= 8192:
         return 16384 // whole, whole, 4
@@ -258,7 +343,9 @@ class SmallBatchLinear:
         self._partials = torch.empty(tiles * self.SPLITS * self.BLOCK_N * MAX_ROWS, device=device)
         self._counters = torch.zeros(tiles, dtype=torch.int32, device=device)
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """Returns x [M, K] times weight [N, K] transposed, plus bias [N], as [M, N]."""
         rows, inputs = x.shape
         outputs = weight.shape[0]
@@ -267,9 +354,22 @@ class SmallBatchLinear:
         splits = self.SPLITS if tiles <= len(self._counters) and inputs >= 2048 else 1
         y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
         _small_batch[(tiles, splits)](
-            x, weight, bias, y, self._partials, self._counters, rows, outputs, inputs,
-            BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MAX_ROWS,
-            BLOCK_N=self.BLOCK_N, BLOCK_K=128,
-            num_warps=4, num_stages=4 if x.element_size() < 4 else 2, **pdl_options(x.device),
-        )  # fmt: skip
+            x,
+            weight,
+            bias,
+            y,
+            self._partials,
+            self._counters,
+            rows,
+            outputs,
+            inputs,
+            BIAS=bias is not None,
+            SPLITS=splits,
+            BLOCK_M=16 if rows <= 16 else MAX_ROWS,
+            BLOCK_N=self.BLOCK_N,
+            BLOCK_K=128,
+            num_warps=4,
+            num_stages=4 if x.element_size() < 4 else 2,
+            **pdl_options(x.device),
+        )
         return y

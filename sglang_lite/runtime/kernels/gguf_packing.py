@@ -22,18 +22,26 @@ _LONG = ctypes.c_int64
 
 # Kind of packed blocks by GGUF type.
 PACKED_KINDS = {
-    "Q4_0": "4", "Q4_1": "4", "Q4_K": "4", "Q5_0": "8", "Q8_0": "8", "Q5_1": "8_minimum", "Q5_K": "8_minimum",
+    "Q4_0": "4",
+    "Q4_1": "4",
+    "Q4_K": "4",
+    "Q5_0": "8",
+    "Q8_0": "8",
+    "Q5_1": "8_minimum",
+    "Q5_K": "8_minimum",
     "Q6_K": "8_halves",
-}  # fmt: skip
+}
 
 
-def pack_gguf(library: ctypes.CDLL, matrices: Sequence[tuple[str, torch.Tensor]], inputs: int) -> PackedBlocks:
+def pack_gguf(
+    library: ctypes.CDLL, matrices: Sequence[tuple[str, torch.Tensor]], inputs: int
+) -> PackedBlocks:
     """Packs matrices whose types share one kind of packed blocks, stacked along their outputs.
 
     Args:
         library: compiled `gguf_packing.cpp`.
-        matrices: the type of each, a key of `PACKED_KINDS`, and uint8 [outputs, bytes of a row], contiguous; outputs
-            are multiples of 16.
+        matrices: the type of each, a key of `PACKED_KINDS`, and uint8 [outputs, bytes of a row],
+            contiguous; outputs are multiples of 16.
         inputs: columns of each.
     """
     (kind,) = {PACKED_KINDS[gguf_type] for gguf_type, _ in matrices}

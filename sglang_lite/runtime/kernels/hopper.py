@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def hopper_kernels(properties: DeviceProperties, module: str) -> ModuleType | None:
-    """Returns a module of kernels for Hopper GPUs by its name in this package, or None if the GPU is not a Hopper GPU
-    or Triton is older than 3.6."""
+    """Returns a module of kernels for Hopper GPUs by its name in this package, or None if the GPU
+    is not a Hopper GPU or Triton is older than 3.6.
+    """
     if properties.capability[0] != 9 or os.environ.get("TRITON_INTERPRET") == "1":
         return None
     try:

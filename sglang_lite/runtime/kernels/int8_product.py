@@ -1,10 +1,12 @@
-"""Products of rows and a weight matrix that are both 8-bit integers, with a scale for each row and each output.
+"""Products of rows and a weight matrix that are both 8-bit integers, with a scale for each row and
+each output.
 
     y[m, n] = row_scales[m] * scales[n] * (x[m, :] . w[n, :]) + bias[n]
 
-Sums are 32-bit integers, so they are exact, and no order of summation changes a bit. Weights are the left operand, as
-few rows fill the right one better. Weights are read once for up to 256 rows; beyond that, tiles of rows that share a
-tile of weights run side by side. Moves N K + M K bytes and 2 M N.
+Sums are 32-bit integers, so they are exact, and no order of summation changes a bit. Weights are
+the left operand, as few rows fill the right one better. Weights are read once for up to 256 rows;
+beyond that, tiles of rows that share a tile of weights run side by side. Moves N K + M K bytes and
+2 M N.
 """
 
 from __future__ import annotations
@@ -29,10 +31,23 @@ _STEP = 128  # the inputs of a part of a sum are a multiple of this
 @cached_launch
 @triton.jit(do_not_specialize=["M"])
 def _product(
-    x, row_scales, w, scales, bias, y, M, N, K,
-    BIAS: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    row_scales,
+    w,
+    scales,
+    bias,
+    y,
+    M,
+    N,
+    K,
+    BIAS: tl.constexpr,
+    PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if EARLY:
         start_next(PDL)
     wait(PDL)
@@ -49,7 +64,10 @@ def _product(
         acc = tl.dot(w.load([first, k]), x.load([row, k]).T, acc, out_dtype=tl.int32)
     if not EARLY:
         start_next(PDL)  # not earlier, as not all programs fit the GPU at once
-    by_row, by_output = tl.load(row_scales + m, mask=m < M, other=0.0), tl.load(scales + n, mask=n < N, other=0.0)
+    by_row, by_output = (
+        tl.load(row_scales + m, mask=m < M, other=0.0),
+        tl.load(scales + n, mask=n < N, other=0.0),
+    )
     out = acc.to(tl.float32) * by_output[:, None] * by_row[None, :]
     if BIAS:
         out += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
@@ -58,7 +76,11 @@ def _product(
 
 
 def int8_linear(
-    x: EightBitRows, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    x: EightBitRows,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """Returns x [M, K] times weight [N, K] transposed, with their scales, plus bias [N], as [M, N].
 
@@ -74,7 +96,9 @@ def int8_linear(
     return y
 
 
-def int8_parts(x: EightBitRows, weight: torch.Tensor, scales: torch.Tensor, parts: int) -> torch.Tensor:
+def int8_parts(
+    x: EightBitRows, weight: torch.Tensor, scales: torch.Tensor, parts: int
+) -> torch.Tensor:
     """Returns the result of `int8_linear` without a bias, as partial sums float32 [parts, M, N]
     that the caller must add up.
 
@@ -98,26 +122,43 @@ def int8_parts_of(weight: torch.Tensor) -> int:
 
 
 def _launch(
-    x: EightBitRows, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, *,
+    x: EightBitRows,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    *,
     parts: int,
-) -> None:  # fmt: skip
+) -> None:
     outputs, inputs = weight.shape
     properties = properties_of(weight.device)
     block_m, block_n, block_k, warps = _tile(x.rows, outputs, inputs // parts, properties)
     programs = cdiv(outputs, block_n) * cdiv(x.rows, block_m)
     _product[(programs, parts)](
-        tensor_descriptor(x.values, inputs, (block_m, block_k)), x.scales,
-        tensor_descriptor(weight, inputs, (block_n, block_k)), scales,
-        bias, y, x.rows, outputs, inputs,
-        BIAS=bias is not None, PARTS=parts,
+        tensor_descriptor(x.values, inputs, (block_m, block_k)),
+        x.scales,
+        tensor_descriptor(weight, inputs, (block_n, block_k)),
+        scales,
+        bias,
+        y,
+        x.rows,
+        outputs,
+        inputs,
+        BIAS=bias is not None,
+        PARTS=parts,
         EARLY=x.rows <= MAX_SPLIT_ROWS and programs * parts <= properties.multiprocessors,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=warps, num_stages=tile_stages(properties, block_m, block_n, block_k, 1, 6),
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=warps,
+        num_stages=tile_stages(properties, block_m, block_n, block_k, 1, 6),
         **pdl_options(weight.device),
-    )  # fmt: skip
+    )
 
 
-def _tile(rows: int, outputs: int, inputs: int, properties: DeviceProperties) -> tuple[int, int, int, int]:
+def _tile(
+    rows: int, outputs: int, inputs: int, properties: DeviceProperties
+) -> tuple[int, int, int, int]:
     """Returns the rows, outputs and inputs of a tile, and the warps of a program. Few rows, whose
     programs wait for weights, get long tiles if every program has a multiprocessor. Many rows get
     the smallest tile with which every program has one. Without TMA, registers also hold the
@@ -128,7 +169,12 @@ def _tile(rows: int, outputs: int, inputs: int, properties: DeviceProperties) ->
     if not properties.has_tma:
         return few, 64, 64, 4
     if rows <= MAX_SPLIT_ROWS:
-        return few, 64, 256 if inputs % 256 == 0 and programs <= properties.multiprocessors else 128, 4
+        return (
+            few,
+            64,
+            256 if inputs % 256 == 0 and programs <= properties.multiprocessors else 128,
+            4,
+        )
     for block_n in (64, 128):
         if rows <= 128 or cdiv(rows, 128) * cdiv(outputs, block_n) <= properties.multiprocessors:
             return 128, block_n, 128, 4

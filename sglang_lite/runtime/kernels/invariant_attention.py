@@ -84,23 +84,43 @@ def _merge(m, total, acc, m_piece, total_piece, acc_piece, FEW: tl.constexpr):
     shift = tl.where(highest == float("-inf"), 0.0, highest)  # all tokens are outside the window
     old, new = tl.exp2(m - shift), tl.exp2(m_piece - shift)
     total = tl.fma(total, old, total_piece * new)
-    acc = tl.fma(acc, tl.broadcast_to(_by_query(old, FEW), acc.shape), acc_piece * _by_query(new, FEW))
+    acc = tl.fma(
+        acc, tl.broadcast_to(_by_query(old, FEW), acc.shape), acc_piece * _by_query(new, FEW)
+    )
     return highest, total, acc
 
 
 @triton.jit
 def _attend_piece(
-    queries, k, v, pages, at_position, start, end, window, scale, softcap,
-    DIM: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
-    FEW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Results m [Q], total [Q] and acc [BLOCK_D, Q] (FEW) or [Q, BLOCK_D] of queries over the tokens from `start` to
-    `end`. With MASKED, a query sees the tokens up to its position."""
+    queries,
+    k,
+    v,
+    pages,
+    at_position,
+    start,
+    end,
+    window,
+    scale,
+    softcap,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    FEW: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Results m [Q], total [Q] and acc [BLOCK_D, Q] (FEW) or [Q, BLOCK_D] of queries over the
+    tokens from `start` to `end`. With MASKED, a query sees the tokens up to its position.
+    """
     n = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     m = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
     acc = tl.zeros((BLOCK_D, BLOCK_Q) if FEW else (BLOCK_Q, BLOCK_D), tl.float32)
-    sums = tl.zeros((16, BLOCK_Q) if FEW else (BLOCK_Q, 16), tl.float32)  # sixteen times the sums of weights
+    # sixteen times the sums of weights
+    sums = tl.zeros((16, BLOCK_Q) if FEW else (BLOCK_Q, 16), tl.float32)
     ones = tl.full((16, BLOCK_N) if FEW else (BLOCK_N, 16), 1.0, queries.dtype)
     factor = 1.4426950408889634
     if not SOFTCAP:
@@ -114,7 +134,9 @@ def _attend_piece(
         at_keys = k + (offset[:, None] + d[None, :] if FEW else offset[None, :] + d[:, None])
         at_values = v + (offset[None, :] + d[:, None] if FEW else offset[:, None] + d[None, :])
         if DIM < BLOCK_D:
-            keys = tl.load(at_keys, mask=(d < DIM)[None, :] if FEW else (d < DIM)[:, None], other=0.0)
+            keys = tl.load(
+                at_keys, mask=(d < DIM)[None, :] if FEW else (d < DIM)[:, None], other=0.0
+            )
             values = tl.load(at_values, mask=_by_element(d < DIM, FEW), other=0.0)
         else:
             keys = tl.load(at_keys)
@@ -139,8 +161,13 @@ def _attend_piece(
         if MASKED:  # a query may not have seen any token yet
             shift = tl.where(highest == float("-inf"), 0.0, highest)
         shrink = _by_query(tl.exp2(m - shift), FEW)
-        weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, factor, tl.float32),
-                                 tl.broadcast_to(_by_query(-shift, FEW), scores.shape))).to(queries.dtype)  # fmt: skip
+        weights = tl.exp2(
+            tl.fma(
+                scores,
+                tl.full(scores.shape, factor, tl.float32),
+                tl.broadcast_to(_by_query(-shift, FEW), scores.shape),
+            )
+        ).to(queries.dtype)
         if FEW:
             sums = tl.dot(ones, weights, sums * shrink, input_precision="ieee")
             acc = tl.dot(values, weights, acc * shrink, input_precision="ieee")
@@ -153,7 +180,9 @@ def _attend_piece(
 
 
 @triton.jit
-def _load_part(acc_buffer, ml_buffer, part, real, DIM: tl.constexpr, FEW: tl.constexpr, BLOCK_D: tl.constexpr):
+def _load_part(
+    acc_buffer, ml_buffer, part, real, DIM: tl.constexpr, FEW: tl.constexpr, BLOCK_D: tl.constexpr
+):
     """Stored result of a piece; `part` [Q] are the queries' places in the buffers."""
     d = tl.arange(0, BLOCK_D)
     inside = _by_query(real, FEW) & _by_element(d < DIM, FEW)
@@ -166,13 +195,42 @@ def _load_part(acc_buffer, ml_buffer, part, real, DIM: tl.constexpr, FEW: tl.con
 @cached_launch
 @triton.jit(do_not_specialize=["max_pieces", "window"])
 def _attention(
-    q, q_stride, k, v, v_scales, head_stride, out, items, order, row_items, positions, page_table, pages_per_slot,
-    acc_buffer, ml_buffer, counters, max_pieces, scale, softcap, window,
-    G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
-    SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KIND: tl.constexpr, PER_BLOCK: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    # What the host or `plan_pieces` wrote was there before the step's first kernel, so it is read without waiting.
+    q,
+    q_stride,
+    k,
+    v,
+    v_scales,
+    head_stride,
+    out,
+    items,
+    order,
+    row_items,
+    positions,
+    page_table,
+    pages_per_slot,
+    acc_buffer,
+    ml_buffer,
+    counters,
+    max_pieces,
+    scale,
+    softcap,
+    window,
+    G: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SCALED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    KIND: tl.constexpr,
+    PER_BLOCK: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # What the host or `plan_pieces` wrote was there before the step's first kernel, so it is read
+    # without waiting.
     start_next(PDL)
     kv_head = tl.program_id(0)
     query = tl.arange(0, BLOCK_Q)
@@ -229,14 +287,17 @@ def _attention(
         of_row = tl.load(row_items + first)
     wait(PDL)
     queries = tl.load(
-        q + _by_query(token.to(tl.int64) * q_stride + head * DIM, FEW) + _by_element(d, FEW), mask=inside, other=0.0
+        q + _by_query(token.to(tl.int64) * q_stride + head * DIM, FEW) + _by_element(d, FEW),
+        mask=inside,
+        other=0.0,
     )
     if k.dtype.element_ty == tl.float8e4nv:
         queries = queries.to(tl.float16)  # as in decode_attention
     m = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_Q,), tl.float32)
     acc = tl.zeros((BLOCK_D, BLOCK_Q) if FEW else (BLOCK_Q, BLOCK_D), tl.float32)
-    part = (token.to(tl.int64) * max_pieces * KV_HEADS + kv_head) * G + query % G  # of piece 0 in the buffers
+    # of piece 0 in the buffers
+    part = (token.to(tl.int64) * max_pieces * KV_HEADS + kv_head) * G + query % G
     step: tl.constexpr = KV_HEADS * G
     whole = KIND == "block"
     if KIND == "row":
@@ -260,21 +321,59 @@ def _attention(
             start = tl.maximum(start, lowest // BLOCK_N * BLOCK_N)
         if KIND != "row" and piece < clear:
             m_piece, total_piece, acc_piece = _attend_piece(
-                queries, k, v, pages, at_position, start, until, window, scale, softcap, DIM, PAGE, SOFTCAP, False,
-                WINDOW, FEW, BLOCK_Q, BLOCK_D, BLOCK_N,
-            )  # fmt: skip
+                queries,
+                k,
+                v,
+                pages,
+                at_position,
+                start,
+                until,
+                window,
+                scale,
+                softcap,
+                DIM,
+                PAGE,
+                SOFTCAP,
+                False,
+                WINDOW,
+                FEW,
+                BLOCK_Q,
+                BLOCK_D,
+                BLOCK_N,
+            )
         else:
             m_piece, total_piece, acc_piece = _attend_piece(
-                queries, k, v, pages, at_position, start, until, window, scale, softcap, DIM, PAGE, SOFTCAP, True,
-                WINDOW, FEW, BLOCK_Q, BLOCK_D, BLOCK_N,
-            )  # fmt: skip
+                queries,
+                k,
+                v,
+                pages,
+                at_position,
+                start,
+                until,
+                window,
+                scale,
+                softcap,
+                DIM,
+                PAGE,
+                SOFTCAP,
+                True,
+                WINDOW,
+                FEW,
+                BLOCK_Q,
+                BLOCK_D,
+                BLOCK_N,
+            )
         if whole:
             m, total, acc = _merge(m, total, acc, m_piece, total_piece, acc_piece, FEW)
         else:
             place = part + piece * step
             tl.store(ml_buffer + place * 2, m_piece, mask=real)
             tl.store(ml_buffer + place * 2 + 1, total_piece, mask=real)
-            tl.store(acc_buffer + _by_query(place * DIM, FEW) + _by_element(d, FEW), acc_piece, mask=inside)
+            tl.store(
+                acc_buffer + _by_query(place * DIM, FEW) + _by_element(d, FEW),
+                acc_piece,
+                mask=inside,
+            )
     if KIND == "prefix":
         return
     heads = count * G
@@ -293,7 +392,11 @@ def _attention(
     total = tl.where(total > 0, total, 1.0)  # padding may see no token
     if SCALED:
         acc *= tl.load(v_scales + kv_head)
-    target = out + _by_query((token.to(tl.int64) * (KV_HEADS * G) + head) * DIM, FEW) + _by_element(d, FEW)
+    target = (
+        out
+        + _by_query((token.to(tl.int64) * (KV_HEADS * G) + head) * DIM, FEW)
+        + _by_element(d, FEW)
+    )
     written = _by_query(query < heads, FEW) & _by_element(d < DIM, FEW)
     tl.store(target, (acc / _by_query(total, FEW)).to(out.dtype.element_ty), mask=written)
 
@@ -301,14 +404,24 @@ def _attention(
 @cached_launch
 @triton.jit(do_not_specialize=["rows", "items"])
 def _plan(
-    positions, slots, shared, work, row_items, rows, items,
-    SHARED: tl.constexpr, BLOCK: tl.constexpr, ITEMS: tl.constexpr,
-):  # fmt: skip
+    positions,
+    slots,
+    shared,
+    work,
+    row_items,
+    rows,
+    items,
+    SHARED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ITEMS: tl.constexpr,
+):
     r = tl.arange(0, BLOCK)
     before = 0 * r
     if SHARED:
         before = _pieces_of(tl.load(shared + r, mask=r < rows, other=0))
-    pieces = tl.where(r < rows, _pieces_of(tl.load(positions + r, mask=r < rows, other=0) + 1) - before, 0)
+    pieces = tl.where(
+        r < rows, _pieces_of(tl.load(positions + r, mask=r < rows, other=0) + 1) - before, 0
+    )
     per_item = tl.cdiv(tl.sum(pieces), tl.maximum(items - rows, 1))  # so that all items find room
     per_item = tl.where(items > rows, tl.maximum(per_item, 1), 1 << 20)
     count = tl.cdiv(pieces, per_item)
@@ -331,10 +444,12 @@ def _plan(
 
 @dataclass(frozen=True, slots=True)
 class InvariantWork:
-    """Distribution of the pieces that a step's decoding rows read among programs, and buffers for the pieces' results.
+    """Distribution of the pieces that a step's decoding rows read among programs, and buffers for
+    the pieces' results.
 
     Attributes:
-        items: int32 [items, 4]: row (-1 for an unused item), first piece, end, slot. The items of a row are contiguous.
+        items: int32 [items, 4]: row (-1 for an unused item), first piece, end, slot. The items of a
+            row are contiguous.
         row_items: int32 [rows], number of a row's items.
         acc: weighted values, float32, by row, piece and head.
         ml: highest score (base 2) and sum of weights, float32, interleaved.
@@ -358,9 +473,18 @@ def plan_pieces(plan: DevicePlan, work: InvariantWork) -> None:
     items = len(work.items)
     shared = plan.positions if plan.shared is None else plan.shared.lengths
     _plan[(cdiv(items, _ITEMS),)](
-        plan.positions, plan.slots, shared, work.items, work.row_items, rows, items,
-        SHARED=plan.shared is not None, BLOCK=max(32, power_of_2(rows)), ITEMS=_ITEMS, num_warps=4,
-    )  # fmt: skip
+        plan.positions,
+        plan.slots,
+        shared,
+        work.items,
+        work.row_items,
+        rows,
+        items,
+        SHARED=plan.shared is not None,
+        BLOCK=max(32, power_of_2(rows)),
+        ITEMS=_ITEMS,
+        num_warps=4,
+    )
 
 
 def wide_queries(dim: int) -> int:
@@ -382,10 +506,12 @@ def invariant_attention(
     """Computes the attention of all tokens of the plan.
 
     Args:
-        q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.
+        q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are
+            contiguous.
         cache: KV cache, with the keys and values of the step's tokens.
         layer: index of the layer.
-        plan: plan of the step. Lengths of shared prefixes are of `piece_borders`, and the chunks of their items, too.
+        plan: plan of the step. Lengths of shared prefixes are of `piece_borders`, and the chunks of
+            their items, too.
         work: work that `plan_pieces` has distributed.
         out: [T, heads, head_dim] (written).
         rules: rules of the layer, without sinks.
@@ -402,15 +528,42 @@ def invariant_attention(
 
     def launch(kind: str, items: torch.Tensor, queries: int, per_block: int, warps: int) -> None:
         _attention[(kv_heads, len(items) * per_block)](
-            q, q.stride(0), keys, values, scales and scales.v[layer], keys.shape[1] * dim, out,
-            items, plan.slots if shared is None else shared.order, work.row_items, plan.positions, plan.page_table,
-            plan.page_table.shape[1], work.acc, work.ml, work.counters, work.max_pieces, rules.scale,
-            rules.softcap or 0.0, rules.window or 0,
-            G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, SCALED=scales is not None,
-            SOFTCAP=rules.softcap is not None, WINDOW=rules.window is not None, KIND=kind, PER_BLOCK=per_block,
-            BLOCK_Q=queries, BLOCK_D=padded_head_size(dim), BLOCK_N=_TOKENS, num_warps=warps, num_stages=2,
+            q,
+            q.stride(0),
+            keys,
+            values,
+            scales and scales.v[layer],
+            keys.shape[1] * dim,
+            out,
+            items,
+            plan.slots if shared is None else shared.order,
+            work.row_items,
+            plan.positions,
+            plan.page_table,
+            plan.page_table.shape[1],
+            work.acc,
+            work.ml,
+            work.counters,
+            work.max_pieces,
+            rules.scale,
+            rules.softcap or 0.0,
+            rules.window or 0,
+            G=group,
+            DIM=dim,
+            PAGE=plan.page_size,
+            KV_HEADS=kv_heads,
+            SCALED=scales is not None,
+            SOFTCAP=rules.softcap is not None,
+            WINDOW=rules.window is not None,
+            KIND=kind,
+            PER_BLOCK=per_block,
+            BLOCK_Q=queries,
+            BLOCK_D=padded_head_size(dim),
+            BLOCK_N=_TOKENS,
+            num_warps=warps,
+            num_stages=2,
             **pdl_options(q.device),
-        )  # fmt: skip
+        )
 
     if plan.decoding:
         if shared is not None:

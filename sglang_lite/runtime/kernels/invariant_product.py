@@ -1,10 +1,11 @@
-"""Products of any number of rows with a weight matrix in which a row's bits do not depend on the other rows
-(batch-invariant; He et al., "Defeating Nondeterminism in LLM Inference", 2025).
+"""Products of any number of rows with a weight matrix in which a row's bits do not depend on the
+other rows (batch-invariant; He et al., "Defeating Nondeterminism in LLM Inference", 2025).
 
-K is split into parts by the shape of the matrix alone. Programs of few rows compute a part each, those of many rows all
-parts one after the other, and both add them up in the same order. Tiles are chosen for speed: a Hopper GPU adds up the
-inputs of a product in one order for every tile, order of operands, number of warps and kind of matrix instruction
-(measured on an H200 with 13 tiles). Weights are the left operand, as few rows fill the right one better.
+K is split into parts by the shape of the matrix alone. Programs of few rows compute a part each,
+those of many rows all parts one after the other, and both add them up in the same order. Tiles are
+chosen for speed: a Hopper GPU adds up the inputs of a product in one order for every tile, order of
+operands, number of warps and kind of matrix instruction (measured on an H200 with 13 tiles).
+Weights are the left operand, as few rows fill the right one better.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ _PROGRAMS = 132  # programs that a product of few rows should have, whatever the
 
 
 @triton.jit
-def _sum(x, w, row, first, begin, end, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def _sum(
+    x,
+    w,
+    row,
+    first,
+    begin,
+    end,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """Product of a tile of weights and a tile of rows over the inputs from `begin` to `end`."""
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for k in range(begin, end, BLOCK_K):
@@ -40,10 +51,23 @@ def _sum(x, w, row, first, begin, end, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
 @cached_launch
 @triton.jit(do_not_specialize=["M"])
 def _product(
-    x, w, bias, y, M, N, K,
-    BIAS: tl.constexpr, GATE: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    bias,
+    y,
+    M,
+    N,
+    K,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    PARTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if EARLY:
         start_next(PDL)
     wait(PDL)
@@ -60,11 +84,31 @@ def _product(
     elif SPLIT:
         part = tl.program_id(1)
         y += part * M * N
-        acc = _sum(x, w, row, first, part * (K // PARTS), (part + 1) * (K // PARTS), BLOCK_M, BLOCK_N, BLOCK_K)
+        acc = _sum(
+            x,
+            w,
+            row,
+            first,
+            part * (K // PARTS),
+            (part + 1) * (K // PARTS),
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+        )
     else:
         acc = _sum(x, w, row, first, 0, K // PARTS if PARTS > 1 else K, BLOCK_M, BLOCK_N, BLOCK_K)
         for part in range(1, PARTS):
-            acc += _sum(x, w, row, first, part * (K // PARTS), (part + 1) * (K // PARTS), BLOCK_M, BLOCK_N, BLOCK_K)
+            acc += _sum(
+                x,
+                w,
+                row,
+                first,
+                part * (K // PARTS),
+                (part + 1) * (K // PARTS),
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+            )
     if not EARLY:
         start_next(PDL)
     if BIAS:
@@ -76,11 +120,17 @@ def _product(
         # Rounded as separate operations would.
         gate = apply_activation(out.to(tl.float32), GATE).to(out.dtype).to(tl.float32)
         out = (gate * up.to(out.dtype).to(tl.float32)).to(out.dtype)
-    tl.store(y + m.to(tl.int64)[None, :] * N + n[:, None], out, mask=(m < M)[None, :] & (n < N)[:, None])
+    tl.store(
+        y + m.to(tl.int64)[None, :] * N + n[:, None], out, mask=(m < M)[None, :] & (n < N)[:, None]
+    )
 
 
 def invariant_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "", out: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate: str = "",
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns x [M, K] times weight [N, K] transposed, plus bias [N], as [M, N].
 
@@ -98,8 +148,9 @@ def invariant_linear(
 
 
 def invariant_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Returns `invariant_linear` of x and weight without a bias, or partial sums float32 [parts, M, N] that the caller
-    must add up in order, if that is faster."""
+    """Returns `invariant_linear` of x and weight without a bias, or partial sums float32 [parts, M,
+    N] that the caller must add up in order, if that is faster.
+    """
     parts = _parts_of(weight)
     if parts == 1 or len(x) > _MAX_SPLIT_ROWS:
         return invariant_linear(x, weight, None)
@@ -116,7 +167,13 @@ def _parts_of(weight: torch.Tensor) -> int:
 
 
 def _launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, gate: str, *, split: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    gate: str,
+    *,
+    split: bool,
 ) -> None:
     (rows, inputs), outputs, parts = x.shape, y.shape[-1], 1 if gate else _parts_of(weight)
     properties = properties_of(x.device)
@@ -124,12 +181,25 @@ def _launch(
     programs = cdiv(outputs, block_n) * cdiv(rows, block_m)
     stages = tile_stages(properties, block_m, (2 if gate else 1) * block_n, block_k, 2, 6)
     _product[(programs, parts if split else 1)](
-        tensor_descriptor(x, inputs, (block_m, block_k)), tensor_descriptor(weight, inputs, (block_n, block_k)),
-        bias, y, rows, outputs, inputs,
-        BIAS=bias is not None, GATE=gate, PARTS=parts, SPLIT=split,
+        tensor_descriptor(x, inputs, (block_m, block_k)),
+        tensor_descriptor(weight, inputs, (block_n, block_k)),
+        bias,
+        y,
+        rows,
+        outputs,
+        inputs,
+        BIAS=bias is not None,
+        GATE=gate,
+        PARTS=parts,
+        SPLIT=split,
         EARLY=rows <= 64 and programs * (parts if split else 1) <= properties.multiprocessors,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages, **pdl_options(x.device),
-    )  # fmt: skip
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=warps,
+        num_stages=stages,
+        **pdl_options(x.device),
+    )
 
 
 def _tile(rows: int, *, split: bool) -> tuple[int, int, int, int]:

@@ -1,5 +1,6 @@
-"""Keys and values of a model's layers as tensors, with the scales of 8-bit formats. Independent of pages and
-requests."""
+"""Keys and values of a model's layers as tensors, with the scales of 8-bit formats. Independent of
+pages and requests.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +20,14 @@ NOTHING_RECORDED: Mapping[str, tuple[int, int, torch.dtype]] = MappingProxyType(
 class KVScales:
     """Divisors of 8-bit keys and values; powers of two, so that scaling rounds nothing.
 
-    Queries are passed to attention already multiplied by the scale of their keys; attention multiplies its result by
-    the scale of the values. For latents, attention applies both scales, and absorbed queries are passed unscaled.
-    Scales belong to a model, not to pages, so code that copies, shares or drops pages need not handle them.
+    Queries are passed to attention already multiplied by the scale of their keys; attention
+    multiplies its result by the scale of the values. For latents, attention applies both scales,
+    and absorbed queries are passed unscaled. Scales belong to a model, not to pages, so code that
+    copies, shares or drops pages need not handle them.
 
     Attributes:
-        k, v: float32 [kv_heads] for each layer; for latents [2], the scales of the latents and of the keys' rotary
-            part, and [1].
+        k, v: float32 [kv_heads] for each layer; for latents [2], the scales of the latents and of
+            the keys' rotary part, and [1].
     """
 
     k: tuple[torch.Tensor, ...]
@@ -65,7 +67,9 @@ class KVCache:
         kinds = self.windowed or (False,) * len(self.k)
         layers = [i for i, kind in enumerate(kinds) if kind is windowed]
         k, v = (tuple(side[i] for i in layers) for side in (self.k, self.v))
-        return KVCache(k, v) if windowed else KVCache(k, v, experts=self.experts, hidden=self.hidden)
+        return (
+            KVCache(k, v) if windowed else KVCache(k, v, experts=self.experts, hidden=self.hidden)
+        )
 
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
@@ -116,32 +120,45 @@ class KVCache:
 
         def zeros(heads: int, slots: int, size: int, dtype: torch.dtype) -> torch.Tensor:
             shape = (heads, slots, size)
-            return torch.zeros(shape, dtype=dtype, device=device) if arena is None else arena.zeros(shape, dtype)
+            return (
+                torch.zeros(shape, dtype=dtype, device=device)
+                if arena is None
+                else arena.zeros(shape, dtype)
+            )
 
         windowed = tuple(window is not None for window in layout.windows) if window_slots else ()
-        counts = [window_slots if kind else slots for kind in windowed] or [slots] * len(layout.layers)
+        counts = [window_slots if kind else slots for kind in windowed] or [slots] * len(
+            layout.layers
+        )
         layers = [
             [zeros(plane.heads, count, plane.size, dtype) for plane in planes]
             for planes, count in zip(layout.layers, counts)
         ]
         k, v = (tuple(planes[at] for planes in layers) for at in (0, -1))
-        more = {name: zeros(heads, slots, size, kind) for name, (heads, size, kind) in recorded.items()}
+        more = {
+            name: zeros(heads, slots, size, kind) for name, (heads, size, kind) in recorded.items()
+        }
         return KVCache(k, v, scales, windowed, arena, **more)
 
 
 def scale_by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Multiplies x [T, heads, head_dim] by the scale [kv_heads] of each head's KV head, in the data type of x."""
+    """Multiplies x [T, heads, head_dim] by the scale [kv_heads] of each head's KV head, in the data
+    type of x.
+    """
     return (x * scales.repeat_interleave(x.shape[1] // len(scales)).unsqueeze(1)).to(x.dtype)
 
 
 def latent_scales(scales: torch.Tensor, rank: int, rope_dim: int) -> torch.Tensor:
-    """Returns the scale [rank + rope_dim] of each element of a latent and its `rope_dim` rotary elements, from the two
-    of `KVScales.k`."""
+    """Returns the scale [rank + rope_dim] of each element of a latent and its `rope_dim` rotary
+    elements, from the two of `KVScales.k`.
+    """
     return torch.cat((scales[:1].expand(rank), scales[1:].expand(rope_dim)))
 
 
 def apply_latent_scales(x: torch.Tensor, scales: torch.Tensor, rank: int) -> torch.Tensor:
-    """Multiplies x […, rank + rotary size] by the scales of latents, the two of `KVScales.k`, in the data type of x."""
+    """Multiplies x […, rank + rotary size] by the scales of latents, the two of `KVScales.k`, in
+    the data type of x.
+    """
     return (x * latent_scales(scales, rank, x.shape[-1] - rank)).to(x.dtype)
 
 
@@ -153,5 +170,7 @@ def gather(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> torch.T
 
 
 def indexable(x: torch.Tensor) -> torch.Tensor:
-    """Returns a view of the memory in a data type that torch can index by a tensor: uint8 for 8-bit formats."""
+    """Returns a view of the memory in a data type that torch can index by a tensor: uint8 for 8-bit
+    formats.
+    """
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x

@@ -36,15 +36,28 @@ class KVCopy:
         for plane in cache.planes:
             alike.setdefault((plane.shape, plane.dtype), []).append(plane)
         self._alike = [
-            (planes[0], torch.tensor([p.data_ptr() for p in planes], dtype=torch.int64, device=planes[0].device))
+            (
+                planes[0],
+                torch.tensor(
+                    [p.data_ptr() for p in planes], dtype=torch.int64, device=planes[0].device
+                ),
+            )
             for planes in alike.values()
         ]
 
     def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies token slots `source` to `target`, int64 [N] each; no slot may be in both. Reads and writes N *
-        `KVLayout.numbers` elements."""
+        """Copies token slots `source` to `target`, int64 [N] each; no slot may be in both. Reads
+        and writes N * `KVLayout.numbers` elements.
+        """
         for like, pointers in self._alike:
             heads, slots, dim = like.shape
             _copy[(len(source), len(pointers), heads)](
-                pointers, like, source, target, slots * dim, DIM=dim, BLOCK_D=power_of_2(dim), num_warps=1
+                pointers,
+                like,
+                source,
+                target,
+                slots * dim,
+                DIM=dim,
+                BLOCK_D=power_of_2(dim),
+                num_warps=1,
             )

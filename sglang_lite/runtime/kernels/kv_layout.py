@@ -19,7 +19,8 @@ class KVLayout:
     """Planes of a token, layer by layer.
 
     Attributes:
-        layers: for each layer, a plane of keys and one of values, or a single plane that is read as both.
+        layers: for each layer, a plane of keys and one of values, or a single plane that is read as
+            both.
         windows: for each layer, its window in tokens, or None; empty if no layer has one.
     """
 
@@ -34,7 +35,9 @@ class KVLayout:
     @property
     def window_numbers(self) -> int:
         """Number of elements that a token takes in the layers that have a window."""
-        windowed = tuple(planes for planes, window in zip(self.layers, self.windows) if window is not None)
+        windowed = tuple(
+            planes for planes, window in zip(self.layers, self.windows) if window is not None
+        )
         return KVLayout(windowed).numbers
 
     @property

@@ -15,9 +15,22 @@ from sglang_lite.runtime.kernels.sizes import power_of_2
 @cached_launch
 @triton.jit
 def _kv_store(
-    k, v, at, k_cache, v_cache, k_token, k_head, v_token, v_head, cache_head,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    k,
+    v,
+    at,
+    k_cache,
+    v_cache,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    cache_head,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     wait(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -31,12 +44,28 @@ def _kv_store(
     tl.store(v_cache + target, values.to(v_cache.dtype.element_ty), mask=exists)
 
 
-def kv_store(k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, cache: KVCache, layer: int) -> None:
-    """Writes keys and values [T, kv_heads, dim] to token slots `at`, int64 [T], of a cache without scales; the elements
-    of a head are contiguous. Moves 4 T kv_heads dim elements."""
+def kv_store(
+    k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, cache: KVCache, layer: int
+) -> None:
+    """Writes keys and values [T, kv_heads, dim] to token slots `at`, int64 [T], of a cache without
+    scales; the elements of a head are contiguous. Moves 4 T kv_heads dim elements.
+    """
     tokens, heads, dim = k.shape
     _kv_store[(tokens,)](
-        k, v, at, cache.k[layer], cache.v[layer], k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        cache.k[layer].stride(0), HEADS=heads, DIM=dim, BLOCK_H=power_of_2(heads),
-        BLOCK_D=power_of_2(dim), num_warps=2, **pdl_options(k.device),
-    )  # fmt: skip
+        k,
+        v,
+        at,
+        cache.k[layer],
+        cache.v[layer],
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        cache.k[layer].stride(0),
+        HEADS=heads,
+        DIM=dim,
+        BLOCK_H=power_of_2(heads),
+        BLOCK_D=power_of_2(dim),
+        num_warps=2,
+        **pdl_options(k.device),
+    )

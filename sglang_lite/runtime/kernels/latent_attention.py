@@ -38,15 +38,18 @@ PAIRS_PER_PROGRAM = 64  # pairs of a new token and a head in a program
 
 @triton.jit
 def _merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM: tl.constexpr):
-    """Adds the results of a part that another program has stored. Loads bypass the L1 cache, which doesn't see those
-    stores."""
+    """Adds the results of a part that another program has stored. Loads bypass the L1 cache, which
+    doesn't see those stores.
+    """
     g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     m_part = tl.load(ml_buffer + part * 2, mask=g < G, other=0.0, cache_modifier=".cg")
     total_part = tl.load(ml_buffer + part * 2 + 1, mask=g < G, other=1.0, cache_modifier=".cg")
     acc_part = tl.load(
-        acc_buffer + part[:, None] * DIM + d[None, :], mask=(g < G)[:, None] & (d < DIM)[None, :], other=0.0,
+        acc_buffer + part[:, None] * DIM + d[None, :],
+        mask=(g < G)[:, None] & (d < DIM)[None, :],
+        other=0.0,
         cache_modifier=".cg",
-    )  # fmt: skip
+    )
     highest = tl.maximum(m, m_part)
     shift = tl.where(highest == float("-inf"), 0.0, highest)  # neither has seen a token
     old, new = tl.exp2(m - shift), tl.exp2(m_part - shift)
@@ -55,22 +58,41 @@ def _merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM: tl.constexpr):
 
 @triton.jit
 def _load_queries(
-    q, at, valid, plane, scales,
-    RANK: tl.constexpr, ROPE_DIM: tl.constexpr, SCALED: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_R: tl.constexpr,
+    q,
+    at,
+    valid,
+    plane,
+    scales,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    SCALED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     BLOCK_T: tl.constexpr,
-):  # fmt: skip
-    """Loads absorbed queries [M, BLOCK_R] and their rotary parts [M, BLOCK_T] from offsets `at` [M]; with TRANSPOSED
-    [BLOCK_R, M] and [BLOCK_T, M].
+):
+    """Loads absorbed queries [M, BLOCK_R] and their rotary parts [M, BLOCK_T] from offsets `at`
+    [M]; with TRANSPOSED [BLOCK_R, M] and [BLOCK_T, M].
 
     With SCALED, they are multiplied by the scales of the latents and of the keys' rotary parts.
     """
     r, t = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_T)
-    absorbed = tl.load(q + at[:, None] + r[None, :], mask=valid[:, None] & (r < RANK)[None, :], other=0.0)
-    rope_part = tl.load(q + (at + RANK)[:, None] + t[None, :], mask=valid[:, None] & (t < ROPE_DIM)[None, :], other=0.0)
+    absorbed = tl.load(
+        q + at[:, None] + r[None, :], mask=valid[:, None] & (r < RANK)[None, :], other=0.0
+    )
+    rope_part = tl.load(
+        q + (at + RANK)[:, None] + t[None, :],
+        mask=valid[:, None] & (t < ROPE_DIM)[None, :],
+        other=0.0,
+    )
     # As in decode_attention, for a cheaper conversion.
-    MET: tl.constexpr = tl.float16 if plane.dtype.element_ty == tl.float8e4nv else q.dtype.element_ty
+    MET: tl.constexpr = (
+        tl.float16 if plane.dtype.element_ty == tl.float8e4nv else q.dtype.element_ty
+    )
     if SCALED:
-        absorbed, rope_part = (absorbed * tl.load(scales)).to(MET), (rope_part * tl.load(scales + 1)).to(MET)
+        absorbed, rope_part = (
+            (absorbed * tl.load(scales)).to(MET),
+            (rope_part * tl.load(scales + 1)).to(MET),
+        )
     if TRANSPOSED:
         return tl.trans(absorbed), tl.trans(rope_part)
     else:
@@ -79,13 +101,29 @@ def _load_queries(
 
 @triton.jit
 def _attend_block(
-    q, q_rope, plane, page, token, valid, visible, m, total, acc, scale,
-    RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, TRANSPOSED: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr,
-):  # fmt: skip
+    q,
+    q_rope,
+    plane,
+    page,
+    token,
+    valid,
+    visible,
+    m,
+    total,
+    acc,
+    scale,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    MASKED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
     """Adds a block of N tokens to the running results of M queries.
 
-    Arguments as for `softmax.attend_block`. With TRANSPOSED, q, q_rope, visible and acc are transposed.
+    Arguments as for `softmax.attend_block`. With TRANSPOSED, q, q_rope, visible and acc are
+    transposed.
     """
     TOKENS: tl.constexpr = 0 if TRANSPOSED else 1  # axis of the tokens in the scores
     r, t = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_T)
@@ -128,10 +166,22 @@ def _attend_block(
 
 @triton.jit
 def _attend_all(
-    queries, rope_part, plane, pages, page, start, end, scale,
-    RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, TRANSPOSED: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    queries,
+    rope_part,
+    plane,
+    pages,
+    page,
+    start,
+    end,
+    scale,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Attention of M queries over the tokens from `start` to `end`, all of which they see.
 
     Args:
@@ -152,26 +202,76 @@ def _attend_all(
     for at in range(start, clear, BLOCK_N):
         next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         m, total, acc = _attend_block(
-            queries, rope_part, plane, page, at + n, None, None, m, total, acc, scale, RANK, ROPE_DIM, PAGE, False,
-            TRANSPOSED, BLOCK_R, BLOCK_T,
-        )  # fmt: skip
+            queries,
+            rope_part,
+            plane,
+            page,
+            at + n,
+            None,
+            None,
+            m,
+            total,
+            acc,
+            scale,
+            RANK,
+            ROPE_DIM,
+            PAGE,
+            False,
+            TRANSPOSED,
+            BLOCK_R,
+            BLOCK_T,
+        )
         page = next_page
     if clear < end:
         valid = clear + n < end
         m, total, acc = _attend_block(
-            queries, rope_part, plane, page, clear + n, valid, tl.expand_dims(valid, 1 if TRANSPOSED else 0), m, total,
-            acc, scale, RANK, ROPE_DIM, PAGE, True, TRANSPOSED, BLOCK_R, BLOCK_T,
-        )  # fmt: skip
+            queries,
+            rope_part,
+            plane,
+            page,
+            clear + n,
+            valid,
+            tl.expand_dims(valid, 1 if TRANSPOSED else 0),
+            m,
+            total,
+            acc,
+            scale,
+            RANK,
+            ROPE_DIM,
+            PAGE,
+            True,
+            TRANSPOSED,
+            BLOCK_R,
+            BLOCK_T,
+        )
     return m, total, tl.trans(acc) if TRANSPOSED else acc
 
 
 @cached_launch
 @triton.jit
 def _prefix(
-    q, plane, scales, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, max_chunks, scale,
-    HEADS: tl.constexpr, RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    q,
+    plane,
+    scales,
+    items,
+    order,
+    page_table,
+    pages_per_slot,
+    acc_buffer,
+    ml_buffer,
+    max_chunks,
+    scale,
+    HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     wait(PDL)
     item = items + tl.program_id(1) * 6
@@ -187,7 +287,9 @@ def _prefix(
     row = tl.load(order + tl.load(item) + pair // HEADS, mask=real, other=0).to(tl.int64)
     head = pair % HEADS
     target = (row * HEADS + head) * (RANK + ROPE_DIM)
-    queries, rope_part = _load_queries(q, target, real, plane, scales, RANK, ROPE_DIM, SCALED, False, BLOCK_R, BLOCK_T)
+    queries, rope_part = _load_queries(
+        q, target, real, plane, scales, RANK, ROPE_DIM, SCALED, False, BLOCK_R, BLOCK_T
+    )
     m, total, acc = _attend_all(
         queries,
         rope_part,
@@ -207,7 +309,11 @@ def _prefix(
     )
     part = (row * max_chunks + tl.load(item + 5)) * HEADS + head
     r = tl.arange(0, BLOCK_R)
-    tl.store(acc_buffer + part[:, None] * RANK + r[None, :], acc, mask=real[:, None] & (r < RANK)[None, :])
+    tl.store(
+        acc_buffer + part[:, None] * RANK + r[None, :],
+        acc,
+        mask=real[:, None] & (r < RANK)[None, :],
+    )
     tl.store(ml_buffer + part * 2, m, mask=real)
     tl.store(ml_buffer + part * 2 + 1, total, mask=real)
 
@@ -215,12 +321,35 @@ def _prefix(
 @cached_launch
 @triton.jit(do_not_specialize=["max_chunks"])
 def _decode(
-    q, plane, scales, out, work, row_work, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, prefix_acc,
-    prefix_ml, prefix_chunks, max_chunks, scale,
-    HEADS: tl.constexpr, RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
-    PREFIX: tl.constexpr, TRANSPOSED: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    q,
+    plane,
+    scales,
+    out,
+    work,
+    row_work,
+    page_table,
+    pages_per_slot,
+    acc_buffer,
+    ml_buffer,
+    counters,
+    prefix_acc,
+    prefix_ml,
+    prefix_chunks,
+    max_chunks,
+    scale,
+    HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SCALED: tl.constexpr,
+    PREFIX: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     wait(PDL)
     item = tl.program_id(1)
@@ -274,24 +403,47 @@ def _decode(
             acc = tl.zeros((BLOCK_H, BLOCK_R), tl.float32)
             for i in range(first, first + count):
                 part = (i * HEADS + first_head + h).to(tl.int64)
-                m, total, acc = _merge(acc_buffer, ml_buffer, part, m, total, acc, HEADS - first_head, RANK)
+                m, total, acc = _merge(
+                    acc_buffer, ml_buffer, part, m, total, acc, HEADS - first_head, RANK
+                )
     if last:
         if PREFIX:
             for i in range(0, tl.load(prefix_chunks + row)):
                 part = ((row * max_chunks + i) * HEADS + first_head + h).to(tl.int64)
-                m, total, acc = _merge(prefix_acc, prefix_ml, part, m, total, acc, HEADS - first_head, RANK)
+                m, total, acc = _merge(
+                    prefix_acc, prefix_ml, part, m, total, acc, HEADS - first_head, RANK
+                )
         if SCALED:
             acc *= tl.load(scales)
-        tl.store(out + target[:, None] + r[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+        tl.store(
+            out + target[:, None] + r[None, :],
+            (acc / total[:, None]).to(out.dtype.element_ty),
+            mask=inside,
+        )
 
 
 @cached_launch
 @triton.jit
 def _prefill(
-    q, plane, scales, out, blocks, page_table, pages_per_slot, scale,
-    HEADS: tl.constexpr, RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    q,
+    plane,
+    scales,
+    out,
+    blocks,
+    page_table,
+    pages_per_slot,
+    scale,
+    HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SCALED: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     block = blocks + tl.program_id(0) // PARTS * 4
     pair = tl.program_id(0) % PARTS * BLOCK_M + tl.arange(0, BLOCK_M)
     first = tl.load(block).to(tl.int64)
@@ -304,34 +456,73 @@ def _prefill(
     n, r = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R)
     real = pair < pairs
     target = (first * HEADS + pair) * (RANK + ROPE_DIM)
-    queries, rope_part = _load_queries(q, target, real, plane, scales, RANK, ROPE_DIM, SCALED, False, BLOCK_R, BLOCK_T)
+    queries, rope_part = _load_queries(
+        q, target, real, plane, scales, RANK, ROPE_DIM, SCALED, False, BLOCK_R, BLOCK_T
+    )
     at_position = position + pair // HEADS
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
-    clear = (position + lowest // HEADS) // BLOCK_N * BLOCK_N  # blocks that all queries see need no mask
+    # blocks that all queries see need no mask
+    clear = (position + lowest // HEADS) // BLOCK_N * BLOCK_N
     end = position + (tl.minimum(lowest + BLOCK_M, pairs) - 1) // HEADS + 1
     page = page_of(pages, n, end, PAGE)
     for at in range(0, clear, BLOCK_N):
         next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         m, total, acc = _attend_block(
-            queries, rope_part, plane, page, at + n, None, None, m, total, acc, scale, RANK, ROPE_DIM, PAGE, False,
-            False, BLOCK_R, BLOCK_T,
-        )  # fmt: skip
+            queries,
+            rope_part,
+            plane,
+            page,
+            at + n,
+            None,
+            None,
+            m,
+            total,
+            acc,
+            scale,
+            RANK,
+            ROPE_DIM,
+            PAGE,
+            False,
+            False,
+            BLOCK_R,
+            BLOCK_T,
+        )
         page = next_page
     for at in range(clear, end, BLOCK_N):
         next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         token = at + n
         m, total, acc = _attend_block(
-            queries, rope_part, plane, page, token, token < end, token[None, :] <= at_position[:, None], m, total, acc,
-            scale, RANK, ROPE_DIM, PAGE, True, False, BLOCK_R, BLOCK_T,
-        )  # fmt: skip
+            queries,
+            rope_part,
+            plane,
+            page,
+            token,
+            token < end,
+            token[None, :] <= at_position[:, None],
+            m,
+            total,
+            acc,
+            scale,
+            RANK,
+            ROPE_DIM,
+            PAGE,
+            True,
+            False,
+            BLOCK_R,
+            BLOCK_T,
+        )
         page = next_page
     total = tl.where(total > 0, total, 1.0)  # padding rows may see no token
     inside = real[:, None] & (r < RANK)[None, :]
     if SCALED:
         acc *= tl.load(scales)
-    tl.store(out + target[:, None] + r[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    tl.store(
+        out + target[:, None] + r[None, :],
+        (acc / total[:, None]).to(out.dtype.element_ty),
+        mask=inside,
+    )
 
 
 def head_block(heads: int) -> int:
@@ -339,9 +530,11 @@ def head_block(heads: int) -> int:
     return 16 if heads <= 16 else 32 if heads <= 32 else 64
 
 
-def hopper_module(device: torch.device, dtype: torch.dtype, rank: int, size: int, page: int = 16) -> ModuleType | None:
-    """Returns the module of kernels for Hopper GPUs, or None if the device is not a Hopper GPU or the kernels don't
-    support this format.
+def hopper_module(
+    device: torch.device, dtype: torch.dtype, rank: int, size: int, page: int = 16
+) -> ModuleType | None:
+    """Returns the module of kernels for Hopper GPUs, or None if the device is not a Hopper GPU or
+    the kernels don't support this format.
 
     Args:
         device: device of the cache.
@@ -368,18 +561,19 @@ def latent_decode(
     """Computes the attention of the plan's decoding rows over latents.
 
     Args:
-        q: absorbed queries [T, heads, rank + rotary size], contiguous, of which the first `plan.decoding` are used.
+        q: absorbed queries [T, heads, rank + rotary size], contiguous, of which the first
+            `plan.decoding` are used.
         cache: cache of latents.
         layer: index of the layer.
         plan: plan of the step.
-        work: items that `decode_attention.split_work` has made of the rows' tokens; the counters of its partials are by
-            row, block of heads and half of a latent.
+        work: items that `decode_attention.split_work` has made of the rows' tokens; the counters of
+            its partials are by row, block of heads and half of a latent.
         out: tensor of the shape of q, of which the first `rank` elements of each head are written.
         rank: elements of a latent.
         scale: factor of the scores.
 
-    Reads each latent once for each block of heads. Tokens in `plan.shared` are read by `latent_prefix`, which must run
-    before.
+    Reads each latent once for each block of heads. Tokens in `plan.shared` are read by
+    `latent_prefix`, which must run before.
     """
     rows, heads, size = plan.decoding, *q.shape[1:]
     hopper = hopper_module(q.device, cache.k[layer].dtype, rank, size, plan.page_size)
@@ -394,21 +588,48 @@ def latent_decode(
     assert rows * blocks <= partials.counters.numel()
     assert len(work.items) * heads * rank <= partials.acc.numel()
     _decode[(blocks, len(work.items))](
-        q, cache.k[layer], cache.scales and cache.scales.k[layer], out, work.items, work.rows, plan.page_table,
-        plan.page_table.shape[1], partials.acc, partials.ml, partials.counters, partials.prefix_acc,
-        partials.prefix_ml, plan.slots if shared is None else shared.chunks,
-        0 if shared is None else shared.max_chunks, scale,
-        HEADS=heads, RANK=rank, ROPE_DIM=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None,
-        PREFIX=shared is not None, TRANSPOSED=block < 64, BLOCK_H=block,
-        **_blocks(rank, size - rank), **launch.options, **pdl_options(q.device),
-    )  # fmt: skip
+        q,
+        cache.k[layer],
+        cache.scales and cache.scales.k[layer],
+        out,
+        work.items,
+        work.rows,
+        plan.page_table,
+        plan.page_table.shape[1],
+        partials.acc,
+        partials.ml,
+        partials.counters,
+        partials.prefix_acc,
+        partials.prefix_ml,
+        plan.slots if shared is None else shared.chunks,
+        0 if shared is None else shared.max_chunks,
+        scale,
+        HEADS=heads,
+        RANK=rank,
+        ROPE_DIM=size - rank,
+        PAGE=plan.page_size,
+        SCALED=cache.scales is not None,
+        PREFIX=shared is not None,
+        TRANSPOSED=block < 64,
+        BLOCK_H=block,
+        **_blocks(rank, size - rank),
+        **launch.options,
+        **pdl_options(q.device),
+    )
 
 
 def latent_prefix(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, *, rank: int, scale: float
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    work: DecodeWork,
+    *,
+    rank: int,
+    scale: float,
 ) -> None:
-    """Computes the contribution of the plan's shared prefixes to its decoding rows, into `work.partials`;
-    `latent_decode` merges it. Arguments as for `latent_decode`.
+    """Computes the contribution of the plan's shared prefixes to its decoding rows, into
+    `work.partials`; `latent_decode` merges it. Arguments as for `latent_decode`.
 
     Reads each latent once for up to 64 pairs of a row and a head.
     """
@@ -423,11 +644,27 @@ def latent_prefix(
     assert shared is not None
     assert plan.decoding * shared.max_chunks * heads * rank <= partials.prefix_acc.numel()
     _prefix[(cdiv(PAIRS_PER_PROGRAM, launch.queries), len(shared.items))](
-        q, cache.k[layer], cache.scales and cache.scales.k[layer], shared.items, shared.order, plan.page_table,
-        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks, scale,
-        HEADS=heads, RANK=rank, ROPE_DIM=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None,
-        BLOCK_M=launch.queries, **_blocks(rank, size - rank), **launch.options, **pdl_options(q.device),
-    )  # fmt: skip
+        q,
+        cache.k[layer],
+        cache.scales and cache.scales.k[layer],
+        shared.items,
+        shared.order,
+        plan.page_table,
+        plan.page_table.shape[1],
+        partials.prefix_acc,
+        partials.prefix_ml,
+        shared.max_chunks,
+        scale,
+        HEADS=heads,
+        RANK=rank,
+        ROPE_DIM=size - rank,
+        PAGE=plan.page_size,
+        SCALED=cache.scales is not None,
+        BLOCK_M=launch.queries,
+        **_blocks(rank, size - rank),
+        **launch.options,
+        **pdl_options(q.device),
+    )
 
 
 def latent_prefill(
@@ -451,11 +688,24 @@ def latent_prefill(
     launch = _launch(q, PAIRS_PER_PROGRAM)
     parts = cdiv(plan.block_size * heads, launch.queries)
     _prefill[(len(plan.blocks) * parts,)](
-        q, cache.k[layer], cache.scales and cache.scales.k[layer], out, plan.blocks, plan.page_table,
-        plan.page_table.shape[1], scale,
-        HEADS=heads, RANK=rank, ROPE_DIM=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None, PARTS=parts,
-        BLOCK_M=launch.queries, **_blocks(rank, size - rank), **launch.options,
-    )  # fmt: skip
+        q,
+        cache.k[layer],
+        cache.scales and cache.scales.k[layer],
+        out,
+        plan.blocks,
+        plan.page_table,
+        plan.page_table.shape[1],
+        scale,
+        HEADS=heads,
+        RANK=rank,
+        ROPE_DIM=size - rank,
+        PAGE=plan.page_size,
+        SCALED=cache.scales is not None,
+        PARTS=parts,
+        BLOCK_M=launch.queries,
+        **_blocks(rank, size - rank),
+        **launch.options,
+    )
 
 
 def _blocks(rank: int, rope_dim: int) -> dict[str, int]:
@@ -463,6 +713,8 @@ def _blocks(rank: int, rope_dim: int) -> dict[str, int]:
 
 
 def _launch(q: torch.Tensor, queries: int) -> Launch:
-    launch = latent_launch(properties_of(q.device), size=q.shape[2], item=q.element_size(), queries=queries)
+    launch = latent_launch(
+        properties_of(q.device), size=q.shape[2], item=q.element_size(), queries=queries
+    )
     assert launch is not None, "refused"
     return launch

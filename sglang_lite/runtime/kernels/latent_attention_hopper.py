@@ -1,10 +1,11 @@
-"""`latent_attention` with features of Hopper GPUs: bulk copies (TMA) and asynchronous products of warp groups.
+"""`latent_attention` with features of Hopper GPUs: bulk copies (TMA) and asynchronous products of
+warp groups.
 
-A program has 64 queries of a row: heads (some models have fewer), or pairs of a new token and a head. The accumulators
-[64, 512] fill the registers of two warp groups, one for each half of a latent. The first group also computes scores and
-weights, and passes the weights to the second through shared memory; a separate warp copies. A block's latents are
-copied to shared memory once, and used as keys and as values. FlashMLA (DeepSeek, 2025) splits the accumulators in the
-same way.
+A program has 64 queries of a row: heads (some models have fewer), or pairs of a new token and a
+head. The accumulators [64, 512] fill the registers of two warp groups, one for each half of a
+latent. The first group also computes scores and weights, and passes the weights to the second
+through shared memory; a separate warp copies. A block's latents are copied to shared memory once,
+and used as keys and as values. FlashMLA (DeepSeek, 2025) splits the accumulators in the same way.
 """
 
 from __future__ import annotations
@@ -36,16 +37,24 @@ _COLUMNS = gl.constexpr(64)  # columns of a copy: 128 bytes, the width of shared
 _STAGES = gl.constexpr(2)  # blocks in shared memory
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
-_BY_TOKEN = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
-_BY_COLUMN = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16]))
-_BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # for tiles of _COLUMNS columns
+_BY_TOKEN = gl.constexpr(
+    gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+)
+_BY_COLUMN = gl.constexpr(
+    gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16])
+)
+# for tiles of _COLUMNS columns
+_BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 _MERGED_QUERIES = gl.constexpr(16)  # queries whose parts are merged together
 _TOGETHER = gl.constexpr(4)  # parts that are loaded together
 _MERGED = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
 # Names that changed between Triton 3.6 and 3.9.
 _sync = getattr(gl, "thread_barrier", None) or gl.barrier
 _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_view = getattr(gl.shared_memory_descriptor, "_reinterpret", None) or gl.shared_memory_descriptor.reinterpret
+_view = (
+    getattr(gl.shared_memory_descriptor, "_reinterpret", None)
+    or gl.shared_memory_descriptor.reinterpret
+)
 
 
 @gluon.jit
@@ -67,14 +76,27 @@ def _copy(latents, found, FIRST: gl.constexpr, buffer, ready, PAGE: gl.constexpr
     parts = _view(buffer, buffer.dtype, [CHUNKS * PAGES, PAGE, _COLUMNS], SHARED)
     for p in gl.static_range(PAGES):  # the rows of a page are contiguous
         for c in gl.static_range(CHUNKS):
-            _load(latents, [found[p] * PAGE, FIRST + c * _COLUMNS], ready, parts.index(c * PAGES + p))
+            _load(
+                latents, [found[p] * PAGE, FIRST + c * _COLUMNS], ready, parts.index(c * PAGES + p)
+            )
 
 
 @gluon.jit
 def _produce(
-    latents, pages, start, end, blocks, left, right, rope_part, left_ready, right_ready, left_free, right_free,
+    latents,
+    pages,
+    start,
+    end,
+    blocks,
+    left,
+    right,
+    rope_part,
+    left_ready,
+    right_ready,
+    left_free,
+    right_free,
     PAGE: gl.constexpr,
-):  # fmt: skip
+):
     """Program of the copying warp: copies blocks from the last to the first."""
     last = start + (blocks - 1) * _TOKENS
     for i in range(blocks):
@@ -92,7 +114,9 @@ def _produce(
 
 @gluon.jit
 def _place(order, i, queries, heads, TOGETHER: gl.constexpr):
-    """Places of queries i: contiguous, or with TOGETHER those of the rows whose numbers are in `order`."""
+    """Places of queries i: contiguous, or with TOGETHER those of the rows whose numbers are in
+    `order`.
+    """
     if TOGETHER:
         return gl.load(order + i // heads, mask=i < queries, other=0) * heads + i % heads
     else:
@@ -101,7 +125,9 @@ def _place(order, i, queries, heads, TOGETHER: gl.constexpr):
 
 @gluon.jit
 def _take_queries(q, order, count, heads, FIRST: gl.constexpr, buffer, TOGETHER: gl.constexpr):
-    """Copies the columns from FIRST on of `count` queries into shared memory, with zeros below them."""
+    """Copies the columns from FIRST on of `count` queries into shared memory, with zeros below
+    them.
+    """
     i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_ROW))
     place = _place(order, i, count, heads, TOGETHER)
     column = gl.arange(0, _COLUMNS, layout=gl.SliceLayout(0, _BY_ROW))
@@ -129,7 +155,8 @@ def _softmax(scores, m, total, scale):
     """Returns weights, highest scores, sums of weights, and the factor for older results, as in
     `softmax.attend_block`."""
     highest = gl.maximum(m, gl.max(scores, 1) * scale)
-    shift = gl.where(highest == float("-inf"), 0.0, highest)  # a query may not have seen any token yet
+    # a query may not have seen any token yet
+    shift = gl.where(highest == float("-inf"), 0.0, highest)
     shrink = gl.exp2(m - shift)
     weights = gl.exp2(scores * scale - shift[:, None])
     return weights, highest, total * shrink + gl.sum(weights, 1), shrink
@@ -137,17 +164,48 @@ def _softmax(scores, m, total, scale):
 
 @gluon.jit
 def _finish(
-    acc, m, total, out, order, queries, heads, parts, FIRST: gl.constexpr, PARTED: gl.constexpr, TOGETHER: gl.constexpr
+    acc,
+    m,
+    total,
+    out,
+    order,
+    queries,
+    heads,
+    parts,
+    FIRST: gl.constexpr,
+    PARTED: gl.constexpr,
+    TOGETHER: gl.constexpr,
 ):
-    """Stores one half of the results. With PARTED, the last program of a row merges the row's parts."""
+    """Stores one half of the results. With PARTED, the last program of a row merges the row's
+    parts.
+    """
     i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_COLUMN))
     if TOGETHER:
         acc_buffer, ml_buffer, chunk, max_chunks = parts
         place = _place(order, i, queries, heads, True)
-        _keep(acc, m, total, acc_buffer, ml_buffer, (place // heads * max_chunks + chunk) * heads + i % heads,
-              i < queries, FIRST)  # fmt: skip
+        _keep(
+            acc,
+            m,
+            total,
+            acc_buffer,
+            ml_buffer,
+            (place // heads * max_chunks + chunk) * heads + i % heads,
+            i < queries,
+            FIRST,
+        )
     elif PARTED:
-        acc_buffer, ml_buffer, counters, part, first, count, prefix_acc, prefix_ml, prefix_first, chunks = parts
+        (
+            acc_buffer,
+            ml_buffer,
+            counters,
+            part,
+            first,
+            count,
+            prefix_acc,
+            prefix_ml,
+            prefix_first,
+            chunks,
+        ) = parts
         if count + chunks == 1:
             _store(acc, total, out, queries, FIRST)
         else:
@@ -157,11 +215,22 @@ def _finish(
             if gl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
                 gl.store(counter, 0)
                 _merge(
-                    out, queries, heads, acc_buffer, ml_buffer, first, count, prefix_acc, prefix_ml, prefix_first,
-                    chunks, FIRST,
-                )  # fmt: skip
+                    out,
+                    queries,
+                    heads,
+                    acc_buffer,
+                    ml_buffer,
+                    first,
+                    count,
+                    prefix_acc,
+                    prefix_ml,
+                    prefix_first,
+                    chunks,
+                    FIRST,
+                )
     else:
-        _store(acc, gl.where(total > 0, total, 1.0), out, queries, FIRST)  # padding queries may see no token
+        # padding queries may see no token
+        _store(acc, gl.where(total > 0, total, 1.0), out, queries, FIRST)
 
 
 @gluon.jit
@@ -184,8 +253,8 @@ def _store(acc, total, out, queries, FIRST: gl.constexpr):
 
 @gluon.jit
 def _add_parts(highest, total, acc, acc_buffer, ml_buffer, i, valid, column, first, count, stride):
-    """Adds parts of a row to the results of queries i. Loads bypass the L1 cache, which doesn't see the stores of other
-    programs.
+    """Adds parts of a row to the results of queries i. Loads bypass the L1 cache, which doesn't see
+    the stores of other programs.
 
     Args:
         highest, total, acc: running results.
@@ -196,8 +265,12 @@ def _add_parts(highest, total, acc, acc_buffer, ml_buffer, i, valid, column, fir
         for p in gl.static_range(_TOGETHER):
             valid_part = valid & (n + p < count)
             part = (first + (n + p) * stride + i).to(gl.int64)
-            m = gl.load(ml_buffer + part * 2, mask=valid_part, other=float("-inf"), cache_modifier=".cg")
-            weight = gl.load(ml_buffer + part * 2 + 1, mask=valid_part, other=0.0, cache_modifier=".cg")
+            m = gl.load(
+                ml_buffer + part * 2, mask=valid_part, other=float("-inf"), cache_modifier=".cg"
+            )
+            weight = gl.load(
+                ml_buffer + part * 2 + 1, mask=valid_part, other=0.0, cache_modifier=".cg"
+            )
             at = acc_buffer + part[:, None] * (2 * _HALF) + column[None, :]
             found = gl.load(at, mask=valid_part[:, None], other=0.0, cache_modifier=".cg")
             higher = gl.maximum(highest, m)
@@ -211,22 +284,44 @@ def _add_parts(highest, total, acc, acc_buffer, ml_buffer, i, valid, column, fir
 
 @gluon.jit
 def _merge(
-    out, queries, heads, acc_buffer, ml_buffer, first, count, prefix_acc, prefix_ml, prefix_first, chunks,
+    out,
+    queries,
+    heads,
+    acc_buffer,
+    ml_buffer,
+    first,
+    count,
+    prefix_acc,
+    prefix_ml,
+    prefix_first,
+    chunks,
     FIRST: gl.constexpr,
-):  # fmt: skip
+):
     """Merges one half of a row's parts and of those of its prefix, and stores the result."""
     column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _MERGED))
     for lowest in range(0, gl.minimum(queries, _QUERIES), _MERGED_QUERIES):
         i = lowest + gl.arange(0, _MERGED_QUERIES, layout=gl.SliceLayout(1, _MERGED))
         valid = i < queries
-        highest = gl.full([_MERGED_QUERIES], float("-inf"), gl.float32, layout=gl.SliceLayout(1, _MERGED))
+        highest = gl.full(
+            [_MERGED_QUERIES], float("-inf"), gl.float32, layout=gl.SliceLayout(1, _MERGED)
+        )
         total = gl.full([_MERGED_QUERIES], 0.0, gl.float32, layout=gl.SliceLayout(1, _MERGED))
         acc = gl.zeros([_MERGED_QUERIES, _HALF], gl.float32, layout=_MERGED)
         highest, total, acc = _add_parts(
             highest, total, acc, acc_buffer, ml_buffer, i, valid, column, first, count, heads
         )
         highest, total, acc = _add_parts(
-            highest, total, acc, prefix_acc, prefix_ml, i, valid, column, prefix_first, chunks, heads
+            highest,
+            total,
+            acc,
+            prefix_acc,
+            prefix_ml,
+            i,
+            valid,
+            column,
+            prefix_first,
+            chunks,
+            heads,
         )
         target = out + i[:, None] * _SIZE + column[None, :]
         gl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
@@ -234,13 +329,16 @@ def _merge(
 
 @gluon.jit
 def _start_scores(q_left, q_right, q_rope, left, right, rope_part, left_ready, right_ready, i):
-    """Starts the products of all queries with block i's latents as they arrive in shared memory; returns them while
-    they are running."""
+    """Starts the products of all queries with block i's latents as they arrive in shared memory;
+    returns them while they are running.
+    """
     stage = i % _STAGES
     phase = i // _STAGES & 1
     nothing = gl.zeros([_QUERIES, _TOKENS], gl.float32, layout=_BY_TOKEN)
     mbarrier.wait(left_ready.index(stage), phase)
-    scores = warpgroup_mma(q_left, left.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    scores = warpgroup_mma(
+        q_left, left.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
+    )
     scores = warpgroup_mma(q_rope, rope_part.index(stage).permute((1, 0)), scores, is_async=True)
     mbarrier.wait(right_ready.index(stage), phase)
     return warpgroup_mma(q_right, right.index(stage).permute((1, 0)), scores, is_async=True)
@@ -257,15 +355,42 @@ def _share(weights, shrink, shared_weights, stats):
 
 @gluon.jit
 def _first(
-    q, out, order, queries, start, end, blocks, masked, position, lowest, scale, parts,
-    q_left, q_right, q_rope, left, right, rope_part, shared_weights, stats,
-    left_ready, right_ready, left_free, weights_ready, weights_free,
-    heads, PARTED: gl.constexpr, TOGETHER: gl.constexpr, LATE: gl.constexpr,
-):  # fmt: skip
-    """Program of the first warp group: all blocks' scores and weights, and the first half of the results.
+    q,
+    out,
+    order,
+    queries,
+    start,
+    end,
+    blocks,
+    masked,
+    position,
+    lowest,
+    scale,
+    parts,
+    q_left,
+    q_right,
+    q_rope,
+    left,
+    right,
+    rope_part,
+    shared_weights,
+    stats,
+    left_ready,
+    right_ready,
+    left_free,
+    weights_ready,
+    weights_free,
+    heads,
+    PARTED: gl.constexpr,
+    TOGETHER: gl.constexpr,
+    LATE: gl.constexpr,
+):
+    """Program of the first warp group: all blocks' scores and weights, and the first half of the
+    results.
 
-    LATE: the second group's products start with this group's softmax instead of with its next scores. That is faster if
-    latents are in the L2 cache, and slower if they come from memory, as they leave shared memory later.
+    LATE: the second group's products start with this group's softmax instead of with its next
+    scores. That is faster if latents are in the L2 cache, and slower if they come from memory, as
+    they leave shared memory later.
     """
     dtype: gl.constexpr = left.dtype
     OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=_BY_COLUMN, k_width=2)
@@ -281,7 +406,9 @@ def _first(
     total = gl.full([_QUERIES], 0.0, gl.float32, layout=by_query)
     acc = gl.zeros([_QUERIES, _HALF], gl.float32, layout=_BY_COLUMN)
 
-    scores = _start_scores(q_left, q_right, q_rope, left, right, rope_part, left_ready, right_ready, 0)
+    scores = _start_scores(
+        q_left, q_right, q_rope, left, right, rope_part, left_ready, right_ready, 0
+    )
     scores = warpgroup_mma_wait(0, deps=[scores])
     token = start + (blocks - 1) * _TOKENS + n
     seen = (token[None, :] <= seen_to[:, None]) & (token < end)[None, :]
@@ -294,8 +421,12 @@ def _first(
         _mend(left.index(0), end - start - (blocks - 1) * _TOKENS)
     for i in range(1, blocks):
         before = (i - 1) % _STAGES
-        acc = warpgroup_mma(gl.convert_layout(weights, OPERAND), left.index(before), acc, is_async=True)
-        scores = _start_scores(q_left, q_right, q_rope, left, right, rope_part, left_ready, right_ready, i)
+        acc = warpgroup_mma(
+            gl.convert_layout(weights, OPERAND), left.index(before), acc, is_async=True
+        )
+        scores = _start_scores(
+            q_left, q_right, q_rope, left, right, rope_part, left_ready, right_ready, i
+        )
         acc = warpgroup_mma_wait(3, deps=[acc])
         mbarrier.arrive(left_free.index(before), count=1)
         scores = warpgroup_mma_wait(0, deps=[scores])
@@ -313,7 +444,9 @@ def _first(
             mbarrier.arrive(weights_ready.index(0), count=1)
     if LATE:
         mbarrier.arrive(weights_ready.index(0), count=1)
-    acc = warpgroup_mma(gl.convert_layout(weights, OPERAND), left.index((blocks - 1) % _STAGES), acc, is_async=True)
+    acc = warpgroup_mma(
+        gl.convert_layout(weights, OPERAND), left.index((blocks - 1) % _STAGES), acc, is_async=True
+    )
     mbarrier.wait(weights_free.index(0), (blocks - 1) & 1)
     stats.index(0).store(m)
     stats.index(1).store(total)
@@ -327,10 +460,27 @@ def _first(
 
 @gluon.jit
 def _second(
-    out, order, queries, start, end, blocks, parts, right, shared_weights, stats, right_ready, right_free,
-    weights_ready, weights_free, heads, PARTED: gl.constexpr, TOGETHER: gl.constexpr,
-):  # fmt: skip
-    """Program of the second warp group: the second half of the results, by the first group's weights."""
+    out,
+    order,
+    queries,
+    start,
+    end,
+    blocks,
+    parts,
+    right,
+    shared_weights,
+    stats,
+    right_ready,
+    right_free,
+    weights_ready,
+    weights_free,
+    heads,
+    PARTED: gl.constexpr,
+    TOGETHER: gl.constexpr,
+):
+    """Program of the second warp group: the second half of the results, by the first group's
+    weights.
+    """
     by_query: gl.constexpr = gl.SliceLayout(1, _BY_COLUMN)
     acc = gl.zeros([_QUERIES, _HALF], gl.float32, layout=_BY_COLUMN)
     if end < start + blocks * _TOKENS:
@@ -353,23 +503,41 @@ def _second(
 
 @gluon.jit
 def _attend(
-    q, out, order, queries, latents, pages, start, end, masked, position, lowest, scale, parts,
-    heads, PAGE: gl.constexpr, PARTED: gl.constexpr, TOGETHER: gl.constexpr, LATE: gl.constexpr,
-):  # fmt: skip
-    """Attention of up to _QUERIES contiguous queries over the tokens from `start` to `end` of their row.
+    q,
+    out,
+    order,
+    queries,
+    latents,
+    pages,
+    start,
+    end,
+    masked,
+    position,
+    lowest,
+    scale,
+    parts,
+    heads,
+    PAGE: gl.constexpr,
+    PARTED: gl.constexpr,
+    TOGETHER: gl.constexpr,
+    LATE: gl.constexpr,
+):
+    """Attention of up to _QUERIES contiguous queries over the tokens from `start` to `end` of their
+    row.
 
     Args:
         q, out: first query, and its result.
-        order: with TOGETHER, numbers of the rows that the queries belong to; q is then the first query of row 0.
+        order: with TOGETHER, numbers of the rows that the queries belong to; q is then the first
+            query of row 0.
         queries: number of queries.
         latents, pages: descriptor of the layer's latents, and pages of the row.
         masked: number of last blocks of which some query doesn't see all tokens.
-        position, lowest: position of the row's first new token, and index of the first query counted from that token;
-            each token has `heads` queries.
-        parts: with PARTED: buffers for results and weights of parts, counters of finished parts (one per half), places
-            of this part and of the row's first one, number of parts; then buffers, first place and number of parts of
-            the row's prefix. With TOGETHER: buffers for results and weights of prefixes, index of this piece, and
-            maximum number of pieces.
+        position, lowest: position of the row's first new token, and index of the first query
+            counted from that token; each token has `heads` queries.
+        parts: with PARTED: buffers for results and weights of parts, counters of finished parts
+            (one per half), places of this part and of the row's first one, number of parts; then
+            buffers, first place and number of parts of the row's prefix. With TOGETHER: buffers for
+            results and weights of prefixes, index of this piece, and maximum number of pieces.
     """
     blocks = (end - start + _TOKENS - 1) // _TOKENS
     dtype: gl.constexpr = q.dtype.element_ty
@@ -410,10 +578,25 @@ def _attend(
 @cached_launch
 @gluon.jit(do_not_specialize=["max_chunks"])
 def latent_decode_kernel(
-    q, latents, out, work, row_work, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, prefix_acc,
-    prefix_ml, prefix_chunks, max_chunks, scale, heads,
-    PAGE: gl.constexpr, PREFIX: gl.constexpr,
-):  # fmt: skip
+    q,
+    latents,
+    out,
+    work,
+    row_work,
+    page_table,
+    pages_per_slot,
+    acc_buffer,
+    ml_buffer,
+    counters,
+    prefix_acc,
+    prefix_ml,
+    prefix_chunks,
+    max_chunks,
+    scale,
+    heads,
+    PAGE: gl.constexpr,
+    PREFIX: gl.constexpr,
+):
     item = gl.program_id(1)
     row = gl.load(work + item * 4)
     if row < 0:
@@ -429,19 +612,54 @@ def latent_decode_kernel(
         chunks = gl.load(prefix_chunks + row)
     target = (row.to(gl.int64) * heads + head) * _SIZE
     _attend(
-        q + target, out + target, work, heads - head, latents, pages, start, end, 1, end - 1, 0, scale,
-        (acc_buffer, ml_buffer, counters + (row * gl.num_programs(0) + gl.program_id(0)) * 2, item * heads + head,
-         first * heads + head, count, prefix_acc, prefix_ml, row * max_chunks * heads + head, chunks),
-        heads, PAGE, True, False, False,
-    )  # fmt: skip
+        q + target,
+        out + target,
+        work,
+        heads - head,
+        latents,
+        pages,
+        start,
+        end,
+        1,
+        end - 1,
+        0,
+        scale,
+        (
+            acc_buffer,
+            ml_buffer,
+            counters + (row * gl.num_programs(0) + gl.program_id(0)) * 2,
+            item * heads + head,
+            first * heads + head,
+            count,
+            prefix_acc,
+            prefix_ml,
+            row * max_chunks * heads + head,
+            chunks,
+        ),
+        heads,
+        PAGE,
+        True,
+        False,
+        False,
+    )
 
 
 @cached_launch
 @gluon.jit(do_not_specialize=["max_chunks"])
 def latent_prefix_kernel(
-    q, latents, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, max_chunks, scale, heads,
+    q,
+    latents,
+    items,
+    order,
+    page_table,
+    pages_per_slot,
+    acc_buffer,
+    ml_buffer,
+    max_chunks,
+    scale,
+    heads,
     PAGE: gl.constexpr,
-):  # fmt: skip
+):
     item = items + gl.program_id(0) * 6
     rows = gl.load(item + 1)
     if rows == 0:
@@ -450,17 +668,41 @@ def latent_prefix_kernel(
     start = gl.load(item + 3)
     end = gl.load(item + 4)
     _attend(
-        q, q, order + gl.load(item), rows * heads, latents, pages, start, end, 1, end - 1, 0, scale,
-        (acc_buffer, ml_buffer, gl.load(item + 5), max_chunks), heads, PAGE, True, True, False,
-    )  # fmt: skip
+        q,
+        q,
+        order + gl.load(item),
+        rows * heads,
+        latents,
+        pages,
+        start,
+        end,
+        1,
+        end - 1,
+        0,
+        scale,
+        (acc_buffer, ml_buffer, gl.load(item + 5), max_chunks),
+        heads,
+        PAGE,
+        True,
+        True,
+        False,
+    )
 
 
 @cached_launch
 @gluon.jit
 def latent_prefill_kernel(
-    q, latents, out, plan_blocks, page_table, pages_per_slot, scale, heads, parts,
+    q,
+    latents,
+    out,
+    plan_blocks,
+    page_table,
+    pages_per_slot,
+    scale,
+    heads,
+    parts,
     PAGE: gl.constexpr,
-):  # fmt: skip
+):
     block = plan_blocks + gl.program_id(0) // parts * 4
     lowest = gl.program_id(0) % parts * _QUERIES
     queries = gl.load(block + 1) * heads - lowest
@@ -472,9 +714,25 @@ def latent_prefill_kernel(
     clear = (position + lowest // heads + 1) // _TOKENS  # blocks that every query sees fully
     target = (gl.load(block).to(gl.int64) * heads + lowest) * _SIZE
     _attend(
-        q + target, out + target, plan_blocks, queries, latents, pages, 0, end, (end + _TOKENS - 1) // _TOKENS - clear,
-        position, lowest, scale, (), heads, PAGE, False, False, True,
-    )  # fmt: skip
+        q + target,
+        out + target,
+        plan_blocks,
+        queries,
+        latents,
+        pages,
+        0,
+        end,
+        (end + _TOKENS - 1) // _TOKENS - clear,
+        position,
+        lowest,
+        scale,
+        (),
+        heads,
+        PAGE,
+        False,
+        False,
+        True,
+    )
 
 
 def supports(dtype: torch.dtype, rank: int, size: int, page: int) -> bool:
@@ -482,7 +740,12 @@ def supports(dtype: torch.dtype, rank: int, size: int, page: int) -> bool:
     rotary part, in pages of `page` tokens.
     """
     sizes = (rank, size) == (2 * _HALF.value, _SIZE.value)
-    return sizes and page % 8 == 0 and _TOKENS.value % page == 0 and dtype in (torch.bfloat16, torch.float16)
+    return (
+        sizes
+        and page % 8 == 0
+        and _TOKENS.value % page == 0
+        and dtype in (torch.bfloat16, torch.float16)
+    )
 
 
 def latent_decode_hopper(
@@ -508,15 +771,37 @@ def latent_decode_hopper(
     assert plan.decoding * blocks * 2 <= partials.counters.numel()
     assert len(work.items) * heads * rank <= partials.acc.numel()
     latent_decode_kernel[(blocks, len(work.items))](
-        q, _described(cache, layer, plan), out, work.items, work.rows, plan.page_table, plan.page_table.shape[1],
-        partials.acc, partials.ml, partials.counters, partials.prefix_acc, partials.prefix_ml,
-        plan.slots if shared is None else shared.chunks, 0 if shared is None else shared.max_chunks,
-        scale * 1.4426950408889634, heads, PAGE=plan.page_size, PREFIX=shared is not None, num_warps=4,
-    )  # fmt: skip
+        q,
+        _described(cache, layer, plan),
+        out,
+        work.items,
+        work.rows,
+        plan.page_table,
+        plan.page_table.shape[1],
+        partials.acc,
+        partials.ml,
+        partials.counters,
+        partials.prefix_acc,
+        partials.prefix_ml,
+        plan.slots if shared is None else shared.chunks,
+        0 if shared is None else shared.max_chunks,
+        scale * 1.4426950408889634,
+        heads,
+        PAGE=plan.page_size,
+        PREFIX=shared is not None,
+        num_warps=4,
+    )
 
 
 def latent_prefix_hopper(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, *, rank: int, scale: float
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    work: DecodeWork,
+    *,
+    rank: int,
+    scale: float,
 ) -> None:
     """Computes the contribution of the plan's shared prefixes to its decoding rows. Arguments as
     for `latent_prefix`; pieces must start at a page boundary and have at most 64 queries.
@@ -527,10 +812,20 @@ def latent_prefix_hopper(
     assert shared is not None
     assert plan.decoding * shared.max_chunks * heads * rank <= partials.prefix_acc.numel()
     latent_prefix_kernel[(len(shared.items),)](
-        q, _described(cache, layer, plan), shared.items, shared.order, plan.page_table, plan.page_table.shape[1],
-        partials.prefix_acc, partials.prefix_ml, shared.max_chunks, scale * 1.4426950408889634, heads,
-        PAGE=plan.page_size, num_warps=4,
-    )  # fmt: skip
+        q,
+        _described(cache, layer, plan),
+        shared.items,
+        shared.order,
+        plan.page_table,
+        plan.page_table.shape[1],
+        partials.prefix_acc,
+        partials.prefix_ml,
+        shared.max_chunks,
+        scale * 1.4426950408889634,
+        heads,
+        PAGE=plan.page_size,
+        num_warps=4,
+    )
 
 
 def latent_prefill_hopper(
@@ -549,9 +844,18 @@ def latent_prefill_hopper(
     heads = q.shape[1]
     parts = cdiv(plan.block_size * heads, _QUERIES.value)
     latent_prefill_kernel[(len(plan.blocks) * parts,)](
-        q, _described(cache, layer, plan), out, plan.blocks, plan.page_table, plan.page_table.shape[1],
-        scale * 1.4426950408889634, heads, parts, PAGE=plan.page_size, num_warps=4,
-    )  # fmt: skip
+        q,
+        _described(cache, layer, plan),
+        out,
+        plan.blocks,
+        plan.page_table,
+        plan.page_table.shape[1],
+        scale * 1.4426950408889634,
+        heads,
+        parts,
+        PAGE=plan.page_size,
+        num_warps=4,
+    )
 
 
 def _described(cache: KVCache, layer: int, plan: DevicePlan) -> TensorDescriptor:

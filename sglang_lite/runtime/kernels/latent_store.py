@@ -25,11 +25,34 @@ _BLOCK_H = 16  # heads of a program
 @cached_launch
 @triton.jit
 def _latent_store(
-    product, width, q, q_token, q_head, out, out_token, out_head, norm, cos, sin, slots, positions, page_table,
-    pages_per_slot, plane, scales, eps,
-    HEADS: tl.constexpr, RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    product,
+    width,
+    q,
+    q_token,
+    q_head,
+    out,
+    out_token,
+    out_head,
+    norm,
+    cos,
+    sin,
+    slots,
+    positions,
+    page_table,
+    pages_per_slot,
+    plane,
+    scales,
+    eps,
+    HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     wait(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -82,7 +105,8 @@ def latent_store(
 
     Args:
         product: [T, … + rank + rotary size], contiguous; its last columns are latents and keys.
-        q: [T, heads, rotary size], the rotary part of queries; the elements of a head are contiguous.
+        q: [T, heads, rotary size], the rotary part of queries; the elements of a head are
+            contiguous.
         out: tensor of the shape and layout of q for the rotated queries (written), or q itself.
         norm: weight [rank] of the RMS norm of latents.
         eps: epsilon of the norm.
@@ -96,10 +120,32 @@ def latent_store(
     (cos, sin), heads, rank = rope, q.shape[1], len(norm)
     rope_dim = cos.shape[1]
     _latent_store[(len(product), 1 + cdiv(heads, _BLOCK_H))](
-        product, product.shape[1], q, q.stride(0), q.stride(1), out, out.stride(0), out.stride(1), norm, cos, sin,
-        plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1], cache.k[layer],
-        cache.scales and cache.scales.k[layer], eps,
-        HEADS=heads, RANK=rank, ROPE_DIM=rope_dim, PAGE=plan.page_size, SCALED=cache.scales is not None,
-        BLOCK_H=_BLOCK_H, BLOCK_R=power_of_2(rank), BLOCK_T=power_of_2(rope_dim),
-        num_warps=4, **pdl_options(product.device),
-    )  # fmt: skip
+        product,
+        product.shape[1],
+        q,
+        q.stride(0),
+        q.stride(1),
+        out,
+        out.stride(0),
+        out.stride(1),
+        norm,
+        cos,
+        sin,
+        plan.slots,
+        plan.positions,
+        plan.page_table,
+        plan.page_table.shape[1],
+        cache.k[layer],
+        cache.scales and cache.scales.k[layer],
+        eps,
+        HEADS=heads,
+        RANK=rank,
+        ROPE_DIM=rope_dim,
+        PAGE=plan.page_size,
+        SCALED=cache.scales is not None,
+        BLOCK_H=_BLOCK_H,
+        BLOCK_R=power_of_2(rank),
+        BLOCK_T=power_of_2(rope_dim),
+        num_warps=4,
+        **pdl_options(product.device),
+    )

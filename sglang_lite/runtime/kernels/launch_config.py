@@ -45,10 +45,20 @@ class Launch:
 
 @functools.cache
 def attention_launch(
-    properties: DeviceProperties, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int = 0,
-    heads: int = 1, shared: bool = False, product: bool = False,
-) -> Launch | None:  # fmt: skip
-    """Returns the launch parameters of an attention kernel on a GPU, or None if the kernel doesn't fit the GPU.
+    properties: DeviceProperties,
+    kernel: Kernel,
+    *,
+    dim: int,
+    item: int,
+    cached: int,
+    queries: int,
+    rows: int = 0,
+    heads: int = 1,
+    shared: bool = False,
+    product: bool = False,
+) -> Launch | None:
+    """Returns the launch parameters of an attention kernel on a GPU, or None if the kernel doesn't
+    fit the GPU.
 
     Args:
         properties: properties of the GPU that the kernel runs on.
@@ -56,26 +66,39 @@ def attention_launch(
         dim: elements of a head.
         item: bytes of an element of queries.
         cached: bytes of an element of keys and values.
-        queries: queries of a program: a power of two of at least 16, or at least 8 for "decode". "prefill" reduces them
-            if they don't fit.
+        queries: queries of a program: a power of two of at least 16, or at least 8 for "decode".
+            "prefill" reduces them if they don't fit.
         rows: number of decoded rows, for "decode".
         heads: number of KV heads, for "decode".
         shared: whether rows share prefixes and have little text after them, for "decode".
         product: whether the kernel takes rows from their QKV product, for "decode".
     """
     fastest = _fastest(
-        properties, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=heads, shared=shared,
+        properties,
+        kernel,
+        dim=dim,
+        item=item,
+        cached=cached,
+        queries=queries,
+        rows=rows,
+        heads=heads,
+        shared=shared,
         product=product,
-    )  # fmt: skip
+    )
     dim = padded_head_size(dim)
     for launch in _smaller(fastest, divisible=kernel == "prefill"):
-        if _shared_memory(launch, dim, item) <= properties.shared_memory and _registers(launch) <= properties.registers:
+        if (
+            _shared_memory(launch, dim, item) <= properties.shared_memory
+            and _registers(launch) <= properties.registers
+        ):
             return launch
     return None
 
 
 @functools.cache
-def latent_launch(properties: DeviceProperties, *, size: int, item: int, queries: int) -> Launch | None:
+def latent_launch(
+    properties: DeviceProperties, *, size: int, item: int, queries: int
+) -> Launch | None:
     """Returns the launch parameters of a latent attention kernel, or None if the kernel doesn't fit
     the GPU.
 
@@ -113,9 +136,18 @@ def padded_head_size(dim: int) -> int:
 
 
 def _fastest(
-    properties: DeviceProperties, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int,
-    heads: int, shared: bool, product: bool,
-) -> Launch:  # fmt: skip
+    properties: DeviceProperties,
+    kernel: Kernel,
+    *,
+    dim: int,
+    item: int,
+    cached: int,
+    queries: int,
+    rows: int,
+    heads: int,
+    shared: bool,
+    product: bool,
+) -> Launch:
     """Returns the launch parameters that were fastest on an H200, whether or not they fit."""
     if item == 4:  # float32 products don't use matrix units, and are unrolled
         return Launch(_MIN_TILE if kernel == "prefill" else queries, 16, 4, 2)
@@ -126,8 +158,8 @@ def _fastest(
         return Launch(queries, 128, 8, 2) if queries == 128 else Launch(queries, 64, 4, 3)
     if kernel == "prefix":
         return Launch(queries, 32, 8, 2) if wide else Launch(queries, 64, 4, 3)
-    # With four warps and more, products of more queries would use warp groups, some of which Triton 3.6 computes
-    # wrongly.
+    # With four warps and more, products of more queries would use warp groups, some of which Triton
+    # 3.6 computes wrongly.
     few_queries = queries <= 8
     if wide:
         return Launch(queries, 32, 4 if few_queries else 2, 2)
@@ -170,7 +202,9 @@ def _registers(launch: Launch) -> int:
 
 
 @functools.cache
-def tile_stages(properties: DeviceProperties, rows: int, outputs: int, inputs: int, item: int, max_stages: int) -> int:
+def tile_stages(
+    properties: DeviceProperties, rows: int, outputs: int, inputs: int, item: int, max_stages: int
+) -> int:
     """Returns the number of tiles that a program of a matrix product can load ahead, at least one.
 
     Args:
@@ -201,7 +235,12 @@ class ProductTile:
 
 @functools.cache
 def product_tile(
-    properties: DeviceProperties, rows: int, shape: tuple[int, int], *, gated: bool, beside: bool = False
+    properties: DeviceProperties,
+    rows: int,
+    shape: tuple[int, int],
+    *,
+    gated: bool,
+    beside: bool = False,
 ) -> ProductTile:
     """Returns the tile of a program of `kernels.tiled`.
 

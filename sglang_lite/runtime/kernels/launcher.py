@@ -35,8 +35,8 @@ _EMPTY = "empty"
 
 
 class KernelLauncher:
-    """Triton kernel, launched as usual: `kernel[grid](*arguments, **constants_and_options)`. Hooks of profilers are
-    called only at the first launch of a variant.
+    """Triton kernel, launched as usual: `kernel[grid](*arguments, **constants_and_options)`. Hooks
+    of profilers are called only at the first launch of a variant.
 
     Args:
         function: Triton function, whose constants must come last.
@@ -68,14 +68,28 @@ class KernelLauncher:
         if kernel is None:
             self._check_devices(arguments)
             kernel = self.function.run(*arguments, grid=grid, warmup=False, **options)
-            if device is not None and isinstance(kernel, CompiledKernel) and len(arguments) == self._arguments:
+            if (
+                device is not None
+                and isinstance(kernel, CompiledKernel)
+                and len(arguments) == self._arguments
+            ):
                 self._kernels[key] = kernel
             return
         x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
         stream = driver.active.get_current_stream(device)
         kernel.run(
-            x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *values, *self._constant_slots
-        )  # fmt: skip
+            x,
+            y,
+            z,
+            stream,
+            kernel.function,
+            kernel.packed_metadata,
+            None,
+            None,
+            None,
+            *values,
+            *self._constant_slots,
+        )
 
     def _check_devices(self, arguments: tuple[Any, ...]) -> None:
         """Raises an SglError if the current device can't read the memory of some argument."""
@@ -95,10 +109,15 @@ class KernelLauncher:
 
 def cached_launch(function: Any) -> Any:  # object of Triton
     """Decorates kernels that the host launches. Leaves functions of the interpreter unchanged."""
-    return KernelLauncher(function) if isinstance(function, JITFunction) and _specialized is not None else function
+    return (
+        KernelLauncher(function)
+        if isinstance(function, JITFunction) and _specialized is not None
+        else function
+    )
 
 
-def variant_key(arguments: tuple[Any, ...], device: Any) -> tuple[tuple[Any, ...], list[Any]]:  # any types of kernels
+# any types of kernels
+def variant_key(arguments: tuple[Any, ...], device: Any) -> tuple[tuple[Any, ...], list[Any]]:
     """Returns a key that is at least as specific as Triton's choice of a variant, and the arguments
     in the driver's form. Tensors on devices other than `device`, a number of torch's, have keys of
     their own.

@@ -64,9 +64,19 @@ class LoraRows:
 @cached_launch
 @triton.jit
 def _describe(
-    adapters, pages, ranks, block_pages, block_ranks, used, blocks,
-    ADAPTERS: tl.constexpr, PAGES: tl.constexpr, BLOCK: tl.constexpr, PAGES_BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    adapters,
+    pages,
+    ranks,
+    block_pages,
+    block_ranks,
+    used,
+    blocks,
+    ADAPTERS: tl.constexpr,
+    PAGES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAGES_BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     wait(PDL)
     block, page = tl.program_id(0), tl.arange(0, PAGES_BLOCK)
@@ -89,8 +99,9 @@ def _describe(
 
 
 def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
-    """Returns the tokens of a step sorted by adapter. Must come before the step's first kernel that overlaps with
-    others, so that products may read the result before previous kernels have finished.
+    """Returns the tokens of a step sorted by adapter. Must come before the step's first kernel that
+    overlaps with others, so that products may read the result before previous kernels have
+    finished.
 
     Args:
         step: adapters of the step.
@@ -98,21 +109,35 @@ def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
     """
     adapters = len(step.ranks)
     longest = step.pages.shape[1]
-    blocks = experts_order(step.of_slot[slots].unsqueeze(1), adapters + 1, _SMALL if len(slots) <= _FEW else _LARGE)
+    blocks = experts_order(
+        step.of_slot[slots].unsqueeze(1), adapters + 1, _SMALL if len(slots) <= _FEW else _LARGE
+    )
     count = len(blocks.experts)
     pages, ranks = (blocks.experts.new_empty(shape) for shape in ((count, longest), (count,)))
     used = blocks.experts.new_empty(2)
     _describe[(count,)](
-        blocks.experts, step.pages, step.ranks, pages, ranks, used, count, ADAPTERS=adapters, PAGES=longest,
-        BLOCK=256, PAGES_BLOCK=power_of_2(longest), num_warps=1, **pdl_options(slots.device),
-    )  # fmt: skip
+        blocks.experts,
+        step.pages,
+        step.ranks,
+        pages,
+        ranks,
+        used,
+        count,
+        ADAPTERS=adapters,
+        PAGES=longest,
+        BLOCK=256,
+        PAGES_BLOCK=power_of_2(longest),
+        num_warps=1,
+        **pdl_options(slots.device),
+    )
     return LoraRows(blocks, pages, ranks, used)
 
 
 @triton.jit
 def _range(total):
-    """Returns the first of a program's items, which are consecutive, so that most are of the same block; and their
-    end."""
+    """Returns the first of a program's items, which are consecutive, so that most are of the same
+    block; and their end.
+    """
     count = tl.cdiv(total, tl.num_programs(0))
     first = tl.program_id(0) * count
     return first, tl.minimum(first + count, total)
@@ -120,11 +145,20 @@ def _range(total):
 
 @triton.jit
 def _block(
-    tokens, ranks, pages, block, valid, T,
-    PAGES: tl.constexpr, RANKS: tl.constexpr, SIZE: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
-    """Returns a block's rank, pages of its first ranks [TOGETHER], its tokens [SIZE], and whether it has one alone;
-    rank 0 if the block is not valid."""
+    tokens,
+    ranks,
+    pages,
+    block,
+    valid,
+    T,
+    PAGES: tl.constexpr,
+    RANKS: tl.constexpr,
+    SIZE: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """Returns a block's rank, pages of its first ranks [TOGETHER], its tokens [SIZE], and whether
+    it has one alone; rank 0 if the block is not valid.
+    """
     size = tl.where(valid, SIZE, 0)
     of = tl.arange(0, SIZE)
     own = tl.load(tokens + block * SIZE + of, mask=of < size, other=0).to(tl.int64)
@@ -134,7 +168,9 @@ def _block(
 
 
 @triton.jit
-def _pages(pages, block, first, rank, PAGES: tl.constexpr, RANKS: tl.constexpr, TOGETHER: tl.constexpr):
+def _pages(
+    pages, block, first, rank, PAGES: tl.constexpr, RANKS: tl.constexpr, TOGETHER: tl.constexpr
+):
     """Returns the pages [TOGETHER] of the ranks of a block's adapter from `first` on."""
     r = first + tl.arange(0, TOGETHER)
     return tl.load(pages + block * PAGES + r // RANKS, mask=r < rank, other=0).to(tl.int64)
@@ -145,21 +181,42 @@ def _load_a(a, first, page, rank, part, k, K, PAGE, RANKS: tl.constexpr):
     """Loads A [TOGETHER, BLOCK_K] of the ranks from `first` on, in these pages, and of inputs k."""
     r = first + tl.arange(0, page.shape[0])
     matrix = a + page * PAGE + (part * RANKS + r % RANKS) * K
-    return tl.load(matrix[:, None] + k[None, :], mask=(r < rank)[:, None] & (k < K)[None, :], other=0.0)
+    return tl.load(
+        matrix[:, None] + k[None, :], mask=(r < rank)[:, None] & (k < K)[None, :], other=0.0
+    )
 
 
 @cached_launch
 @triton.jit(do_not_specialize=["T"])
 def _shrink(
-    x, a, hidden, tokens, pages, ranks, used, T, K, PAGE,
-    PAGES: tl.constexpr, RANKS: tl.constexpr, SPLITS: tl.constexpr, SIZE: tl.constexpr, TOGETHER: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    a,
+    hidden,
+    tokens,
+    pages,
+    ranks,
+    used,
+    T,
+    K,
+    PAGE,
+    PAGES: tl.constexpr,
+    RANKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SIZE: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     begin, end = _range(tl.load(used) * (PARTS * SPLITS))
     block, k = begin // (PARTS * SPLITS), tl.arange(0, BLOCK_K)
-    rank, page, token, _ = _block(tokens, ranks, pages, block, begin < end, T, PAGES, RANKS, SIZE, TOGETHER)
-    weights = _load_a(a, 0, page, rank, begin // SPLITS % PARTS, begin % SPLITS * BLOCK_K + k, K, PAGE, RANKS)
+    rank, page, token, _ = _block(
+        tokens, ranks, pages, block, begin < end, T, PAGES, RANKS, SIZE, TOGETHER
+    )
+    weights = _load_a(
+        a, 0, page, rank, begin // SPLITS % PARTS, begin % SPLITS * BLOCK_K + k, K, PAGE, RANKS
+    )
     wait(PDL)
     for item in range(begin, end):
         part, split = item // SPLITS % PARTS, item % SPLITS
@@ -176,15 +233,21 @@ def _shrink(
                 inside = (token < T)[None, :] & (at + k < K)[:, None]
                 values = tl.load(rows[None, :] + (at + k)[:, None], mask=inside, other=0.0)
                 acc = tl.dot(weights, values, acc, input_precision="ieee")
-                weights = _load_a(a, first, of, rank, part, at + BLOCK_K * SPLITS + k, K, PAGE, RANKS)
+                weights = _load_a(
+                    a, first, of, rank, part, at + BLOCK_K * SPLITS + k, K, PAGE, RANKS
+                )
             at, valid = own[None, :] + r[:, None], (r < rank)[:, None] & (token < T)[None, :]
             tl.store(hidden + split * T * (PARTS * PAGES * RANKS) + at, acc, mask=valid)
         later = item + 1
         if later // (PARTS * SPLITS) != block:
             block = later // (PARTS * SPLITS)
-            rank, page, token, _ = _block(tokens, ranks, pages, block, later < end, T, PAGES, RANKS, SIZE, TOGETHER)
+            rank, page, token, _ = _block(
+                tokens, ranks, pages, block, later < end, T, PAGES, RANKS, SIZE, TOGETHER
+            )
         left = tl.where(later < end, rank, 0)
-        weights = _load_a(a, 0, page, left, later // SPLITS % PARTS, later % SPLITS * BLOCK_K + k, K, PAGE, RANKS)
+        weights = _load_a(
+            a, 0, page, left, later // SPLITS % PARTS, later % SPLITS * BLOCK_K + k, K, PAGE, RANKS
+        )
 
 
 @triton.jit
@@ -192,20 +255,36 @@ def _load_b(b, first, page, rank, n, end, N, PAGE, RANKS: tl.constexpr):
     """Loads B [TOGETHER, BLOCK_N] of the ranks from `first` on, in these pages, and outputs n of N."""
     r = first + tl.arange(0, page.shape[0])
     matrix = b + page * PAGE + r % RANKS * N
-    return tl.load(matrix[:, None] + n[None, :], mask=(r < rank)[:, None] & (n < end)[None, :], other=0.0)
+    return tl.load(
+        matrix[:, None] + n[None, :], mask=(r < rank)[:, None] & (n < end)[None, :], other=0.0
+    )
 
 
 @triton.jit
 def _hidden(
-    hidden, token, alone, part, first, rank, T,
-    PAGES: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
-    """Loads the hidden rows [SIZE, TOGETHER] of a block's tokens, for the ranks from `first` on. If its first token is
-    alone, which it mostly is where a batch has many adapters, all rows are that one's."""
+    hidden,
+    token,
+    alone,
+    part,
+    first,
+    rank,
+    T,
+    PAGES: tl.constexpr,
+    RANKS: tl.constexpr,
+    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """Loads the hidden rows [SIZE, TOGETHER] of a block's tokens, for the ranks from `first` on. If
+    its first token is alone, which it mostly is where a batch has many adapters, all rows are that
+    one's.
+    """
     r, size = first + tl.arange(0, TOGETHER), PARTS * PAGES * RANKS
     values = tl.zeros((token.shape[0], TOGETHER), tl.float32)
     if alone:
-        one = tl.min(token) * size + part * (PAGES * RANKS) + tl.arange(0, SPLITS)[:, None] * T * size
+        one = (
+            tl.min(token) * size + part * (PAGES * RANKS) + tl.arange(0, SPLITS)[:, None] * T * size
+        )
         own = tl.load(hidden + one + r[None, :], mask=(r < rank)[None, :], other=0.0)
         values += tl.sum(own, 0)[None, :]
     else:
@@ -219,25 +298,50 @@ def _hidden(
 @cached_launch
 @triton.jit(do_not_specialize=["T"])
 def _expand(
-    hidden, b, out, tokens, pages, ranks, used, T, N, PAGE, END0, END1, TILES,
-    PAGES: tl.constexpr, RANKS: tl.constexpr, SPLITS: tl.constexpr, SIZE: tl.constexpr, TOGETHER: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    b,
+    out,
+    tokens,
+    pages,
+    ranks,
+    used,
+    T,
+    N,
+    PAGE,
+    END0,
+    END1,
+    TILES,
+    PAGES: tl.constexpr,
+    RANKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SIZE: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     begin, stop = _range(tl.load(used) * TILES)
     block = begin // TILES
-    rank, page, token, alone = _block(tokens, ranks, pages, block, begin < stop, T, PAGES, RANKS, SIZE, TOGETHER)
+    rank, page, token, alone = _block(
+        tokens, ranks, pages, block, begin < stop, T, PAGES, RANKS, SIZE, TOGETHER
+    )
     part, n, end = outputs_of(begin % TILES, N, END0, END1, PARTS, BLOCK_N)
     weights = _load_b(b, 0, page, rank, n, end, N, PAGE, RANKS)
     wait(PDL)
     for item in range(begin, stop):
-        at, inside = out + (token * N)[:, None] + n[None, :], (token < T)[:, None] & (n < end)[None, :]
+        at, inside = (
+            out + (token * N)[:, None] + n[None, :],
+            (token < T)[:, None] & (n < end)[None, :],
+        )
         acc = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         for first in range(0, rank, TOGETHER):
             if first > 0:
                 page_of = _pages(pages, block, first, rank, PAGES, RANKS, TOGETHER)
                 weights = _load_b(b, first, page_of, rank, n, end, N, PAGE, RANKS)
-            values = _hidden(hidden, token, alone, part, first, rank, T, PAGES, RANKS, PARTS, SPLITS, TOGETHER)
+            values = _hidden(
+                hidden, token, alone, part, first, rank, T, PAGES, RANKS, PARTS, SPLITS, TOGETHER
+            )
             acc = tl.dot(values.to(weights.dtype), weights, acc, input_precision="ieee")
         tl.store(at, acc.to(out.dtype.element_ty), mask=inside)
         later = item + 1
@@ -253,20 +357,42 @@ def _expand(
 @cached_launch
 @triton.jit(do_not_specialize=["T"])
 def _expand_gated(
-    hidden, b, product, out, tokens, pages, ranks, used, T, N, PAGE, TILES,
-    PAGES: tl.constexpr, RANKS: tl.constexpr, SPLITS: tl.constexpr, SIZE: tl.constexpr, TOGETHER: tl.constexpr,
-    KIND: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    b,
+    product,
+    out,
+    tokens,
+    pages,
+    ranks,
+    used,
+    T,
+    N,
+    PAGE,
+    TILES,
+    PAGES: tl.constexpr,
+    RANKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SIZE: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     begin, stop = _range(tl.load(used + 1) * TILES)
     block = begin // TILES
-    rank, page, token, alone = _block(tokens, ranks, pages, block, begin < stop, T, PAGES, RANKS, SIZE, TOGETHER)
+    rank, page, token, alone = _block(
+        tokens, ranks, pages, block, begin < stop, T, PAGES, RANKS, SIZE, TOGETHER
+    )
     n = begin % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
     weights = _load_b(b, 0, page, rank, n, N, 2 * N, PAGE, RANKS)
     up_weights = _load_b(b + N, 0, page, rank, n, N, 2 * N, PAGE, RANKS)
     wait(PDL)
     for item in range(begin, stop):
-        at, inside = product + (token * (2 * N))[:, None] + n[None, :], (token < T)[:, None] & (n < N)[None, :]
+        at, inside = (
+            product + (token * (2 * N))[:, None] + n[None, :],
+            (token < T)[:, None] & (n < N)[None, :],
+        )
         gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(at + N, mask=inside, other=0.0).to(tl.float32)
         for first in range(0, rank, TOGETHER):
@@ -274,9 +400,13 @@ def _expand_gated(
                 page_of = _pages(pages, block, first, rank, PAGES, RANKS, TOGETHER)
                 weights = _load_b(b, first, page_of, rank, n, N, 2 * N, PAGE, RANKS)
                 up_weights = _load_b(b + N, first, page_of, rank, n, N, 2 * N, PAGE, RANKS)
-            values = _hidden(hidden, token, alone, 0, first, rank, T, PAGES, RANKS, 2, SPLITS, TOGETHER)
+            values = _hidden(
+                hidden, token, alone, 0, first, rank, T, PAGES, RANKS, 2, SPLITS, TOGETHER
+            )
             gate = tl.dot(values.to(weights.dtype), weights, gate, input_precision="ieee")
-            values = _hidden(hidden, token, alone, 1, first, rank, T, PAGES, RANKS, 2, SPLITS, TOGETHER)
+            values = _hidden(
+                hidden, token, alone, 1, first, rank, T, PAGES, RANKS, 2, SPLITS, TOGETHER
+            )
             up = tl.dot(values.to(weights.dtype), up_weights, up, input_precision="ieee")
         type = out.dtype.element_ty  # rounded as separate operations would
         gate = apply_activation(gate.to(type).to(tl.float32), KIND).to(type).to(tl.float32)
@@ -294,7 +424,9 @@ def _expand_gated(
         up_weights = _load_b(b + N, 0, page, left, n, N, 2 * N, PAGE, RANKS)
 
 
-def lora_add(x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor) -> torch.Tensor:
+def lora_add(
+    x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor
+) -> torch.Tensor:
     """Adds the adapters' products of x to `out`, and returns it.
 
     Args:
@@ -308,9 +440,22 @@ def lora_add(x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.T
     ends = (weights.outputs[0], sum(weights.outputs[:2]))
     tiles = sum(cdiv(each, _BLOCK_N) for each in weights.outputs)
     _expand[(_programs(x, len(rows.ranks) * tiles, _EXPANDING),)](
-        hidden, weights.b, out, rows.blocks.pairs, rows.pages, rows.ranks, rows.used, len(x), outputs,
-        weights.page_size, *ends, tiles, PARTS=len(weights.outputs), BLOCK_N=_BLOCK_N, **constants,
-    )  # fmt: skip
+        hidden,
+        weights.b,
+        out,
+        rows.blocks.pairs,
+        rows.pages,
+        rows.ranks,
+        rows.used,
+        len(x),
+        outputs,
+        weights.page_size,
+        *ends,
+        tiles,
+        PARTS=len(weights.outputs),
+        BLOCK_N=_BLOCK_N,
+        **constants,
+    )
     return out
 
 
@@ -331,28 +476,61 @@ def lora_gated(
     out = x.new_empty((len(x), outputs))
     tiles = cdiv(outputs, _BLOCK_N)
     _expand_gated[(_programs(x, len(rows.ranks) * tiles, _EXPANDING),)](
-        hidden, weights.b, product, out, rows.blocks.pairs, rows.pages, rows.ranks, rows.used, len(x), outputs,
-        weights.page_size, tiles, KIND=activation, BLOCK_N=_BLOCK_N, **constants,
-    )  # fmt: skip
+        hidden,
+        weights.b,
+        product,
+        out,
+        rows.blocks.pairs,
+        rows.pages,
+        rows.ranks,
+        rows.used,
+        len(x),
+        outputs,
+        weights.page_size,
+        tiles,
+        KIND=activation,
+        BLOCK_N=_BLOCK_N,
+        **constants,
+    )
     return out
 
 
-def _shrunk(x: torch.Tensor, weights: LoraWeights, rows: LoraRows) -> tuple[torch.Tensor, dict[str, Any]]:
+def _shrunk(
+    x: torch.Tensor, weights: LoraWeights, rows: LoraRows
+) -> tuple[torch.Tensor, dict[str, Any]]:
     """Returns the hidden rows float32 [splits, T, parts, longest rank], and constants for the
     launch that reads them.
     """
     parts, inputs, (blocks, pages) = len(weights.outputs), x.shape[1], rows.pages.shape
     few = rows.blocks.size == _SMALL
     splits = min(_MAX_SPLITS, power_of_2(cdiv(inputs, _SPLIT))) if few else 1
-    hidden = torch.empty((splits, len(x), parts, pages * RANKS), dtype=torch.float32, device=x.device)
+    hidden = torch.empty(
+        (splits, len(x), parts, pages * RANKS), dtype=torch.float32, device=x.device
+    )
     constants = dict(
-        PAGES=pages, RANKS=RANKS, SPLITS=splits, SIZE=rows.blocks.size, TOGETHER=_TOGETHER, num_warps=4,
+        PAGES=pages,
+        RANKS=RANKS,
+        SPLITS=splits,
+        SIZE=rows.blocks.size,
+        TOGETHER=_TOGETHER,
+        num_warps=4,
         **pdl_options(x.device),
-    )  # fmt: skip
+    )
     _shrink[(_programs(x, blocks * parts * splits, _SHRINKING),)](
-        x, weights.a, hidden, rows.blocks.pairs, rows.pages, rows.ranks, rows.used, len(x), inputs, weights.page_size,
-        PARTS=parts, BLOCK_K=_BLOCK_K if few else _LONG_BLOCK_K, **constants,
-    )  # fmt: skip
+        x,
+        weights.a,
+        hidden,
+        rows.blocks.pairs,
+        rows.pages,
+        rows.ranks,
+        rows.used,
+        len(x),
+        inputs,
+        weights.page_size,
+        PARTS=parts,
+        BLOCK_K=_BLOCK_K if few else _LONG_BLOCK_K,
+        **constants,
+    )
     return hidden, constants
 
 

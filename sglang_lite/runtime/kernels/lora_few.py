@@ -69,7 +69,8 @@ class Shrunk:
     """Inputs of tokens multiplied by A, which are yet to be multiplied by B.
 
     Attributes:
-        hidden: [parts, T, ranks], in the type of the inputs; undefined beyond the tile of the last rank in use.
+        hidden: [parts, T, ranks], in the type of the inputs; undefined beyond the tile of the last
+            rank in use.
         weights: matrices of the adapters.
         ranks: adapters of the tokens.
     """
@@ -82,10 +83,24 @@ class Shrunk:
 @cached_launch
 @triton.jit(do_not_specialize=["T"])
 def _join(
-    of_slot, slots, pages, ranks, of_token, joined, owners, used, counters, T,
-    ADAPTERS: tl.constexpr, PAGES: tl.constexpr, RANKS: tl.constexpr, COUNTERS: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_A: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    of_slot,
+    slots,
+    pages,
+    ranks,
+    of_token,
+    joined,
+    owners,
+    used,
+    counters,
+    T,
+    ADAPTERS: tl.constexpr,
+    PAGES: tl.constexpr,
+    RANKS: tl.constexpr,
+    COUNTERS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     wait(PDL)
     token, adapter = tl.arange(0, BLOCK_T), tl.arange(0, BLOCK_A)
@@ -107,8 +122,9 @@ def _join(
 
 
 def joined_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
-    """Returns the ranks of a step's adapters. Must come before the step's first kernel that overlaps with others, so
-    that products may read the result before previous kernels have finished.
+    """Returns the ranks of a step's adapters. Must come before the step's first kernel that
+    overlaps with others, so that products may read the result before previous kernels have
+    finished.
 
     Args:
         step: adapters of the step.
@@ -120,21 +136,52 @@ def joined_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
     of_token = step.ranks.new_empty(len(slots))
     used = step.ranks.new_empty(1)
     _join[(1,)](
-        step.of_slot, slots, step.pages, step.ranks, of_token, pages, owners, used, counters, len(slots),
-        ADAPTERS=adapters, PAGES=longest, RANKS=RANKS, COUNTERS=len(counters),
-        BLOCK_T=max(16, power_of_2(len(slots))), BLOCK_A=max(16, power_of_2(adapters + 1)), num_warps=4,
+        step.of_slot,
+        slots,
+        step.pages,
+        step.ranks,
+        of_token,
+        pages,
+        owners,
+        used,
+        counters,
+        len(slots),
+        ADAPTERS=adapters,
+        PAGES=longest,
+        RANKS=RANKS,
+        COUNTERS=len(counters),
+        BLOCK_T=max(16, power_of_2(len(slots))),
+        BLOCK_A=max(16, power_of_2(adapters + 1)),
+        num_warps=4,
         **pdl_options(slots.device),
-    )  # fmt: skip
+    )
     return JoinedRanks(of_token, pages, owners, used, counters)
 
 
 @cached_launch
 @triton.jit(do_not_specialize=["T"])
 def _shrink(
-    x, a, hidden, partials, counters, of_token, pages, owners, used, T, K, PAGE, WIDTH,
-    PARTS: tl.constexpr, SPLITS: tl.constexpr, RANKS: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    a,
+    hidden,
+    partials,
+    counters,
+    of_token,
+    pages,
+    owners,
+    used,
+    T,
+    K,
+    PAGE,
+    WIDTH,
+    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     item = tl.program_id(0)
     split, part, tile = item % SPLITS, item // SPLITS % PARTS, item // (SPLITS * PARTS)
     count = tl.load(used) * RANKS
@@ -151,11 +198,24 @@ def _shrink(
     acc = tl.zeros((BLOCK_R, BLOCK_T), tl.float32)
     for at in range(split * length, tl.minimum((split + 1) * length, K), BLOCK_K):
         inside = at + k < K
-        weights = tl.load(rows[:, None] + (at + k)[None, :], mask=(r < count)[:, None] & inside[None, :], other=0.0)
-        values = tl.load(x + t[None, :] * K + (at + k)[:, None], mask=(t < T)[None, :] & inside[:, None], other=0.0)
+        weights = tl.load(
+            rows[:, None] + (at + k)[None, :],
+            mask=(r < count)[:, None] & inside[None, :],
+            other=0.0,
+        )
+        values = tl.load(
+            x + t[None, :] * K + (at + k)[:, None],
+            mask=(t < T)[None, :] & inside[:, None],
+            other=0.0,
+        )
         acc = tl.dot(weights, values, acc, input_precision="ieee")
     if SPLITS > 1:
-        place = partials + item * (BLOCK_R * BLOCK_T) + tl.arange(0, BLOCK_R)[:, None] * BLOCK_T + t[None, :]
+        place = (
+            partials
+            + item * (BLOCK_R * BLOCK_T)
+            + tl.arange(0, BLOCK_R)[:, None] * BLOCK_T
+            + t[None, :]
+        )
         tl.store(place, acc, mask=(r < count)[:, None])
         tl.debug_barrier()  # all threads have stored before one signals
         finished = tl.atomic_add(counters + item // SPLITS, 1, sem="acq_rel")
@@ -165,7 +225,12 @@ def _shrink(
         place -= split * (BLOCK_R * BLOCK_T)
         acc = tl.zeros((BLOCK_R, BLOCK_T), tl.float32)
         for i in range(SPLITS):  # in a fixed order, so that the sum is deterministic
-            acc += tl.load(place + i * (BLOCK_R * BLOCK_T), mask=(r < count)[:, None], other=0.0, cache_modifier=".cg")
+            acc += tl.load(
+                place + i * (BLOCK_R * BLOCK_T),
+                mask=(r < count)[:, None],
+                other=0.0,
+                cache_modifier=".cg",
+            )
     acc = tl.where(owner[:, None] == own[None, :], acc, 0.0)
     at = (part * T + t)[None, :] * WIDTH + r[:, None]
     tl.store(hidden + at, acc.to(hidden.dtype.element_ty), mask=(t < T)[None, :])
@@ -189,41 +254,66 @@ def shrink(x: torch.Tensor, weights: LoraWeights, ranks: JoinedRanks) -> Shrunk:
     hidden = x.new_empty((parts, tokens, tiles * BLOCK_R))
     item = x.element_size()
     block_k = _BLOCK_K if item < 4 else 16  # float32 products are unrolled
-    stages = tile_stages(properties_of(x.device), block, BLOCK_R, block_k, item, _STAGES if item < 4 else 2)
+    stages = tile_stages(
+        properties_of(x.device), block, BLOCK_R, block_k, item, _STAGES if item < 4 else 2
+    )
     partials = torch.empty(items * splits * BLOCK_R * block, dtype=torch.float32, device=x.device)
     _shrink[(items * splits,)](
-        x, weights.a, hidden, partials, ranks.counters, ranks.of_token, ranks.pages, ranks.owners, ranks.used,
-        tokens, inputs, weights.page_size, hidden.shape[2], PARTS=parts, SPLITS=splits, RANKS=RANKS,
-        BLOCK_T=block, BLOCK_R=BLOCK_R, BLOCK_K=block_k, num_warps=4 if block <= 64 else 8,
-        num_stages=stages, **pdl_options(x.device),
-    )  # fmt: skip
+        x,
+        weights.a,
+        hidden,
+        partials,
+        ranks.counters,
+        ranks.of_token,
+        ranks.pages,
+        ranks.owners,
+        ranks.used,
+        tokens,
+        inputs,
+        weights.page_size,
+        hidden.shape[2],
+        PARTS=parts,
+        SPLITS=splits,
+        RANKS=RANKS,
+        BLOCK_T=block,
+        BLOCK_R=BLOCK_R,
+        BLOCK_K=block_k,
+        num_warps=4 if block <= 64 else 8,
+        num_stages=stages,
+        **pdl_options(x.device),
+    )
     return Shrunk(hidden, weights, ranks)
 
 
 @triton.jit
 def outputs_of(tile, N, END0, END1, PARTS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns the part of a tile of outputs, its outputs [BLOCK_N], and the end of the part. No tile has outputs of two
-    parts."""
+    """Returns the part of a tile of outputs, its outputs [BLOCK_N], and the end of the part. No
+    tile has outputs of two parts.
+    """
     if PARTS == 1:
         part, first, end = 0, 0, N
     else:
         second = tl.cdiv(END0, BLOCK_N)
         third = second + tl.cdiv(END1 - END0, BLOCK_N)
         part = (tile >= second).to(tl.int32) + (tile >= third).to(tl.int32)
-        first = tl.where(part == 0, 0, tl.where(part == 1, END0 - second * BLOCK_N, END1 - third * BLOCK_N))
+        first = tl.where(
+            part == 0, 0, tl.where(part == 1, END0 - second * BLOCK_N, END1 - third * BLOCK_N)
+        )
         end = tl.where(part == 0, END0, tl.where(part == 1, END1, N))
     return part, first + tile * BLOCK_N + tl.arange(0, BLOCK_N), end
 
 
 @triton.jit
-def load_b(
-    b, pages, count, first, n, end, N, PAGE, RANKS: tl.constexpr, BLOCK_R: tl.constexpr
-):  # fmt: skip
-    """Loads B [BLOCK_R, outputs n, which end at `end`] of the `count` ranks from `first` on. N: columns of B."""
+def load_b(b, pages, count, first, n, end, N, PAGE, RANKS: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Loads B [BLOCK_R, outputs n, which end at `end`] of the `count` ranks from `first` on. N:
+    columns of B.
+    """
     r = first + tl.arange(0, BLOCK_R)
     page = tl.load(pages + r // RANKS, mask=r < count, other=0).to(tl.int64)
     rows = b + page * PAGE + r % RANKS * N
-    return tl.load(rows[:, None] + n[None, :], mask=(r < count)[:, None] & (n < end)[None, :], other=0.0)
+    return tl.load(
+        rows[:, None] + n[None, :], mask=(r < count)[:, None] & (n < end)[None, :], other=0.0
+    )
 
 
 @triton.jit
@@ -231,16 +321,36 @@ def load_hidden(hidden, part, t, count, first, T, WIDTH, BLOCK_R: tl.constexpr):
     """Loads the hidden rows [tokens t, BLOCK_R] of the `count` ranks from `first` on."""
     r = first + tl.arange(0, BLOCK_R)
     rows = hidden + (part * T + t) * WIDTH
-    return tl.load(rows[:, None] + r[None, :], mask=(t < T)[:, None] & (r < count)[None, :], other=0.0)
+    return tl.load(
+        rows[:, None] + r[None, :], mask=(t < T)[:, None] & (r < count)[None, :], other=0.0
+    )
 
 
 @triton.jit
 def expanded(
-    acc, weights, hidden, b, pages, count, part, t, n, end, T, N, WIDTH, PAGE, first,
-    STEP: tl.constexpr, RANKS: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Adds hidden rows times B to sums of tokens t and outputs n: of the ranks from `first` on, whose B has been
-    loaded, and of those in steps of STEP after them."""
+    acc,
+    weights,
+    hidden,
+    b,
+    pages,
+    count,
+    part,
+    t,
+    n,
+    end,
+    T,
+    N,
+    WIDTH,
+    PAGE,
+    first,
+    STEP: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Adds hidden rows times B to sums of tokens t and outputs n: of the ranks from `first` on,
+    whose B has been loaded, and of those in steps of STEP after them.
+    """
     low = load_hidden(hidden, part, t, count, first, T, WIDTH, BLOCK_R)
     acc = tl.dot(low, weights, acc, input_precision="ieee")
     for at in tl.range(first + STEP, count, STEP, num_stages=STAGES):
@@ -252,27 +362,79 @@ def expanded(
 
 @triton.jit
 def expanded_pair(
-    gate, up, weights, up_weights, hidden, b, pages, count, t, n, T, N, WIDTH, PAGE,
-    RANKS: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    gate,
+    up,
+    weights,
+    up_weights,
+    hidden,
+    b,
+    pages,
+    count,
+    t,
+    n,
+    T,
+    N,
+    WIDTH,
+    PAGE,
+    RANKS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """`expanded` for gates and ups, N of each, which are two parts."""
-    gate = tl.dot(load_hidden(hidden, 0, t, count, 0, T, WIDTH, BLOCK_R), weights, gate, input_precision="ieee")
-    up = tl.dot(load_hidden(hidden, 1, t, count, 0, T, WIDTH, BLOCK_R), up_weights, up, input_precision="ieee")
+    gate = tl.dot(
+        load_hidden(hidden, 0, t, count, 0, T, WIDTH, BLOCK_R),
+        weights,
+        gate,
+        input_precision="ieee",
+    )
+    up = tl.dot(
+        load_hidden(hidden, 1, t, count, 0, T, WIDTH, BLOCK_R),
+        up_weights,
+        up,
+        input_precision="ieee",
+    )
     for at in tl.range(BLOCK_R, count, BLOCK_R, num_stages=STAGES):
         weights = load_b(b, pages, count, at, n, N, 2 * N, PAGE, RANKS, BLOCK_R)
         up_weights = load_b(b + N, pages, count, at, n, N, 2 * N, PAGE, RANKS, BLOCK_R)
-        gate = tl.dot(load_hidden(hidden, 0, t, count, at, T, WIDTH, BLOCK_R), weights, gate, input_precision="ieee")
-        up = tl.dot(load_hidden(hidden, 1, t, count, at, T, WIDTH, BLOCK_R), up_weights, up, input_precision="ieee")
+        gate = tl.dot(
+            load_hidden(hidden, 0, t, count, at, T, WIDTH, BLOCK_R),
+            weights,
+            gate,
+            input_precision="ieee",
+        )
+        up = tl.dot(
+            load_hidden(hidden, 1, t, count, at, T, WIDTH, BLOCK_R),
+            up_weights,
+            up,
+            input_precision="ieee",
+        )
     return gate, up
 
 
 @cached_launch
 @triton.jit(do_not_specialize=["T"])
 def _expand(
-    hidden, b, product, out, pages, used, T, N, WIDTH, PAGE, END0, END1,
-    PARTS: tl.constexpr, GATE: tl.constexpr, RANKS: tl.constexpr, STAGES: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    b,
+    product,
+    out,
+    pages,
+    used,
+    T,
+    N,
+    WIDTH,
+    PAGE,
+    END0,
+    END1,
+    PARTS: tl.constexpr,
+    GATE: tl.constexpr,
+    RANKS: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     part, n, end = outputs_of(tl.program_id(0), N, END0, END1, PARTS, BLOCK_N)
     t, count = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T), tl.load(used) * RANKS
@@ -283,17 +445,54 @@ def _expand(
         wait(PDL)
         acc = tl.load(product + t[:, None] * N + n[None, :], mask=inside, other=0.0).to(tl.float32)
         result = expanded(
-            acc, weights, hidden, b, pages, count, part, t, n, end, T, N, WIDTH, PAGE, 0, BLOCK_R, RANKS, BLOCK_R,
+            acc,
+            weights,
+            hidden,
+            b,
+            pages,
+            count,
+            part,
+            t,
+            n,
+            end,
+            T,
+            N,
+            WIDTH,
+            PAGE,
+            0,
+            BLOCK_R,
+            RANKS,
+            BLOCK_R,
             STAGES,
-        )  # fmt: skip
+        )
     else:
         weights = load_b(b, pages, count, 0, n, N, 2 * N, PAGE, RANKS, BLOCK_R)
         up_weights = load_b(b + N, pages, count, 0, n, N, 2 * N, PAGE, RANKS, BLOCK_R)
         wait(PDL)
-        gate = tl.load(product + t[:, None] * (2 * N) + n[None, :], mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(product + t[:, None] * (2 * N) + (N + n)[None, :], mask=inside, other=0.0).to(tl.float32)
+        gate = tl.load(product + t[:, None] * (2 * N) + n[None, :], mask=inside, other=0.0).to(
+            tl.float32
+        )
+        up = tl.load(product + t[:, None] * (2 * N) + (N + n)[None, :], mask=inside, other=0.0).to(
+            tl.float32
+        )
         gate, up = expanded_pair(
-            gate, up, weights, up_weights, hidden, b, pages, count, t, n, T, N, WIDTH, PAGE, RANKS, BLOCK_R, STAGES
+            gate,
+            up,
+            weights,
+            up_weights,
+            hidden,
+            b,
+            pages,
+            count,
+            t,
+            n,
+            T,
+            N,
+            WIDTH,
+            PAGE,
+            RANKS,
+            BLOCK_R,
+            STAGES,
         )
         # Rounded as separate operations would.
         result = apply_activation(gate.to(type).to(tl.float32), GATE).to(type).to(tl.float32)
@@ -327,17 +526,42 @@ def expand_gated(shrunk: Shrunk, product: torch.Tensor, activation: str) -> torc
     return out
 
 
-def _launch(shrunk: Shrunk, product: torch.Tensor, out: torch.Tensor, tiles: int, parts: int, gate: str) -> None:
+def _launch(
+    shrunk: Shrunk, product: torch.Tensor, out: torch.Tensor, tiles: int, parts: int, gate: str
+) -> None:
     (_, tokens, width), weights, ranks = shrunk.hidden.shape, shrunk.weights, shrunk.ranks
     item = shrunk.hidden.element_size()
     matrices = 2 if gate else 1
-    block = min(64 if item < 4 else 16, max(16, power_of_2(tokens)))  # float32 products are unrolled
+    # float32 products are unrolled
+    block = min(64 if item < 4 else 16, max(16, power_of_2(tokens)))
     stages = tile_stages(
-        properties_of(product.device), matrices * block, matrices * _BLOCK_N, BLOCK_R, item, 3 if item < 4 else 1
+        properties_of(product.device),
+        matrices * block,
+        matrices * _BLOCK_N,
+        BLOCK_R,
+        item,
+        3 if item < 4 else 1,
     )
     _expand[(tiles, cdiv(tokens, block))](
-        shrunk.hidden, weights.b, product, out, ranks.pages, ranks.used, tokens, out.shape[1], width,
-        weights.page_size, weights.outputs[0], sum(weights.outputs[:2]), PARTS=parts, GATE=gate, RANKS=RANKS,
-        STAGES=stages, BLOCK_T=block, BLOCK_N=_BLOCK_N, BLOCK_R=BLOCK_R,
-        num_warps=4, **pdl_options(product.device),
-    )  # fmt: skip
+        shrunk.hidden,
+        weights.b,
+        product,
+        out,
+        ranks.pages,
+        ranks.used,
+        tokens,
+        out.shape[1],
+        width,
+        weights.page_size,
+        weights.outputs[0],
+        sum(weights.outputs[:2]),
+        PARTS=parts,
+        GATE=gate,
+        RANKS=RANKS,
+        STAGES=stages,
+        BLOCK_T=block,
+        BLOCK_N=_BLOCK_N,
+        BLOCK_R=BLOCK_R,
+        num_warps=4,
+        **pdl_options(product.device),
+    )

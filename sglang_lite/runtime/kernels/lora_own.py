@@ -26,7 +26,8 @@ from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-MIN_ADAPTERS = 33  # adapters of a step from which this is faster than tiles of all ranks; 32 in 32 rows are not
+# adapters of a step from which this is faster than tiles of all ranks; 32 in 32 rows are not
+MIN_ADAPTERS = 33
 _MAX_TOKENS = 64  # tokens
 _TOGETHER = 16  # ranks that a program multiplies together
 _BLOCK = 1024  # inputs of a split, or outputs of a program
@@ -50,7 +51,8 @@ class OwnShrunk:
     """Inputs of tokens multiplied by A, which are yet to be multiplied by B.
 
     Attributes:
-        hidden: float32 [splits, T, parts, ranks], to be summed over splits; undefined beyond a token's rank.
+        hidden: float32 [splits, T, parts, ranks], to be summed over splits; undefined beyond a
+            token's rank.
         weights: matrices of the adapters.
         ranks: adapters of the tokens.
     """
@@ -70,9 +72,17 @@ def pays(adapters: int, tokens: int) -> bool:
 @cached_launch
 @triton.jit
 def _own_ranks(
-    of_slot, slots, pages, ranks, own_pages, own_ranks, ADAPTERS: tl.constexpr, PAGES: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    of_slot,
+    slots,
+    pages,
+    ranks,
+    own_pages,
+    own_ranks,
+    ADAPTERS: tl.constexpr,
+    PAGES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     wait(PDL)
     token, page = tl.program_id(0), tl.arange(0, BLOCK)
@@ -94,9 +104,18 @@ def own_ranks(step: LoraStep, slots: torch.Tensor) -> OwnRanks:
     adapters, longest = step.pages.shape
     found = OwnRanks(step.pages.new_empty((len(slots), longest)), step.ranks.new_empty(len(slots)))
     _own_ranks[(len(slots),)](
-        step.of_slot, slots, step.pages, step.ranks, found.pages, found.ranks, ADAPTERS=adapters, PAGES=longest,
-        BLOCK=power_of_2(longest), num_warps=1, **pdl_options(slots.device),
-    )  # fmt: skip
+        step.of_slot,
+        slots,
+        step.pages,
+        step.ranks,
+        found.pages,
+        found.ranks,
+        ADAPTERS=adapters,
+        PAGES=longest,
+        BLOCK=power_of_2(longest),
+        num_warps=1,
+        **pdl_options(slots.device),
+    )
     return found
 
 
@@ -104,21 +123,36 @@ def own_ranks(step: LoraStep, slots: torch.Tensor) -> OwnRanks:
 def _rows(pages, token, first, PAGES: tl.constexpr, RANKS: tl.constexpr, TOGETHER: tl.constexpr):
     """Returns ranks [TOGETHER] of a token's adapter from `first` on, and their pages."""
     r = first + tl.arange(0, TOGETHER)
-    return r, tl.load(pages + token * PAGES + r // RANKS, mask=r < PAGES * RANKS, other=0).to(tl.int64)
+    return r, tl.load(pages + token * PAGES + r // RANKS, mask=r < PAGES * RANKS, other=0).to(
+        tl.int64
+    )
 
 
 @cached_launch
 @triton.jit(do_not_specialize=["T"])
 def _own_shrink(
-    x, a, hidden, pages, ranks, T, K, PAGE,
-    PAGES: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr, TOGETHER: tl.constexpr, BLOCK: tl.constexpr,
+    x,
+    a,
+    hidden,
+    pages,
+    ranks,
+    T,
+    K,
+    PAGE,
+    PAGES: tl.constexpr,
+    RANKS: tl.constexpr,
+    PARTS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    BLOCK: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     split, part, token = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rank, k = tl.load(ranks + token), split * BLOCK + tl.arange(0, BLOCK)
     r, page = _rows(pages, token, 0, PAGES, RANKS, TOGETHER)
     rows = a + page * PAGE + (part * RANKS + r % RANKS) * K
-    weights = tl.load(rows[:, None] + k[None, :], mask=(r < rank)[:, None] & (k < K)[None, :], other=0.0)
+    weights = tl.load(
+        rows[:, None] + k[None, :], mask=(r < rank)[:, None] & (k < K)[None, :], other=0.0
+    )
     wait(PDL)
     start_next(PDL)  # not earlier, as the next kernel may read x without waiting
     values = tl.load(x + token * K + k, mask=k < K, other=0.0).to(tl.float32)
@@ -127,7 +161,9 @@ def _own_shrink(
     for first in range(TOGETHER, rank, TOGETHER):
         r, page = _rows(pages, token, first, PAGES, RANKS, TOGETHER)
         rows = a + page * PAGE + (part * RANKS + r % RANKS) * K
-        weights = tl.load(rows[:, None] + k[None, :], mask=(r < rank)[:, None] & (k < K)[None, :], other=0.0)
+        weights = tl.load(
+            rows[:, None] + k[None, :], mask=(r < rank)[:, None] & (k < K)[None, :], other=0.0
+        )
         tl.store(out + r, tl.sum(weights.to(tl.float32) * values[None, :], 1), mask=r < rank)
 
 
@@ -142,30 +178,79 @@ def own_shrink(x: torch.Tensor, weights: LoraWeights, ranks: OwnRanks) -> OwnShr
     """
     (tokens, inputs), parts, longest = x.shape, len(weights.outputs), ranks.pages.shape[1]
     splits = cdiv(inputs, _BLOCK)
-    hidden = torch.empty((splits, tokens, parts, longest * RANKS), dtype=torch.float32, device=x.device)
+    hidden = torch.empty(
+        (splits, tokens, parts, longest * RANKS), dtype=torch.float32, device=x.device
+    )
     _own_shrink[(splits, parts, tokens)](
-        x, weights.a, hidden, ranks.pages, ranks.ranks, tokens, inputs, weights.page_size,
-        PAGES=longest, RANKS=RANKS, PARTS=parts, TOGETHER=_TOGETHER, BLOCK=_BLOCK, num_warps=4,
+        x,
+        weights.a,
+        hidden,
+        ranks.pages,
+        ranks.ranks,
+        tokens,
+        inputs,
+        weights.page_size,
+        PAGES=longest,
+        RANKS=RANKS,
+        PARTS=parts,
+        TOGETHER=_TOGETHER,
+        BLOCK=_BLOCK,
+        num_warps=4,
         **pdl_options(x.device),
-    )  # fmt: skip
+    )
     return OwnShrunk(hidden, weights, ranks)
 
 
 @triton.jit
-def _sums(hidden, token, part, r, rank, T, WIDTH, PARTS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr):
+def _sums(
+    hidden,
+    token,
+    part,
+    r,
+    rank,
+    T,
+    WIDTH,
+    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
     """Loads a token's hidden row of ranks r, the sum of its splits."""
     split = tl.arange(0, BLOCK_S)
     at = hidden + ((split * T + token) * PARTS + part) * WIDTH
-    return tl.sum(tl.load(at[:, None] + r[None, :], mask=(split < SPLITS)[:, None] & (r < rank)[None, :], other=0.0), 0)
+    return tl.sum(
+        tl.load(
+            at[:, None] + r[None, :],
+            mask=(split < SPLITS)[:, None] & (r < rank)[None, :],
+            other=0.0,
+        ),
+        0,
+    )
 
 
 @cached_launch
 @triton.jit(do_not_specialize=["T"])
 def _own_expand(
-    hidden, b, product, out, pages, ranks, T, N, PAGE, END0, END1,
-    PAGES: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, GATE: tl.constexpr,
-    TOGETHER: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    b,
+    product,
+    out,
+    pages,
+    ranks,
+    T,
+    N,
+    PAGE,
+    END0,
+    END1,
+    PAGES: tl.constexpr,
+    RANKS: tl.constexpr,
+    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GATE: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     token, COLUMNS = tl.program_id(1), N if GATE == "" else 2 * N
     if GATE == "":
@@ -188,7 +273,10 @@ def _own_expand(
         up += tl.sum(up_weights.to(tl.float32) * low[:, None], 0)
     for first in range(TOGETHER, rank, TOGETHER):
         r, page = _rows(pages, token, first, PAGES, RANKS, TOGETHER)
-        rows, valid = b + page * PAGE + r % RANKS * COLUMNS, (r < rank)[:, None] & (n < end)[None, :]
+        rows, valid = (
+            b + page * PAGE + r % RANKS * COLUMNS,
+            (r < rank)[:, None] & (n < end)[None, :],
+        )
         weights = tl.load(rows[:, None] + n[None, :], mask=valid, other=0.0)
         low = _sums(hidden, token, part, r, rank, T, PAGES * RANKS, PARTS, SPLITS, BLOCK_S)
         acc += tl.sum(weights.to(tl.float32) * low[:, None], 0)
@@ -217,9 +305,26 @@ def own_expand(shrunk: OwnShrunk, product: torch.Tensor, activation: str = "") -
     outputs = weights.outputs[:1] if activation else weights.outputs
     out = product.new_empty((tokens, outputs[0])) if activation else product
     _own_expand[(sum(cdiv(each, block) for each in outputs), tokens)](
-        shrunk.hidden, weights.b, product, out, ranks.pages, ranks.ranks, tokens, out.shape[1], weights.page_size,
-        weights.outputs[0], sum(weights.outputs[:2]), PAGES=ranks.pages.shape[1], RANKS=RANKS, PARTS=parts,
-        SPLITS=splits, GATE=activation, TOGETHER=_TOGETHER, BLOCK=block, BLOCK_S=power_of_2(splits), num_warps=4,
+        shrunk.hidden,
+        weights.b,
+        product,
+        out,
+        ranks.pages,
+        ranks.ranks,
+        tokens,
+        out.shape[1],
+        weights.page_size,
+        weights.outputs[0],
+        sum(weights.outputs[:2]),
+        PAGES=ranks.pages.shape[1],
+        RANKS=RANKS,
+        PARTS=parts,
+        SPLITS=splits,
+        GATE=activation,
+        TOGETHER=_TOGETHER,
+        BLOCK=block,
+        BLOCK_S=power_of_2(splits),
+        num_warps=4,
         **pdl_options(product.device),
-    )  # fmt: skip
+    )
     return out

@@ -1,9 +1,11 @@
-"""LoRA adapters (arXiv:2106.09685) on a device: the pages of their matrices, and which token uses which adapter.
+"""LoRA adapters (arXiv:2106.09685) on a device: the pages of their matrices, and which token uses
+which adapter.
 
     out[t] += B[adapter of t] (A[adapter of t] x[t])
 
-A product of a layer, such as q, k and v, may stack several matrices, its parts. Each part has its own A, whose rows are
-the adapter's rank; B stacks the parts' outputs, each of which belongs to one part.
+A product of a layer, such as q, k and v, may stack several matrices, its parts. Each part has its
+own A, whose rows are the adapter's rank; B stacks the parts' outputs, each of which belongs to one
+part.
 
 Pages hold RANKS ranks. An adapter has the same pages in every product.
 """
@@ -24,7 +26,8 @@ class LoraWeights:
 
     Attributes:
         a: [pages, parts, RANKS, inputs], each page contiguous.
-        b: [pages, RANKS, outputs], outputs part after part, times the adapter's scaling; each page contiguous.
+        b: [pages, RANKS, outputs], outputs part after part, times the adapter's scaling; each page
+            contiguous.
         outputs: number of outputs of each part.
     """
 

@@ -1,5 +1,5 @@
-"""Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467) and layer norm (Ba et al., arXiv:1607.06450) of rows [T,
-H], with the residual addition fused in.
+"""Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467) and layer norm (Ba et al.,
+arXiv:1607.06450) of rows [T, H], with the residual addition fused in.
 
     out = x / sqrt(mean(x²) + eps) * weight          RMS norm: weight [H]
     out = the same of x - mean(x), plus bias         layer norm: weight [2, H], factors and biases
@@ -24,11 +24,31 @@ from sglang_lite.runtime.kernels.sizes import power_of_2
 @cached_launch
 @triton.jit(do_not_specialize=["rank", "channels", "words"])
 def _add_norm(
-    x, row_scales, scales, residual, weight, out, eight, eight_scales, size, eps,
-    addresses, epochs, rank, channels, words,
-    SCALED: tl.constexpr, ADD: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, EIGHT: tl.constexpr,
-    RANKS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    row_scales,
+    scales,
+    residual,
+    weight,
+    out,
+    eight,
+    eight_scales,
+    size,
+    eps,
+    addresses,
+    epochs,
+    rank,
+    channels,
+    words,
+    SCALED: tl.constexpr,
+    ADD: tl.constexpr,
+    CENTRED: tl.constexpr,
+    WIDE: tl.constexpr,
+    EIGHT: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -41,14 +61,29 @@ def _add_norm(
     value = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
     if PARTS > 1:
         for part in tl.static_range(1, PARTS):
-            value += tl.load(x + (part * tl.num_programs(0) + row) * size + at, mask=inside, other=0.0)
-        value = value.to(residual.dtype.element_ty).to(tl.float32)  # rounded as the result of a single product would be
+            value += tl.load(
+                x + (part * tl.num_programs(0) + row) * size + at, mask=inside, other=0.0
+            )
+        # rounded as the result of a single product would be
+        value = value.to(residual.dtype.element_ty).to(tl.float32)
     if SCALED:
         value *= tl.load(row_scales + row) * tl.load(scales + at, mask=inside, other=0.0)
     if RANKS > 1:
-        value = summed(value, size, addresses, epochs, rank, channels, words, weight.dtype.element_ty, BLOCK, RANKS)
+        value = summed(
+            value,
+            size,
+            addresses,
+            epochs,
+            rank,
+            channels,
+            words,
+            weight.dtype.element_ty,
+            BLOCK,
+            RANKS,
+        )
     if ADD:
-        # Rounded to the data type of the residual stream first, so that the norm sees the same values as later layers.
+        # Rounded to the data type of the residual stream first, so that the norm sees the same
+        # values as later layers.
         value += tl.load(residual + row * size + at, mask=inside, other=0.0).to(tl.float32)
         rounded = value.to(residual.dtype.element_ty)
         tl.store(residual + row * size + at, rounded, mask=inside)
@@ -65,16 +100,22 @@ def _add_norm(
 
 
 def norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None, ranks: Peers | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scales: Scales | None = None,
+    ranks: Peers | None = None,
 ) -> torch.Tensor:
-    """Returns the norm of rows x [T, H], times their scales; computed in float32. Moves 2 T H elements.
+    """Returns the norm of rows x [T, H], times their scales; computed in float32. Moves 2 T H
+    elements.
 
     Args:
         x: [T, H].
         weight: [H] for an RMS norm, [2, H] for a layer norm.
         eps: epsilon of the norm.
         scales: scales of x if it is an 8-bit product, or None.
-        ranks: ranks whose x are added up first, in the weight's type; x must satisfy `Peers.takes_rows`.
+        ranks: ranks whose x are added up first, in the weight's type; x must satisfy
+            `Peers.takes_rows`.
     """
     out = x.new_empty(x.shape)
     _launch(x, None, weight, eps, scales, ranks, out=out)
@@ -82,9 +123,13 @@ def norm(
 
 
 def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scales: Scales | None = None,
     ranks: Peers | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Adds x, times its scales, to `residual` [T, H] in place, and returns the norm of the sum.
     Moves 4 T H elements.
 
@@ -98,7 +143,9 @@ def add_norm(
     return out
 
 
-def norm_eight(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: torch.dtype) -> EightBitRows:
+def norm_eight(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, kind: torch.dtype
+) -> EightBitRows:
     """Returns the norm of x in an 8-bit type."""
     eight = EightBitRows.empty(x, x.shape[1], kind)
     _launch(x, None, weight, eps, None, None, eight=eight)
@@ -106,9 +153,16 @@ def norm_eight(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: torch.dt
 
 
 def add_norm_eight(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None,
-    kind: torch.dtype, ranks: Peers | None = None, *, unquantised: bool = False,
-) -> EightBitRows:  # fmt: skip
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scales: Scales | None,
+    kind: torch.dtype,
+    ranks: Peers | None = None,
+    *,
+    unquantised: bool = False,
+) -> EightBitRows:
     """Adds x to the residual like `add_norm`, and returns the norm of the sum in an 8-bit type.
 
     Args:
@@ -140,9 +194,25 @@ def _launch(
         exchange = ranks.addresses, ranks.epochs, ranks.rank, CHANNELS, ranks.words
         warps = max(warps, exchange_warps(size * weight.element_size() // 4))
     _add_norm[(rows,)](
-        x, scales and scales.rows, scales and scales.columns, residual, weight, out,
-        eight and eight.values, eight and eight.scales, size, eps, *exchange,
-        SCALED=scales is not None, ADD=residual is not None, CENTRED=weight.dim() == 2,
-        WIDE=out is not None, EIGHT=eight is not None, RANKS=1 if ranks is None else ranks.count, BLOCK=block,
-        PARTS=len(x) if x.dim() == 3 else 1, num_warps=warps, **pdl_options(x.device),
-    )  # fmt: skip
+        x,
+        scales and scales.rows,
+        scales and scales.columns,
+        residual,
+        weight,
+        out,
+        eight and eight.values,
+        eight and eight.scales,
+        size,
+        eps,
+        *exchange,
+        SCALED=scales is not None,
+        ADD=residual is not None,
+        CENTRED=weight.dim() == 2,
+        WIDE=out is not None,
+        EIGHT=eight is not None,
+        RANKS=1 if ranks is None else ranks.count,
+        BLOCK=block,
+        PARTS=len(x) if x.dim() == 3 else 1,
+        num_warps=warps,
+        **pdl_options(x.device),
+    )

@@ -1,8 +1,9 @@
 """Products of rows with matrices of 4-bit numbers, which are read once and decoded in registers.
 
-A matrix [N, K] in groups of G columns moves N * K / 2 + N * K / G * 4 bytes. Two numbers are decoded by one
-instruction each of a shift, a mask and a subtraction, and are an operand of the tensor cores where they lie; a group's
-sums are multiplied by its scales. The twin decodes the matrix and multiplies (reference/packed_products.py).
+A matrix [N, K] in groups of G columns moves N * K / 2 + N * K / G * 4 bytes. Two numbers are
+decoded by one instruction each of a shift, a mask and a subtraction, and are an operand of the
+tensor cores where they lie; a group's sums are multiplied by its scales. The twin decodes the
+matrix and multiplies (reference/packed_products.py).
 """
 
 from __future__ import annotations
@@ -45,27 +46,38 @@ def _halves(pairs, dtype: tl.constexpr):
 
 
 @triton.jit
-def _numbers(words, word, table, J: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr, dtype: tl.constexpr):
-    """Numbers [N, 2 W] of slice J of a block, in `dtype`, times `_factor`; from integers ZERO is subtracted, or if that
-    is negative what `word` [N] has above 16 bits."""
+def _numbers(
+    words, word, table, J: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr, dtype: tl.constexpr
+):
+    """Numbers [N, 2 W] of slice J of a block, in `dtype`, times `_factor`; from integers ZERO is
+    subtracted, or if that is negative what `word` [N] has above 16 bits.
+    """
     if KIND == "integers" and dtype != tl.float32:
-        # The last eight bits of a 16-bit number are linear, as its least exponents are: as they are they stand for a
-        # number that is too small, which the multiplication mends that subtracts zeros. So two take two instructions.
+        # The last eight bits of a 16-bit number are linear, as its least exponents are: as they are
+        # they stand for a number that is too small, which the multiplication mends that subtracts
+        # zeros. So two take two instructions.
         small = _halves((words >> 8 * (J // 2)) & (0x000F000F << 4 * (J % 2)), dtype)
         up: tl.constexpr = (2.0**127 if dtype == tl.bfloat16 else 2.0**15) / 16.0 ** (J % 2)
         factor: tl.constexpr = _factor(KIND, dtype)
         if ZERO < 0:
-            found = tl.fma(small, tl.full(small.shape, up, dtype), zeros_of(word).to(dtype)[:, None] * -factor)
+            found = tl.fma(
+                small, tl.full(small.shape, up, dtype), zeros_of(word).to(dtype)[:, None] * -factor
+            )
         else:
-            found = tl.fma(small, tl.full(small.shape, up, dtype), tl.full(small.shape, -ZERO * factor, dtype))
-    elif KIND == "e2m1" and dtype != tl.float32:  # sign, exponent and mantissa where a 16-bit number has them
+            found = tl.fma(
+                small, tl.full(small.shape, up, dtype), tl.full(small.shape, -ZERO * factor, dtype)
+            )
+    # sign, exponent and mantissa where a 16-bit number has them
+    elif KIND == "e2m1" and dtype != tl.float32:
         pairs = words >> 4 * J
         wide: tl.constexpr = 6 if dtype == tl.bfloat16 else 9
         small = _halves(((pairs & 0x00070007) << wide) | ((pairs & 0x00080008) << 12), dtype)
         found = small * (2.0**126 if dtype == tl.bfloat16 else 2.0**14)
     else:
         pairs = words >> 4 * J
-        numbers = tl.reshape(tl.join(pairs & 15, pairs >> 16 & 15), (words.shape[0], 2 * words.shape[1]))
+        numbers = tl.reshape(
+            tl.join(pairs & 15, pairs >> 16 & 15), (words.shape[0], 2 * words.shape[1])
+        )
         if KIND == "e2m1":
             bits = ((numbers & 7) << 22) | ((numbers & 8) << 28)
             found = bits.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2**126
@@ -80,10 +92,14 @@ def _numbers(words, word, table, J: tl.constexpr, KIND: tl.constexpr, ZERO: tl.c
 
 @triton.jit
 def scales_of(word, ZERO: tl.constexpr, HALF: tl.constexpr):
-    """Scales, as float32, of what `PackedWeight.scales` has; HALF is a name of their dtype if zeros are above them."""
+    """Scales, as float32, of what `PackedWeight.scales` has; HALF is a name of their dtype if zeros
+    are above them.
+    """
     if ZERO < 0:
         low = (word & 0xFFFF).to(tl.int16)
-        return low.to(tl.bfloat16 if HALF == "bfloat16" else tl.float16, bitcast=True).to(tl.float32)
+        return low.to(tl.bfloat16 if HALF == "bfloat16" else tl.float16, bitcast=True).to(
+            tl.float32
+        )
     else:
         return word
 
@@ -96,10 +112,28 @@ def zeros_of(word):
 
 @triton.jit
 def packed_sums(
-    rows, valid, words, scales, table, n, stride, K, BLOCKS, first, every,
-    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
-    TOGETHER: tl.constexpr, SPAN: tl.constexpr, SCALED: tl.constexpr, WHOLE: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
+    rows,
+    valid,
+    words,
+    scales,
+    table,
+    n,
+    stride,
+    K,
+    BLOCKS,
+    first,
+    every,
+    KIND: tl.constexpr,
+    ZERO: tl.constexpr,
+    HALF: tl.constexpr,
+    SLICE: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    SPAN: tl.constexpr,
+    SCALED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
     """Products [N, M] of rows with rows n [N] of a packed matrix, as float32.
 
     Args:
@@ -108,7 +142,9 @@ def packed_sums(
         stride: rows of the matrix.
         first, every: first step of a block's columns, and how many steps further the next one is.
     """
-    place = words + n.to(tl.int64)[:, None] * (BLOCKS * (SLICE // 2)) + tl.arange(0, SPAN // 2)[None, :]
+    place = (
+        words + n.to(tl.int64)[:, None] * (BLOCKS * (SLICE // 2)) + tl.arange(0, SPAN // 2)[None, :]
+    )
     STEPS: tl.constexpr = SLICE // SPAN  # of a block
     acc = tl.zeros((n.shape[0], rows.shape[0]), tl.float32)
     for step in range(first, BLOCKS * STEPS, every):
@@ -142,28 +178,68 @@ def packed_sums(
 @cached_launch
 @triton.jit(do_not_specialize=["M", "BLOCKS"])
 def _packed_rows(
-    x, words, scales, table, bias, y, M, N, K, BLOCKS,
-    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
-    TOGETHER: tl.constexpr, SPAN: tl.constexpr, SCALED: tl.constexpr, WHOLE: tl.constexpr,
-    BIAS: tl.constexpr, GATE: tl.constexpr, EARLY: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    words,
+    scales,
+    table,
+    bias,
+    y,
+    M,
+    N,
+    K,
+    BLOCKS,
+    KIND: tl.constexpr,
+    ZERO: tl.constexpr,
+    HALF: tl.constexpr,
+    SLICE: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    SPAN: tl.constexpr,
+    SCALED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if EARLY:
         start_next(PDL)
     wait(PDL)
     OUTPUTS: tl.constexpr = BLOCK_N if GATE == "" else BLOCK_N // 2
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, BLOCK_N)
-    n = tl.minimum(tl.program_id(0) * OUTPUTS + row % OUTPUTS, N - 1)  # without masks: what is too much is not stored
+    # without masks: what is too much is not stored
+    n = tl.minimum(tl.program_id(0) * OUTPUTS + row % OUTPUTS, N - 1)
     stride = N
     if GATE != "":
         n += row // OUTPUTS * N  # gates, then as many ups
         stride = 2 * N
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     acc = packed_sums(
-        x + m * K, m < M, words, scales, table, n, stride, K, BLOCKS, tl.program_id(1), tl.num_programs(1),
-        KIND, ZERO, HALF, SLICE, GROUP, TOGETHER, SPAN, SCALED, WHOLE, x.dtype.element_ty,
-    )  # fmt: skip
+        x + m * K,
+        m < M,
+        words,
+        scales,
+        table,
+        n,
+        stride,
+        K,
+        BLOCKS,
+        tl.program_id(1),
+        tl.num_programs(1),
+        KIND,
+        ZERO,
+        HALF,
+        SLICE,
+        GROUP,
+        TOGETHER,
+        SPAN,
+        SCALED,
+        WHOLE,
+        x.dtype.element_ty,
+    )
     if not EARLY:
         start_next(PDL)  # not earlier, as not all programs fit the GPU at once
     if BIAS:
@@ -194,10 +270,21 @@ def _add_parts(sums, y, size, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.
 @cached_launch
 @triton.jit
 def _decode_packed(
-    words, scales, table, out, N, K, BLOCKS,
-    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    words,
+    scales,
+    table,
+    out,
+    N,
+    K,
+    BLOCKS,
+    KIND: tl.constexpr,
+    ZERO: tl.constexpr,
+    HALF: tl.constexpr,
+    SLICE: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     wait(PDL)  # what is written may still be read
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -217,7 +304,12 @@ def _decode_packed(
 
 
 def packed_rows(
-    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, gate: str = "", *, parts: int = 1
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None,
+    gate: str = "",
+    *,
+    parts: int = 1,
 ) -> torch.Tensor:
     """Returns x [M, K] times a packed matrix [N, K] transposed, plus bias [N], as [M, N].
 
@@ -235,7 +327,11 @@ def packed_rows(
     if (hopper := on_hopper(weight, rows, x.dtype)) is not None:
         product: torch.Tensor = hopper.packed_rows_hopper(x, weight, bias, gate, parts=parts)
         return product
-    y = x.new_empty((rows, outputs)) if parts == 1 else x.new_empty((parts, rows, outputs), dtype=torch.float32)
+    y = (
+        x.new_empty((rows, outputs))
+        if parts == 1
+        else x.new_empty((parts, rows, outputs), dtype=torch.float32)
+    )
     properties = properties_of(x.device)
     many = _FEW < rows <= max_rows(x.device, x.dtype)
     if many:
@@ -250,15 +346,34 @@ def packed_rows(
         span = weight.slice
         warps = 4
     grid = cdiv(outputs, block_n // 2 if gate else block_n), parts, cdiv(rows, block_m)
-    stage = span * (block_n * 2 + SLICES * block_m * x.element_size())  # bytes of words, and of rows
+    # bytes of words, and of rows
+    stage = span * (block_n * 2 + SLICES * block_m * x.element_size())
     scratch = 8 * SCRATCH if many and weight.table is not None else SCRATCH
     _packed_rows[grid](
-        x, weight.words, weight.scales, weight.table, bias, y, rows, outputs, inputs, blocks_of(weight),
-        **constants_of(weight), TOGETHER=math.gcd(weight.group // weight.slice, SLICES), SPAN=span, SCALED=many,
-        WHOLE=inputs % (SLICES * weight.slice) == 0, BIAS=bias is not None, GATE=gate,
-        EARLY=math.prod(grid) <= properties.multiprocessors, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps,
-        num_stages=max(1, min(3, (properties.shared_memory - scratch) // stage)), **pdl_options(x.device),
-    )  # fmt: skip
+        x,
+        weight.words,
+        weight.scales,
+        weight.table,
+        bias,
+        y,
+        rows,
+        outputs,
+        inputs,
+        blocks_of(weight),
+        **constants_of(weight),
+        TOGETHER=math.gcd(weight.group // weight.slice, SLICES),
+        SPAN=span,
+        SCALED=many,
+        WHOLE=inputs % (SLICES * weight.slice) == 0,
+        BIAS=bias is not None,
+        GATE=gate,
+        EARLY=math.prod(grid) <= properties.multiprocessors,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        num_warps=warps,
+        num_stages=max(1, min(3, (properties.shared_memory - scratch) // stage)),
+        **pdl_options(x.device),
+    )
     return y
 
 
@@ -276,7 +391,8 @@ def max_rows(device: torch.device, dtype: torch.dtype) -> int:
     matrix. Scales are rounded to the dtype of many rows, and float16 lacks their range.
     """
     properties = properties_of(device)
-    many = torch.float32 if properties == INTERPRETER else torch.bfloat16  # which the interpreter can't compute in
+    # which the interpreter can't compute in
+    many = torch.float32 if properties == INTERPRETER else torch.bfloat16
     return _MANY if properties.has_tma and dtype == many else _FEW
 
 
@@ -301,19 +417,31 @@ def parts_of(weight: PackedWeight, rows: int, dtype: torch.dtype) -> int:
         programs = cdiv(weight.shape[0], _OUTPUTS_MANY) * cdiv(rows, 128)
         wanted = 1
     most = wanted * properties_of(weight.words.device).multiprocessors // programs
-    return next(parts for parts in (8, 4, 2, 1) if parts <= max(1, min(most, blocks_of(weight) // 2)))
+    return next(
+        parts for parts in (8, 4, 2, 1) if parts <= max(1, min(most, blocks_of(weight) // 2))
+    )
 
 
 def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the values [N, K] of a packed matrix, rounded to a dtype. Moves 2.5 N K bytes in 16 bits."""
+    """Returns the values [N, K] of a packed matrix, rounded to a dtype. Moves 2.5 N K bytes in 16
+    bits.
+    """
     outputs, inputs = weight.shape
     blocks = blocks_of(weight)
     out = torch.empty((outputs, inputs), dtype=dtype, device=weight.words.device)
     _decode_packed[(cdiv(outputs, 32), blocks)](
-        weight.words, weight.scales, weight.table, out, outputs, inputs, blocks,
+        weight.words,
+        weight.scales,
+        weight.table,
+        out,
+        outputs,
+        inputs,
+        blocks,
         **constants_of(weight),
-        BLOCK_N=32, num_warps=4, **pdl_options(out.device),
-    )  # fmt: skip
+        BLOCK_N=32,
+        num_warps=4,
+        **pdl_options(out.device),
+    )
     return out
 
 
@@ -326,6 +454,9 @@ def constants_of(weight: PackedWeight) -> dict[str, object]:
     """Returns the constants of the kernels that depend on the matrix."""
     own = weight.half is not None
     return {
-        "KIND": weight.kind, "ZERO": -1 if own else weight.zero, "HALF": str(weight.half).removeprefix("torch."),
-        "SLICE": weight.slice, "GROUP": weight.group,
-    }  # fmt: skip
+        "KIND": weight.kind,
+        "ZERO": -1 if own else weight.zero,
+        "HALF": str(weight.half).removeprefix("torch."),
+        "SLICE": weight.slice,
+        "GROUP": weight.group,
+    }

@@ -1,8 +1,10 @@
-"""Products of rows with matrices of 4-bit integers on Hopper GPUs: one warp copies words and rows ahead in bulk (TMA),
-and two warp groups decode 64 rows of the matrix each, in registers, where they are operands of asynchronous products.
+"""Products of rows with matrices of 4-bit integers on Hopper GPUs: one warp copies words and rows
+ahead in bulk (TMA), and two warp groups decode 64 rows of the matrix each, in registers, where they
+are operands of asynchronous products.
 
-While a slice of columns is multiplied, the next one is decoded. A matrix is decoded once for up to 256 rows, and the
-first words are copied before the kernels ahead have finished. Moves N * K / 2 bytes and the scales.
+While a slice of columns is multiplied, the next one is decoded. A matrix is decoded once for up to
+256 rows, and the first words are copied before the kernels ahead have finished. Moves N * K / 2
+bytes and the scales.
 """
 
 from __future__ import annotations
@@ -34,13 +36,15 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 MAX_ROWS = 256
 _FEW = 64  # rows up to which `packed_products` is as fast, but for groups of 32
 _OUTPUTS = gl.constexpr(64)  # rows of the matrix of a warp group
-_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name changed with Triton 3.7
+# the name changed with Triton 3.7
+_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 @gluon.jit
 def _words(place, block, stride, SLICE: gl.constexpr, GROUP: gl.constexpr):
-    """Words of `PackedWeight.scales` of the groups of a block: of its first slice, the second if that is of another
-    group, and so on; else again of the first, or the third."""
+    """Words of `PackedWeight.scales` of the groups of a block: of its first slice, the second if
+    that is of another group, and so on; else again of the first, or the third.
+    """
     first = gl.load(place + block * 4 * SLICE // GROUP * stride)
     second, third, fourth = first, first, first
     if GROUP <= 2 * SLICE:
@@ -55,7 +59,9 @@ def _words(place, block, stride, SLICE: gl.constexpr, GROUP: gl.constexpr):
 @gluon.jit
 def _twice(x):
     """bfloat16 of float32 x [N], in both halves of int32."""
-    return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $1, $1;", "=r,f", [x], dtype=gl.int32, is_pure=True, pack=1)
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $1, $1;", "=r,f", [x], dtype=gl.int32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
@@ -78,16 +84,23 @@ def _all_factors(words, ZERO: gl.constexpr, HALF: gl.constexpr):
 
 @gluon.jit
 def _numbers(words, factors, J: gl.constexpr, OPERAND: gl.constexpr):
-    """Values of slice J of a block, as an operand, two by two: the last eight bits of a 16-bit number are linear, as
-    its least exponents are, so a mask leaves numbers that are too small, which the multiplication mends that subtracts
-    zeros."""
+    """Values of slice J of a block, as an operand, two by two: the last eight bits of a 16-bit
+    number are linear, as its least exponents are, so a mask leaves numbers that are too small,
+    which the multiplication mends that subtracts zeros.
+    """
     zero, scale = factors
     pairs = (words >> 8 * (J // 2)) & (0x000F000F << 4 * (J % 2))
     UP: gl.constexpr = ["0x7F007F00", "0x7D007D00"][J % 2]  # 2**127, and 2**123
     values = gl.inline_asm_elementwise(
-        "{ .reg .b32 up, q; mov.b32 up, " + UP + "; fma.rn.bf16x2 q, $1, up, $2; mul.rn.bf16x2 $0, q, $3; }",
-        "=r,r,r,r", [pairs, zero[:, None], scale[:, None]], dtype=gl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
+        "{ .reg .b32 up, q; mov.b32 up, "
+        + UP
+        + "; fma.rn.bf16x2 q, $1, up, $2; mul.rn.bf16x2 $0, q, $3; }",
+        "=r,r,r,r",
+        [pairs, zero[:, None], scale[:, None]],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
     low = (values & 0xFFFF).to(gl.int16).to(gl.bfloat16, bitcast=True)
     high = (values >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
     both = gl.reshape(gl.join(low, high), [words.shape[0], 2 * words.shape[1]])
@@ -106,8 +119,9 @@ def _operands(words, factors, STEP: gl.constexpr, PER: gl.constexpr, OPERAND: gl
 
 @gluon.jit
 def _rows(N, WARPS: gl.constexpr, GATE: gl.constexpr):
-    """First row of the matrix that warp group WARPS, 0 or 1, multiplies, its output, and how many rows there are: with
-    a gate the first group has gates, and the second has their ups."""
+    """First row of the matrix that warp group WARPS, 0 or 1, multiplies, its output, and how many
+    rows there are: with a gate the first group has gates, and the second has their ups.
+    """
     if GATE == "":
         output = (gl.program_id(0) * 2 + WARPS) * _OUTPUTS
         row, count = output, N
@@ -125,10 +139,27 @@ def _blocks(BLOCKS):
 
 @gluon.jit
 def _multiply(
-    scales, bias, y, M, N, BLOCKS, words, x_buffers, words_ready, words_free, x_ready, x_free, ups, ups_ready,
-    WARPS: gl.constexpr, ZERO: gl.constexpr, HALF: gl.constexpr, GROUP: gl.constexpr, BIAS: gl.constexpr,
+    scales,
+    bias,
+    y,
+    M,
+    N,
+    BLOCKS,
+    words,
+    x_buffers,
+    words_ready,
+    words_free,
+    x_ready,
+    x_free,
+    ups,
+    ups_ready,
+    WARPS: gl.constexpr,
+    ZERO: gl.constexpr,
+    HALF: gl.constexpr,
+    GROUP: gl.constexpr,
+    BIAS: gl.constexpr,
     GATE: gl.constexpr,
-):  # fmt: skip
+):
     """Program of a warp group."""
     WORD_STAGES: gl.constexpr = words_ready.shape[0]
     X_STAGES: gl.constexpr = x_ready.shape[0]
@@ -136,14 +167,19 @@ def _multiply(
     STEPS: gl.constexpr = 4 // PER  # of a block
     ROWS: gl.constexpr = x_buffers.shape[1]
     SLICE: gl.constexpr = x_buffers.shape[2]
-    PRODUCT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
+    PRODUCT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
+    )
     OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=PRODUCT, k_width=2)
-    PAIRS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=PRODUCT, k_width=1)  # a word for two numbers
+    # a word for two numbers
+    PAIRS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=PRODUCT, k_width=1)
 
     row, output, stride = _rows(N, WARPS, GATE)
     part, parts, count = gl.program_id(1), gl.num_programs(1), _blocks(BLOCKS)
     last = part + (count - 1) * parts
-    place = scales + gl.minimum(row + gl.arange(0, _OUTPUTS, layout=gl.SliceLayout(1, PAIRS)), stride - 1)
+    place = scales + gl.minimum(
+        row + gl.arange(0, _OUTPUTS, layout=gl.SliceLayout(1, PAIRS)), stride - 1
+    )
     factors = _all_factors(_words(place, part, stride, SLICE, GROUP), ZERO, HALF)
     ahead = _words(place, gl.minimum(part + parts, last), stride, SLICE, GROUP)
     acc = gl.zeros([_OUTPUTS, ROWS], gl.float32, layout=PRODUCT)
@@ -206,9 +242,19 @@ def _copy_words(from_words, N, i, words, ready, GATE: gl.constexpr):
 
 @gluon.jit
 def _copy(
-    from_words, from_x, N, BLOCKS, words, x_buffers, words_ready, words_free, x_ready, x_free,
-    GATE: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
+    from_words,
+    from_x,
+    N,
+    BLOCKS,
+    words,
+    x_buffers,
+    words_ready,
+    words_free,
+    x_ready,
+    x_free,
+    GATE: gl.constexpr,
+    PDL: gl.constexpr,
+):
     """Program of the copying warp."""
     WORD_STAGES: gl.constexpr = words_ready.shape[0]
     X_STAGES: gl.constexpr = x_ready.shape[0]
@@ -237,13 +283,34 @@ def _copy(
 @cached_launch
 @gluon.jit(do_not_specialize=["M", "BLOCKS"])
 def _packed_products(
-    from_x, from_words, scales, bias, y, M, N, BLOCKS,
-    ZERO: gl.constexpr, HALF: gl.constexpr, SLICE: gl.constexpr, GROUP: gl.constexpr, BIAS: gl.constexpr,
-    GATE: gl.constexpr, EARLY: gl.constexpr, ROWS: gl.constexpr, WORD_STAGES: gl.constexpr, X_STAGES: gl.constexpr,
-    PER: gl.constexpr, REGISTERS: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    OF_WORDS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * SLICE, element_bitwidth=32, rank=2)
-    OF_ROWS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * SLICE, element_bitwidth=16, rank=2)
+    from_x,
+    from_words,
+    scales,
+    bias,
+    y,
+    M,
+    N,
+    BLOCKS,
+    ZERO: gl.constexpr,
+    HALF: gl.constexpr,
+    SLICE: gl.constexpr,
+    GROUP: gl.constexpr,
+    BIAS: gl.constexpr,
+    GATE: gl.constexpr,
+    EARLY: gl.constexpr,
+    ROWS: gl.constexpr,
+    WORD_STAGES: gl.constexpr,
+    X_STAGES: gl.constexpr,
+    PER: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    OF_WORDS: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=2 * SLICE, element_bitwidth=32, rank=2
+    )
+    OF_ROWS: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=2 * SLICE, element_bitwidth=16, rank=2
+    )
     OF_UPS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0, 1])
     words = gl.allocate_shared_memory(gl.int32, [2 * WORD_STAGES, _OUTPUTS, SLICE // 2], OF_WORDS)
     x_buffers = gl.allocate_shared_memory(gl.bfloat16, [X_STAGES * PER, ROWS, SLICE], OF_ROWS)
@@ -280,7 +347,12 @@ def supports(weight: PackedWeight, rows: int, dtype: torch.dtype) -> bool:
     """
     slices = weight.group // weight.slice  # of a group
     groups = slices in (1, 2) or slices % SLICES == 0
-    able = groups and weight.kind == "integers" and weight.slice in (32, 64) and dtype == torch.bfloat16
+    able = (
+        groups
+        and weight.kind == "integers"
+        and weight.slice in (32, 64)
+        and dtype == torch.bfloat16
+    )
     return able and (1 if weight.group == 32 else _FEW) < rows <= MAX_ROWS
 
 
@@ -289,8 +361,12 @@ def parts_of(weight: PackedWeight, rows: int) -> int:
     `packed_products`.
     """
     programs = cdiv(weight.shape[0], 2 * _OUTPUTS.value)
-    most = _launch_of(rows).programs * properties_of(weight.words.device).multiprocessors // programs
-    return next(parts for parts in (8, 4, 2, 1) if parts <= max(1, min(most, blocks_of(weight) // 2)))
+    most = (
+        _launch_of(rows).programs * properties_of(weight.words.device).multiprocessors // programs
+    )
+    return next(
+        parts for parts in (8, 4, 2, 1) if parts <= max(1, min(most, blocks_of(weight) // 2))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,34 +394,61 @@ def _launch_of(rows: int) -> _Launch:
     """Returns the launch parameters for this many rows. Measured on an H200."""
     if rows <= 32:
         return _Launch(words=4, rows=4, together=2, registers=104, limit=80, programs=2)
-    return _Launch(words=4, rows=4, together=2) if rows <= 128 else _Launch(words=3, rows=4, together=1)
+    return (
+        _Launch(words=4, rows=4, together=2)
+        if rows <= 128
+        else _Launch(words=3, rows=4, together=1)
+    )
 
 
 def packed_rows_hopper(
-    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, gate: str = "", *, parts: int = 1
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None,
+    gate: str = "",
+    *,
+    parts: int = 1,
 ) -> torch.Tensor:
     """Computes `packed_rows` for up to MAX_ROWS rows, with the same arguments and result. Scales
     are rounded to bfloat16.
     """
     (rows, inputs), outputs = x.shape, weight.shape[0] // 2 if gate else weight.shape[0]
     assert parts == 1 or (bias is None and not gate)
-    y = x.new_empty((rows, outputs)) if parts == 1 else x.new_empty((parts, rows, outputs), dtype=torch.float32)
+    y = (
+        x.new_empty((rows, outputs))
+        if parts == 1
+        else x.new_empty((parts, rows, outputs), dtype=torch.float32)
+    )
     launch = _launch_of(rows)
     tile = max(8, power_of_2(rows))
     size = weight.slice
     of_words, of_rows = (
-        gl.NVMMASharedLayout(swizzle_byte_width=2 * size, element_bitwidth=bits, rank=2) for bits in (32, 16)
+        gl.NVMMASharedLayout(swizzle_byte_width=2 * size, element_bitwidth=bits, rank=2)
+        for bits in (32, 16)
     )
     grid = cdiv(outputs, _OUTPUTS.value if gate else 2 * _OUTPUTS.value), parts
     _packed_products[grid](
         tensor_descriptor(x, inputs, (tile, size), of_rows),
-        tensor_descriptor(weight.words, weight.words.shape[1], (_OUTPUTS.value, size // 2), of_words),
-        weight.scales, bias, y, rows, outputs, blocks_of(weight),
+        tensor_descriptor(
+            weight.words, weight.words.shape[1], (_OUTPUTS.value, size // 2), of_words
+        ),
+        weight.scales,
+        bias,
+        y,
+        rows,
+        outputs,
+        blocks_of(weight),
         **{name: value for name, value in constants_of(weight).items() if name != "KIND"},
-        BIAS=bias is not None, GATE=gate,
+        BIAS=bias is not None,
+        GATE=gate,
         EARLY=math.prod(grid) <= launch.programs * properties_of(x.device).multiprocessors,
-        ROWS=tile, WORD_STAGES=launch.words, X_STAGES=launch.rows, PER=launch.together,
-        REGISTERS=launch.registers, num_warps=4, **({} if launch.limit is None else {"maxnreg": launch.limit}),
+        ROWS=tile,
+        WORD_STAGES=launch.words,
+        X_STAGES=launch.rows,
+        PER=launch.together,
+        REGISTERS=launch.registers,
+        num_warps=4,
+        **({} if launch.limit is None else {"maxnreg": launch.limit}),
         **pdl_options(x.device),
-    )  # fmt: skip
+    )
     return y

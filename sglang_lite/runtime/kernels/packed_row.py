@@ -41,9 +41,12 @@ def _factor(kind: str, j: int, half: int) -> float:
 
 @triton.jit
 def _floats(words, J: tl.constexpr, HALF: tl.constexpr, KIND: tl.constexpr):
-    """Numbers of slice J that are in half HALF of words, as float32, divided by `_factor` and 2**64."""
+    """Numbers of slice J that are in half HALF of words, as float32, divided by `_factor` and
+    2**64.
+    """
     AT: tl.constexpr = 4 * J + 16 * HALF
-    if KIND == "integers":  # the bits of an integer below 2**24 are those of a float, of 2**-149 of it
+    # the bits of an integer below 2**24 are those of a float, of 2**-149 of it
+    if KIND == "integers":
         bits = words >> _shift(J, HALF) & (15 << AT - _shift(J, HALF))
     else:
         moved = words << 22 - AT if AT < 22 else words >> AT - 22
@@ -53,10 +56,20 @@ def _floats(words, J: tl.constexpr, HALF: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def _inputs(
-    x, residual, norm, residual_out, at, K, J: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr
+    x,
+    residual,
+    norm,
+    residual_out,
+    at,
+    K,
+    J: tl.constexpr,
+    KIND: tl.constexpr,
+    ADD: tl.constexpr,
+    NORM: tl.constexpr,
 ):
-    """Inputs [Q, 4] of slice J's numbers, of those in the lower halves of words and in the upper ones, times `_factor`;
-    their sums [Q] / 2**64; and the sums of their squares before the norm."""
+    """Inputs [Q, 4] of slice J's numbers, of those in the lower halves of words and in the upper
+    ones, times `_factor`; their sums [Q] / 2**64; and the sums of their squares before the norm.
+    """
     k = at[:, None] + tl.arange(0, 8)[None, :]
     value = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
     if ADD:  # rounded to the data type of the residual stream first, as in add_norm
@@ -69,14 +82,27 @@ def _inputs(
     if NORM:
         value *= tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
     low, high = tl.split(tl.reshape(value, (at.shape[0], 4, 2)))
-    return low * _factor(KIND, J, 0), high * _factor(KIND, J, 1), tl.sum(value, 1) * 2.0**-64, squares
+    return (
+        low * _factor(KIND, J, 0),
+        high * _factor(KIND, J, 1),
+        tl.sum(value, 1) * 2.0**-64,
+        squares,
+    )
 
 
 @triton.jit
 def row_inputs(
-    x, residual, norm, residual_out, quad, K,
-    SLICE: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
+    x,
+    residual,
+    norm,
+    residual_out,
+    quad,
+    K,
+    SLICE: tl.constexpr,
+    KIND: tl.constexpr,
+    ADD: tl.constexpr,
+    NORM: tl.constexpr,
+):
     """`_inputs` of the four slices of a row, of quads [Q] of its words."""
     at = quad // (SLICE // 8) * 4 * SLICE + quad % (SLICE // 8) * 8
     return (
@@ -89,11 +115,22 @@ def row_inputs(
 
 @triton.jit
 def row_sums(
-    packed, scales, quad, mask, n, stride, inputs,
-    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
+    packed,
+    scales,
+    quad,
+    mask,
+    n,
+    stride,
+    inputs,
+    KIND: tl.constexpr,
+    ZERO: tl.constexpr,
+    HALF: tl.constexpr,
+    SLICE: tl.constexpr,
+    GROUP: tl.constexpr,
     TOGETHER: tl.constexpr,
-):  # fmt: skip
-    """Products [N, Q], / 2**64, of rows n [N] of a matrix and a row of inputs, of every quad of four words.
+):
+    """Products [N, Q], / 2**64, of rows n [N] of a matrix and a row of inputs, of every quad of
+    four words.
 
     Args:
         packed: words [N, 4 Q].
@@ -129,11 +166,33 @@ def row_sums(
 @cached_launch
 @triton.jit
 def _packed_row(
-    x, residual, norm, words, scales, bias, y, residual_out, N, K, eps,
-    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
-    TOGETHER: tl.constexpr, BLOCKS: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
-    GATE: tl.constexpr, BLOCK_N: tl.constexpr, QUADS: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    residual,
+    norm,
+    words,
+    scales,
+    bias,
+    y,
+    residual_out,
+    N,
+    K,
+    eps,
+    KIND: tl.constexpr,
+    ZERO: tl.constexpr,
+    HALF: tl.constexpr,
+    SLICE: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ADD: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    QUADS: tl.constexpr,
+    EVEN: tl.constexpr,
+    PDL: tl.constexpr,
+):
     OUTPUTS: tl.constexpr = BLOCK_N if GATE == "" else BLOCK_N // 2
     WORDS: tl.constexpr = BLOCKS * (SLICE // 2)  # of a row
     quad, word, row = tl.arange(0, QUADS), tl.arange(0, QUADS * 4), tl.arange(0, BLOCK_N)
@@ -145,13 +204,20 @@ def _packed_row(
     first = tl.program_id(0) * OUTPUTS
     place = words + first.to(tl.int64) * WORDS + n.to(tl.int64)[:, None] * WORDS + word[None, :]
     last = output * 0 if EVEN else output  # by which a tile may be too long
-    packed = tl.load(place, mask=valid[None, :] & (first + last < N)[:, None], other=0, eviction_policy="evict_first")
+    packed = tl.load(
+        place,
+        mask=valid[None, :] & (first + last < N)[:, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
     start_next(PDL)
     wait(PDL)
     inputs = row_inputs(x, residual, norm, residual_out, quad, K, SLICE, KIND, ADD, NORM)
     factor = 2.0**64
     if NORM:
-        factor *= tl.rsqrt(tl.sum(inputs[0][3] + inputs[1][3] + inputs[2][3] + inputs[3][3]) / K + eps)
+        factor *= tl.rsqrt(
+            tl.sum(inputs[0][3] + inputs[1][3] + inputs[2][3] + inputs[3][3]) / K + eps
+        )
     for tile in range(tl.program_id(0), tl.cdiv(N, OUTPUTS), tl.num_programs(0)):
         of_tile = packed
         first = tile * OUTPUTS
@@ -159,12 +225,26 @@ def _packed_row(
         later = first + tl.num_programs(0) * OUTPUTS
         place = words + later.to(tl.int64) * WORDS + n.to(tl.int64)[:, None] * WORDS + word[None, :]
         packed = tl.load(
-            place, mask=valid[None, :] & (later + last < N)[:, None], other=0, eviction_policy="evict_first"
+            place,
+            mask=valid[None, :] & (later + last < N)[:, None],
+            other=0,
+            eviction_policy="evict_first",
         )
         acc = row_sums(
-            of_tile, scales + first, quad, inside[:, None] & stored[None, :], n, stride, inputs,
-            KIND, ZERO, HALF, SLICE, GROUP, TOGETHER,
-        )  # fmt: skip
+            of_tile,
+            scales + first,
+            quad,
+            inside[:, None] & stored[None, :],
+            n,
+            stride,
+            inputs,
+            KIND,
+            ZERO,
+            HALF,
+            SLICE,
+            GROUP,
+            TOGETHER,
+        )
         result = tl.sum(acc, 1) * factor
         if BIAS:
             result += tl.load(bias + first + n, mask=stored, other=0.0).to(tl.float32)
@@ -192,17 +272,37 @@ def packed_row(
     rows, inputs = weight.shape
     quads = quads_of(weight)
     warps = min(_WARPS, quads // 32)
-    together = max(2, _OUTPUTS * _WARPS * 32 // max(quads, _WARPS * 32))  # as many as a thread has registers for
+    # as many as a thread has registers for
+    together = max(2, _OUTPUTS * _WARPS * 32 // max(quads, _WARPS * 32))
     outputs, tile = (rows // 2, together // 2) if gate else (rows, together)
     y = x.new_empty((1, outputs))
     total = x if residual is None else x.new_empty(x.shape)
     programs = _WARPS // warps * properties_of(x.device).multiprocessors
     _packed_row[(min(cdiv(outputs, tile), programs),)](
-        x, residual, norm, weight.words, weight.scales, bias, y, total, outputs, inputs, eps,
-        **constants_of(weight), TOGETHER=math.gcd(weight.group // weight.slice, SLICES), BLOCKS=blocks_of(weight),
-        ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
-        BLOCK_N=together, QUADS=quads, EVEN=outputs % tile == 0, num_warps=warps, **pdl_options(x.device),
-    )  # fmt: skip
+        x,
+        residual,
+        norm,
+        weight.words,
+        weight.scales,
+        bias,
+        y,
+        total,
+        outputs,
+        inputs,
+        eps,
+        **constants_of(weight),
+        TOGETHER=math.gcd(weight.group // weight.slice, SLICES),
+        BLOCKS=blocks_of(weight),
+        ADD=residual is not None,
+        NORM=norm is not None,
+        BIAS=bias is not None,
+        GATE=gate,
+        BLOCK_N=together,
+        QUADS=quads,
+        EVEN=outputs % tile == 0,
+        num_warps=warps,
+        **pdl_options(x.device),
+    )
     return y, total
 
 

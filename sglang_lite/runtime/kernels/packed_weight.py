@@ -18,18 +18,20 @@ Kind = Literal["integers", "e2m1", "table"]
 class PackedWeight:
     """Matrix [N, K] of 4-bit numbers in groups of G columns: value = scale * (number - zero).
 
-    Columns are cut into slices of S, of which four make up a block; the last block is filled up with zeros.
+    Columns are cut into slices of S, of which four make up a block; the last block is filled up
+    with zeros.
 
     Attributes:
         inputs: columns, K.
-        words: int32 [N, blocks * S / 2]. In a block, bits 4 j … 4 j + 3 of word i are the number of column 2 i of slice
-            j, and 16 bits above them is that of column 2 i + 1: a shift and a mask leave a pair, each in 16 bits.
-        scales: [groups, N], groups up to the end of the last block: float32; or int32 if each group has its own zero:
-            that, in float16, above the 16 bits of a scale.
+        words: int32 [N, blocks * S / 2]. In a block, bits 4 j … 4 j + 3 of word i are the number of
+            column 2 i of slice j, and 16 bits above them is that of column 2 i + 1: a shift and a
+            mask leave a pair, each in 16 bits.
+        scales: [groups, N], groups up to the end of the last block: float32; or int32 if each group
+            has its own zero: that, in float16, above the 16 bits of a scale.
         half: dtype of such a scale; None if scales are float32.
         zero: number that stands for 0 if scales are float32.
-        kind: what numbers stand for: "integers" for themselves, "e2m1" for floating point with a sign, two bits of
-            exponent and one of mantissa, "table" for an entry of `table`.
+        kind: what numbers stand for: "integers" for themselves, "e2m1" for floating point with a
+            sign, two bits of exponent and one of mantissa, "table" for an entry of `table`.
         slice: columns of a slice, S, which divide a group.
         group: columns of a group, G.
         table: float32 [16], or None.
@@ -78,9 +80,12 @@ def packed_weight(
     more = -inputs % (SLICES * size)
     padded = F.pad(numbers, (0, more)) if more else numbers
     parts = padded.view(rows, -1, SLICES // 2, 2, size // 2, 2)
-    # A word's bytes from the lowest: slices 0 and 1, then 2 and 3 of column 2 i, then both of the column after it.
+    # A word's bytes from the lowest: slices 0 and 1, then 2 and 3 of column 2 i, then both of the
+    # column after it.
     pairs = parts[:, :, :, 1].bitwise_left_shift(4).bitwise_or_(parts[:, :, :, 0])
-    words = pairs.permute(0, 1, 3, 4, 2).reshape(rows, -1, NUMBERS // 2).view(torch.int32).squeeze(-1)
+    words = (
+        pairs.permute(0, 1, 3, 4, 2).reshape(rows, -1, NUMBERS // 2).view(torch.int32).squeeze(-1)
+    )
     if zeros is None:
         half = None
         by_group = scales.float()
@@ -112,5 +117,9 @@ def in_few_bits(scales: torch.Tensor) -> torch.dtype:
     """
     if scales.is_meta:
         return torch.float16
-    exact = (dtype for dtype in (torch.float16, torch.bfloat16) if torch.equal(scales.to(dtype).float(), scales))
+    exact = (
+        dtype
+        for dtype in (torch.float16, torch.bfloat16)
+        if torch.equal(scales.to(dtype).float(), scales)
+    )
     return next(exact, torch.float32)

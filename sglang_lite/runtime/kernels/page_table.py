@@ -14,7 +14,9 @@ from sglang_lite.runtime.kernels.sizes import cdiv
 @triton.jit(do_not_specialize=["count"])
 def _update(table, at, values, count, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(table + tl.load(at + i, mask=i < count), tl.load(values + i, mask=i < count), mask=i < count)
+    tl.store(
+        table + tl.load(at + i, mask=i < count), tl.load(values + i, mask=i < count), mask=i < count
+    )
 
 
 def update_pages(table: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:

@@ -40,7 +40,12 @@ class _Allocation:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:  # the fields of the protocol
-        return {"shape": (self._size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+        return {
+            "shape": (self._size,),
+            "typestr": "|u1",
+            "data": (self.address, False),
+            "version": 3,
+        }
 
     def __del__(self) -> None:  # when no tensor is left
         with contextlib.suppress(Exception):  # the process may be ending
@@ -50,7 +55,9 @@ class _Allocation:
 Swap = Callable[[bytes], Sequence[bytes]]  # sends bytes to all ranks, and returns the bytes of each
 
 
-def share_memory(rank: int, count: int, row_bytes: int, device: torch.device, swap: Swap) -> tuple[Peers, PartPeers]:
+def share_memory(
+    rank: int, count: int, row_bytes: int, device: torch.device, swap: Swap
+) -> tuple[Peers, PartPeers]:
     """Allocates memory of this rank and opens that of the others. It stays until the processes end.
 
     Args:
@@ -71,21 +78,27 @@ def share_memory(rank: int, count: int, row_bytes: int, device: torch.device, sw
         return peers, PartPeers.of(rank, addresses, memory)
 
 
-def _shared(rank: int, size: int, device: torch.device, swap: Swap) -> tuple[list[int], torch.Tensor]:
+def _shared(
+    rank: int, size: int, device: torch.device, swap: Swap
+) -> tuple[list[int], torch.Tensor]:
     """Allocates `size` zeroed bytes on each rank. Returns the addresses of all ranks' memory, and
     this rank's as a tensor.
     """
     own = _Allocation(size)
     memory = torch.as_tensor(own, device=device).zero_()
     torch.cuda.synchronize(device)  # others may write from now on
-    return [own.address if i == rank else _opened(handle) for i, handle in enumerate(swap(own.handle))], memory
+    return [
+        own.address if i == rank else _opened(handle) for i, handle in enumerate(swap(own.handle))
+    ], memory
 
 
 def _opened(handle: bytes) -> int:
     """Opens memory that another process has allocated, and returns its address."""
     address = ctypes.c_uint64()
     call_driver(
-        "cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle),
+        "cuIpcOpenMemHandle_v2",
+        ctypes.byref(address),
+        _Handle.from_buffer_copy(handle),
         ctypes.c_uint(_ENABLE_PEER_ACCESS),
-    )  # fmt: skip
+    )
     return address.value

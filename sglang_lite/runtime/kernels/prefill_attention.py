@@ -1,6 +1,8 @@
-"""Causal attention of rows with several new tokens over their pages, which already contain the new keys and values.
+"""Causal attention of rows with several new tokens over their pages, which already contain the new
+keys and values.
 
-out[t, h] = sum over the tokens s <= t of the row of softmax(q[t, h] · k[s] * scale) v[s]; with limits, s < limits[t]
+out[t, h] = sum over the tokens s <= t of the row of softmax(q[t, h] · k[s] * scale) v[s]; with
+limits, s < limits[t]
 """
 
 from __future__ import annotations
@@ -21,11 +23,33 @@ from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 @cached_launch
 @triton.jit(do_not_specialize=["window"])
 def _prefill(
-    q, q_stride, k, v, v_scales, head_stride, out, blocks, limits, page_table, pages_per_slot, scale, softcap, window,
-    G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
-    SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, LIMITS: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    q,
+    q_stride,
+    k,
+    v,
+    v_scales,
+    head_stride,
+    out,
+    blocks,
+    limits,
+    page_table,
+    pages_per_slot,
+    scale,
+    softcap,
+    window,
+    G: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    HEADS: tl.constexpr,
+    SCALED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    LIMITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     head = tl.program_id(0)
     block = blocks + tl.program_id(1) // PARTS * 4
     skipped = tl.program_id(1) % PARTS * BLOCK_M  # queries of the block that other programs compute
@@ -43,7 +67,9 @@ def _prefill(
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
     inside = (i < count)[:, None] & (d < DIM)[None, :]
-    queries = tl.load(q + (first + i)[:, None] * q_stride + head * DIM + d[None, :], mask=inside, other=0.0)
+    queries = tl.load(
+        q + (first + i)[:, None] * q_stride + head * DIM + d[None, :], mask=inside, other=0.0
+    )
     if k.dtype.element_ty == tl.float8e4nv:
         queries = queries.to(tl.float16)  # as in decode_attention
     at_position = position + i
@@ -66,7 +92,23 @@ def _prefill(
     for at in range(start, clear, BLOCK_N):
         next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         m, total, acc = attend_block(
-            queries, k, v, page, at + n, None, None, m, total, acc, scale, softcap, DIM, PAGE, False, SOFTCAP, BLOCK_D
+            queries,
+            k,
+            v,
+            page,
+            at + n,
+            None,
+            None,
+            m,
+            total,
+            acc,
+            scale,
+            softcap,
+            DIM,
+            PAGE,
+            False,
+            SOFTCAP,
+            BLOCK_D,
         )
         page = next_page
     for at in range(clear, end, BLOCK_N):
@@ -76,9 +118,24 @@ def _prefill(
         if WINDOW:
             visible = visible & (token[None, :] > at_position[:, None] - window)
         m, total, acc = attend_block(
-            queries, k, v, page, token, token < end, visible, m, total, acc, scale, softcap, DIM, PAGE, True, SOFTCAP,
+            queries,
+            k,
+            v,
+            page,
+            token,
+            token < end,
+            visible,
+            m,
+            total,
+            acc,
+            scale,
+            softcap,
+            DIM,
+            PAGE,
+            True,
+            SOFTCAP,
             BLOCK_D,
-        )  # fmt: skip
+        )
         page = next_page
     target = out + ((first + i) * HEADS + head)[:, None] * DIM + d[None, :]
     total = tl.where(total > 0, total, 1.0)  # padding rows may see no token
@@ -99,7 +156,8 @@ def prefill_attention(
     kernel for blocks of 128.
 
     Args:
-        q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.
+        q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are
+            contiguous.
         cache: KV cache, with the keys and values of the step's tokens.
         layer: index of the layer.
         plan: plan of the step.
@@ -116,16 +174,40 @@ def prefill_attention(
     keys = cache.k[layer]
     values = cache.v[layer]
     launch = attention_launch(
-        properties_of(q.device), "prefill", dim=dim, item=q.element_size(), cached=keys.element_size(),
+        properties_of(q.device),
+        "prefill",
+        dim=dim,
+        item=q.element_size(),
+        cached=keys.element_size(),
         queries=plan.block_size,
-    )  # fmt: skip
+    )
     assert launch is not None, "refused"
     parts = plan.block_size // launch.queries
     _prefill[(heads, len(plan.blocks) * parts)](
-        q, q.stride(0), keys, values, cache.scales and cache.scales.v[layer], keys.shape[1] * dim, out, plan.blocks,
-        limits, plan.page_table, plan.page_table.shape[1], rules.scale, rules.softcap or 0.0,
+        q,
+        q.stride(0),
+        keys,
+        values,
+        cache.scales and cache.scales.v[layer],
+        keys.shape[1] * dim,
+        out,
+        plan.blocks,
+        limits,
+        plan.page_table,
+        plan.page_table.shape[1],
+        rules.scale,
+        rules.softcap or 0.0,
         rules.window or 0,
-        G=heads // len(keys), DIM=dim, PAGE=plan.page_size, HEADS=heads,
-        SCALED=cache.scales is not None, SOFTCAP=rules.softcap is not None, WINDOW=rules.window is not None,
-        LIMITS=limits is not None, PARTS=parts, BLOCK_M=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options,
-    )  # fmt: skip
+        G=heads // len(keys),
+        DIM=dim,
+        PAGE=plan.page_size,
+        HEADS=heads,
+        SCALED=cache.scales is not None,
+        SOFTCAP=rules.softcap is not None,
+        WINDOW=rules.window is not None,
+        LIMITS=limits is not None,
+        PARTS=parts,
+        BLOCK_M=launch.queries,
+        BLOCK_D=padded_head_size(dim),
+        **launch.options,
+    )

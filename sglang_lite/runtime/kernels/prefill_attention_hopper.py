@@ -1,9 +1,10 @@
-"""`prefill_attention` with features of Hopper GPUs: bulk copies (TMA) and asynchronous products of warp groups.
+"""`prefill_attention` with features of Hopper GPUs: bulk copies (TMA) and asynchronous products of
+warp groups.
 
-Written in Gluon, Triton's language for layouts and barriers, as Triton itself can't copy pages in bulk. The design is
-FlashAttention-3's (Shah et al., arXiv:2407.08608): one warp copies, and two warp groups compute, each for its own
-queries; the products of a block overlap with the softmax of the next, and those of one group with the softmax of the
-other.
+Written in Gluon, Triton's language for layouts and barriers, as Triton itself can't copy pages in
+bulk. The design is FlashAttention-3's (Shah et al., arXiv:2407.08608): one warp copies, and two
+warp groups compute, each for its own queries; the products of a block overlap with the softmax of
+the next, and those of one group with the softmax of the other.
 
 Keys may end with a rotary part that all heads share, if they are expanded from latents.
 """
@@ -31,17 +32,22 @@ QUERIES = gl.constexpr(64)  # queries of a warp group
 _TOKENS = gl.constexpr(128)  # tokens of a block
 COLUMNS = gl.constexpr(64)  # columns of a copy: 128 bytes, the width of shared memory's swizzle
 STAGES = gl.constexpr(2)  # blocks of keys, and of values, in shared memory
-BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # for tiles of COLUMNS columns
+# for tiles of COLUMNS columns
+BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 # Names that changed between Triton 3.6 and 3.9.
 sync = getattr(gl, "thread_barrier", None) or gl.barrier
 _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_view = getattr(gl.shared_memory_descriptor, "_reinterpret", None) or gl.shared_memory_descriptor.reinterpret
+_view = (
+    getattr(gl.shared_memory_descriptor, "_reinterpret", None)
+    or gl.shared_memory_descriptor.reinterpret
+)
 
 
 @gluon.jit
 def _copy(desc, row, column, pages, token, end, buffer, ready, PAGE: gl.constexpr):
-    """Starts copies of a block of tokens, page by page. Tokens from `end` on are read from the last token's page.
+    """Starts copies of a block of tokens, page by page. Tokens from `end` on are read from the last
+    token's page.
 
     Shared memory holds the first COLUMNS columns of the block page by page, then the next COLUMNS.
     """
@@ -51,16 +57,37 @@ def _copy(desc, row, column, pages, token, end, buffer, ready, PAGE: gl.constexp
     for p in gl.static_range(PAGES):
         page = gl.load(pages + gl.minimum(token + p * PAGE, end - 1) // PAGE)
         for c in gl.static_range(CHUNKS):
-            _load(desc, [row + page * PAGE, column + c * COLUMNS], ready, parts.index(c * PAGES + p))
+            _load(
+                desc, [row + page * PAGE, column + c * COLUMNS], ready, parts.index(c * PAGES + p)
+            )
 
 
 @gluon.jit
 def copy_blocks(
-    keys, rope_parts, values, row, rope_row, rope_column, pages, start, end, blocks, before, k_buffers, rope_buffers,
-    v_buffers, k_ready, v_ready, k_free, v_free, PAGE: gl.constexpr, ROPE_DIM: gl.constexpr,
-):  # fmt: skip
-    """Program of the copying warp: copies blocks from the last to the first, as a continuation of `before` earlier
-    blocks."""
+    keys,
+    rope_parts,
+    values,
+    row,
+    rope_row,
+    rope_column,
+    pages,
+    start,
+    end,
+    blocks,
+    before,
+    k_buffers,
+    rope_buffers,
+    v_buffers,
+    k_ready,
+    v_ready,
+    k_free,
+    v_free,
+    PAGE: gl.constexpr,
+    ROPE_DIM: gl.constexpr,
+):
+    """Program of the copying warp: copies blocks from the last to the first, as a continuation of
+    `before` earlier blocks.
+    """
     TOKENS: gl.constexpr = k_buffers.shape[1]
     for i in range(before, before + blocks):
         stage = i % STAGES
@@ -71,7 +98,17 @@ def copy_blocks(
         _copy(keys, row, 0, pages, token, end, k_buffers.index(stage), k_ready.index(stage), PAGE)
         if ROPE_DIM:
             rope_part = rope_buffers.index(stage)
-            _copy(rope_parts, rope_row, rope_column, pages, token, end, rope_part, k_ready.index(stage), PAGE)
+            _copy(
+                rope_parts,
+                rope_row,
+                rope_column,
+                pages,
+                token,
+                end,
+                rope_part,
+                k_ready.index(stage),
+                PAGE,
+            )
         mbarrier.wait(v_free.index(stage), used)
         mbarrier.expect(v_ready.index(stage), TOKENS * v_buffers.shape[2] * 2)
         _copy(values, row, 0, pages, token, end, v_buffers.index(stage), v_ready.index(stage), PAGE)
@@ -82,7 +119,8 @@ def _softmax(scores, m, total, scale):
     """Returns weights, highest scores, sums of weights, and the factor for older results, as in
     `softmax.attend_block`."""
     highest = gl.maximum(m, gl.max(scores, 1) * scale)
-    shift = gl.where(highest == float("-inf"), 0.0, highest)  # a query may not have seen any token yet
+    # a query may not have seen any token yet
+    shift = gl.where(highest == float("-inf"), 0.0, highest)
     shrink = gl.exp2(m - shift)
     weights = gl.exp2(scores * scale - shift[:, None])
     return weights, highest, total * shrink + gl.sum(weights, 1), shrink
@@ -116,11 +154,26 @@ def _start_scores(queries, q_rope, keys, rope_part, nothing, ROPE_DIM: gl.conste
 
 @gluon.jit
 def attend_blocks(
-    queries, q_rope, seen_to, start, end, blocks, clear, before, scale,
-    k_buffers, rope_buffers, v_buffers, k_ready, v_ready, k_free, v_free, ROPE_DIM: gl.constexpr,
-):  # fmt: skip
-    """Program of a computing warp group: attention of the queries in shared memory over the blocks that `copy_blocks`
-    copies.
+    queries,
+    q_rope,
+    seen_to,
+    start,
+    end,
+    blocks,
+    clear,
+    before,
+    scale,
+    k_buffers,
+    rope_buffers,
+    v_buffers,
+    k_ready,
+    v_ready,
+    k_free,
+    v_free,
+    ROPE_DIM: gl.constexpr,
+):
+    """Program of a computing warp group: attention of the queries in shared memory over the blocks
+    that `copy_blocks` copies.
 
     Args:
         queries, q_rope: queries and their rotary parts in shared memory.
@@ -140,7 +193,9 @@ def attend_blocks(
     BY_TOKEN: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TOKENS, 16]
     )
-    BY_COLUMN: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DIM, 16])
+    BY_COLUMN: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DIM, 16]
+    )
     OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=BY_COLUMN, k_width=2)
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
 
@@ -153,7 +208,9 @@ def attend_blocks(
 
     first = before % STAGES
     mbarrier.wait(k_ready.index(first), before // STAGES & 1)
-    scores = _start_scores(queries, q_rope, k_buffers.index(first), rope_buffers.index(first), nothing, ROPE_DIM)
+    scores = _start_scores(
+        queries, q_rope, k_buffers.index(first), rope_buffers.index(first), nothing, ROPE_DIM
+    )
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(k_free.index(first), count=1)
     token = start + (blocks - 1) * TOKENS + n
@@ -161,9 +218,13 @@ def attend_blocks(
     weights, m, total, shrink = _softmax(scores, m, total, scale)
     operand = gl.convert_layout(weights.to(dtype), OPERAND)
     mbarrier.wait(v_ready.index(first), before // STAGES & 1)
-    if end < start + blocks * TOKENS:  # values behind the end may be NaN, and 0 x NaN is NaN; both groups do this
+    # values behind the end may be NaN, and 0 x NaN is NaN; both groups do this
+    if end < start + blocks * TOKENS:
         values = v_buffers.index(first)
-        valid = start + (blocks - 1) * TOKENS + gl.arange(0, TOKENS, layout=gl.SliceLayout(1, ROWS)) < end
+        valid = (
+            start + (blocks - 1) * TOKENS + gl.arange(0, TOKENS, layout=gl.SliceLayout(1, ROWS))
+            < end
+        )
         found = values.load(ROWS)
         sync()
         values.store(gl.where(valid[:, None], found, gl.zeros([TOKENS, DIM], dtype, layout=ROWS)))
@@ -173,7 +234,9 @@ def attend_blocks(
         stage = i % STAGES
         last = (i - 1) % STAGES
         mbarrier.wait(k_ready.index(stage), i // STAGES & 1)
-        scores = _start_scores(queries, q_rope, k_buffers.index(stage), rope_buffers.index(stage), nothing, ROPE_DIM)
+        scores = _start_scores(
+            queries, q_rope, k_buffers.index(stage), rope_buffers.index(stage), nothing, ROPE_DIM
+        )
         mbarrier.wait(v_ready.index(last), (i - 1) // STAGES & 1)
         acc = warpgroup_mma(operand, v_buffers.index(last), acc, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[scores])
@@ -196,10 +259,30 @@ def attend_blocks(
 
 @gluon.jit
 def _compute(
-    q, q_stride, out, first, count, position, end, blocks, clear, head, scale,
-    q_buffers, q_ropes, k_buffers, rope_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
-    GROUP: gl.constexpr, HEADS: gl.constexpr, ROPE_DIM: gl.constexpr,
-):  # fmt: skip
+    q,
+    q_stride,
+    out,
+    first,
+    count,
+    position,
+    end,
+    blocks,
+    clear,
+    head,
+    scale,
+    q_buffers,
+    q_ropes,
+    k_buffers,
+    rope_buffers,
+    v_buffers,
+    k_ready,
+    v_ready,
+    k_free,
+    v_free,
+    GROUP: gl.constexpr,
+    HEADS: gl.constexpr,
+    ROPE_DIM: gl.constexpr,
+):
     """Program of a warp group: attention of QUERIES queries over all blocks."""
     KEY: gl.constexpr = q_buffers.shape[2]
     queries, q_rope = q_buffers.index(GROUP), q_ropes.index(GROUP)
@@ -211,9 +294,24 @@ def _compute(
     fence_async_shared()
     sync()
     _, total, acc = attend_blocks(
-        queries, q_rope, position + GROUP * QUERIES + i, 0, end, blocks, clear, 0, scale,
-        k_buffers, rope_buffers, v_buffers, k_ready, v_ready, k_free, v_free, ROPE_DIM,
-    )  # fmt: skip
+        queries,
+        q_rope,
+        position + GROUP * QUERIES + i,
+        0,
+        end,
+        blocks,
+        clear,
+        0,
+        scale,
+        k_buffers,
+        rope_buffers,
+        v_buffers,
+        k_ready,
+        v_ready,
+        k_free,
+        v_free,
+        ROPE_DIM,
+    )
     total = gl.convert_layout(gl.where(total > 0, total, 1.0), gl.SliceLayout(1, acc.type.layout))
     row = GROUP * QUERIES + gl.arange(0, QUERIES, layout=gl.SliceLayout(1, acc.type.layout))
     column = gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, acc.type.layout))
@@ -224,11 +322,27 @@ def _compute(
 @cached_launch
 @gluon.jit(do_not_specialize=["token_slots", "before"])
 def prefill_kernel(
-    q, q_stride, keys, rope_parts, rope_column, values, token_slots, out, plan_blocks, page_table, pages_per_slot,
-    before, scale,
-    G: gl.constexpr, KEY: gl.constexpr, ROPE_DIM: gl.constexpr, VALUE: gl.constexpr, PAGE: gl.constexpr,
-    HEADS: gl.constexpr, OWN: gl.constexpr,
-):  # fmt: skip
+    q,
+    q_stride,
+    keys,
+    rope_parts,
+    rope_column,
+    values,
+    token_slots,
+    out,
+    plan_blocks,
+    page_table,
+    pages_per_slot,
+    before,
+    scale,
+    G: gl.constexpr,
+    KEY: gl.constexpr,
+    ROPE_DIM: gl.constexpr,
+    VALUE: gl.constexpr,
+    PAGE: gl.constexpr,
+    HEADS: gl.constexpr,
+    OWN: gl.constexpr,
+):
     head = gl.program_id(0)
     block = plan_blocks + gl.program_id(1) * 4
     first = gl.load(block).to(gl.int64)
@@ -282,34 +396,57 @@ def supports(q: torch.Tensor, cache: KVCache, plan: DevicePlan) -> bool:
     """
     sixteen_bits = q.dtype in (torch.bfloat16, torch.float16) and cache.k[0].dtype == q.dtype
     pages = plan.page_size % 8 == 0 and _TOKENS.value % plan.page_size == 0
-    return sixteen_bits and pages and q.shape[2] in (64, 128) and plan.block_size == 2 * QUERIES.value
+    return (
+        sixteen_bits and pages and q.shape[2] in (64, 128) and plan.block_size == 2 * QUERIES.value
+    )
 
 
 def prefill_attention_hopper(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, out: torch.Tensor, rules: AttentionRules
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    out: torch.Tensor,
+    rules: AttentionRules,
 ) -> None:
     """Computes the causal attention of the plan's blocks of queries.
 
-    Reads, for each head and block, the keys and values of all tokens up to the block's end once: 4 bytes for an element
-    of both. The heads of a group find them in the L2 cache. Uses 160 KB of shared memory for heads of 128.
+    Reads, for each head and block, the keys and values of all tokens up to the block's end once: 4
+    bytes for an element of both. The heads of a group find them in the L2 cache. Uses 160 KB of
+    shared memory for heads of 128.
 
     Args:
-        q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.
+        q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are
+            contiguous.
         cache: KV cache, with the keys and values of the step's tokens.
         layer: index of the layer.
         plan: plan of the step.
         out: [T, heads, head_dim] (the tokens of the blocks are written).
         rules: rules of the layer, which are plain.
     """
-    _launch(q, cache.k[layer], None, cache.v[layer], plan.page_size, plan.page_table, plan.blocks, out, rules.scale)
+    _launch(
+        q,
+        cache.k[layer],
+        None,
+        cache.v[layer],
+        plan.page_size,
+        plan.page_table,
+        plan.blocks,
+        out,
+        rules.scale,
+    )
 
 
-def supports_uncached(plan: DevicePlan, dtype: torch.dtype, key: int, rope_part: int, value: int) -> bool:
+def supports_uncached(
+    plan: DevicePlan, dtype: torch.dtype, key: int, rope_part: int, value: int
+) -> bool:
     """Returns whether `uncached_attention_hopper` supports the plan's blocks, and keys, rotary
     parts and values of these sizes.
     """
     sizes = key in (64, 128) and rope_part == COLUMNS.value and value in (64, 128)
-    return sizes and dtype in (torch.bfloat16, torch.float16) and plan.block_size == 2 * QUERIES.value
+    return (
+        sizes and dtype in (torch.bfloat16, torch.float16) and plan.block_size == 2 * QUERIES.value
+    )
 
 
 def uncached_attention_hopper(
@@ -327,16 +464,31 @@ def uncached_attention_hopper(
 
     Args:
         q: queries [T, heads, key size + rotary size]; the heads of a token are contiguous.
-        keys, values: [heads, T - plan.decoding, size], contiguous, of the non-decoding tokens of the batch.
-        rope_parts: [T - plan.decoding, …, rotary size]: the last columns are the end of the keys of all heads.
+        keys, values: [heads, T - plan.decoding, size], contiguous, of the non-decoding tokens of
+            the batch.
+        rope_parts: [T - plan.decoding, …, rotary size]: the last columns are the end of the keys of
+            all heads.
         plan: plan of the step.
         out: [T, heads, value size] (the tokens of the blocks are written).
         scale: factor of the scores.
 
     Reads as much as `prefill_attention_hopper`. Uses 208 KB of shared memory for keys of 192.
     """
-    blocks = torch.arange(-(-keys.shape[1] // _TOKENS.value), dtype=torch.int32, device=q.device).view(1, -1)
-    _launch(q, keys, rope_parts, values, _TOKENS.value, blocks, plan.blocks, out, scale, before=plan.decoding)
+    blocks = torch.arange(
+        -(-keys.shape[1] // _TOKENS.value), dtype=torch.int32, device=q.device
+    ).view(1, -1)
+    _launch(
+        q,
+        keys,
+        rope_parts,
+        values,
+        _TOKENS.value,
+        blocks,
+        plan.blocks,
+        out,
+        scale,
+        before=plan.decoding,
+    )
 
 
 def _launch(
@@ -354,12 +506,15 @@ def _launch(
     """Launches the kernel.
 
     Args:
-        rope_parts: None if keys and values are in pages; else the ends of keys, and keys and values are contiguous.
+        rope_parts: None if keys and values are in pages; else the ends of keys, and keys and values
+            are contiguous.
         before: number of tokens at the start of the batch that keys and values leave out.
     """
     heads = q.shape[1]
     box = (page_size, COLUMNS.value)
-    of_keys, of_values = (tensor_descriptor(x, x.shape[2], box, SHARED.value) for x in (keys, values))
+    of_keys, of_values = (
+        tensor_descriptor(x, x.shape[2], box, SHARED.value) for x in (keys, values)
+    )
     rope_part = 0
     of_rope_parts = of_keys
     column = 0
@@ -368,8 +523,25 @@ def _launch(
         of_rope_parts = TensorDescriptor.from_tensor(rope_parts, [*box], SHARED.value)
         column = rope_parts.shape[1] - rope_part
     prefill_kernel[(heads, len(blocks))](
-        q, q.stride(0), of_keys, of_rope_parts, column, of_values, keys.shape[1], out, blocks, page_table,
-        page_table.shape[1] if rope_parts is None else 0, before, scale * 1.4426950408889634,
-        G=heads // len(keys), KEY=keys.shape[2], ROPE_DIM=rope_part, VALUE=values.shape[2], PAGE=page_size, HEADS=heads,
-        OWN=rope_parts is not None, num_warps=4,
-    )  # fmt: skip
+        q,
+        q.stride(0),
+        of_keys,
+        of_rope_parts,
+        column,
+        of_values,
+        keys.shape[1],
+        out,
+        blocks,
+        page_table,
+        page_table.shape[1] if rope_parts is None else 0,
+        before,
+        scale * 1.4426950408889634,
+        G=heads // len(keys),
+        KEY=keys.shape[2],
+        ROPE_DIM=rope_part,
+        VALUE=values.shape[2],
+        PAGE=page_size,
+        HEADS=heads,
+        OWN=rope_parts is not None,
+        num_warps=4,
+    )

@@ -54,18 +54,39 @@ def hopper_prefix_module(
         softcap: softcap of the scores, which the kernel doesn't support, or None.
     """
     hopper = hopper_kernels(properties, "prefix_attention_hopper")
-    supports = hopper is not None and softcap is None and hopper.supports(dim, compute, cache, page_size)
+    supports = (
+        hopper is not None and softcap is None and hopper.supports(dim, compute, cache, page_size)
+    )
     return hopper if supports else None
 
 
 @cached_launch
 @triton.jit
 def _prefix(
-    q, q_stride, k, v, head_stride, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, max_chunks,
-    scale, softcap,
-    G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, SOFTCAP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    q,
+    q_stride,
+    k,
+    v,
+    head_stride,
+    items,
+    order,
+    page_table,
+    pages_per_slot,
+    acc_buffer,
+    ml_buffer,
+    max_chunks,
+    scale,
+    softcap,
+    G: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
     wait(PDL)
     start_next(PDL)  # not earlier: `decode_attention` reads queries and keys without waiting again
     kv_head = tl.program_id(0)
@@ -89,7 +110,9 @@ def _prefix(
     head = kv_head * G + query % G
     inside = real[:, None] & (d < DIM)[None, :]
     page = page_of(pages, start + n, end, PAGE)
-    queries = tl.load(q + (row * q_stride + head * DIM)[:, None] + d[None, :], mask=inside, other=0.0)
+    queries = tl.load(
+        q + (row * q_stride + head * DIM)[:, None] + d[None, :], mask=inside, other=0.0
+    )
     if k.dtype.element_ty == tl.float8e4nv:
         queries = queries.to(tl.float16)  # as in decode_attention
     m, total, acc = attend_tokens(
@@ -109,8 +132,9 @@ def prefix_attention(
     work: DecodeWork,
     rules: AttentionRules,
 ) -> None:
-    """Computes the contribution of the plan's shared prefixes to its decoding rows, into `work.partials`;
-    `decode_attention` merges it. Not for layers with a window. Hopper GPUs have a separate kernel.
+    """Computes the contribution of the plan's shared prefixes to its decoding rows, into
+    `work.partials`; `decode_attention` merges it. Not for layers with a window. Hopper GPUs have a
+    separate kernel.
 
     Args:
         q: queries [T, heads, head_dim]; the heads of a token are contiguous.
@@ -129,20 +153,44 @@ def prefix_attention(
     values = cache.v[layer]
     kv_heads = len(keys)
     item = q.element_size()
-    hopper = hopper_prefix_module(properties_of(q.device), dim, q.dtype, keys.dtype, plan.page_size, rules.softcap)
+    hopper = hopper_prefix_module(
+        properties_of(q.device), dim, q.dtype, keys.dtype, plan.page_size, rules.softcap
+    )
     if hopper is not None:
         hopper.prefix_attention_hopper(q, cache, layer, plan, work, rules)
         return
     launch = attention_launch(
-        properties_of(q.device), "prefix", dim=dim, item=item, cached=keys.element_size(),
+        properties_of(q.device),
+        "prefix",
+        dim=dim,
+        item=item,
+        cached=keys.element_size(),
         queries=block_queries(heads // kv_heads, item),
-    )  # fmt: skip
+    )
     assert launch is not None, "refused"
     assert plan.decoding * shared.max_chunks * heads * dim <= partials.prefix_acc.numel()
     _prefix[(kv_heads, len(shared.items))](
-        q, q.stride(0), keys, values, keys.shape[1] * dim, shared.items, shared.order, plan.page_table,
-        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks, rules.scale,
+        q,
+        q.stride(0),
+        keys,
+        values,
+        keys.shape[1] * dim,
+        shared.items,
+        shared.order,
+        plan.page_table,
+        plan.page_table.shape[1],
+        partials.prefix_acc,
+        partials.prefix_ml,
+        shared.max_chunks,
+        rules.scale,
         rules.softcap or 0.0,
-        G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, SOFTCAP=rules.softcap is not None,
-        BLOCK_M=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **pdl_options(q.device),
-    )  # fmt: skip
+        G=heads // kv_heads,
+        DIM=dim,
+        PAGE=plan.page_size,
+        KV_HEADS=kv_heads,
+        SOFTCAP=rules.softcap is not None,
+        BLOCK_M=launch.queries,
+        BLOCK_D=padded_head_size(dim),
+        **launch.options,
+        **pdl_options(q.device),
+    )

@@ -1,8 +1,8 @@
-"""`prefix_attention` with features of Hopper GPUs, designed as `prefill_attention_hopper`: one warp copies, and two
-warp groups compute, each for 64 queries of the rows that share a prefix.
+"""`prefix_attention` with features of Hopper GPUs, designed as `prefill_attention_hopper`: one warp
+copies, and two warp groups compute, each for 64 queries of the rows that share a prefix.
 
-There is one program per multiprocessor, which processes items until none are left. It leaves room for some programs of
-`decode_attention`, which read the rows' own tokens at the same time.
+There is one program per multiprocessor, which processes items until none are left. It leaves room
+for some programs of `decode_attention`, which read the rows' own tokens at the same time.
 """
 
 from __future__ import annotations
@@ -44,9 +44,21 @@ def _next_item(items, number, item_count):
 
 @gluon.jit
 def _copy_items(
-    items, item_count, keys, values, row, page_table, pages_per_slot, k_buffers, v_buffers, k_ready, v_ready,
-    k_free, v_free, PAGE: gl.constexpr,
-):  # fmt: skip
+    items,
+    item_count,
+    keys,
+    values,
+    row,
+    page_table,
+    pages_per_slot,
+    k_buffers,
+    v_buffers,
+    k_ready,
+    v_ready,
+    k_free,
+    v_free,
+    PAGE: gl.constexpr,
+):
     TOKENS: gl.constexpr = k_buffers.shape[1]
     number = gl.program_id(1)
     before = 0
@@ -56,9 +68,27 @@ def _copy_items(
         slot, start, end = gl.load(item + 2).to(gl.int64), gl.load(item + 3), gl.load(item + 4)
         blocks = (end - start + TOKENS - 1) // TOKENS
         copy_blocks(
-            keys, keys, values, row, 0, 0, page_table + slot * pages_per_slot, start, end, blocks, before,
-            k_buffers, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free, PAGE, 0,
-        )  # fmt: skip
+            keys,
+            keys,
+            values,
+            row,
+            0,
+            0,
+            page_table + slot * pages_per_slot,
+            start,
+            end,
+            blocks,
+            before,
+            k_buffers,
+            k_buffers,
+            v_buffers,
+            k_ready,
+            v_ready,
+            k_free,
+            v_free,
+            PAGE,
+            0,
+        )
         before += blocks
         number += gl.num_programs(1)
         count = _next_item(items, number, item_count)
@@ -66,10 +96,27 @@ def _copy_items(
 
 @gluon.jit
 def _compute_items(
-    items, item_count, order, q, q_stride, kv_head, acc_buffer, ml_buffer, max_chunks, scale,
-    q_buffers, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
-    GROUP: gl.constexpr, G: gl.constexpr, KV_HEADS: gl.constexpr,
-):  # fmt: skip
+    items,
+    item_count,
+    order,
+    q,
+    q_stride,
+    kv_head,
+    acc_buffer,
+    ml_buffer,
+    max_chunks,
+    scale,
+    q_buffers,
+    k_buffers,
+    v_buffers,
+    k_ready,
+    v_ready,
+    k_free,
+    v_free,
+    GROUP: gl.constexpr,
+    G: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+):
     DIM: gl.constexpr = v_buffers.shape[2]
     queries = q_buffers.index(GROUP)
     query = GROUP * QUERIES + gl.arange(0, QUERIES, layout=gl.SliceLayout(1, BY_ROW))
@@ -79,7 +126,12 @@ def _compute_items(
     count = _next_item(items, number, item_count)
     while count > 0:
         item = items + number * 6
-        first, start, end, chunk = gl.load(item), gl.load(item + 3), gl.load(item + 4), gl.load(item + 5)
+        first, start, end, chunk = (
+            gl.load(item),
+            gl.load(item + 3),
+            gl.load(item + 4),
+            gl.load(item + 5),
+        )
         blocks = (end - start + TOKENS - 1) // TOKENS
         real = query < count * G
         row = gl.load(order + first + query // G, mask=real, other=0).to(gl.int64)
@@ -88,9 +140,24 @@ def _compute_items(
         fence_async_shared()
         sync()
         m, total, acc = attend_blocks(
-            queries, queries, gl.zeros_like(query) + end - 1, start, end, blocks, (end - start) // TOKENS, before,
-            scale, k_buffers, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 0,
-        )  # fmt: skip
+            queries,
+            queries,
+            gl.zeros_like(query) + end - 1,
+            start,
+            end,
+            blocks,
+            (end - start) // TOKENS,
+            before,
+            scale,
+            k_buffers,
+            k_buffers,
+            v_buffers,
+            k_ready,
+            v_ready,
+            k_free,
+            v_free,
+            0,
+        )
         part = ((row * max_chunks + chunk) * KV_HEADS + kv_head) * G + query % G
         of_total = gl.convert_layout(part, total.type.layout)
         is_real = gl.convert_layout(real, total.type.layout)
@@ -108,11 +175,28 @@ def _compute_items(
 @cached_launch
 @gluon.jit(do_not_specialize=["token_slots", "item_count", "max_chunks"])
 def prefix_kernel(
-    q, q_stride, keys, values, token_slots, items, item_count, order, page_table, pages_per_slot, acc_buffer, ml_buffer,
-    max_chunks, scale,
-    G: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, KV_HEADS: gl.constexpr, PDL: gl.constexpr,
-    TOKENS: gl.constexpr, REGISTERS: gl.constexpr,
-):  # fmt: skip
+    q,
+    q_stride,
+    keys,
+    values,
+    token_slots,
+    items,
+    item_count,
+    order,
+    page_table,
+    pages_per_slot,
+    acc_buffer,
+    ml_buffer,
+    max_chunks,
+    scale,
+    G: gl.constexpr,
+    DIM: gl.constexpr,
+    PAGE: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    PDL: gl.constexpr,
+    TOKENS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
     kv_head = gl.program_id(0)
     dtype: gl.constexpr = q.dtype.element_ty
     q_buffers = gl.allocate_shared_memory(dtype, [2, QUERIES, DIM], SHARED)
@@ -146,22 +230,35 @@ def supports(dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int)
     softcap.
     """
     pages = page_size % 8 == 0 and _TOKENS.value % page_size == 0
-    return dim in (64, 128) and compute in (torch.bfloat16, torch.float16) and cache == compute and pages
+    return (
+        dim in (64, 128)
+        and compute in (torch.bfloat16, torch.float16)
+        and cache == compute
+        and pages
+    )
 
 
 def programs(properties: DeviceProperties, kv_heads: int) -> int:
-    """Returns the number of programs per KV head, which is also the number of items that keep them busy."""
+    """Returns the number of programs per KV head, which is also the number of items that keep them
+    busy.
+    """
     return max(1, properties.multiprocessors // kv_heads)
 
 
 def prefix_attention_hopper(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, rules: AttentionRules
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    work: DecodeWork,
+    rules: AttentionRules,
 ) -> None:
     """Computes `prefix_attention` for items with at most MAX_QUERIES queries, with the same
     arguments.
 
     Args:
-        q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.
+        q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are
+            contiguous.
     """
     shared = plan.shared
     partials = work.partials
@@ -169,11 +266,29 @@ def prefix_attention_hopper(
     keys = cache.k[layer]
     values = cache.v[layer]
     kv_heads, token_slots, dim = keys.shape
-    planes = [tensor_descriptor(x, dim, (plan.page_size, COLUMNS.value), SHARED.value) for x in (keys, values)]
+    planes = [
+        tensor_descriptor(x, dim, (plan.page_size, COLUMNS.value), SHARED.value)
+        for x in (keys, values)
+    ]
     prefix_kernel[(kv_heads, programs(properties_of(q.device), kv_heads))](
-        q, q.stride(0), *planes, token_slots, shared.items, len(shared.items), shared.order, plan.page_table,
-        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks,
+        q,
+        q.stride(0),
+        *planes,
+        token_slots,
+        shared.items,
+        len(shared.items),
+        shared.order,
+        plan.page_table,
+        plan.page_table.shape[1],
+        partials.prefix_acc,
+        partials.prefix_ml,
+        shared.max_chunks,
         rules.scale * 1.4426950408889634,
-        G=q.shape[1] // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, num_warps=4, **pdl_options(q.device),
+        G=q.shape[1] // kv_heads,
+        DIM=dim,
+        PAGE=plan.page_size,
+        KV_HEADS=kv_heads,
+        num_warps=4,
+        **pdl_options(q.device),
         **OPTIONS,
-    )  # fmt: skip
+    )

@@ -1,8 +1,9 @@
-"""`rope_store` and `decode_attention` in one kernel: from the QKV product of decoding rows to the result of attention.
+"""`rope_store` and `decode_attention` in one kernel: from the QKV product of decoding rows to the
+result of attention.
 
-Everything except the product is available since the step's first kernel, so work items, pages and the first keys and
-values are loaded while the product is computed. The program with a row's last tokens adds the new token and stores its
-key and value; no other program reads them.
+Everything except the product is available since the step's first kernel, so work items, pages and
+the first keys and values are loaded while the product is computed. The program with a row's last
+tokens adds the new token and stores its key and value; no other program reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, Decod
 from sglang_lite.runtime.kernels.decode_attention import merge_options, store_or_merge
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.eight_bit_rows import Scales
-from sglang_lite.runtime.kernels.few_queries import add_few, attend_few, clamped_page_of, columns, load_few
+from sglang_lite.runtime.kernels.few_queries import (
+    add_few,
+    attend_few,
+    clamped_page_of,
+    columns,
+    load_few,
+)
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch
@@ -31,10 +38,25 @@ def _pairs(d, ROPE_DIM: tl.constexpr):
 
 
 @triton.jit
-def _load_rope(position, row, rotary, rotary_stride, axes, q_norm, k_norm, cos, sin, DIM: tl.constexpr,
-          ROPE_DIM: tl.constexpr, NORM: tl.constexpr, AXES: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """Loads cos and sin of a row's token and the weights of norms, each [1, BLOCK_D]; the weights also in the order of
-    `_pairs`."""
+def _load_rope(
+    position,
+    row,
+    rotary,
+    rotary_stride,
+    axes,
+    q_norm,
+    k_norm,
+    cos,
+    sin,
+    DIM: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    NORM: tl.constexpr,
+    AXES: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Loads cos and sin of a row's token and the weights of norms, each [1, BLOCK_D]; the weights
+    also in the order of `_pairs`.
+    """
     d = tl.arange(0, BLOCK_D)
     pair = _pairs(d, ROPE_DIM)
     at = rope_places(position, row, rotary, rotary_stride, axes, d, ROPE_DIM, AXES)
@@ -51,12 +73,33 @@ def _load_rope(position, row, rotary, rotary_stride, axes, q_norm, k_norm, cos, 
 
 @triton.jit
 def _heads(
-    qkv, row_scales, scales, k_scales, v_scales, row, kv_head, c, s,
-    q_weight, q_weight_pair, k_weight, k_weight_pair, eps,
-    G: tl.constexpr, DIM: tl.constexpr, ROPE_DIM: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr,
-    NORM: tl.constexpr, KV_SCALED: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Queries [BLOCK_G, BLOCK_D] of a KV head, and its new key and value [1, BLOCK_D], computed as in `rope_store`."""
+    qkv,
+    row_scales,
+    scales,
+    k_scales,
+    v_scales,
+    row,
+    kv_head,
+    c,
+    s,
+    q_weight,
+    q_weight_pair,
+    k_weight,
+    k_weight_pair,
+    eps,
+    G: tl.constexpr,
+    DIM: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SCALED: tl.constexpr,
+    NORM: tl.constexpr,
+    KV_SCALED: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Queries [BLOCK_G, BLOCK_D] of a KV head, and its new key and value [1, BLOCK_D], computed as
+    in `rope_store`.
+    """
     d = tl.arange(0, BLOCK_D)
     pair = _pairs(d, ROPE_DIM)
     g = tl.arange(0, BLOCK_G)
@@ -75,10 +118,18 @@ def _heads(
     if SCALED:
         own = tl.load(row_scales + row)
         q = (q * own * tl.load(scales + at_q + d[None, :], mask=is_q, other=0.0)).to(q.dtype)
-        q_pair = (q_pair * own * tl.load(scales + at_q + pair[None, :], mask=is_q, other=0.0)).to(q.dtype)
-        key = (key * own * tl.load(scales + at_k + d[None, :], mask=is_one, other=0.0)).to(key.dtype)
-        k_pair = (k_pair * own * tl.load(scales + at_k + pair[None, :], mask=is_one, other=0.0)).to(key.dtype)
-        value = (value * own * tl.load(scales + at_v + d[None, :], mask=is_one, other=0.0)).to(value.dtype)
+        q_pair = (q_pair * own * tl.load(scales + at_q + pair[None, :], mask=is_q, other=0.0)).to(
+            q.dtype
+        )
+        key = (key * own * tl.load(scales + at_k + d[None, :], mask=is_one, other=0.0)).to(
+            key.dtype
+        )
+        k_pair = (k_pair * own * tl.load(scales + at_k + pair[None, :], mask=is_one, other=0.0)).to(
+            key.dtype
+        )
+        value = (value * own * tl.load(scales + at_v + d[None, :], mask=is_one, other=0.0)).to(
+            value.dtype
+        )
     q = rotate_heads(q, q_pair, q_weight, q_weight_pair, c, s, eps, DIM, NORM)
     key = rotate_heads(key, k_pair, k_weight, k_weight_pair, c, s, eps, DIM, NORM)
     if KV_SCALED:
@@ -90,7 +141,9 @@ def _heads(
 
 
 @triton.jit
-def _store(k, v, key, value, page, position, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr):
+def _store(
+    k, v, key, value, page, position, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr
+):
     """Stores a key and value [1, BLOCK_D]."""
     d = tl.arange(0, BLOCK_D)[None, :]
     at = (page.to(tl.int64) * PAGE + position % PAGE) * DIM + d
@@ -100,7 +153,9 @@ def _store(k, v, key, value, page, position, DIM: tl.constexpr, PAGE: tl.constex
 
 @triton.jit
 def _see_itself(queries, key, value, scale, softcap, SOFTCAP: tl.constexpr):
-    """Results m, total and acc of queries [BLOCK_G, BLOCK_D] that have seen only one key and value [1, BLOCK_D]."""
+    """Results m, total and acc of queries [BLOCK_G, BLOCK_D] that have seen only one key and value
+    [1, BLOCK_D].
+    """
     score = tl.sum(queries.to(tl.float32) * key.to(queries.dtype).to(tl.float32), 1)
     if SOFTCAP:
         score = softcap * (2.0 * tl.sigmoid(2.0 * score * scale / softcap) - 1.0)
@@ -112,15 +167,52 @@ def _see_itself(queries, key, value, scale, softcap, SOFTCAP: tl.constexpr):
 @cached_launch
 @triton.jit(do_not_specialize=["window", "rotary_stride"])
 def _rope_attention(
-    qkv, row_scales, scales, q_norm, k_norm, cos, sin, rotary, rotary_stride, axes, eps,
-    k, v, k_scales, v_scales, head_stride, out, work, row_work,
-    positions, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, scale, softcap, window,
-    G: tl.constexpr, DIM: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
-    SCALED: tl.constexpr, NORM: tl.constexpr, KV_SCALED: tl.constexpr, AXES: tl.constexpr, SOFTCAP: tl.constexpr,
+    qkv,
+    row_scales,
+    scales,
+    q_norm,
+    k_norm,
+    cos,
+    sin,
+    rotary,
+    rotary_stride,
+    axes,
+    eps,
+    k,
+    v,
+    k_scales,
+    v_scales,
+    head_stride,
+    out,
+    work,
+    row_work,
+    positions,
+    page_table,
+    pages_per_slot,
+    acc_buffer,
+    ml_buffer,
+    counters,
+    scale,
+    softcap,
+    window,
+    G: tl.constexpr,
+    DIM: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SCALED: tl.constexpr,
+    NORM: tl.constexpr,
+    KV_SCALED: tl.constexpr,
+    AXES: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     start_next(PDL)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
@@ -146,16 +238,51 @@ def _rope_attention(
     next_page = clamped_page_of(pages, token + BLOCK_N, old, PAGE)
     last_page = tl.load(pages + position // PAGE)
     c, s, q_weight, q_pair, k_weight, k_pair = _load_rope(
-        position, row, rotary, rotary_stride, axes, q_norm, k_norm, cos, sin, DIM, ROPE_DIM, NORM, AXES, BLOCK_D
+        position,
+        row,
+        rotary,
+        rotary_stride,
+        axes,
+        q_norm,
+        k_norm,
+        cos,
+        sin,
+        DIM,
+        ROPE_DIM,
+        NORM,
+        AXES,
+        BLOCK_D,
     )
     wait(PDL)
     queries, key, value = _heads(
-        qkv, row_scales, scales, k_scales, v_scales, row, kv_head, c, s, q_weight, q_pair, k_weight, k_pair, eps,
-        G, DIM, ROPE_DIM, KV_HEADS, SCALED, NORM, KV_SCALED, BLOCK_G, BLOCK_D,
-    )  # fmt: skip
+        qkv,
+        row_scales,
+        scales,
+        k_scales,
+        v_scales,
+        row,
+        kv_head,
+        c,
+        s,
+        q_weight,
+        q_pair,
+        k_weight,
+        k_pair,
+        eps,
+        G,
+        DIM,
+        ROPE_DIM,
+        KV_HEADS,
+        SCALED,
+        NORM,
+        KV_SCALED,
+        BLOCK_G,
+        BLOCK_D,
+    )
     key, value = key.to(k.dtype.element_ty), value.to(v.dtype.element_ty)
     if k.dtype.element_ty == tl.float8e4nv:
-        queries = queries.to(tl.float16)  # converting e4m3 to float16 takes half an instruction, to bfloat16 three
+        # converting e4m3 to float16 takes half an instruction, to bfloat16 three
+        queries = queries.to(tl.float16)
     m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
     acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
@@ -165,13 +292,50 @@ def _rope_attention(
     queries, acc = tl.trans(queries), tl.trans(acc)
     m, total, acc = add_few(queries, keys, values, valid, m, total, acc, scale, softcap, SOFTCAP)
     m, total, acc = attend_few(
-        queries, k, v, pages, next_page, start + BLOCK_N, old, m, total, acc, scale, softcap, DIM, PAGE, SOFTCAP,
-        BLOCK_D, BLOCK_N,
-    )  # fmt: skip
+        queries,
+        k,
+        v,
+        pages,
+        next_page,
+        start + BLOCK_N,
+        old,
+        m,
+        total,
+        acc,
+        scale,
+        softcap,
+        DIM,
+        PAGE,
+        SOFTCAP,
+        BLOCK_D,
+        BLOCK_N,
+    )
     store_or_merge(
-        m, total, tl.trans(acc), row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
-        acc_buffer, ml_buffer, 0, 0, G, DIM, KV_HEADS, KV_SCALED, False, GROUP, PARTS,
-    )  # fmt: skip
+        m,
+        total,
+        tl.trans(acc),
+        row,
+        item,
+        kv_head,
+        first,
+        count,
+        out,
+        v_scales,
+        acc_buffer,
+        ml_buffer,
+        counters,
+        acc_buffer,
+        ml_buffer,
+        0,
+        0,
+        G,
+        DIM,
+        KV_HEADS,
+        KV_SCALED,
+        False,
+        GROUP,
+        PARTS,
+    )
 
 
 def rope_attention(
@@ -205,22 +369,63 @@ def rope_attention(
     rows = len(qkv)
     group = qkv.shape[1] // dim // kv_heads - 2
     launch = attention_launch(
-        properties_of(qkv.device), "decode", dim=dim, item=qkv.element_size(), cached=keys.element_size(),
-        queries=columns(group), rows=rows, heads=kv_heads, product=True,
-    )  # fmt: skip
+        properties_of(qkv.device),
+        "decode",
+        dim=dim,
+        item=qkv.element_size(),
+        cached=keys.element_size(),
+        queries=columns(group),
+        rows=rows,
+        heads=kv_heads,
+        product=True,
+    )
     assert launch is not None, "refused"
     partials = work.partials
     of_cache = cache.scales
     rotary = plan.rotary
     _rope_attention[(kv_heads, len(work.items))](
-        qkv, scales and scales.rows, scales and scales.columns, q_norm, k_norm, cos, sin,
-        rotary and rotary.at, 0 if rotary is None else rotary.at.stride(0), rotary and rotary.axes, eps, keys, values,
-        of_cache and of_cache.k[layer], of_cache and of_cache.v[layer], cache_slots * dim, out,
-        work.items, work.rows, plan.positions, plan.page_table, plan.page_table.shape[1],
-        partials.acc, partials.ml, partials.counters, rules.scale, rules.softcap or 0.0, rules.window or 0,
-        G=group, DIM=dim, ROPE_DIM=cos.shape[1], PAGE=plan.page_size, KV_HEADS=kv_heads,
-        SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
-        AXES=rotary is not None, SOFTCAP=rules.softcap is not None, WINDOW=rules.window is not None,
-        BLOCK_G=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **merge_options(launch, group, dim),
+        qkv,
+        scales and scales.rows,
+        scales and scales.columns,
+        q_norm,
+        k_norm,
+        cos,
+        sin,
+        rotary and rotary.at,
+        0 if rotary is None else rotary.at.stride(0),
+        rotary and rotary.axes,
+        eps,
+        keys,
+        values,
+        of_cache and of_cache.k[layer],
+        of_cache and of_cache.v[layer],
+        cache_slots * dim,
+        out,
+        work.items,
+        work.rows,
+        plan.positions,
+        plan.page_table,
+        plan.page_table.shape[1],
+        partials.acc,
+        partials.ml,
+        partials.counters,
+        rules.scale,
+        rules.softcap or 0.0,
+        rules.window or 0,
+        G=group,
+        DIM=dim,
+        ROPE_DIM=cos.shape[1],
+        PAGE=plan.page_size,
+        KV_HEADS=kv_heads,
+        SCALED=scales is not None,
+        NORM=q_norm is not None,
+        KV_SCALED=of_cache is not None,
+        AXES=rotary is not None,
+        SOFTCAP=rules.softcap is not None,
+        WINDOW=rules.window is not None,
+        BLOCK_G=launch.queries,
+        BLOCK_D=padded_head_size(dim),
+        **launch.options,
+        **merge_options(launch, group, dim),
         **pdl_options(qkv.device),
-    )  # fmt: skip
+    )

@@ -40,7 +40,9 @@ def rotate_heads(x, y, wx, wy, c, s, eps, DIM: tl.constexpr, NORM: tl.constexpr)
 
 
 @triton.jit
-def rope_places(position, token, rotary, rotary_stride, axes, d, ROPE_DIM: tl.constexpr, AXES: tl.constexpr):
+def rope_places(
+    position, token, rotary, rotary_stride, axes, d, ROPE_DIM: tl.constexpr, AXES: tl.constexpr
+):
     """Returns the places of cos and sin of a token in their tables, for elements d of a head.
 
     Args:
@@ -58,13 +60,39 @@ def rope_places(position, token, rotary, rotary_stride, axes, d, ROPE_DIM: tl.co
 @cached_launch
 @triton.jit(do_not_specialize=["rotary_stride"])
 def _rope_store(
-    qkv, row_scales, scales, q_norm, k_norm, cos, sin, rotary, rotary_stride, axes,
-    slots, positions, page_table, pages_per_slot,
-    k_cache, v_cache, k_scales, v_scales, head_stride, eps,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr,
-    SCALED: tl.constexpr, NORM: tl.constexpr, KV_SCALED: tl.constexpr, AXES: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    row_scales,
+    scales,
+    q_norm,
+    k_norm,
+    cos,
+    sin,
+    rotary,
+    rotary_stride,
+    axes,
+    slots,
+    positions,
+    page_table,
+    pages_per_slot,
+    k_cache,
+    v_cache,
+    k_scales,
+    v_scales,
+    head_stride,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SCALED: tl.constexpr,
+    NORM: tl.constexpr,
+    KV_SCALED: tl.constexpr,
+    AXES: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+):
     start_next(PDL)
     wait(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -81,14 +109,24 @@ def _rope_store(
     y = tl.load(row + head[:, None] * DIM + pair[None, :], mask=exists & is_rotated, other=0.0)
     if SCALED:
         own = tl.load(row_scales + token)
-        x = (x * own * tl.load(scales + head[:, None] * DIM + d[None, :], mask=exists, other=0.0)).to(x.dtype)
-        y = (y * own * tl.load(scales + head[:, None] * DIM + pair[None, :], mask=exists, other=0.0)).to(y.dtype)
+        x = (
+            x * own * tl.load(scales + head[:, None] * DIM + d[None, :], mask=exists, other=0.0)
+        ).to(x.dtype)
+        y = (
+            y * own * tl.load(scales + head[:, None] * DIM + pair[None, :], mask=exists, other=0.0)
+        ).to(y.dtype)
     wx, wy = d[None, :], d[None, :]
     if NORM:
-        wx = tl.where(is_q, tl.load(q_norm + d, mask=d < DIM, other=0.0)[None, :],
-                      tl.load(k_norm + d, mask=d < DIM, other=0.0)[None, :])  # fmt: skip
-        wy = tl.where(is_q, tl.load(q_norm + pair, mask=d < DIM, other=0.0)[None, :],
-                      tl.load(k_norm + pair, mask=d < DIM, other=0.0)[None, :])  # fmt: skip
+        wx = tl.where(
+            is_q,
+            tl.load(q_norm + d, mask=d < DIM, other=0.0)[None, :],
+            tl.load(k_norm + d, mask=d < DIM, other=0.0)[None, :],
+        )
+        wy = tl.where(
+            is_q,
+            tl.load(q_norm + pair, mask=d < DIM, other=0.0)[None, :],
+            tl.load(k_norm + pair, mask=d < DIM, other=0.0)[None, :],
+        )
     position = tl.load(positions + token).to(tl.int64)
     in_rope = d < ROPE_DIM
     at = rope_places(position, token, rotary, rotary_stride, axes, d, ROPE_DIM, AXES)
@@ -98,7 +136,9 @@ def _rope_store(
     if KV_SCALED:
         of_q, of_v = head < HEADS, head >= HEADS + KV_HEADS
         of = tl.where(of_q, head // (HEADS // KV_HEADS), (head - HEADS) % KV_HEADS)
-        by = tl.load(k_scales + of, mask=~of_v, other=1.0) * tl.load(v_scales + of, mask=of_v, other=1.0)
+        by = tl.load(k_scales + of, mask=~of_v, other=1.0) * tl.load(
+            v_scales + of, mask=of_v, other=1.0
+        )
         x = (x * tl.where(of_q, by, 1.0 / by)[:, None]).to(x.dtype)
     tl.store(row + head[:, None] * DIM + d[None, :], x, mask=exists & is_q)
 
@@ -107,9 +147,15 @@ def _rope_store(
     target = (page * PAGE + position % PAGE) * DIM
     kv_head = (head - HEADS).to(tl.int64)
     at = kv_head[:, None] * head_stride + target + d[None, :]
-    tl.store(k_cache + at, x.to(k_cache.dtype.element_ty), mask=exists & is_rotated & (kv_head >= 0)[:, None])
+    tl.store(
+        k_cache + at,
+        x.to(k_cache.dtype.element_ty),
+        mask=exists & is_rotated & (kv_head >= 0)[:, None],
+    )
     at = (kv_head - KV_HEADS)[:, None] * head_stride + target + d[None, :]
-    tl.store(v_cache + at, x.to(v_cache.dtype.element_ty), mask=exists & (kv_head >= KV_HEADS)[:, None])
+    tl.store(
+        v_cache + at, x.to(v_cache.dtype.element_ty), mask=exists & (kv_head >= KV_HEADS)[:, None]
+    )
 
 
 def rope_store(
@@ -123,7 +169,8 @@ def rope_store(
     layer: int,
     scales: Scales | None = None,
 ) -> torch.Tensor:
-    """Normalises queries and keys (if the model does), rotates them by their positions, and stores keys and values.
+    """Normalises queries and keys (if the model does), rotates them by their positions, and stores
+    keys and values.
 
     Args:
         qkv: [T, (heads + 2 kv_heads) head_dim]; its queries are changed in place.
@@ -136,7 +183,8 @@ def rope_store(
         scales: scales of qkv if it is an 8-bit product, or None.
 
     Returns:
-        The queries for attention, a view [T, heads, head_dim] of qkv. Moves 2 T (heads + 2 kv_heads) head_dim elements.
+        The queries for attention, a view [T, heads, head_dim] of qkv. Moves 2 T (heads + 2
+        kv_heads) head_dim elements.
     """
     cos, sin = rope
     kv_heads, cache_slots, dim = cache.k[layer].shape
@@ -146,13 +194,38 @@ def rope_store(
     of_cache = cache.scales
     rotary = plan.rotary
     _rope_store[(len(qkv), cdiv(total, block))](
-        qkv, scales and scales.rows, scales and scales.columns, q_norm, k_norm, cos, sin,
-        rotary and rotary.at, 0 if rotary is None else rotary.at.stride(0), rotary and rotary.axes,
-        plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1],
-        cache.k[layer], cache.v[layer], of_cache and of_cache.k[layer], of_cache and of_cache.v[layer],
-        cache_slots * dim, eps,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROPE_DIM=cos.shape[1], PAGE=plan.page_size,
-        SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None, AXES=rotary is not None,
-        BLOCK_H=block, BLOCK_D=power_of_2(dim), num_warps=_LAUNCH["num_warps"], **pdl_options(qkv.device),
-    )  # fmt: skip
+        qkv,
+        scales and scales.rows,
+        scales and scales.columns,
+        q_norm,
+        k_norm,
+        cos,
+        sin,
+        rotary and rotary.at,
+        0 if rotary is None else rotary.at.stride(0),
+        rotary and rotary.axes,
+        plan.slots,
+        plan.positions,
+        plan.page_table,
+        plan.page_table.shape[1],
+        cache.k[layer],
+        cache.v[layer],
+        of_cache and of_cache.k[layer],
+        of_cache and of_cache.v[layer],
+        cache_slots * dim,
+        eps,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        ROPE_DIM=cos.shape[1],
+        PAGE=plan.page_size,
+        SCALED=scales is not None,
+        NORM=q_norm is not None,
+        KV_SCALED=of_cache is not None,
+        AXES=rotary is not None,
+        BLOCK_H=block,
+        BLOCK_D=power_of_2(dim),
+        num_warps=_LAUNCH["num_warps"],
+        **pdl_options(qkv.device),
+    )
     return qkv.view(len(qkv), total, dim)[:, :heads]

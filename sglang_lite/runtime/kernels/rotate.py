@@ -1,4 +1,6 @@
-"""Rotary embedding of queries and keys as in transformers: x cos + turn(x) sin, with turn((a, b)) = (-b, a)."""
+"""Rotary embedding of queries and keys as in transformers: x cos + turn(x) sin, with turn((a, b)) =
+(-b, a).
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,25 @@ _HEADS = 8  # heads of a program
 @cached_launch
 @triton.jit
 def _rotate(
-    q, k, cos, sin, q_out, k_out, q_head, q_token, k_head, k_token, cos_token, sin_token,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    q,
+    k,
+    cos,
+    sin,
+    q_out,
+    k_out,
+    q_head,
+    q_token,
+    k_head,
+    k_token,
+    cos_token,
+    sin_token,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     start_next(PDL)
     wait(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -41,17 +58,38 @@ def _rotate(
     tl.store(k_out + (token * KV_HEADS + kv) * DIM + d, x.to(k_out.dtype.element_ty), mask=of_k)
 
 
-def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns queries [1, heads, T, dim] and keys [1, kv_heads, T, dim] rotated by cos and sin [1, T, dim]; the last
-    dimension of each argument is contiguous. Results are stored token by token. Moves 2 T (heads + kv_heads + 1) dim
-    elements."""
+def rotate(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns queries [1, heads, T, dim] and keys [1, kv_heads, T, dim] rotated by cos and sin [1,
+    T, dim]; the last dimension of each argument is contiguous. Results are stored token by token.
+    Moves 2 T (heads + kv_heads + 1) dim elements.
+    """
     _, heads, tokens, dim = q.shape
     kv_heads = k.shape[1]
-    q_out, k_out = (torch.empty((1, tokens, n, dim), dtype=q.dtype, device=q.device) for n in (heads, kv_heads))
+    q_out, k_out = (
+        torch.empty((1, tokens, n, dim), dtype=q.dtype, device=q.device) for n in (heads, kv_heads)
+    )
     block = min(_HEADS, power_of_2(heads + kv_heads))
     _rotate[(tokens, cdiv(heads + kv_heads, block))](
-        q, k, cos, sin, q_out, k_out, q.stride(1), q.stride(2), k.stride(1), k.stride(2), cos.stride(1), sin.stride(1),
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_H=block, BLOCK_D=power_of_2(dim), num_warps=2,
+        q,
+        k,
+        cos,
+        sin,
+        q_out,
+        k_out,
+        q.stride(1),
+        q.stride(2),
+        k.stride(1),
+        k.stride(2),
+        cos.stride(1),
+        sin.stride(1),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        BLOCK_H=block,
+        BLOCK_D=power_of_2(dim),
+        num_warps=2,
         **pdl_options(q.device),
-    )  # fmt: skip
+    )
     return q_out.transpose(1, 2), k_out.transpose(1, 2)

@@ -44,7 +44,8 @@ class DeviceSampling:
         temperature: float32, 0 for greedy.
         top_p, min_p: float32; 1 and 0 disable the filters.
         top_k: int32, 0 disables the filter.
-        sequential: int32, 1 if top-p counts in the mass that top-k has left, 0 if in that of all tokens.
+        sequential: int32, 1 if top-p counts in the mass that top-k has left, 0 if in that of all
+            tokens.
         seed: int64.
     """
 
@@ -61,9 +62,13 @@ class DeviceSampling:
             return torch.full((slots,), value, device=device)
 
         return DeviceSampling(
-            floats(0.0), floats(1.0), floats(0.0), torch.zeros(slots, dtype=torch.int32, device=device),
-            torch.zeros(slots, dtype=torch.int32, device=device), torch.zeros(slots, dtype=torch.int64, device=device),
-        )  # fmt: skip
+            floats(0.0),
+            floats(1.0),
+            floats(0.0),
+            torch.zeros(slots, dtype=torch.int32, device=device),
+            torch.zeros(slots, dtype=torch.int32, device=device),
+            torch.zeros(slots, dtype=torch.int64, device=device),
+        )
 
 
 @triton.jit
@@ -81,14 +86,17 @@ def _load(logits, at, inside, mask_row, has_mask, softcap, SOFTCAP: tl.constexpr
 def _log2(x, FAST: tl.constexpr):
     """Logarithm to base 2. FAST: within 2^-22, in one instruction instead of some twenty."""
     if FAST:
-        return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1
+        )
     return tl.log2(x)
 
 
 @triton.jit
 def _race(x, temperature, seed, position, block, BLOCK: tl.constexpr, FAST: tl.constexpr):
-    """Returns logit / temperature - log(E) for a block of logits. Four tokens, a quarter of a block apart, share one
-    call of Philox."""
+    """Returns logit / temperature - log(E) for a block of logits. Four tokens, a quarter of a block
+    apart, share one call of Philox.
+    """
     quarter: tl.constexpr = BLOCK // 4
     n = tl.arange(0, quarter)[None, :]
     zero = (n * 0).to(tl.uint32)
@@ -106,10 +114,28 @@ def _race(x, temperature, seed, position, block, BLOCK: tl.constexpr, FAST: tl.c
 @cached_launch
 @triton.jit(do_not_specialize=["words", "blocks", "first"])
 def _scan(
-    logits, row_stride, slots, positions, temperatures, seeds, masks, mask_rows, words, size, softcap,
-    block_best, block_at, block_max, block_bad, blocks, first,
-    SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr,
-):  # fmt: skip
+    logits,
+    row_stride,
+    slots,
+    positions,
+    temperatures,
+    seeds,
+    masks,
+    mask_rows,
+    words,
+    size,
+    softcap,
+    block_best,
+    block_at,
+    block_max,
+    block_bad,
+    blocks,
+    first,
+    SOFTCAP: tl.constexpr,
+    MASKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FAST: tl.constexpr,
+):
     row = tl.program_id(0)
     block = tl.program_id(1)
     slot = tl.load(slots + row)
@@ -121,13 +147,23 @@ def _scan(
         index = tl.load(mask_rows + row)
         has_mask = index >= 0
         mask_row = masks + index.to(tl.int64) * words
-    x = _load(logits + row.to(tl.int64) * row_stride, at, inside, mask_row, has_mask, softcap, SOFTCAP)
+    x = _load(
+        logits + row.to(tl.int64) * row_stride, at, inside, mask_row, has_mask, softcap, SOFTCAP
+    )
     bad = tl.max(((x != x) | (x == float("inf"))).to(tl.int32), 0)
     temperature = tl.load(temperatures + slot)
     highest, where = tl.max(x, 0, return_indices=True)
     best = highest
     if temperature > 0:
-        score = _race(x, temperature, tl.load(seeds + slot), tl.load(positions + row) + 1, first + block, BLOCK, FAST)
+        score = _race(
+            x,
+            temperature,
+            tl.load(seeds + slot),
+            tl.load(positions + row) + 1,
+            first + block,
+            BLOCK,
+            FAST,
+        )
         best, where = tl.max(score, 0, return_indices=True)
     out = row * blocks + block
     tl.store(block_best + out, best)
@@ -151,25 +187,54 @@ def _unkey(key):
 
 @triton.jit
 def _mass_from(
-    logits, lowest, temperature, highest, mask_row, has_mask, size, softcap, blocks,
-    SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    logits,
+    lowest,
+    temperature,
+    highest,
+    mask_row,
+    has_mask,
+    size,
+    softcap,
+    blocks,
+    SOFTCAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Returns the mass of the logits from `lowest` on, as a multiple of the highest one's."""
     at = tl.arange(0, BLOCK)
     total = tl.full((), 0.0, tl.float32)
     for block in range(0, blocks):
-        x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
+        x = _load(
+            logits,
+            block * BLOCK + at,
+            block * BLOCK + at < size,
+            mask_row,
+            has_mask,
+            softcap,
+            SOFTCAP,
+        )
         total += tl.sum(tl.where(x >= lowest, tl.exp((x - highest) / temperature), 0.0), 0)
     return total
 
 
 @triton.jit
 def _lowest_kept(
-    logits, top_k, most, temperature, highest, mask_row, has_mask, size, softcap, blocks,
-    SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Returns the lowest logit that fewer than `top_k` logits are above (any number if it is 0), with a mass of at most
-    `most`. Finds it by bisection over all float32 values, between one that is surely kept and one too low to matter."""
+    logits,
+    top_k,
+    most,
+    temperature,
+    highest,
+    mask_row,
+    has_mask,
+    size,
+    softcap,
+    blocks,
+    SOFTCAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Returns the lowest logit that fewer than `top_k` logits are above (any number if it is 0),
+    with a mass of at most `most`. Finds it by bisection over all float32 values, between one that
+    is surely kept and one too low to matter.
+    """
     at = tl.arange(0, BLOCK)
     high = _key(highest)
     low = _key(tl.maximum(highest - 100.0 * temperature, -3.0e38))
@@ -179,7 +244,15 @@ def _lowest_kept(
         above = 0
         mass = 0.0
         for block in range(0, blocks):
-            x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
+            x = _load(
+                logits,
+                block * BLOCK + at,
+                block * BLOCK + at < size,
+                mask_row,
+                has_mask,
+                softcap,
+                SOFTCAP,
+            )
             more = x > limit
             above += tl.sum(more.to(tl.int32), 0)
             mass += tl.sum(tl.where(more, tl.exp((x - highest) / temperature), 0.0), 0)
@@ -191,9 +264,27 @@ def _lowest_kept(
 
 @triton.jit
 def _draw_filtered(
-    logits, row, seed, position, temperature, top_k, top_p, min_p, sequential, highest, masks, mask_rows, words, size,
-    softcap, blocks, SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr,
-):  # fmt: skip
+    logits,
+    row,
+    seed,
+    position,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    sequential,
+    highest,
+    masks,
+    mask_rows,
+    words,
+    size,
+    softcap,
+    blocks,
+    SOFTCAP: tl.constexpr,
+    MASKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FAST: tl.constexpr,
+):
     """Returns the token that a row draws among those that its filters leave."""
     token = tl.full((), 0, tl.int32)
     has_mask = False
@@ -210,20 +301,59 @@ def _draw_filtered(
         lowest = tl.full((), float("-inf"), tl.float32)
         if sequential & (top_k > 0) & (top_p < 1.0):
             lowest = _lowest_kept(
-                logits, top_k, float("inf"), temperature, highest, mask_row, has_mask, size, softcap, blocks,
-                SOFTCAP, BLOCK,
-            )  # fmt: skip
+                logits,
+                top_k,
+                float("inf"),
+                temperature,
+                highest,
+                mask_row,
+                has_mask,
+                size,
+                softcap,
+                blocks,
+                SOFTCAP,
+                BLOCK,
+            )
         most = top_p * _mass_from(
-            logits, lowest, temperature, highest, mask_row, has_mask, size, softcap, blocks, SOFTCAP, BLOCK
+            logits,
+            lowest,
+            temperature,
+            highest,
+            mask_row,
+            has_mask,
+            size,
+            softcap,
+            blocks,
+            SOFTCAP,
+            BLOCK,
         )
         floor = tl.maximum(floor, lowest)
         both = _lowest_kept(
-            logits, top_k, most, temperature, highest, mask_row, has_mask, size, softcap, blocks, SOFTCAP, BLOCK
+            logits,
+            top_k,
+            most,
+            temperature,
+            highest,
+            mask_row,
+            has_mask,
+            size,
+            softcap,
+            blocks,
+            SOFTCAP,
+            BLOCK,
         )
         floor = tl.maximum(floor, both)
     best = tl.full((), float("-inf"), tl.float32)
     for block in range(0, blocks):
-        x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
+        x = _load(
+            logits,
+            block * BLOCK + at,
+            block * BLOCK + at < size,
+            mask_row,
+            has_mask,
+            softcap,
+            SOFTCAP,
+        )
         x = tl.where(x >= floor, x, float("-inf"))
         score = _race(x, temperature, seed, position, block, BLOCK, FAST)
         block_score, where = tl.max(score, 0, return_indices=True)
@@ -236,19 +366,48 @@ def _draw_filtered(
 @cached_launch
 @triton.jit(do_not_specialize=["words", "blocks", "part_blocks", "part_stride"])
 def _pick(
-    logits, row_stride, slots, positions, temperatures, seeds, top_ks, top_ps, min_ps, sequentials, masks, mask_rows,
-    words, size, softcap, block_best, block_at, block_max, block_bad, blocks, part_blocks, part_stride,
-    last_tokens, tokens,
-    SOFTCAP: tl.constexpr, MASKS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    logits,
+    row_stride,
+    slots,
+    positions,
+    temperatures,
+    seeds,
+    top_ks,
+    top_ps,
+    min_ps,
+    sequentials,
+    masks,
+    mask_rows,
+    words,
+    size,
+    softcap,
+    block_best,
+    block_at,
+    block_max,
+    block_bad,
+    blocks,
+    part_blocks,
+    part_stride,
+    last_tokens,
+    tokens,
+    SOFTCAP: tl.constexpr,
+    MASKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
     FAST: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     b = tl.arange(0, BLOCKS)
     valid = b < blocks
     place = b // part_blocks * part_stride + row * part_blocks + b % part_blocks
-    _, winner = tl.max(tl.load(block_best + place, mask=valid, other=float("-inf")), 0, return_indices=True)
-    token = tl.load(block_at + winner // part_blocks * part_stride + row * part_blocks + winner % part_blocks)
+    _, winner = tl.max(
+        tl.load(block_best + place, mask=valid, other=float("-inf")), 0, return_indices=True
+    )
+    token = tl.load(
+        block_at + winner // part_blocks * part_stride + row * part_blocks + winner % part_blocks
+    )
     highest = tl.max(tl.load(block_max + place, mask=valid, other=float("-inf")), 0)
     bad = tl.max(tl.load(block_bad + place, mask=valid, other=0), 0)
     temperature = tl.load(temperatures + slot)
@@ -263,10 +422,27 @@ def _pick(
     elif filtered:  # noqa: SIM102 # with a condition that is not constant, all would be compiled
         if WHOLE:
             token = _draw_filtered(
-                logits + row.to(tl.int64) * row_stride, row, tl.load(seeds + slot), tl.load(positions + row) + 1,
-                temperature, top_k, top_p, min_p, tl.load(sequentials + slot) > 0, highest, masks, mask_rows, words,
-                size, softcap, blocks, SOFTCAP, MASKS, BLOCK, FAST,
-            )  # fmt: skip
+                logits + row.to(tl.int64) * row_stride,
+                row,
+                tl.load(seeds + slot),
+                tl.load(positions + row) + 1,
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                tl.load(sequentials + slot) > 0,
+                highest,
+                masks,
+                mask_rows,
+                words,
+                size,
+                softcap,
+                blocks,
+                SOFTCAP,
+                MASKS,
+                BLOCK,
+                FAST,
+            )
     tl.store(tokens + row, token)
     tl.store(last_tokens + slot, tl.maximum(token, 0))
 
@@ -305,12 +481,35 @@ def draw(
     found = draw_part(logits, slots, positions, sampling, 0, blocks, masks=masks, softcap=softcap)
     words, mask_rows = masks or (tokens, None)
     _pick[(rows,)](
-        logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, sampling.top_k,
-        sampling.top_p, sampling.min_p, sampling.sequential, words, mask_rows, words.stride(0) if masks else 0, size,
-        softcap or 0.0, *_columns(found), blocks, blocks, 0, last_tokens, tokens,
-        SOFTCAP=softcap is not None, MASKS=masks is not None, WHOLE=True, BLOCK=BLOCK, BLOCKS=power_of_2(blocks),
-        FAST=_is_gpu(logits), num_warps=16,
-    )  # fmt: skip
+        logits,
+        logits.stride(0),
+        slots,
+        positions,
+        sampling.temperature,
+        sampling.seed,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.sequential,
+        words,
+        mask_rows,
+        words.stride(0) if masks else 0,
+        size,
+        softcap or 0.0,
+        *_columns(found),
+        blocks,
+        blocks,
+        0,
+        last_tokens,
+        tokens,
+        SOFTCAP=softcap is not None,
+        MASKS=masks is not None,
+        WHOLE=True,
+        BLOCK=BLOCK,
+        BLOCKS=power_of_2(blocks),
+        FAST=_is_gpu(logits),
+        num_warps=16,
+    )
 
 
 def draw_part(
@@ -336,21 +535,42 @@ def draw_part(
         masks: as for `draw`, with the words of only these tokens.
     """
     rows, size = logits.shape
-    capacity = -(-rows * blocks // 4) * 4  # aligned, so that Triton compiles one version for all numbers of rows
+    # aligned, so that Triton compiles one version for all numbers of rows
+    capacity = -(-rows * blocks // 4) * 4
     found = torch.empty((4, capacity), dtype=torch.float32, device=logits.device)
     words, mask_rows = masks or (slots, None)
     _scan[(rows, blocks)](
-        logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, words, mask_rows,
-        words.stride(0) if masks else 0, size, softcap or 0.0, *_columns(found), blocks, first,
-        SOFTCAP=softcap is not None, MASKS=masks is not None, BLOCK=BLOCK, FAST=_is_gpu(logits), num_warps=4,
-    )  # fmt: skip
+        logits,
+        logits.stride(0),
+        slots,
+        positions,
+        sampling.temperature,
+        sampling.seed,
+        words,
+        mask_rows,
+        words.stride(0) if masks else 0,
+        size,
+        softcap or 0.0,
+        *_columns(found),
+        blocks,
+        first,
+        SOFTCAP=softcap is not None,
+        MASKS=masks is not None,
+        BLOCK=BLOCK,
+        FAST=_is_gpu(logits),
+        num_warps=4,
+    )
     return found
 
 
 def pick_winner(
-    parts: torch.Tensor, blocks: int, slots: torch.Tensor, sampling: DeviceSampling, last_tokens: torch.Tensor,
+    parts: torch.Tensor,
+    blocks: int,
+    slots: torch.Tensor,
+    sampling: DeviceSampling,
+    last_tokens: torch.Tensor,
     tokens: torch.Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """Draws the tokens that `draw` would draw from whole logits, for rows without filters.
 
     Args:
@@ -360,17 +580,39 @@ def pick_winner(
     """
     all_blocks = len(parts) * blocks
     _pick[(len(slots),)](
-        parts, 0, slots, slots, sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p, sampling.min_p,
-        sampling.sequential, tokens, None, 0, 0, 0.0, *_columns(parts[0]), all_blocks, blocks, parts.stride(0),
-        last_tokens, tokens,
-        SOFTCAP=False, MASKS=False, WHOLE=False, BLOCK=BLOCK, BLOCKS=power_of_2(all_blocks), FAST=_is_gpu(parts),
+        parts,
+        0,
+        slots,
+        slots,
+        sampling.temperature,
+        sampling.seed,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.sequential,
+        tokens,
+        None,
+        0,
+        0,
+        0.0,
+        *_columns(parts[0]),
+        all_blocks,
+        blocks,
+        parts.stride(0),
+        last_tokens,
+        tokens,
+        SOFTCAP=False,
+        MASKS=False,
+        WHOLE=False,
+        BLOCK=BLOCK,
+        BLOCKS=power_of_2(all_blocks),
+        FAST=_is_gpu(parts),
         num_warps=1,
-    )  # fmt: skip
+    )
 
 
 def _columns(found: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Returns the scores, tokens, highest logits and non-finite flags in the result of `draw_part`.
-    """
+    """Returns the scores, tokens, highest logits and non-finite flags in the result of `draw_part`."""
     best, at, highest, bad = found.unbind(0)
     return best, at.view(torch.int32), highest, bad.view(torch.int32)
 
@@ -390,9 +632,20 @@ def _add_up(x, highest, total):
 @cached_launch
 @triton.jit(do_not_specialize=["words", "rows"])
 def _score(
-    logits, row_stride, tokens, masks, mask_rows, words, size, softcap, scores, rows,
-    SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    logits,
+    row_stride,
+    tokens,
+    masks,
+    mask_rows,
+    words,
+    size,
+    softcap,
+    scores,
+    rows,
+    SOFTCAP: tl.constexpr,
+    MASKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0)
     logits += row.to(tl.int64) * row_stride
     has_mask = False
@@ -437,14 +690,25 @@ def token_scores(
     Args:
         logits: [R, V], of any floating-point type.
         tokens: int32 [R], as `draw` has written them.
-        scores: float32 [2, R] (written), log-probability of each row's token, and of all tokens that its mask allows:
-            0 without a mask.
+        scores: float32 [2, R] (written), log-probability of each row's token, and of all tokens
+            that its mask allows: 0 without a mask.
         masks, softcap: as for `draw`.
     """
     rows, size = logits.shape
     words, mask_rows = masks or (tokens, None)
     _score[(rows,)](
-        logits, logits.stride(0), tokens, words, mask_rows, words.shape[1] if masks else 0, size,
-        softcap or 0.0, scores, rows,
-        SOFTCAP=softcap is not None, MASKS=masks is not None, BLOCK=BLOCK, num_warps=16,
-    )  # fmt: skip
+        logits,
+        logits.stride(0),
+        tokens,
+        words,
+        mask_rows,
+        words.shape[1] if masks else 0,
+        size,
+        softcap or 0.0,
+        scores,
+        rows,
+        SOFTCAP=softcap is not None,
+        MASKS=masks is not None,
+        BLOCK=BLOCK,
+        num_warps=16,
+    )

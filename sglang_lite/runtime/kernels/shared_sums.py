@@ -32,14 +32,23 @@ class SharedSums:
         timeout_s: time after which an exchange fails if not all ranks have begun it.
     """
 
-    def __init__(self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, count: int, timeout_s: float) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, count: int, timeout_s: float
+    ) -> None:
         pointer = ctypes.c_void_p
         number = ctypes.c_long
         self._exchange = library["exchange"]
         self._sums = {dtype: library[name] for dtype, name in _NAMES.items()}
         self._exchange.argtypes = [
-            pointer, ctypes.c_int, number, ctypes.c_int, ctypes.c_uint32, pointer, number, ctypes.c_double,
-        ]  # fmt: skip
+            pointer,
+            ctypes.c_int,
+            number,
+            ctypes.c_int,
+            ctypes.c_uint32,
+            pointer,
+            number,
+            ctypes.c_double,
+        ]
         for function in self._sums.values():
             function.argtypes = [pointer, ctypes.c_int, number, ctypes.c_uint32, number, pointer]
             function.restype = None
@@ -72,13 +81,24 @@ class SharedSums:
         half = self._count * _LINE + (self._epoch & 1) * self._count * SLOT
         slots = self._memory[half : half + self._count * SLOT].view(self._count, SLOT)
         sizes = [torch.Size(shape).numel() for shape in shapes]
-        return [slot.view(x.dtype)[:size].view(shape) for slot, size, shape in zip(slots, sizes, shapes, strict=True)]
+        return [
+            slot.view(x.dtype)[:size].view(shape)
+            for slot, size, shape in zip(slots, sizes, shapes, strict=True)
+        ]
 
     def _send(self, x: torch.Tensor) -> None:
         self._epoch += 1
         late: int = self._exchange(
-            self._address, self._count, SLOT, self._rank, self._epoch & 0xFFFFFFFF, x.data_ptr(), x.nbytes,
+            self._address,
+            self._count,
+            SLOT,
+            self._rank,
+            self._epoch & 0xFFFFFFFF,
+            x.data_ptr(),
+            x.nbytes,
             self._timeout_s,
-        )  # fmt: skip
+        )
         if late >= 0:
-            raise RuntimeError(f"rank {late} of {self._count} has not come within {self._timeout_s:g} s")
+            raise RuntimeError(
+                f"rank {late} of {self._count} has not come within {self._timeout_s:g} s"
+            )

@@ -12,15 +12,32 @@ import triton.language as tl
 
 @triton.jit
 def page_of(pages, token, end, PAGE: tl.constexpr):
-    """Pages of tokens [N]; 0 from `end` on. Called one block ahead, so that loads of keys need not wait for it."""
+    """Pages of tokens [N]; 0 from `end` on. Called one block ahead, so that loads of keys need not
+    wait for it.
+    """
     return tl.load(pages + token // PAGE, mask=token < end, other=0)
 
 
 @triton.jit
 def attend_block(
-    queries, k, v, page, token, valid, visible, m, total, acc, scale, softcap,
-    DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    queries,
+    k,
+    v,
+    page,
+    token,
+    valid,
+    visible,
+    m,
+    total,
+    acc,
+    scale,
+    softcap,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    MASKED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Adds a block of N tokens to the running results of M queries.
 
     Args:
@@ -61,15 +78,29 @@ def attend_block(
     shrink = tl.exp2(m - shift)
     weights = tl.exp2(scores * scale - shift[:, None])
     total = total * shrink + tl.sum(weights, 1)
-    acc = acc * shrink[:, None] + tl.dot(weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee")
+    acc = acc * shrink[:, None] + tl.dot(
+        weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee"
+    )
     return highest, total, acc
 
 
 @triton.jit
 def attend_tokens(
-    queries, k, v, pages, page, start, end, scale, softcap,
-    DIM: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    queries,
+    k,
+    v,
+    pages,
+    page,
+    start,
+    end,
+    scale,
+    softcap,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Attention of M queries over the tokens from `start` to `end`, all of which they see.
 
     Args:
@@ -88,13 +119,44 @@ def attend_tokens(
     for at in range(start, clear, BLOCK_N):
         next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         m, total, acc = attend_block(
-            queries, k, v, page, at + n, None, None, m, total, acc, scale, softcap, DIM, PAGE, False, SOFTCAP, BLOCK_D
+            queries,
+            k,
+            v,
+            page,
+            at + n,
+            None,
+            None,
+            m,
+            total,
+            acc,
+            scale,
+            softcap,
+            DIM,
+            PAGE,
+            False,
+            SOFTCAP,
+            BLOCK_D,
         )
         page = next_page
     if clear < end:
         valid = clear + n < end
         m, total, acc = attend_block(
-            queries, k, v, page, clear + n, valid, valid[None, :], m, total, acc, scale, softcap, DIM, PAGE, True,
-            SOFTCAP, BLOCK_D,
-        )  # fmt: skip
+            queries,
+            k,
+            v,
+            page,
+            clear + n,
+            valid,
+            valid[None, :],
+            m,
+            total,
+            acc,
+            scale,
+            softcap,
+            DIM,
+            PAGE,
+            True,
+            SOFTCAP,
+            BLOCK_D,
+        )
     return m, total, acc

@@ -20,7 +20,14 @@ from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.launch_config import product_outputs, product_tile
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.lora_few import BLOCK_R, STAGES, Shrunk, expanded, expanded_pair, load_b
+from sglang_lite.runtime.kernels.lora_few import (
+    BLOCK_R,
+    STAGES,
+    Shrunk,
+    expanded,
+    expanded_pair,
+    load_b,
+)
 from sglang_lite.runtime.kernels.lora_own import OwnShrunk
 from sglang_lite.runtime.kernels.lora_weights import RANKS
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
@@ -35,21 +42,48 @@ _PART_INPUTS = 128  # the inputs of a part are a multiple of this
 @cached_launch
 @triton.jit(do_not_specialize=["M"])
 def _tiled(
-    x, w, bias, y, hidden, b, pages, used, M, N, K, WIDTH, PAGE, END0, END1,
-    BIAS: tl.constexpr, GATE: tl.constexpr, PARTS: tl.constexpr, LORA: tl.constexpr, BESIDE: tl.constexpr,
-    EARLY: tl.constexpr, RANKS: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    bias,
+    y,
+    hidden,
+    b,
+    pages,
+    used,
+    M,
+    N,
+    K,
+    WIDTH,
+    PAGE,
+    END0,
+    END1,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    PARTS: tl.constexpr,
+    LORA: tl.constexpr,
+    BESIDE: tl.constexpr,
+    EARLY: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if EARLY:
         start_next(PDL)
-    if not BESIDE:  # else the previous kernel shrinks x, and has let this one start when x was there
+    # else the previous kernel shrinks x, and has let this one start when x was there
+    if not BESIDE:
         wait(PDL)
     first = tl.program_id(0) * BLOCK_N
     m, n = tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N)
     count, split = 0, tl.program_id(1)
     if LORA:  # what no kernel writes is loaded meanwhile
         count = tl.load(used) * RANKS
-        added = load_b(b, pages, count, split * BLOCK_R, n, N, N if GATE == "" else 2 * N, PAGE, RANKS, BLOCK_R)
+        added = load_b(
+            b, pages, count, split * BLOCK_R, n, N, N if GATE == "" else 2 * N, PAGE, RANKS, BLOCK_R
+        )
         if GATE != "":
             up_added = load_b(b + N, pages, count, 0, n, N, 2 * N, PAGE, RANKS, BLOCK_R)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -72,12 +106,45 @@ def _tiled(
         if GATE == "":
             part = (first >= END0).to(tl.int32) + (first >= END1).to(tl.int32)
             acc = expanded(
-                acc, added, hidden, b, pages, count, part, m, n, N, M, N, WIDTH, PAGE, split * BLOCK_R,
-                PARTS * BLOCK_R, RANKS, BLOCK_R, STAGES,
-            )  # fmt: skip
+                acc,
+                added,
+                hidden,
+                b,
+                pages,
+                count,
+                part,
+                m,
+                n,
+                N,
+                M,
+                N,
+                WIDTH,
+                PAGE,
+                split * BLOCK_R,
+                PARTS * BLOCK_R,
+                RANKS,
+                BLOCK_R,
+                STAGES,
+            )
         else:
             acc, up = expanded_pair(
-                acc, up, added, up_added, hidden, b, pages, count, m, n, M, N, WIDTH, PAGE, RANKS, BLOCK_R, STAGES
+                acc,
+                up,
+                added,
+                up_added,
+                hidden,
+                b,
+                pages,
+                count,
+                m,
+                n,
+                M,
+                N,
+                WIDTH,
+                PAGE,
+                RANKS,
+                BLOCK_R,
+                STAGES,
             )
     if BIAS:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
@@ -95,20 +162,30 @@ def can_tile(weight: torch.Tensor) -> bool:
     """Returns whether a matrix can be multiplied in tiles on its device: the GPU has TMA, and the
     matrix has 16-bit elements and rows of a multiple of 16 bytes.
     """
-    return properties_of(weight.device).has_tma and weight.element_size() == 2 and weight.shape[1] % 8 == 0
+    return (
+        properties_of(weight.device).has_tma
+        and weight.element_size() == 2
+        and weight.shape[1] % 8 == 0
+    )
 
 
 def can_expand(weight: torch.Tensor, outputs: Sequence[int]) -> bool:
     """Returns whether a product by tiles can add that of adapters with these outputs in each part:
     no tile may span two parts.
     """
-    return all(end % product_outputs(weight.numel()) == 0 for end in itertools.accumulate(outputs[:-1]))
+    return all(
+        end % product_outputs(weight.numel()) == 0 for end in itertools.accumulate(outputs[:-1])
+    )
 
 
 def linear_tiled(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "", out: torch.Tensor | None = None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate: str = "",
+    out: torch.Tensor | None = None,
     shrunk: Shrunk | OwnShrunk | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Returns x [M, K] times weight [N, K] transposed, plus bias [N], as [M, N].
 
     Args:
@@ -131,7 +208,8 @@ def split_k_of(weight: torch.Tensor) -> int:
     """Returns the number of parts to split the sums of a product into: as many as possible with at
     most one program per multiprocessor.
 
-    Each program reads all rows x, and a matrix with few outputs has few programs, which wait for x and not for weights.
+    Each program reads all rows x, and a matrix with few outputs has few programs, which wait for x
+    and not for weights.
     """
     outputs, inputs = weight.shape
     programs = cdiv(outputs, product_outputs(weight.numel()))
@@ -157,9 +235,15 @@ def linear_split_k(
 
 
 def _launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, gate: str,
-    shrunk: Shrunk | OwnShrunk | None, *, parts: int,
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    gate: str,
+    shrunk: Shrunk | OwnShrunk | None,
+    *,
+    parts: int,
+) -> None:
     (rows, inputs), outputs = x.shape, y.shape[-1]
     low: tuple[torch.Tensor | None, ...] = (None, None, None, None)
     sizes = (0, 0, 0, 0)
@@ -167,7 +251,12 @@ def _launch(
         adapters = shrunk.weights
         ranks = shrunk.ranks
         low = shrunk.hidden, adapters.b, ranks.pages, ranks.used
-        sizes = shrunk.hidden.shape[2], adapters.page_size, adapters.outputs[0], sum(adapters.outputs[:2])
+        sizes = (
+            shrunk.hidden.shape[2],
+            adapters.page_size,
+            adapters.outputs[0],
+            sum(adapters.outputs[:2]),
+        )
     properties = properties_of(x.device)
     block_m = max(16, power_of_2(rows))
     tile = product_tile(properties, block_m, (len(weight), inputs), gated=bool(gate), beside=adds)
@@ -175,10 +264,26 @@ def _launch(
     _tiled[(programs, parts)](
         tensor_descriptor(x, inputs, (block_m, tile.inputs)),
         tensor_descriptor(weight, inputs, (tile.outputs, tile.inputs)),
-        bias, y, *low, rows, outputs, inputs, *sizes,
-        BIAS=bias is not None, GATE=gate, PARTS=parts, LORA=adds, BESIDE=shrunk is not None,
+        bias,
+        y,
+        *low,
+        rows,
+        outputs,
+        inputs,
+        *sizes,
+        BIAS=bias is not None,
+        GATE=gate,
+        PARTS=parts,
+        LORA=adds,
+        BESIDE=shrunk is not None,
         EARLY=programs * parts <= properties.multiprocessors,
-        RANKS=RANKS, BLOCK_R=BLOCK_R, STAGES=STAGES, BLOCK_M=block_m, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs,
-        num_warps=4, num_stages=tile.stages,
+        RANKS=RANKS,
+        BLOCK_R=BLOCK_R,
+        STAGES=STAGES,
+        BLOCK_M=block_m,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.inputs,
+        num_warps=4,
+        num_stages=tile.stages,
         **pdl_options(x.device),
-    )  # fmt: skip
+    )

@@ -28,7 +28,8 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 PROGRAMS = 128  # of each sum; they wait for one another, so all must run concurrently
 MAX_BYTES = 1 << 24  # of a sum
 _LINE = 16  # bytes of a thread's store
-_BLOCK_BYTES = 2048, 8192  # least and most bytes of a tile, which has a thread for each of its stores
+# least and most bytes of a tile, which has a thread for each of its stores
+_BLOCK_BYTES = 2048, 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +51,20 @@ class PartPeers:
     memories: tuple[torch.Tensor, ...]
 
     @staticmethod
-    def of(rank: int, addresses: Sequence[int], *memories: torch.Tensor, programs: int = PROGRAMS) -> PartPeers:
+    def of(
+        rank: int, addresses: Sequence[int], *memories: torch.Tensor, programs: int = PROGRAMS
+    ) -> PartPeers:
         """Creates a rank's record before its first exchange. `programs` is the number of programs
         per sum; other arguments as for `Peers.of`.
         """
         device = memories[0].device
         return PartPeers(
-            rank, len(addresses), torch.tensor(addresses, dtype=torch.int64, device=device),
-            torch.zeros(programs, dtype=torch.int64, device=device), memories,
-        )  # fmt: skip
+            rank,
+            len(addresses),
+            torch.tensor(addresses, dtype=torch.int64, device=device),
+            torch.zeros(programs, dtype=torch.int64, device=device),
+            memories,
+        )
 
     def takes(self, x: torch.Tensor) -> bool:
         """Returns whether tensors of this size can be summed."""
@@ -81,7 +87,15 @@ def memory_bytes(ranks: int) -> int:
 
 
 @triton.jit
-def _there(memory, trip, epoch, owner, FLAG_BYTES: tl.constexpr, PART_BYTES: tl.constexpr, RANKS: tl.constexpr):
+def _there(
+    memory,
+    trip,
+    epoch,
+    owner,
+    FLAG_BYTES: tl.constexpr,
+    PART_BYTES: tl.constexpr,
+    RANKS: tl.constexpr,
+):
     """Returns the address, in a rank's memory, of what a trip of an exchange brings from an owner."""
     return memory + FLAG_BYTES + ((trip * 2 + (epoch & 1)) * RANKS + owner) * PART_BYTES
 
@@ -97,7 +111,9 @@ def _flags(memories, trip, owner, RANKS: tl.constexpr):
 def _tell(memories, trip, rank, epoch, inside, RANKS: tl.constexpr):
     """Tells all ranks that this program has stored all that it sends in a trip."""
     tl.debug_barrier()  # behind the stores of all threads, which the release of one then covers
-    tl.atomic_max(_flags(memories, trip, rank, RANKS), epoch, mask=inside, sem="release", scope="sys")
+    tl.atomic_max(
+        _flags(memories, trip, rank, RANKS), epoch, mask=inside, sem="release", scope="sys"
+    )
 
 
 @triton.jit
@@ -114,10 +130,19 @@ def _await(own, trip, ranks, epoch, inside, RANKS: tl.constexpr):
 @cached_launch
 @triton.jit(do_not_specialize=["rank"])
 def _sum_parts(
-    x, out, part, addresses, epochs, rank,
-    FLAG_BYTES: tl.constexpr, PART_BYTES: tl.constexpr, RANKS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    x,
+    out,
+    part,
+    addresses,
+    epochs,
+    rank,
+    FLAG_BYTES: tl.constexpr,
+    PART_BYTES: tl.constexpr,
+    RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     start_next(PDL)
     program, programs = tl.program_id(0), tl.num_programs(0)
     ranks = tl.arange(0, WIDTH)
@@ -126,31 +151,44 @@ def _sum_parts(
     kind: tl.constexpr = tl.pointer_type(x.dtype.element_ty)
     tiles = tl.cdiv(part, BLOCK)
     wait(PDL)
-    epoch = tl.load(epochs + program) + 1  # behind the wait: the exchange before may be running until then
+    # behind the wait: the exchange before may be running until then
+    epoch = tl.load(epochs + program) + 1
     for tile in range(program, tiles, programs):
         at = tile * BLOCK + tl.arange(0, BLOCK)
         for peer in tl.static_range(RANKS):
-            there = _there(tl.load(addresses + peer), 0, epoch, rank, FLAG_BYTES, PART_BYTES, RANKS).to(kind)
+            there = _there(
+                tl.load(addresses + peer), 0, epoch, rank, FLAG_BYTES, PART_BYTES, RANKS
+            ).to(kind)
             there = tl.multiple_of(there, 16)
-            tl.store(there + at, tl.load(x + peer * part + at, mask=at < part, other=0.0), mask=at < part)
+            tl.store(
+                there + at, tl.load(x + peer * part + at, mask=at < part, other=0.0), mask=at < part
+            )
     _tell(memories, 0, rank, epoch, inside, RANKS)
     _await(own, 0, ranks, epoch, inside, RANKS)
     for tile in range(program, tiles, programs):
         at = tile * BLOCK + tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK,), tl.float32)
         for sender in tl.static_range(RANKS):
-            came = tl.multiple_of(_there(own, 0, epoch, sender, FLAG_BYTES, PART_BYTES, RANKS).to(kind), 16)
-            total += tl.load(came + at, mask=at < part, other=0.0, cache_modifier=".cg").to(tl.float32)
+            came = tl.multiple_of(
+                _there(own, 0, epoch, sender, FLAG_BYTES, PART_BYTES, RANKS).to(kind), 16
+            )
+            total += tl.load(came + at, mask=at < part, other=0.0, cache_modifier=".cg").to(
+                tl.float32
+            )
         value = total.to(x.dtype.element_ty)
         for peer in tl.static_range(RANKS):
-            there = _there(tl.load(addresses + peer), 1, epoch, rank, FLAG_BYTES, PART_BYTES, RANKS).to(kind)
+            there = _there(
+                tl.load(addresses + peer), 1, epoch, rank, FLAG_BYTES, PART_BYTES, RANKS
+            ).to(kind)
             tl.store(tl.multiple_of(there, 16) + at, value, mask=at < part)
     _tell(memories, 1, rank, epoch, inside, RANKS)
     _await(own, 1, ranks, epoch, inside, RANKS)
     for tile in range(program, tiles, programs):
         at = tile * BLOCK + tl.arange(0, BLOCK)
         for owner in tl.static_range(RANKS):
-            came = tl.multiple_of(_there(own, 1, epoch, owner, FLAG_BYTES, PART_BYTES, RANKS).to(kind), 16)
+            came = tl.multiple_of(
+                _there(own, 1, epoch, owner, FLAG_BYTES, PART_BYTES, RANKS).to(kind), 16
+            )
             value = tl.load(came + at, mask=at < part, other=0.0, cache_modifier=".cg")
             tl.store(out + owner * part + at, value, mask=at < part)
     tl.store(epochs + program, epoch)
@@ -170,8 +208,18 @@ def sum_parts(x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
     programs = len(peers.epochs)
     block = min(max(power_of_2(cdiv(part * size, programs)), least), most)
     _sum_parts[(programs,)](
-        x, out, part, peers.addresses, peers.epochs, peers.rank,
-        FLAG_BYTES=flag_bytes(peers.count), PART_BYTES=part_bytes(peers.count), RANKS=peers.count,
-        WIDTH=power_of_2(peers.count), BLOCK=block // size, num_warps=block // _LINE // 32, **pdl_options(x.device),
-    )  # fmt: skip
+        x,
+        out,
+        part,
+        peers.addresses,
+        peers.epochs,
+        peers.rank,
+        FLAG_BYTES=flag_bytes(peers.count),
+        PART_BYTES=part_bytes(peers.count),
+        RANKS=peers.count,
+        WIDTH=power_of_2(peers.count),
+        BLOCK=block // size,
+        num_warps=block // _LINE // 32,
+        **pdl_options(x.device),
+    )
     return out

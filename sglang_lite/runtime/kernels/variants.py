@@ -46,9 +46,12 @@ class KernelVariant:
 
     @property
     def content(self) -> str:
-        """Digest of everything that the variant is compiled from: source of the kernel and of the functions it calls,
-        arguments, options and GPU."""
-        return hashlib.sha256(f"{self._source.hash()} {self.launch} {self._target}".encode()).hexdigest()
+        """Digest of everything that the variant is compiled from: source of the kernel and of the
+        functions it calls, arguments, options and GPU.
+        """
+        return hashlib.sha256(
+            f"{self._source.hash()} {self.launch} {self._target}".encode()
+        ).hexdigest()
 
     @property
     def launcher(self) -> str:
@@ -63,8 +66,9 @@ class KernelVariant:
             return triton.compile(self._source, target=self._target, options=self.launch)
 
     def compile_launcher(self) -> None:
-        """Compiles the C code that launches the kernel into the cache. Triton up to 3.6 has a C launcher for each
-        kind of arguments."""
+        """Compiles the C code that launches the kernel into the cache. Triton up to 3.6 has a C
+        launcher for each kind of arguments.
+        """
         if hasattr(nvidia, "make_launcher") and _has_driver():
             nvidia.CudaLauncher(self._source, self.compile().metadata)
 
@@ -84,7 +88,9 @@ def _has_driver() -> bool:
 
 
 @contextmanager
-def collecting_variants(properties: DeviceProperties, on_variant: Callable[[KernelVariant], object]) -> Iterator[None]:
+def collecting_variants(
+    properties: DeviceProperties, on_variant: Callable[[KernelVariant], object]
+) -> Iterator[None]:
     """Skips launches on "meta" tensors within a `with` block, and passes each of their variants to
     `on_variant` once.
 
@@ -100,14 +106,21 @@ def collecting_variants(properties: DeviceProperties, on_variant: Callable[[Kern
         function = fn.jit_function
         if (function, key) not in seen:
             seen.add((function, key))
-            source = function.ASTSource(function, compile["signature"], compile["constants"], compile["configs"][0])
+            source = function.ASTSource(
+                function, compile["signature"], compile["constants"], compile["configs"][0]
+            )
             options = json.loads(compile["specialization_data"])["options"]
-            launch = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+            launch = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in options.items()
+            }
             on_variant(KernelVariant(_name(function), key, launch, source, target))
         return True  # True: skip the launch
 
     nothing = SimpleNamespace(
-        get_current_device=lambda: properties, get_current_stream=lambda device: 0, get_current_target=lambda: target
+        get_current_device=lambda: properties,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: target,
     )
     with _hooked(hook), _active(nothing), assume_device(properties):
         yield

@@ -1,4 +1,6 @@
-"""Reasons why tokens of a prompt were not in the radix tree. Computed once per request, at admission."""
+"""Reasons why tokens of a prompt were not in the radix tree. Computed once per request, at
+admission.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,16 @@ class Miss:
 
 
 def find_miss(
-    tree: RadixTree, prompt: Ints, usable: int, match: Match, cached: int, space: PrefixSpace,
-    *, paused: bool, reveal_others: bool,
-) -> Miss:  # fmt: skip
+    tree: RadixTree,
+    prompt: Ints,
+    usable: int,
+    match: Match,
+    cached: int,
+    space: PrefixSpace,
+    *,
+    paused: bool,
+    reveal_others: bool,
+) -> Miss:
     """Finds the reason why a prompt was not fully cached.
 
     Args:
@@ -71,7 +80,9 @@ def find_miss(
         if len(differ):
             reason = "changed"
             at = end + int(differ[0])
-            before = np.concatenate((prompt[max(at - _AROUND, 0) : at], has[int(differ[0]) :][:_SHOWN]))
+            before = np.concatenate(
+                (prompt[max(at - _AROUND, 0) : at], has[int(differ[0]) :][:_SHOWN])
+            )
         elif len(rest) < tree.page_size:
             reason = "page"
     elif len(rest) < tree.page_size:

@@ -15,7 +15,9 @@ from sglang_lite.runtime.kv_cache.radix import Node, PrefixLock
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 
 
-def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: Iterable[PrefixLock] = ()) -> None:
+def check_cache(
+    store: PrefixCache, handles: Iterable[SlotHandle], other_locks: Iterable[PrefixLock] = ()
+) -> None:
     """Recounts everything that the cache counts, and checks its invariants.
 
     Args:
@@ -38,7 +40,9 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
 
     slots = [h.slot for h in handles]
     assert len(set(slots)) == len(slots), "two requests in one slot"
-    assert table.free + len(slots) == len(table.length), "slots that nobody has and that are not free"
+    assert table.free + len(slots) == len(table.length), (
+        "slots that nobody has and that are not free"
+    )
 
     locks: Counter[int] = Counter()
     for lock in [
@@ -53,8 +57,12 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
             locked = locked.parent
     wrong = [(node.locks, locks[id(node)]) for node in nodes if node.locks != locks[id(node)]]
     assert not wrong, f"locks (counted, held): {wrong}"
-    assert store.tree.pages == sum(len(node.pages) for node in nodes), "miscounted pages of the tree"
-    assert store.tree.locked_pages == sum(len(node.pages) for node in nodes if node.locks), "miscounted locked pages"
+    assert store.tree.pages == sum(len(node.pages) for node in nodes), (
+        "miscounted pages of the tree"
+    )
+    assert store.tree.locked_pages == sum(len(node.pages) for node in nodes if node.locks), (
+        "miscounted locked pages"
+    )
     for node in nodes:
         _check_node(node, size)
 
@@ -74,7 +82,9 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
         assert computed <= page_count * size, "computed tokens without a page"
         prefix = _path(h.lock.node)
         pages = np.concatenate([node.pages for node in prefix]) if prefix else np.empty(0, np.int32)
-        assert table.pages[h.slot, : h.owned_from].tolist() == pages[: h.owned_from].tolist(), "reads others' pages"
+        assert table.pages[h.slot, : h.owned_from].tolist() == pages[: h.owned_from].tolist(), (
+            "reads others' pages"
+        )
         assert len(pages) == h.owned_from, "locks another prefix than it reads"
         if prefix:
             tokens = np.concatenate([node.tokens for node in prefix])
@@ -109,20 +119,30 @@ def _owners(store: PrefixCache, handles: Iterable[SlotHandle]) -> NDArray[np.int
     return np.bincount(np.concatenate(owned), minlength=store.pool.total)
 
 
-def _check_windows(store: PrefixCache, windows: WindowPages, handles: list[SlotHandle], nodes: list[Node]) -> None:
+def _check_windows(
+    store: PrefixCache, windows: WindowPages, handles: list[SlotHandle], nodes: list[Node]
+) -> None:
     table = store.table
     null = windows.pool.total
-    owners = Counter([*windows.pool.free_pages().tolist(), *windows.of[windows.of != null].tolist()])
-    assert sorted(owners.elements()) == list(range(null)), "window pages with two owners, or without one"
+    owners = Counter(
+        [*windows.pool.free_pages().tolist(), *windows.of[windows.of != null].tolist()]
+    )
+    assert sorted(owners.elements()) == list(range(null)), (
+        "window pages with two owners, or without one"
+    )
     assert (windows.of[store.pool.free_pages()] == null).all(), "free pages with a window page"
     readers: Counter[int] = Counter(copy.from_page for copy in store.pending_copies)
     for h in handles:
         first = int(windows.first[h.slot])
         page_count = int(table.page_count[h.slot])
         readers.update(table.pages[h.slot, first:page_count].tolist())
-        assert not windows.has_any(table.pages[h.slot, h.owned_from : first]), "own pages behind the window"
+        assert not windows.has_any(table.pages[h.slot, h.owned_from : first]), (
+            "own pages behind the window"
+        )
     assert all(windows.has(page) for page in readers), "pages in a window without a window page"
-    counted = {page: int(windows.readers[page]) for page in np.flatnonzero(windows.readers).tolist()}
+    counted = {
+        page: int(windows.readers[page]) for page in np.flatnonzero(windows.readers).tolist()
+    }
     assert counted == dict(readers), "miscounted readers"
     in_tree = np.concatenate([np.empty(0, np.int32), *(node.pages for node in nodes)])
     idle = sum(windows.has(page) and page not in readers for page in in_tree.tolist())

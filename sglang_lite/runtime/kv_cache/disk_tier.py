@@ -36,7 +36,9 @@ class DiskTier:
         known: names of files that existed when last checked; the newest 65,536.
     """
 
-    def __init__(self, store: PageStore, executor: Executor, writer: Executor | None = None) -> None:
+    def __init__(
+        self, store: PageStore, executor: Executor, writer: Executor | None = None
+    ) -> None:
         self._store = store
         self.executor = executor
         self.writer = writer or executor
@@ -75,7 +77,7 @@ class DiskTier:
             self.off = True
             logger.warning("the cache's folder is not used any more: %s", reason)
 
-    # ------------------------------------------------------------------------------- on the executor's threads
+    # -------------------------------------------------------------------- on the executor's threads
 
     def _find(self, names: Sequence[bytes]) -> int:
         found = 0
@@ -85,7 +87,8 @@ class DiskTier:
         except Exception as error:  # of anybody's store
             self.stop(error)
             return 0
-        for name in names[found:]:  # forgotten, so they are checked again before they count as written
+        # forgotten, so they are checked again before they count as written
+        for name in names[found:]:
             self._note(name, there=False)
         return found
 
@@ -104,13 +107,19 @@ class DiskTier:
     def _read(self, name: bytes, rows: Rows, slots: Ints, skip: int) -> bool:
         try:
             with self._store.open(name) as file:
-                if file.header != name or file.page_bytes != rows.shape[1] or file.pages < skip + len(slots):
+                if (
+                    file.header != name
+                    or file.page_bytes != rows.shape[1]
+                    or file.pages < skip + len(slots)
+                ):
                     raise DamagedFileError("it has other pages than its name says")
                 file.read(rows, slots, skip)
             return True
         except DamagedFileError as error:
             what = "removed" if self._store.remove(name) else "not read any more"
-            logger.warning("the cache's file %s.kv is damaged, and is %s: %s.", name.hex(), what, error)
+            logger.warning(
+                "the cache's file %s.kv is damaged, and is %s: %s.", name.hex(), what, error
+            )
         except FileNotFoundError:  # another engine has removed it
             pass
         except Exception as error:  # of anybody's store

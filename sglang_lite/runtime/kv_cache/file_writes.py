@@ -43,7 +43,9 @@ class FileWrites:
 
     def add(self, names: Sequence[bytes]) -> None:
         """Adds a file of these pages if all are in the host tier or being copied there."""
-        if all(name in self._host for name in names) and all(names[-1] != other.name for other in self._files):
+        if all(name in self._host for name in names) and all(
+            names[-1] != other.name for other in self._files
+        ):
             slots = self._host.slots(names)
             self._host.pin(slots)
             self._files.append(_Write(names[-1], slots, self._host.memory.launched))
@@ -72,4 +74,5 @@ class FileWrites:
         if all(file.written is None for file in left):
             self._last = now
         elif now - self._last > WRITTEN_S:
-            disk.stop(f"no file was written in {WRITTEN_S:g} seconds.")  # a thread may still read its slots
+            # a thread may still read its slots
+            disk.stop(f"no file was written in {WRITTEN_S:g} seconds.")

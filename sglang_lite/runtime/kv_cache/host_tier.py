@@ -142,7 +142,9 @@ class HostTier:
     def check(self) -> None:
         """Recounts the slots, for the invariant checks."""
         slots = [*self._free, *self._slots.values(), *self._nameless]
-        assert sorted(slots) == list(range(len(self.memory.rows))), "slots of the host's memory that are lost or shared"
+        assert sorted(slots) == list(range(len(self.memory.rows))), (
+            "slots of the host's memory that are lost or shared"
+        )
         assert self._nameless <= self._pinned.keys(), "slots without a page that nobody uses"
 
     def _taken(self, count: int) -> list[int]:
@@ -151,7 +153,9 @@ class HostTier:
         while self._free and len(taken) < count:
             taken.append(self._free.pop())
         if len(taken) < count:
-            oldest = ((name, slot) for name, slot in self._slots.items() if slot not in self._pinned)
+            oldest = (
+                (name, slot) for name, slot in self._slots.items() if slot not in self._pinned
+            )
             for name, slot in list(islice(oldest, count - len(taken))):
                 del self._slots[name]
                 taken.append(slot)

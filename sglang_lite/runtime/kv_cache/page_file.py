@@ -27,16 +27,24 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.kv_cache.page_sums import ENDS_EARLY, SUM, DamagedFileError, Rows, page_sums
+from sglang_lite.runtime.kv_cache.page_sums import (
+    ENDS_EARLY,
+    SUM,
+    DamagedFileError,
+    Rows,
+    page_sums,
+)
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-_START: Final = struct.Struct("<8sIQQI")  # magic, bytes of the header, pages, bytes of a page, checksum of what follows
+# magic, bytes of the header, pages, bytes of a page, checksum of what follows
+_START: Final = struct.Struct("<8sIQQI")
 _MAGIC: Final = b"sglkv\x00\x00\x05"
 _MAGIC_OF_SECRET: Final = b"sglkvs\x00\x05"
 _CODE: Final = np.dtype("V16")  # authentication code of a page
 _MAX_HEADER: Final = 1 << 28
 PART_BYTES: Final = 1 << 23  # bytes that a thread reads in one call, unless a page is larger
-THREADS: Final = min(16, os.cpu_count() or 1)  # enough to read and check as fast as memory can be written
+# enough to read and check as fast as memory can be written
+THREADS: Final = min(16, os.cpu_count() or 1)
 TEMPORARY: Final = ".tmp"
 
 _Source: TypeAlias = int | bytes  # descriptor of an open file, or its contents
@@ -78,7 +86,9 @@ class PageFile:
                 _fill(rows[slot].data, self._source, at + i * self.page_bytes)
             checks = _checks(rows, slots, skip, self._key)
         if checks.tobytes() != self._checks[skip : skip + len(slots)].tobytes():
-            raise DamagedFileError("its checksum is another" if self._key is None else "it is of another secret")
+            raise DamagedFileError(
+                "its checksum is another" if self._key is None else "it is of another secret"
+            )
 
     def read_by(self, threads: Executor, rows: Rows, slots: Ints) -> Iterator[int]:
         """Reads the first pages like `read_into`, with several threads. Yields how many have been
@@ -86,7 +96,9 @@ class PageFile:
         """
         most = max(PART_BYTES // self.page_bytes, 1)
         starts = range(0, len(slots), most)
-        for start, _ in zip(starts, threads.map(lambda at: self.read(rows, slots[at : at + most], at), starts)):
+        for start, _ in zip(
+            starts, threads.map(lambda at: self.read(rows, slots[at : at + most], at), starts)
+        ):
             yield min(start + most, len(slots))
 
 
@@ -127,12 +139,18 @@ def _opened(source: _Source, size: int, secret: str | None) -> PageFile:
     if len(start) < _START.size or not start.startswith((_MAGIC, _MAGIC_OF_SECRET)):
         raise DamagedFileError("it is no file of pages of this version")
     if start.startswith(_MAGIC) != (secret is None):
-        raise DamagedFileError("it was written under no secret" if secret else "it was written under a secret")
+        raise DamagedFileError(
+            "it was written under no secret" if secret else "it was written under a secret"
+        )
     _, header_bytes, pages, page_bytes, checksum = _START.unpack(start)
     kind = SUM if secret is None else _CODE
     sums_bytes = pages * kind.itemsize
     at = _START.size + header_bytes + sums_bytes
-    if max(header_bytes, sums_bytes) > _MAX_HEADER or not page_bytes or size != at + pages * page_bytes:
+    if (
+        max(header_bytes, sums_bytes) > _MAX_HEADER
+        or not page_bytes
+        or size != at + pages * page_bytes
+    ):
         raise DamagedFileError(f"it has {size:,} bytes, which is not what its header says")
     header = read(header_bytes, _START.size)
     sums = read(sums_bytes, _START.size + header_bytes)
@@ -153,16 +171,22 @@ def _fill(view: memoryview, source: _Source, at: int) -> None:
         raise DamagedFileError(ENDS_EARLY)
 
 
-def packed(header: bytes, rows: Rows, slots: Ints, secret: str | None = None) -> list[bytes | memoryview]:
+def packed(
+    header: bytes, rows: Rows, slots: Ints, secret: str | None = None
+) -> list[bytes | memoryview]:
     """Returns the contents of a file of pages, in parts; see `write_pages`."""
     key = None if secret is None else _key(secret, header, len(slots), rows.shape[1])
     sums = _checks(rows, slots, 0, key).tobytes()
     magic = _MAGIC if secret is None else _MAGIC_OF_SECRET
-    start = _START.pack(magic, len(header), len(slots), rows.shape[1], zlib.crc32(sums, zlib.crc32(header)))
+    start = _START.pack(
+        magic, len(header), len(slots), rows.shape[1], zlib.crc32(sums, zlib.crc32(header))
+    )
     return [start + header + sums, *(rows[slot].data for slot in slots.tolist())]
 
 
-def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints, secret: str | None = None) -> int:
+def write_pages(
+    path: Path, header: bytes, rows: Rows, slots: Ints, secret: str | None = None
+) -> int:
     """Writes a file of pages. Returns its size in bytes.
 
     Args:
@@ -192,7 +216,9 @@ def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints, secret: str 
 def _key(secret: str, header: bytes, pages: int, page_bytes: int) -> bytes:
     """Derives the key of a file's codes."""
     under = blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=64).digest()
-    return blake2b(struct.pack("<QQ", pages, page_bytes) + header, key=under, digest_size=64).digest()
+    return blake2b(
+        struct.pack("<QQ", pages, page_bytes) + header, key=under, digest_size=64
+    ).digest()
 
 
 def _checks(rows: Rows, slots: Ints, first: int, key: bytes | None) -> NDArray[Any]:
@@ -201,7 +227,12 @@ def _checks(rows: Rows, slots: Ints, first: int, key: bytes | None) -> NDArray[A
     """
     if key is None:
         return page_sums(rows, slots)
-    places = (place.to_bytes(blake2b.SALT_SIZE, "little") for place in range(first, first + len(slots)))
+    places = (
+        place.to_bytes(blake2b.SALT_SIZE, "little") for place in range(first, first + len(slots))
+    )
     pages = (rows[slot] for slot in slots.tolist())
-    codes = [blake2b(page, key=key, salt=place, digest_size=_CODE.itemsize) for page, place in zip(pages, places)]
+    codes = [
+        blake2b(page, key=key, salt=place, digest_size=_CODE.itemsize)
+        for page, place in zip(pages, places)
+    ]
     return np.frombuffer(b"".join(code.digest() for code in codes), _CODE)

@@ -55,7 +55,9 @@ class PageNames:
 
     def root(self, namespace: bytes) -> bytes:
         """Returns the name that starts those of a namespace."""
-        return blake2b(namespace, key=self.key, digest_size=NAME_BYTES, person=b"namespace").digest()
+        return blake2b(
+            namespace, key=self.key, digest_size=NAME_BYTES, person=b"namespace"
+        ).digest()
 
     def after(self, name: bytes, tokens: Ints) -> Iterator[bytes]:
         """Yields the names of the whole pages of int32 `tokens` after the page called `name`."""
@@ -63,5 +65,7 @@ class PageNames:
         key = self.key
         data = tokens.tobytes()
         for start in range(0, len(data) - size + 1, size):
-            name = blake2b(name + data[start : start + size], key=key, digest_size=NAME_BYTES).digest()
+            name = blake2b(
+                name + data[start : start + size], key=key, digest_size=NAME_BYTES
+            ).digest()
             yield name

@@ -17,7 +17,14 @@ from typing import Any, Final, Protocol
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.host.limited_folder import drop_oldest
-from sglang_lite.runtime.kv_cache.page_file import TEMPORARY, PageFile, open_pages, packed, pages_in, write_pages
+from sglang_lite.runtime.kv_cache.page_file import (
+    TEMPORARY,
+    PageFile,
+    open_pages,
+    packed,
+    pages_in,
+    write_pages,
+)
 from sglang_lite.runtime.kv_cache.page_sums import Rows
 from sglang_lite.runtime.kv_cache.pages import Ints
 
@@ -106,7 +113,9 @@ class Folder:
             self._size = drop_oldest(self._files(), math.inf)
         except OSError as error:
             raise ParameterError(
-                "hicache_storage_dir", f"the folder can't be used: {error}", hint="Name a folder that you may write to."
+                "hicache_storage_dir",
+                f"the folder can't be used: {error}",
+                hint="Name a folder that you may write to.",
             ) from error
 
     def has(self, name: bytes) -> bool:
@@ -178,7 +187,8 @@ class FsspecStore:
         import fsspec  # takes 40 ms
 
         if not url.partition("://")[1] or url.startswith(("file:", "local:")):
-            raise ValueError('it is no URL of another store; "file" takes folders.')  # it writes files atomically
+            # it writes files atomically
+            raise ValueError('it is no URL of another store; "file" takes folders.')
         system, self._folder = fsspec.core.url_to_fs(url)
         self._system: Any = system
         system.makedirs(self._folder, exist_ok=True)
@@ -211,8 +221,14 @@ def make_store(backend: str, place: str, max_bytes: int) -> PageStore:
     if backend != "fsspec" and backend not in registered:
         known = ", ".join(["file", "fsspec", *sorted(registered)])
         hint = f'Name one of {known}, or register a class as an entry point of "{GROUP}".'
-        raise ParameterError("hicache_storage_backend", f"no store is called {backend!r:.80}.", hint=hint)
+        raise ParameterError(
+            "hicache_storage_backend", f"no store is called {backend!r:.80}.", hint=hint
+        )
     try:
-        return Blobs(FsspecStore(place) if backend == "fsspec" else registered[backend].load()(place))
+        return Blobs(
+            FsspecStore(place) if backend == "fsspec" else registered[backend].load()(place)
+        )
     except Exception as error:  # third-party code can raise anything
-        raise ParameterError("hicache_storage_dir", f"{backend!r} can't use {place!r:.200}: {error}") from error
+        raise ParameterError(
+            "hicache_storage_dir", f"{backend!r} can't use {place!r:.200}: {error}"
+        ) from error

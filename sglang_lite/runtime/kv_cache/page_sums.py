@@ -65,7 +65,14 @@ def page_sums(rows: Rows, slots: Ints, descriptor: int = -1, at: int = 0) -> NDA
     slots = np.ascontiguousarray(slots, np.int32)
     factors = _factors(_WORDS - (-size // _LINE))
     error = function(
-        descriptor, at, rows.ctypes.data, size, slots.ctypes.data, len(slots), factors.ctypes.data, sums.ctypes.data
+        descriptor,
+        at,
+        rows.ctypes.data,
+        size,
+        slots.ctypes.data,
+        len(slots),
+        factors.ctypes.data,
+        sums.ctypes.data,
     )
     if error < 0:
         raise DamagedFileError(ENDS_EARLY)

@@ -63,7 +63,8 @@ class PagePool:
         """Frees the quarantined pages whose steps and copies have completed.
 
         Args:
-            step, copy: number of the last step and of the last copy that have completed; None if unchanged.
+            step, copy: number of the last step and of the last copy that have completed; None if
+                unchanged.
         """
         self.settled_step = self.settled_step if step is None else step
         self.settled_copy = self.settled_copy if copy is None else copy
@@ -76,4 +77,6 @@ class PagePool:
 
     def free_pages(self) -> Ints:
         """Returns the pages that are free or in quarantine, for the invariant checks."""
-        return np.concatenate([self._stack[: self._top], *(pages for _, _, pages in self._quarantine)])
+        return np.concatenate(
+            [self._stack[: self._top], *(pages for _, _, pages in self._quarantine)]
+        )

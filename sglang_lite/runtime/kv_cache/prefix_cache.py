@@ -125,7 +125,9 @@ class PrefixCache:
             self._copy(handle, match.tail)
         return handle
 
-    def miss(self, prompt: Ints, usable: int, match: Match, handle: SlotHandle, *, paused: bool = False) -> Miss | None:
+    def miss(
+        self, prompt: Ints, usable: int, match: Match, handle: SlotHandle, *, paused: bool = False
+    ) -> Miss | None:
         """Returns the reason why tokens of a newly admitted request must be computed, or None if
         all usable ones were cached.
 
@@ -142,12 +144,21 @@ class PrefixCache:
         if not self.reuses:
             return Miss("disabled", 0, _NO_TOKENS, _NO_TOKENS, _NO_TOKENS)
         found = find_miss(
-            self.tree, prompt, usable, match, cached, handle.space, paused=paused, reveal_others=self._reveal_others
+            self.tree,
+            prompt,
+            usable,
+            match,
+            cached,
+            handle.space,
+            paused=paused,
+            reveal_others=self._reveal_others,
         )
         ids = handle.space.ids(prompt[:usable])
         if self.tiers is not None and (below := self.tiers.below(match, ids)):
             return replace(found, reason=below)
-        in_tree = 0 if self.windows is None else self.tree.cached_length(ids, handle.space.namespace)
+        in_tree = (
+            0 if self.windows is None else self.tree.cached_length(ids, handle.space.namespace)
+        )
         if in_tree > len(match.pages) * self.page_size:  # but without the pages of a window
             return replace(found, reason="paused" if paused else "evicted")
         return found
@@ -157,7 +168,8 @@ class PrefixCache:
         tree has more of them.
         """
         node = handle.lock.node
-        if handle.owned_from and node is not None and not node.children:  # nothing in the tree continues from here
+        # nothing in the tree continues from here
+        if handle.owned_from and node is not None and not node.children:
             return
         slot = handle.slot
         table = self.table
@@ -205,7 +217,9 @@ class PrefixCache:
         if not self.pending_copies:
             return []
         taken = [copy for copy in self.pending_copies if slot in (None, copy.slot)]
-        self.pending_copies = [copy for copy in self.pending_copies if slot not in (None, copy.slot)]
+        self.pending_copies = [
+            copy for copy in self.pending_copies if slot not in (None, copy.slot)
+        ]
         for copy in taken:
             copy.source.release()
             if self.windows is not None:
@@ -215,7 +229,9 @@ class PrefixCache:
         return taken
 
     def reserve(self, slot: int, end: int) -> bool:
-        """Ensures that positions before `end` of a slot have pages. Returns False if not enough pages are available."""
+        """Ensures that positions before `end` of a slot have pages. Returns False if not enough
+        pages are available.
+        """
         page_count = int(self.table.page_count[slot])
         needed = -(-end // self.page_size)
         if needed <= page_count:
@@ -235,7 +251,9 @@ class PrefixCache:
         size = self.page_size
         if end <= page_count * size:  # mostly so
             return end
-        free = self.pool.free if self.windows is None else min(self.pool.free, self.windows.pool.free)
+        free = (
+            self.pool.free if self.windows is None else min(self.pool.free, self.windows.pool.free)
+        )
         count = min(-(-end // size) - page_count, free)
         if count > 0 and (pages := self.allocate(count)) is not None:
             self.table.pages[slot, page_count : page_count + count] = pages
@@ -261,11 +279,15 @@ class PrefixCache:
         return soon and any(pool.quarantined for pool in pools)
 
     def allocate(self, count: int) -> Ints | None:
-        """Allocates `count` pages, evicting from the tree if needed. Returns None if not enough pages are available."""
+        """Allocates `count` pages, evicting from the tree if needed. Returns None if not enough
+        pages are available.
+        """
         if count > self.pool.free:
-            short = count - self.pool.free - self.pool.quarantined  # pages evicted earlier become free a step later
+            # pages evicted earlier become free a step later
+            short = count - self.pool.free - self.pool.quarantined
             if short > 0:
-                # Evicts some more than needed, so a full pool does not search for leaves at every step.
+                # Evicts some more than needed, so a full pool does not search for leaves at every
+                # step.
                 spare = min(self.pool.total // 64, self.tree.evictable)
                 self.evict(max(short, spare))
             self.pool.settle()
@@ -308,14 +330,18 @@ class PrefixCache:
         if not self.reuses:
             return
         slot = handle.slot
-        full = int(min(self.table.computed[slot], self.table.known[slot] - all_but_last)) // self.page_size
+        full = (
+            int(min(self.table.computed[slot], self.table.known[slot] - all_but_last))
+            // self.page_size
+        )
         if full <= handle.owned_from:
             return
         tokens = self.table.tokens[slot, : full * self.page_size]
         pages = self.table.pages[slot, :full]
         own = handle.owned_from * self.page_size
         space = handle.space
-        # Below the pages that it has locked, without following the sequence, unless the tree may have some of them.
+        # Below the pages that it has locked, without following the sequence, unless the tree may
+        # have some of them.
         if not handle.lock.grow(space.ids(tokens[own:], own), pages[handle.owned_from :]):
             done = self.tree.insert(space.ids(tokens), pages, space.namespace)
             if self.windows is not None:

@@ -18,7 +18,8 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.lora.adapter import Adapter  # needs torch
 
-_MIXED = 4  # tokens whose ids are mixed with an adapter's hash, 30 bits each, which together identify it
+# tokens whose ids are mixed with an adapter's hash, 30 bits each, which together identify it
+_MIXED = 4
 _FIRST = np.int32(1 << 30)  # above every vocabulary
 
 
@@ -103,5 +104,7 @@ def _last_place(tokens: Ints, part: tuple[int, ...]) -> int | None:
     """Returns the position of the last occurrence of a part in tokens, or None."""
     if len(tokens) < len(part):
         return None
-    places = (np.lib.stride_tricks.sliding_window_view(tokens, len(part)) == part).all(1).nonzero()[0]
+    places = (
+        (np.lib.stride_tricks.sliding_window_view(tokens, len(part)) == part).all(1).nonzero()[0]
+    )
     return int(places[-1]) if len(places) else None

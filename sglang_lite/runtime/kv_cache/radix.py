@@ -42,8 +42,10 @@ class Node:
         self.tokens = tokens
         self.pages = pages
         self.parent = parent
-        self.children: dict[bytes, Node] = {}  # by the bytes of the first page's tokens, newest last
-        self.keys: list[bytes] = []  # of the children, sorted: those that begin alike are neighbours
+        # by the bytes of the first page's tokens, newest last
+        self.children: dict[bytes, Node] = {}
+        # of the children, sorted: those that begin alike are neighbours
+        self.keys: list[bytes] = []
         self.locks = 0
         self.queued = False  # for eviction
         self.hits = 0
@@ -211,7 +213,9 @@ class RadixTree:
         locked_pages: number of pages in the tree under a lock.
     """
 
-    def __init__(self, page_size: int, priority: Priority, changes: TreeChanges | None = None) -> None:
+    def __init__(
+        self, page_size: int, priority: Priority, changes: TreeChanges | None = None
+    ) -> None:
         self.page_size = page_size
         self._priority = priority
         self.changes = changes
@@ -219,7 +223,8 @@ class RadixTree:
         self._clock = 0
         self._hasher = PrefixHasher()
         self._evicted = EvictedPrefixes(self._hasher)
-        self._queue: list[tuple[tuple[float, ...], int, Node]] = []  # heap of all unlocked leaves, and of some others
+        # heap of all unlocked leaves, and of some others
+        self._queue: list[tuple[tuple[float, ...], int, Node]] = []
         self._queued = 0  # number of nodes queued so far
         self.pages = 0  # number of pages in the tree
         self.locked_pages = 0  # number of these under a lock
@@ -249,7 +254,9 @@ class RadixTree:
         return len(rest) >= self.page_size and self._evicted.has(node, rest[: self.page_size])
 
     def match(self, tokens: Ints, namespace: str = "") -> Match:
-        """Finds the longest cached prefix of `tokens`. Splits a node if the prefix's whole pages end inside it."""
+        """Finds the longest cached prefix of `tokens`. Splits a node if the prefix's whole pages
+        end inside it.
+        """
         node, path, at = self._walk(tokens, namespace)
         pages = np.concatenate([n.pages for n in path]) if path else _NO_PAGES
         return Match(node, pages, self._tail(node, tokens[at : at + self.page_size]))
@@ -432,7 +439,11 @@ class RadixTree:
             upper.names = node.names[:cut]
             node.names = node.names[cut:]
         self._attach(upper)  # replaces `node`
-        node.tokens, node.pages, node.parent = node.tokens[at:].copy(), node.pages[cut:].copy(), upper
+        node.tokens, node.pages, node.parent = (
+            node.tokens[at:].copy(),
+            node.pages[cut:].copy(),
+            upper,
+        )
         self._attach(node)
         return upper
 
@@ -482,4 +493,6 @@ def _new_root(namespace: str) -> Node:
 def _note(changes: TreeChanges | None, hasher: PrefixHasher, node: Node, *, there: bool) -> None:
     """Records the prefixes that a tree gains or loses with a node."""
     if changes is not None and node.parent is not None:
-        changes.add(hasher.digests(prefix_of(node.parent, hasher), node.tokens, changes.every), there=there)
+        changes.add(
+            hasher.digests(prefix_of(node.parent, hasher), node.tokens, changes.every), there=there
+        )

@@ -76,5 +76,8 @@ class SlotTable:
     def token_slots(self, slot: int, start: int, end: int) -> Ints:
         """Returns the token slots of positions start … end-1 in the KV cache."""
         positions = np.arange(start, end, dtype=np.int32)
-        slots: Ints = self.pages[slot, positions // self.page_size] * self.page_size + positions % self.page_size
+        slots: Ints = (
+            self.pages[slot, positions // self.page_size] * self.page_size
+            + positions % self.page_size
+        )
         return slots

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 
 _MIN_FETCHED = 16  # tokens; fewer are computed
-_AGAIN = 64  # one sequence in this many is fetched although computing seems faster, in case that has changed
+# one sequence in this many is fetched although computing seems faster, in case that has changed
+_AGAIN = 64
 _PART_FILES = 8  # files of a sequence read and then fetched together, while the next part is read
 _MAX_READING = 64  # maximum number of parts read before their requests are admitted
 # wait of "timeout" for files, and additional wait per token
@@ -178,7 +179,9 @@ class Tiers:
         """
         if self._slower(self.host.memory.page_s, token_s):
             return 0
-        return max(len(self.host.memory.rows) - (self._policy != "write_back") * self._store.pool.total, 0)
+        return max(
+            len(self.host.memory.rows) - (self._policy != "write_back") * self._store.pool.total, 0
+        )
 
     def _slower(self, page_s: float, token_s: float) -> bool:
         """Returns whether measurements say that fetching a page takes longer than computing it."""
@@ -206,7 +209,7 @@ class Tiers:
         known = self.disk is not None and len(behind) == end - at and behind[-1] in self.disk.known
         return "on_disk" if known else None
 
-    # --------------------------------------------------------------------------------------------- down
+    # ----------------------------------------------------------------------------------------- down
 
     def published(self, node: Node) -> None:
         """Saves a node whose pages are now in the tree, under "write_through"."""
@@ -243,7 +246,9 @@ class Tiers:
         names = self.names.of(node)
         pages = node.pages
         first = start
-        for end in range((start // self._run + 1) * self._run, start + len(node.pages) + 1, self._run):
+        for end in range(
+            (start // self._run + 1) * self._run, start + len(node.pages) + 1, self._run
+        ):
             while end - self._run < first:
                 assert node.parent is not None
                 node = node.parent
@@ -256,10 +261,15 @@ class Tiers:
                 self._writes.add(names[part])
         self._move_files()
 
-    # ----------------------------------------------------------------------------------------------- up
+    # ------------------------------------------------------------------------------------------- up
 
     def fetch(
-        self, tokens: Ints, match: Match, space: PrefixSpace, token_s: float, before: Fetch | DiskRead | None
+        self,
+        tokens: Ints,
+        match: Match,
+        space: PrefixSpace,
+        token_s: float,
+        before: Fetch | DiskRead | None,
     ) -> Fetch | DiskRead | Literal["later"] | None:
         """Starts to fetch the pages after a match.
 
@@ -280,7 +290,9 @@ class Tiers:
         size = self._store.page_size
         at = len(match.pages)
         tokens = space.ids(tokens)
-        behind = list(self.names.after(self.names.last(match.node), tokens[at * size : len(tokens) - 1]))
+        behind = list(
+            self.names.after(self.names.last(match.node), tokens[at * size : len(tokens) - 1])
+        )
         found = list(takewhile(self.host.__contains__, behind))
         if self.disk is not None and not self.disk.off and not isinstance(before, DiskRead):
             before = self._read(at, behind, len(found), token_s)
@@ -296,7 +308,8 @@ class Tiers:
         if len(found) > store.available + store.pool.quarantined:
             lock.release()
             return None
-        self.host.slots(found)  # marks them as recently used, so pages evicted to the host now replace others first
+        # marks them as recently used, so pages evicted to the host now replace others first
+        self.host.slots(found)
         pages = store.allocate(len(found))
         found = list(takewhile(self.host.__contains__, found))
         if pages is None or not found:
@@ -309,7 +322,16 @@ class Tiers:
         end = (at + len(found)) * size
         from_disk = min(before.read, len(found)) if isinstance(before, DiskRead) else 0
         copy = self.host.memory.launched
-        fetch = Fetch(tokens[:end].copy(), space.namespace, lock, match.pages, pages, found[0], copy, from_disk)
+        fetch = Fetch(
+            tokens[:end].copy(),
+            space.namespace,
+            lock,
+            match.pages,
+            pages,
+            found[0],
+            copy,
+            from_disk,
+        )
         self.fetching.append(fetch)
         self.fetched_pages += len(pages)
         self.settle()
@@ -332,9 +354,13 @@ class Tiers:
         at = len(match.pages)
         ids = space.ids(tokens)
         behind = list(self.names.after(self.names.last(match.node), ids[at * size : len(ids) - 1]))
-        return self._read(at, behind, sum(1 for _ in takewhile(self.host.__contains__, behind)), token_s)
+        return self._read(
+            at, behind, sum(1 for _ in takewhile(self.host.__contains__, behind)), token_s
+        )
 
-    def _read(self, at: int, behind: Sequence[bytes], found: int, token_s: float) -> DiskRead | None:
+    def _read(
+        self, at: int, behind: Sequence[bytes], found: int, token_s: float
+    ) -> DiskRead | None:
         """Starts to look for the files with pages after those that the host has. Returns None if
         there are none, or computing is faster.
 
@@ -349,7 +375,11 @@ class Tiers:
         run = first // self._run
         ends = range((run + 1) * self._run, at + len(behind) + 1, self._run)
         size = self._store.page_size
-        if not ends or (ends[-1] - first) * size < _MIN_FETCHED or self._computes(self._file_page_s, token_s):
+        if (
+            not ends
+            or (ends[-1] - first) * size < _MIN_FETCHED
+            or self._computes(self._file_page_s, token_s)
+        ):
             return None
         name = behind[found]
         if name in self._reading:
@@ -362,7 +392,15 @@ class Tiers:
             begin = max(part[0] - self._run, first)
             names = behind[begin - at : part[-1] - at]
             skip = begin - (part[0] - self._run)
-            read = DiskRead(names, files[start : start + _PART_FILES], skip, exist, start, begin - first, patience_s)
+            read = DiskRead(
+                names,
+                files[start : start + _PART_FILES],
+                skip,
+                exist,
+                start,
+                begin - first,
+                patience_s,
+            )
             read.done = not patience_s
             self._reading.setdefault(names[0], read)
         read = self._reading[name]
@@ -378,7 +416,9 @@ class Tiers:
         store = self._store
         while self.fetching and self.fetching[0].copy <= completed:
             fetch = self.fetching.pop(0)
-            done = store.tree.insert(fetch.tokens, np.concatenate((fetch.before, fetch.pages)), fetch.namespace)
+            done = store.tree.insert(
+                fetch.tokens, np.concatenate((fetch.before, fetch.pages)), fetch.namespace
+            )
             store.pool.release(done.duplicates, store.step)
             fetch.lock.release()
             fetch.done = True
@@ -411,7 +451,7 @@ class Tiers:
             self.disk.close()
         self.host.memory.close()
 
-    # -------------------------------------------------------------------------------------------- files
+    # ---------------------------------------------------------------------------------------- files
 
     def _move_files(self) -> None:
         """Starts file work that is now possible, and processes finished work."""
@@ -471,7 +511,9 @@ def _patience_s(policy: str, tokens: int) -> float:
     return DEADLINE_S if policy == "wait_complete" else 0.0
 
 
-def _read_files(disk: DiskTier, rows: Rows, run: int, files: Sequence[bytes], read: DiskRead) -> Iterator[Future[bool]]:
+def _read_files(
+    disk: DiskTier, rows: Rows, run: int, files: Sequence[bytes], read: DiskRead
+) -> Iterator[Future[bool]]:
     """Starts to read files, each with `run` pages, into slots, and yields a future for each file
     with slots.
     """

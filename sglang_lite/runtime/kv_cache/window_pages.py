@@ -50,14 +50,17 @@ class WindowPages:
         chunk: number of window pages for the tokens of a step.
     """
 
-    def __init__(self, pages: int, count: int, page_size: int, window: int, slots: int, step_tokens: int) -> None:
+    def __init__(
+        self, pages: int, count: int, page_size: int, window: int, slots: int, step_tokens: int
+    ) -> None:
         self.pool = PagePool(count)
         self._window = window
         self._size = page_size
         self.of: Ints = np.full(pages, count, dtype=np.int32)
         self.first: Ints = np.zeros(slots, dtype=np.int32)
         self.readers: Ints = np.zeros(pages, dtype=np.int32)
-        self._order: NDArray[np.int64] = np.full(pages, _USED, dtype=np.int64)  # in which idle pages are released
+        # in which idle pages are released
+        self._order: NDArray[np.int64] = np.full(pages, _USED, dtype=np.int64)
         self._since: Ints = np.zeros(pages, dtype=np.int32)  # last step that may read an idle page
         self._reused = np.zeros(pages, dtype=bool)
         self._clock = self.idle = 0
@@ -116,7 +119,7 @@ class WindowPages:
         """Recounts `idle`, for the invariant checks."""
         return int((self._order != _USED).sum())
 
-    # ------------------------------------------------------------------------------------------ allocation
+    # ----------------------------------------------------------------------------------- allocation
 
     def make_room(self, count: int) -> bool:
         """Frees idle pages until `count` are free. Returns False if there are not enough that no
@@ -129,7 +132,8 @@ class WindowPages:
         idle = np.flatnonzero(self._order != _USED).astype(np.int32)
         settled = idle[self._since[idle] <= self.pool.settled_step]
         chosen = settled if len(settled) >= short else idle
-        more = min(max(short, self.pool.total // 64), len(chosen))  # so a full pool is not searched at every step
+        # so a full pool is not searched at every step
+        more = min(max(short, self.pool.total // 64), len(chosen))
         if more < len(chosen):
             chosen = chosen[np.argpartition(self._order[chosen], more - 1)[:more]]
         now = self._since[chosen] <= self.pool.settled_step
@@ -160,7 +164,7 @@ class WindowPages:
         self._reused[pages] = False
         return found
 
-    # --------------------------------------------------------------------------------------------- reading
+    # -------------------------------------------------------------------------------------- reading
 
     def begin(self, slot: int, pages: Ints) -> None:
         """Starts a slot's reading of pages of the tree, as many as `usable_pages` returned."""
@@ -198,8 +202,7 @@ class WindowPages:
         return np.flatnonzero(self.first_read(lengths - SLACK) > self.first[slots])
 
     def lacking(self, slots: Ints, lengths: Ints) -> NDArray[np.intp]:
-        """Returns the indices of the slots that have dropped so many tokens that pages are missing.
-        """
+        """Returns the indices of the slots that have dropped so many tokens that pages are missing."""
         return np.flatnonzero(self.first_read(lengths) < self.first[slots])
 
     def leave_behind(self, table: SlotTable, slot: int, owned_from: int, step: int) -> None:

@@ -52,17 +52,24 @@ def read_texts(file: Path) -> list[str]:
         text = content.get("text") if isinstance(content, dict) else content
         if not isinstance(text, str):
             raise ParameterError(
-                "calibrate", f"{file}: line {number} is no JSON string and no object with a string \"text\".",
+                "calibrate",
+                f'{file}: line {number} is no JSON string and no object with a string "text".',
                 hint='Write {"text": …} on each line.',
-            )  # fmt: skip
+            )
         texts += [text] if text else []
     if not texts:
-        raise ParameterError("calibrate", f"{file} has no text.", hint="Give some dozen texts of a few hundred words.")
+        raise ParameterError(
+            "calibrate",
+            f"{file} has no text.",
+            hint="Give some dozen texts of a few hundred words.",
+        )
     return texts[:_TEXTS]
 
 
 @torch.inference_mode()
-def calibrate(folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take, scratch: Path) -> None:
+def calibrate(
+    folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take, scratch: Path
+) -> None:
     """Runs a model over texts on a CPU in float32, layer by layer, and each layer batch by batch.
 
     Memory holds only the moments of one layer and one batch of texts, however many texts there are:
@@ -85,11 +92,17 @@ def calibrate(folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take, s
     loaded = load_model(EngineConfig(device="cpu", dtype="float32"), folder)
     model = loaded.model
     if not isinstance(model, Decoder):
-        raise ModelError(f"{folder}: its layers can't be watched.", hint="Quantise it without calibrate.")
+        raise ModelError(
+            f"{folder}: its layers can't be watched.", hint="Quantise it without calibrate."
+        )
     model.forget_small_batches()
-    batches = _batches([loaded.tokenizer.encode(text)[: min(_TOKENS, loaded.context_length)] for text in texts])
+    batches = _batches(
+        [loaded.tokenizer.encode(text)[: min(_TOKENS, loaded.context_length)] for text in texts]
+    )
     if not batches:
-        raise ParameterError("calibrate", "the texts have no tokens.", hint="Give some dozen texts.")
+        raise ParameterError(
+            "calibrate", "the texts have no tokens.", hint="Give some dozen texts."
+        )
     cache = model.allocate_cache(max(len(batch.ids) for batch in batches))
     with tempfile.TemporaryFile(dir=scratch) as file:
         states = _States(file, spec.hidden_size)
@@ -98,7 +111,10 @@ def calibrate(folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take, s
         for i in range(len(spec.layers)):
             watched = _watch(model.layers[i], spec, i)
             for batch in batches:
-                states.write(batch, model.run_layer(i, states.read(batch), batch.positions, batch.plan, cache))
+                states.write(
+                    batch,
+                    model.run_layer(i, states.read(batch), batch.positions, batch.plan, cache),
+                )
             for linear in watched:
                 linear.give(take)
 
@@ -155,7 +171,9 @@ def _batches(texts: Sequence[Sequence[int]]) -> list[_Batch]:
     for group in groups:
         ends = list(accumulate(map(len, group)))
         starts = [end - len(text) for end, text in zip(ends, group)]
-        extends = tuple(ExtendRow(first, last, slice(first, last)) for first, last in zip(starts, ends))
+        extends = tuple(
+            ExtendRow(first, last, slice(first, last)) for first, last in zip(starts, ends)
+        )
         ids = torch.tensor(list(chain(*group)))
         positions = torch.cat([torch.arange(len(text)) for text in group])
         plan = AttentionPlan(torch.arange(len(ids)), (), extends)
@@ -167,7 +185,9 @@ def _batches(texts: Sequence[Sequence[int]]) -> list[_Batch]:
 def _watch(layer: Layer, spec: ModelSpec, index: int) -> list[_Watched]:
     """Replaces a layer's products by watched ones and returns these in order."""
     layer_spec = spec.layers[index]
-    names = {parameter.role: parameter.slices[0].name for parameter in layer_parameters(spec, index)}
+    names = {
+        parameter.role: parameter.slices[0].name for parameter in layer_parameters(spec, index)
+    }
 
     def watched(linear: Linear, roles: Sequence[str]) -> _Watched:
         return _Watched(linear, list(dict.fromkeys(names[role] for role in roles)))
@@ -194,7 +214,8 @@ class _Watched:
     def __init__(self, linear: Linear, names: Sequence[str]) -> None:
         self._linear = linear
         self._names = names
-        self._moments: torch.Tensor | None = None  # float32 [inputs, inputs]; None before the first input
+        # float32 [inputs, inputs]; None before the first input
+        self._moments: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._moments is None:
@@ -214,7 +235,8 @@ class _Watched:
         assert moments is not None, "each product of a layer has been computed"
         if not moments.isfinite().all():
             raise ModelError(
-                f"{self._module}: its inputs are not finite on these texts.", hint="Quantise it without calibrate."
+                f"{self._module}: its inputs are not finite on these texts.",
+                hint="Quantise it without calibrate.",
             )
         take(self._names, moments)
 
@@ -225,5 +247,10 @@ class _Watched:
     def _zeros(self, size: int, device: torch.device) -> torch.Tensor:
         # Inverting the moments takes three more tensors of this size.
         needed = {f"moments of {size:,} inputs": 4 * size**2 * torch.float32.itemsize}
-        check_room(needed, device, self._module, "Quantise it without calibrate, or on a machine with more memory.")
+        check_room(
+            needed,
+            device,
+            self._module,
+            "Quantise it without calibrate, or on a machine with more memory.",
+        )
         return torch.zeros((size, size))

@@ -39,7 +39,9 @@ def check_files(path: Path, listed: Path, read: Collection[Path]) -> None:
             hint="List all files of weights, those of folders, too.",
         )
     chosen = {name: each for name, each in sums.items() if folder == path or name == path.name}
-    chosen = {name: each for name, each in chosen.items() if (folder / name).resolve() != listed.resolve()}
+    chosen = {
+        name: each for name, each in chosen.items() if (folder / name).resolve() != listed.resolve()
+    }
     if missing := sorted(name for name in chosen if not (folder / name).is_file()):
         raise ModelError(f"{folder}: {missing[0]} is missing, which {listed} lists.")
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -65,11 +67,17 @@ def _read(listed: Path) -> Mapping[str, str]:
         content: Any = json.loads(text, object_pairs_hook=lambda pairs: _by_name(listed, pairs))
     except (ValueError, RecursionError):
         lines = [_LINE.fullmatch(line) for line in text.splitlines() if line.strip()]
-        content = _by_name(listed, [(match[2], match[1]) for match in lines if match]) if all(lines) else None
+        content = (
+            _by_name(listed, [(match[2], match[1]) for match in lines if match])
+            if all(lines)
+            else None
+        )
     if isinstance(content, dict) and isinstance(content.get("files"), dict):
         content = content["files"]
     if not isinstance(content, dict) or not content:
-        raise ModelError(f"{listed}: no list of SHA-256 sums.", hint="Write one: sha256sum * > sums.txt")
+        raise ModelError(
+            f"{listed}: no list of SHA-256 sums.", hint="Write one: sha256sum * > sums.txt"
+        )
     sums: dict[str, str] = {}
     for name, said in content.items():
         found = said.get("sha256") if isinstance(said, dict) else said

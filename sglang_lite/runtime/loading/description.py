@@ -1,5 +1,4 @@
-"""Describes a model without loading it: how it would run, its sizes, and why it would be rejected.
-"""
+"""Describes a model without loading it: how it would run, its sizes, and why it would be rejected."""
 
 from __future__ import annotations
 
@@ -34,7 +33,12 @@ from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.weights.gguf_blocks import BITS, IN_FOUR_BITS, READERS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
-from sglang_lite.runtime.models.weights.headers import Headers, HeaderSource, headers_of_hub, read_headers
+from sglang_lite.runtime.models.weights.headers import (
+    Headers,
+    HeaderSource,
+    headers_of_hub,
+    read_headers,
+)
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from sglang_lite.runtime.models.weights.source import is_of_encoder
 
@@ -90,23 +94,35 @@ class Description:
         loaded = _megabytes(self.loaded_bytes)
         formats = f" ({', '.join(self.formats)})" if self.formats else ""
         kind = f" ({self.dtype} on {self.device})" if self.dtype else ""
-        keeps = "not known before it is loaded" if self.cache_bytes is None else f"{self.cache_bytes:,} bytes a token"
+        keeps = (
+            "not known before it is loaded"
+            if self.cache_bytes is None
+            else f"{self.cache_bytes:,} bytes a token"
+        )
         if self.window is not None:
             keeps += f", {self.window_bytes:,} of them for the last {self.window:,} tokens only"
         lines = {
             "path": self.path,
             "model": self.architecture or "not named",
-            "runs": {"native": "by our own code", "transformers": "by transformers' code", "": "not"}[self.runs]
+            "runs": {
+                "native": "by our own code",
+                "transformers": "by transformers' code",
+                "": "not",
+            }[self.runs]
             + (f": {self.why}" if self.why else ""),
             "serves": ", ".join(self.serves) or "nothing",
             "weights": f"{stored} stored{formats}; {loaded} loaded{kind}",
             "cache": "none" if self.cache_bytes == 0 else keeps,
-            "context": "not known" if self.context_length is None else f"{self.context_length:,} tokens",
+            "context": "not known"
+            if self.context_length is None
+            else f"{self.context_length:,} tokens",
         }
         if self.products:
             lines["products"] = self.products
         for kind in self.media if self.tower_bytes is not None else ():
-            lines[f"{NAMES[kind]}s"] = f"read by an encoder of {_megabytes(self.tower_bytes)} beside the weights"
+            lines[f"{NAMES[kind]}s"] = (
+                f"read by an encoder of {_megabytes(self.tower_bytes)} beside the weights"
+            )
         shown = [*lines.items(), *(("refused", reason) for reason in self.refused)]
         return "\n".join(f"{name:8} {text}" for name, text in shown)
 
@@ -128,12 +144,21 @@ def describe(model: str, revision: str | None = None, **settings: str) -> Descri
     found = _Inspection(path, EngineConfig.make(model=model, revision=revision, **settings))
     refused = []
     # Every step runs even if one fails, since each may reject a different part of the model.
-    for step in (partial(found.read_headers, model, revision), found.read_spec, found.read_tokenizer, found.fit):
+    for step in (
+        partial(found.read_headers, model, revision),
+        found.read_spec,
+        found.read_tokenizer,
+        found.fit,
+    ):
         try:
             step()
         except SglError as error:
             refused.append(str(error))
-    return replace(found.description, refused=tuple(refused), serves=() if refused else found.description.serves)
+    return replace(
+        found.description,
+        refused=tuple(refused),
+        serves=() if refused else found.description.serves,
+    )
 
 
 class _Inspection:
@@ -165,30 +190,40 @@ class _Inspection:
         here = Path(model).exists() or isinstance(alias, PackagedModel | HubFile)
         name = alias.hub_id if isinstance(alias, HubModel) else model
         repository = None if here else read_hub_headers(name, revision)
-        found = read_headers(self.path) if repository is None else headers_of_hub(repository, self.path)
+        found = (
+            read_headers(self.path) if repository is None else headers_of_hub(repository, self.path)
+        )
         sizes: Counter[str] = Counter()
         for header in found.values():
             sizes[header.format] += header.size
         self._headers = found
-        self._update(stored_bytes=sizes.total(), formats=tuple(name for name, _ in sizes.most_common()))
+        self._update(
+            stored_bytes=sizes.total(), formats=tuple(name for name, _ in sizes.most_common())
+        )
 
     def read_spec(self) -> None:
         if is_encoder(self.path):
             spec = encoder_spec(self.path)
             self._spec = spec
             self._update(
-                architecture=spec.architecture, runs="native", why="it reads texts and generates none",
-                serves=_served(spec), cache_bytes=0, context_length=spec.limit,
-            )  # fmt: skip
+                architecture=spec.architecture,
+                runs="native",
+                why="it reads texts and generates none",
+                serves=_served(spec),
+                cache_bytes=0,
+                context_length=spec.limit,
+            )
             return
         self._spec = found = read_spec(self.path)
         native = isinstance(found, ModelSpec) or found.sound is not None
         why = f"the family {found.architecture}" if native else "there is none of our own for it"
         self._update(
-            architecture=self.description.architecture or found.architecture, why=why,
-            runs="native" if native else "transformers", serves=("generate", "score"),
+            architecture=self.description.architecture or found.architecture,
+            why=why,
+            runs="native" if native else "transformers",
+            serves=("generate", "score"),
             context_length=found.max_positions,
-        )  # fmt: skip
+        )
 
     def read_tokenizer(self) -> None:
         if isinstance(self._spec, EncoderSpec):
@@ -197,8 +232,7 @@ class _Inspection:
             self._media = open_model_files(self.path).media
 
     def fit(self) -> None:
-        """Checks that the weights fit the model, and computes their size and that of the KV cache.
-        """
+        """Checks that the weights fit the model, and computes their size and that of the KV cache."""
         match self._spec:
             case EncoderSpec():
                 self._fit_encoder(self._spec)
@@ -225,22 +259,32 @@ class _Inspection:
         device = pick_device(self._config)
         formats = self._precision(device)
         self._update(
-            device=str(device), dtype=_name(formats.compute),
-            cache_bytes=spec.kv_layout.numbers * formats.cache.itemsize, window=spec.kv_layout.window,
+            device=str(device),
+            dtype=_name(formats.compute),
+            cache_bytes=spec.kv_layout.numbers * formats.cache.itemsize,
+            window=spec.kv_layout.window,
             window_bytes=spec.kv_layout.window_numbers * formats.cache.itemsize,
-        )  # fmt: skip
+        )
         if (source := self._source()) is not None:
             if self._media is not None and self._headers is not None:
                 tower = [name for name in self._headers if is_of_encoder(name)]
                 numbers = sum(math.prod(self._headers[name].shape) for name in tower)
-                self._update(tower_bytes=numbers * formats.compute.itemsize, media=tuple(self._media.kinds))
+                self._update(
+                    tower_bytes=numbers * formats.compute.itemsize, media=tuple(self._media.kinds)
+                )
                 for name in tower:
                     source.ignore(name)
             _take_all(spec, source)
             kept = source.in_8_bits if formats.keep_fp8 else 0
             blocks, bits = self._in_blocks(formats, device)
             for packing, count in source.packed.items():
-                few = packing.gpu_bits if device.type == "cuda" else packing.cpu_bits if _keeps(formats) else None
+                few = (
+                    packing.gpu_bits
+                    if device.type == "cuda"
+                    else packing.cpu_bits
+                    if _keeps(formats)
+                    else None
+                )
                 if few is not None:
                     blocks = blocks + count
                     bits = bits + int(count * few)
@@ -253,13 +297,16 @@ class _Inspection:
     def _products(self, source: HeaderSource, formats: Precision, device: torch.device) -> str:
         """Returns how matrices that are stored in few bits are multiplied; "" if there are none."""
         assert self._headers is not None
-        in_file = any(header.format in READERS for header in self._headers.values())  # a GGUF file's blocks
+        # a GGUF file's blocks
+        in_file = any(header.format in READERS for header in self._headers.values())
         if not (in_file or source.packed or source.in_8_bits):
             return ""
         if source.in_8_bits and formats.keep_fp8:
             return "in 8-bit floating point"
         if _multiplies(formats) and (in_file or any(packing.cpu_bits for packing in source.packed)):
-            return "as they are stored" + ("" if _keeps(formats) else " in steps of few rows, decoded in others")
+            return "as they are stored" + (
+                "" if _keeps(formats) else " in steps of few rows, decoded in others"
+            )
         if device.type == "cuda":
             bits = {packing.gpu_bits for packing in source.packed}
             if 8.0 in bits:
@@ -290,7 +337,9 @@ class _Inspection:
         return sum(count for count, _ in kept), int(sum(count * bits for count, bits in kept))
 
     def _fit_encoder(self, spec: EncoderSpec) -> None:
-        device = pick_device(self._config) if isinstance(spec.layers, BertSpec) else torch.device("cpu")
+        device = (
+            pick_device(self._config) if isinstance(spec.layers, BertSpec) else torch.device("cpu")
+        )
         dtype = encoder_dtype(self._config, device)
         self._update(device=str(device), dtype=_name(dtype))
         if (source := self._source()) is None:
@@ -308,21 +357,27 @@ class _Inspection:
         for name, header in (self._headers or {}).items():
             numbers[is_of_encoder(name)] += math.prod(header.shape)
         self._update(
-            device=str(device), dtype=_name(formats.compute), loaded_bytes=numbers[False] * item,
-            cache_bytes=2 * config["decoder_layers"] * config["d_model"] * item, tower_bytes=numbers[True] * item,
+            device=str(device),
+            dtype=_name(formats.compute),
+            loaded_bytes=numbers[False] * item,
+            cache_bytes=2 * config["decoder_layers"] * config["d_model"] * item,
+            tower_bytes=numbers[True] * item,
             media=() if self._media is None else tuple(self._media.kinds),
-        )  # fmt: skip
+        )
 
     def _fit_fallback(self) -> None:
-        from sglang_lite.runtime.models.load_transformers import outline  # imports all of transformers' models
+        # imports all of transformers' models
+        from sglang_lite.runtime.models.load_transformers import outline
 
         device = pick_device(self._config)
         formats = self._precision(device)
         numbers, layout = outline(self.path, device)
         self._update(
-            device=str(device), dtype=_name(formats.compute), loaded_bytes=numbers * formats.compute.itemsize,
+            device=str(device),
+            dtype=_name(formats.compute),
+            loaded_bytes=numbers * formats.compute.itemsize,
             cache_bytes=None if layout is None else layout.numbers * formats.compute.itemsize,
-        )  # fmt: skip
+        )
 
 
 def _architecture(path: Path) -> str | None:
@@ -340,7 +395,11 @@ def _architecture(path: Path) -> str | None:
 def _served(spec: EncoderSpec) -> tuple[str, ...]:
     if spec.classifier is None:
         return ("embed",)
-    return ("score", "classify", "reward") if len(spec.classifier.labels) == 1 else ("classify", "reward")
+    return (
+        ("score", "classify", "reward")
+        if len(spec.classifier.labels) == 1
+        else ("classify", "reward")
+    )
 
 
 def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
@@ -356,11 +415,12 @@ def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
 
 
 def _take_encoder(spec: EncoderSpec, source: HeaderSource) -> None:
-    """Takes every tensor of an encoder from the source. Raises the same errors as `_take_decoder`.
-    """
+    """Takes every tensor of an encoder from the source. Raises the same errors as `_take_decoder`."""
     hidden = spec.layers.hidden_size
     head = spec.classifier
-    for name, outputs in () if head is None else ((head.inner, hidden), (head.outer, len(head.labels))):
+    for name, outputs in (
+        () if head is None else ((head.inner, hidden), (head.outer, len(head.labels)))
+    ):
         for part, shape in (("weight", (outputs, hidden)), ("bias", (outputs,))):
             if name and (part == "weight" or (head and head.bias)):
                 source.take(f"{name}.{part}", shape)

@@ -1,5 +1,4 @@
-"""Placement of experts on an engine's ranks when it starts, and how other experts are read later.
-"""
+"""Placement of experts on an engine's ranks when it starts, and how other experts are read later."""
 
 from __future__ import annotations
 
@@ -27,7 +26,9 @@ _PLACES = "physical_to_logical_map"
 _COUNTS = "logical_count"
 
 
-def first_placement(config: EngineConfig, spec: ModelSpec, parallel: Parallel) -> ExpertPlacement | None:
+def first_placement(
+    config: EngineConfig, spec: ModelSpec, parallel: Parallel
+) -> ExpertPlacement | None:
     """Returns the placement that an engine starts with, or None for each expert once and in order,
     whose number need not be divisible.
 
@@ -45,7 +46,9 @@ def first_placement(config: EngineConfig, spec: ModelSpec, parallel: Parallel) -
         if (count + redundant) % parallel.ep or redundant > count * (parallel.ep - 1):
             fit = [str(-count % parallel.ep + i * parallel.ep) for i in range(3)]
             problem = f"{count} experts and {redundant} copies can't be shared out evenly to {parallel.ep} groups."
-            raise ParameterError("ep_num_redundant_experts", problem, hint=f"It can be {', '.join(fit)} ….")
+            raise ParameterError(
+                "ep_num_redundant_experts", problem, hint=f"It can be {', '.join(fit)} …."
+            )
     if given == _TRIVIAL:
         return ExpertPlacement.even(counts, redundant, parallel.ep)
     return _read(given, counts, redundant, parallel.ep)
@@ -59,12 +62,18 @@ def _read(given: str, counts: list[int], redundant: int, ep: int) -> ExpertPlace
     placement.
     """
     try:
-        found: UserValue = json.loads(given if given.lstrip().startswith("{") else Path(given).read_text())
+        found: UserValue = json.loads(
+            given if given.lstrip().startswith("{") else Path(given).read_text()
+        )
         places = found.get(_PLACES)
         loads = found.get(_COUNTS)
         rows = loads if places is None else places
-        if [len(row) for row in rows] != [count and count + (0 if places is None else redundant) for count in counts]:
-            raise ValueError(f"it must have a list for each of {len(counts)} layers, of as many numbers as that has")
+        if [len(row) for row in rows] != [
+            count and count + (0 if places is None else redundant) for count in counts
+        ]:
+            raise ValueError(
+                f"it must have a list for each of {len(counts)} layers, of as many numbers as that has"
+            )
         if not all(isinstance(number, int) and number >= 0 for row in rows for number in row):
             raise ValueError("it has something else than whole numbers of at least 0")
         if places is None:
@@ -97,20 +106,33 @@ def prepare_experts(
     if config.counts_experts:
         count_experts(model.layers, model.device)
     if config.enable_eplb and placement is not None:
-        model.expert_moves = ExpertMoves(model.layers, placement, partial(_experts, model, spec, opened))
+        model.expert_moves = ExpertMoves(
+            model.layers, placement, partial(_experts, model, spec, opened)
+        )
 
 
 def _experts(
-    model: Decoder, spec: ModelSpec, opened: Callable[[], WeightSource], layer: int, slots: tuple[int, ...]
+    model: Decoder,
+    spec: ModelSpec,
+    opened: Callable[[], WeightSource],
+    layer: int,
+    slots: tuple[int, ...],
 ) -> Any:
     """Loads the feed-forward of a layer with the experts that a rank has in a placement. Arguments
     are the same as above.
     """
     if model.device.type == "cuda":
-        torch.cuda.set_device(model.device)  # for this thread, which launches the kernels that quantise weights
+        # for this thread, which launches the kernels that quantise weights
+        torch.cuda.set_device(model.device)
     placement = ExpertPlacement(tuple(slots if i == layer else () for i in range(len(spec.layers))))
     reader = WeightReader(
-        spec, opened(), model.precision, model.device, fused=model.fused, linears=model.linears,
-        parallel=model.ranks.parallel, placement=placement,
-    )  # fmt: skip
+        spec,
+        opened(),
+        model.precision,
+        model.device,
+        fused=model.fused,
+        linears=model.linears,
+        parallel=model.ranks.parallel,
+        placement=placement,
+    )
     return reader.layer_parts(layer)["feed_forward"]()

@@ -187,7 +187,15 @@ def load_tower(config: EngineConfig, path: Path) -> LoadedTower:
     dtype = precision(config.dtype, device).compute
     tower = _open_tower(files, _source(files, config, device), dtype, device)
     preparer = MediaPreparer(path, files.media, config.image_options, pinned=device.type == "cuda")
-    return LoadedTower(config.model, tower, files.media, preparer, files.tokenizer, files.spec.max_positions, device)
+    return LoadedTower(
+        config.model,
+        tower,
+        files.media,
+        preparer,
+        files.tokenizer,
+        files.spec.max_positions,
+        device,
+    )
 
 
 def _files_read(config: EngineConfig, path: Path) -> set[Path]:
@@ -195,7 +203,9 @@ def _files_read(config: EngineConfig, path: Path) -> set[Path]:
     if path.is_file():
         return {path}
     behind = [each.folder for each in encoder_spec(path).dense] if is_encoder(path) else []
-    return files_read(path, config.load_format).union(*(files_read(each, "auto") for each in behind))
+    return files_read(path, config.load_format).union(
+        *(files_read(each, "auto") for each in behind)
+    )
 
 
 def load_model(
@@ -225,7 +235,11 @@ def load_model(
         return _load_transformers(config, files, spec)
     check_deterministic(config, spec, device)
     source = _source(files, config, device)
-    given = {} if (file := config.quantization_param_path) is None else read_kv_scales(Path(file), spec.kv_layout)
+    given = (
+        {}
+        if (file := config.quantization_param_path) is None
+        else read_kv_scales(Path(file), spec.kv_layout)
+    )
     kind = Decoder
     if device.type == "cpu":
         onednn.bound_caches()
@@ -233,7 +247,8 @@ def load_model(
         from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # imports Triton
 
         kind = GpuDecoder
-        torch.cuda.set_device(device)  # for this thread, which launches the kernels that quantise weights
+        # for this thread, which launches the kernels that quantise weights
+        torch.cuda.set_device(device)
     stored = Q4_K if files.gguf is not None else read_quantisation(path).matrices
     formats = _formats(config, stored, device, packed=source.has_packed)
     experts = first_placement(config, spec, ranks.parallel)
@@ -242,42 +257,74 @@ def load_model(
     item = _least_item(formats, kind, in_few_bits=path.is_file() or source.has_packed)
     offload = _offload(config, part, device, formats.weights.itemsize)
     check_room(
-        {"weights": max(weight_bytes(part, item) - (config.cpu_offload_gb << 30), 0),
-         f"{positions:,} positions": rotary_bytes(spec, positions)},
-        device, str(path), "Lower context_length, or take a smaller model or dtype.",
-    )  # fmt: skip
+        {
+            "weights": max(weight_bytes(part, item) - (config.cpu_offload_gb << 30), 0),
+            f"{positions:,} positions": rotary_bytes(spec, positions),
+        },
+        device,
+        str(path),
+        "Lower context_length, or take a smaller model or dtype.",
+    )
     compilation: BackgroundCompilation | None = None
     if device.type == "cuda":
         from sglang_lite.runtime.executor.compile_ahead import start_compiling  # imports Triton
 
         kept = stored.format if formats.packed else None
-        compilation = start_compiling(config, spec, formats, positions, device, compiler, ranks.parallel, kept)
+        compilation = start_compiling(
+            config, spec, formats, positions, device, compiler, ranks.parallel, kept
+        )
     try:
         tower = _tower(files, config, source, formats.compute, device)
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)
-            model = kind(spec, source, formats, device, positions, bar, ranks=ranks, offload=offload, placement=experts)
-        model.tower = tower if isinstance(tower, VisionTower | SoundTower) else None  # whose weights are here
+            model = kind(
+                spec,
+                source,
+                formats,
+                device,
+                positions,
+                bar,
+                ranks=ranks,
+                offload=offload,
+                placement=experts,
+            )
+        # whose weights are here
+        model.tower = tower if isinstance(tower, VisionTower | SoundTower) else None
         prepare_experts(model, config, spec, experts, partial(_source, files, config, device))
         model.watch = layer_watch(config, spec, ranks.parallel, device)
         model.both_ways = tower is not None and files.media is not None and files.media.block > 0
         if model.precision.cache.itemsize == 1:
-            model.kv_scales = kv_scales(model, source.kv_scales(spec.kv_layout) | given, tokenizer.bos_id)
+            model.kv_scales = kv_scales(
+                model, source.kv_scales(spec.kv_layout) | given, tokenizer.bos_id
+            )
     except BaseException:
         if compilation is not None:
             compilation.end()
         raise
     return LoadedModel(
-        config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation, path,
-        None if tower is None else files.media, tower, stages=ranks.parallel.pp if kind.fused else 1,
-    )  # fmt: skip
+        config.model,
+        model,
+        tokenizer,
+        spec.vocab_size,
+        files.eos_ids,
+        spec.max_positions,
+        compilation,
+        path,
+        None if tower is None else files.media,
+        tower,
+        stages=ranks.parallel.pp if kind.fused else 1,
+    )
 
 
 def _open_files(config: EngineConfig, path: Path) -> ModelFiles:
     return open_model_files(
-        path, config.model_impl, config.image_options, tokenizer=not config.skip_tokenizer_init,
-        encodes_later=not config.in_process,  # the handle encodes prompts, and finds errors in its own tokenizer
-    )  # fmt: skip
+        path,
+        config.model_impl,
+        config.image_options,
+        tokenizer=not config.skip_tokenizer_init,
+        # the handle encodes prompts, and finds errors in its own tokenizer
+        encodes_later=not config.in_process,
+    )
 
 
 def _least_item(formats: Precision, kind: type[Decoder], *, in_few_bits: bool) -> float:
@@ -290,23 +337,37 @@ def _least_item(formats: Precision, kind: type[Decoder], *, in_few_bits: bool) -
     """
     if formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding:
         return 0.5
-    keeps_few = kind.fused or (formats.blocks and (formats.weights == torch.float32 or keeps_blocks_alone()))
+    keeps_few = kind.fused or (
+        formats.blocks and (formats.weights == torch.float32 or keeps_blocks_alone())
+    )
     return 0.5 if keeps_few and in_few_bits else formats.weights.itemsize
 
 
-def _formats(config: EngineConfig, stored: Matrices, device: torch.device, *, packed: bool) -> Precision:
+def _formats(
+    config: EngineConfig, stored: Matrices, device: torch.device, *, packed: bool
+) -> Precision:
     """Returns the numeric formats of a model whose matrices are declared to be stored as `stored`;
     `packed` is the same as for `precision`.
     """
     quantization = config.quantization or ("w8a8_int8" if stored.integer_inputs else None)
-    formats = precision(config.dtype, device, batch_invariant=config.deterministic, quantization=quantization,
-                        kv_fp8=config.kv_dtype == "fp8", packed=packed)  # fmt: skip
+    formats = precision(
+        config.dtype,
+        device,
+        batch_invariant=config.deterministic,
+        quantization=quantization,
+        kv_fp8=config.kv_dtype == "fp8",
+        packed=packed,
+    )
     if formats.packed and stored.fp4:
-        logger.info("FP4 numbers become 16 bits within products: only weights are in 4 bits (docs/models.md).")
+        logger.info(
+            "FP4 numbers become 16 bits within products: only weights are in 4 bits (docs/models.md)."
+        )
     return formats
 
 
-def _offload(config: EngineConfig, spec: ModelSpec, device: torch.device, item: int) -> Offload | None:
+def _offload(
+    config: EngineConfig, spec: ModelSpec, device: torch.device, item: int
+) -> Offload | None:
     """Returns the object that keeps the last layers' weights in host memory, for elements of at
     most `item` bytes, or None if all weights are on the device.
     """
@@ -320,7 +381,11 @@ def _offload(config: EngineConfig, spec: ModelSpec, device: torch.device, item: 
 
 
 def _tower(
-    files: ModelFiles, config: EngineConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
+    files: ModelFiles,
+    config: EngineConfig,
+    source: WeightSource,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tower | EncoderClient | None:
     """Returns the encoder of a model's images or sounds, here or on other servers, or None if it
     takes only text.
@@ -332,10 +397,14 @@ def _tower(
     from sglang_lite.runtime.media.encoder_client import EncoderClient  # imports an HTTP client
 
     assert isinstance(files.spec, ModelSpec), "transformers' models take no media here"
-    return EncoderClient(config.encoder_urls, files.spec.hidden_size, feature_planes(files.path), dtype, device)
+    return EncoderClient(
+        config.encoder_urls, files.spec.hidden_size, feature_planes(files.path), dtype, device
+    )
 
 
-def _open_tower(files: ModelFiles, source: WeightSource, dtype: torch.dtype, device: torch.device) -> Tower:
+def _open_tower(
+    files: ModelFiles, source: WeightSource, dtype: torch.dtype, device: torch.device
+) -> Tower:
     sound = files.media is not None and files.media.sound is not None
     return (SoundTower if sound else VisionTower)(files.path, source, dtype, device)
 
@@ -346,46 +415,77 @@ def _can_see(media: MediaFormat, config: EngineConfig, device: torch.device) -> 
     """
     layout = config.sharing
     if layout.ranks > 1:
-        logger.warning("%s reads text alone with %s=%d.", config.model, layout.setting, layout.ranks)
+        logger.warning(
+            "%s reads text alone with %s=%d.", config.model, layout.setting, layout.ranks
+        )
         return False
     able = not config.deterministic and config.attention_backend in ("auto", *BUILTIN_BACKENDS)
     if able or not media.block or device.type == "cpu":
         return True
     logger.warning(
         "%s reads text alone with deterministic=%s and attention_backend=%r: the tokens of its images see later ones.",
-        config.model, config.deterministic, config.attention_backend,
-    )  # fmt: skip
+        config.model,
+        config.deterministic,
+        config.attention_backend,
+    )
     return False
 
 
-def _load_transformers(config: EngineConfig, files: ModelFiles, spec: TransformersSpec) -> LoadedModel:
+def _load_transformers(
+    config: EngineConfig, files: ModelFiles, spec: TransformersSpec
+) -> LoadedModel:
     """Loads a model that transformers' code will run."""
-    from sglang_lite.runtime.models.load_transformers import load_transformers  # imports all of transformers' models
+    # imports all of transformers' models
+    from sglang_lite.runtime.models.load_transformers import load_transformers
 
-    check_unset(config, _OF_OWN_CODE, f"{spec.architecture} runs by transformers' code, without it.", "Leave it out.")
+    check_unset(
+        config,
+        _OF_OWN_CODE,
+        f"{spec.architecture} runs by transformers' code, without it.",
+        "Leave it out.",
+    )
     if config.dtype == "int8":
-        raise ParameterError("dtype", f"{spec.architecture} runs by transformers' code, which has no int8.")
+        raise ParameterError(
+            "dtype", f"{spec.architecture} runs by transformers' code, which has no int8."
+        )
     if config.load_format not in ("auto", "dummy"):
-        raise ParameterError("load_format", "transformers' code chooses the file itself.", hint='Use "auto".')
+        raise ParameterError(
+            "load_format", "transformers' code chooses the file itself.", hint='Use "auto".'
+        )
     device = pick_device(config)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # for this thread, which tries the model
     loaded = partial(
-        LoadedModel, config.model, tokenizer=files.tokenizer, vocab_size=spec.vocab_size, eos_ids=files.eos_ids,
-        context_length=spec.max_positions, path=files.path,
-    )  # fmt: skip
+        LoadedModel,
+        config.model,
+        tokenizer=files.tokenizer,
+        vocab_size=spec.vocab_size,
+        eos_ids=files.eos_ids,
+        context_length=spec.max_positions,
+        path=files.path,
+    )
     if spec.sound is not None:
         dtype = precision(config.dtype, device).compute
         source = partial(_source, files, config, device)
         decoder, tower = load_whisper(config, files, spec.sound, source, dtype, device)
         return loaded(decoder, media=files.media, tower=tower)
-    why = "as model_impl says" if config.model_impl == "transformers" else "as there is none of our own: it is slower"
-    startup_messages.announce(f"{spec.architecture} runs by transformers' code, {why}.", config.log_level)
+    why = (
+        "as model_impl says"
+        if config.model_impl == "transformers"
+        else "as there is none of our own: it is slower"
+    )
+    startup_messages.announce(
+        f"{spec.architecture} runs by transformers' code, {why}.", config.log_level
+    )
     dummy = config.load_format == "dummy"
-    model = load_transformers(files.path, precision(config.dtype, device).compute, device, dummy=dummy)
+    model = load_transformers(
+        files.path, precision(config.dtype, device).compute, device, dummy=dummy
+    )
     if is_fused(model) and model.uncapturable is not None:
         logger.warning(
-            "%s runs without CUDA graphs, as its steps can't be captured: %s", spec.architecture, model.uncapturable
+            "%s runs without CUDA graphs, as its steps can't be captured: %s",
+            spec.architecture,
+            model.uncapturable,
         )
     return loaded(model)
 
@@ -398,9 +498,10 @@ def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> We
         check_gguf(config.load_format, files.path)
         if config.quantization not in (None, "fp8", "gguf"):
             raise ParameterError(
-                "quantization", f"{config.quantization!r} is not for GGUF files, which say how they are quantised.",
+                "quantization",
+                f"{config.quantization!r} is not for GGUF files, which say how they are quantised.",
                 hint='Leave it out, or use "gguf".',
-            )  # fmt: skip
+            )
         dummy = config.load_format == "dummy"
         assert isinstance(files.spec, ModelSpec), "no other code reads GGUF files"
         return DummySource(device, Q4_K) if dummy else GgufSource(files.gguf, files.spec)
@@ -411,26 +512,34 @@ def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> We
     if config.load_format == "remote_instance":
         return _from_instance(config, device)
     source = open_weights(
-        files.path, config.model, config.load_format, declared.matrices, threads=config.load_threads,
+        files.path,
+        config.model,
+        config.load_format,
+        declared.matrices,
+        threads=config.load_threads,
         pinned=device.type == "cuda",
-    )  # fmt: skip
+    )
     declared.check(source)
     return source
 
 
 def _from_instance(config: EngineConfig, device: torch.device) -> WeightSource:
     """Returns the source of the weights of a running engine."""
-    from sglang_lite.runtime.models.weights.instance import InstanceSource  # imports torch.distributed
+    # imports torch.distributed
+    from sglang_lite.runtime.models.weights.instance import InstanceSource
 
     if config.sharing.ranks > 1:
         hint = f"Leave {config.sharing.setting} out."
         raise ParameterError("load_format", "'remote_instance' is for one rank.", hint=hint)
     patience = config.dist_timeout or DIST_TIMEOUT_S
     return InstanceSource(
-        Seed(*seed_of(config), timeout_s=patience), config.weight_version, device,
+        Seed(*seed_of(config), timeout_s=patience),
+        config.weight_version,
+        device,
         backend=config.remote_instance_weight_loader_backend,
-        port=(config.remote_instance_weight_loader_send_weights_group_ports or (0,))[0], timeout_s=patience,
-    )  # fmt: skip
+        port=(config.remote_instance_weight_loader_send_weights_group_ports or (0,))[0],
+        timeout_s=patience,
+    )
 
 
 def longest_context(config: EngineConfig, limit: int) -> int:
@@ -440,7 +549,9 @@ def longest_context(config: EngineConfig, limit: int) -> int:
         ParameterError: the config asks for more than the model's limit.
     """
     if config.context_length is not None and config.context_length > limit:
-        raise ParameterError("context_length", f"{config.context_length} is more than the model's {limit}.")
+        raise ParameterError(
+            "context_length", f"{config.context_length} is more than the model's {limit}."
+        )
     return config.context_length or limit
 
 
@@ -459,7 +570,8 @@ def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel)
         raise ParameterError("CUDA_VISIBLE_DEVICES", problem, hint="Name each once.")
     name = f"cuda:{config.base_gpu_id}" if config.device in ("auto", "cuda") else config.device
     reason = why_no_gpu(name)
-    if reason is None and parallel.ranks > 1 and parallel.dp == 1:  # a replica's GPU is in its config
+    # a replica's GPU is in its config
+    if reason is None and parallel.ranks > 1 and parallel.dp == 1:
         return rank_device(config, parallel)
     if reason is None:
         return torch.device(name)
@@ -467,11 +579,15 @@ def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel)
         hint = "Use fewer replicas (dp_size), or a smaller gpu_id_step or base_gpu_id."
         raise ParameterError("base_gpu_id", f"{name!r} can't be used: {reason}", hint=hint)
     if config.device != "auto":
-        raise ParameterError("device", f"{config.device!r} can't be used: {reason}", hint='Use device="cpu".')
+        raise ParameterError(
+            "device", f"{config.device!r} can't be used: {reason}", hint='Use device="cpu".'
+        )
     return torch.device("cpu")
 
 
-def _on_device(ranks: Collectives, config: EngineConfig, device: torch.device, row_bytes: int) -> Collectives:
+def _on_device(
+    ranks: Collectives, config: EngineConfig, device: torch.device, row_bytes: int
+) -> Collectives:
     """Returns the fastest collectives for tensors on the ranks' devices, built with those through
     which the ranks met.
 
@@ -488,7 +604,9 @@ def _on_device(ranks: Collectives, config: EngineConfig, device: torch.device, r
     from sglang_lite.runtime.models.gpu_ranks import connect  # imports Triton
 
     where = None if ranks.parallel.nodes == 1 else meeting(config.dist_init_addr, NCCL)
-    return connect(ranks, device, row_bytes, own_sum=not config.disable_custom_all_reduce, meeting=where)
+    return connect(
+        ranks, device, row_bytes, own_sum=not config.disable_custom_all_reduce, meeting=where
+    )
 
 
 def why_no_gpu(name: str) -> str | None:
@@ -524,11 +642,14 @@ def _has_kernels_for(major: int, minor: int) -> bool:
 
 
 def _warn_if_gpu_unused(config: EngineConfig, device: torch.device) -> None:
-    """Warns if the CPU was picked automatically although an NVIDIA driver is present and no environment variable hides
-    the GPU."""
+    """Warns if the CPU was picked automatically although an NVIDIA driver is present and no
+    environment variable hides the GPU.
+    """
     has_gpu = DRIVER.exists() and "CUDA_VISIBLE_DEVICES" not in os.environ
     if device.type == "cpu" and config.device == "auto" and has_gpu:
-        logger.warning("the model runs on the CPU, as the GPU can't be used: %s", why_no_gpu("cuda"))
+        logger.warning(
+            "the model runs on the CPU, as the GPU can't be used: %s", why_no_gpu("cuda")
+        )
 
 
 def _why_none() -> str:
@@ -578,12 +699,15 @@ def precision(
     for wanted, name in ((fp8, "quantization"), (kv_fp8, "kv_dtype")):
         if wanted and not computes_in_eight_bits(device):
             raise ParameterError(
-                name, "fp8 needs a GPU of compute capability 8.9 (Ada, Hopper) or newer.",
+                name,
+                "fp8 needs a GPU of compute capability 8.9 (Ada, Hopper) or newer.",
                 hint="Leave it out; checkpoints in 8 bits are read without it.",
-            )  # fmt: skip
+            )
     if rounding is not None and dtype in ("int8", "float32"):
         raise ParameterError(
-            "quantization", f"{rounding!r} goes with 16 bits, not with dtype {dtype}.", hint="Leave one out."
+            "quantization",
+            f"{rounding!r} goes with 16 bits, not with dtype {dtype}.",
+            hint="Leave one out.",
         )
     if device.type == "cuda":
         if dtype == "int8":
@@ -594,20 +718,36 @@ def precision(
         dtype = "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"  # noqa: SLF001 # torch has no other name for it
     if dtype == "int8":
         if not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
-            raise ParameterError("dtype", "int8 needs a CPU with VNNI instructions.", hint="Use bfloat16 or float32.")
-        return Precision(torch.float32, torch.bfloat16, torch.bfloat16, int8=True, batch_invariant=batch_invariant)
+            raise ParameterError(
+                "dtype", "int8 needs a CPU with VNNI instructions.", hint="Use bfloat16 or float32."
+            )
+        return Precision(
+            torch.float32,
+            torch.bfloat16,
+            torch.bfloat16,
+            int8=True,
+            batch_invariant=batch_invariant,
+        )
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     if fp8 and kind != torch.bfloat16:
         raise ParameterError("quantization", f"fp8 goes with dtype bfloat16, not {dtype}.")
     few_bits = device.type == "cuda" and kind.itemsize == 2 and not batch_invariant
-    int8 = few_bits and quantization in ("int8", "w8a8_int8")  # all matrices, or those stored as int8
+    # all matrices, or those stored as int8
+    int8 = few_bits and quantization in ("int8", "w8a8_int8")
     return Precision(
-        kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, batch_invariant=batch_invariant, fp8=fp8,
-        packed=few_bits and (packed or quantization is not None) and quantization != "int8", int8=int8,
+        kind,
+        kind,
+        torch.float8_e4m3fn if kv_fp8 else kind,
+        batch_invariant=batch_invariant,
+        fp8=fp8,
+        packed=few_bits and (packed or quantization is not None) and quantization != "int8",
+        int8=int8,
         rounding=None if int8 else rounding,
-        blocks=device.type == "cpu" and not batch_invariant and (automatic or kind == torch.bfloat16),
+        blocks=device.type == "cpu"
+        and not batch_invariant
+        and (automatic or kind == torch.bfloat16),
         keep_fp8=kind == torch.bfloat16 and not batch_invariant and computes_in_eight_bits(device),
-    )  # fmt: skip
+    )
 
 
 def check_deterministic(config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:
@@ -618,15 +758,20 @@ def check_deterministic(config: EngineConfig, spec: ModelSpec, device: torch.dev
         return
     if torch.cuda.get_device_capability(device)[0] != 9:
         raise ParameterError(
-            "deterministic", "needs a CPU or a Hopper GPU (H100, H200), whose order of summation is known.",
+            "deterministic",
+            "needs a CPU or a Hopper GPU (H100, H200), whose order of summation is known.",
             hint='Use device="cpu".',
-        )  # fmt: skip
+        )
     for name, able in (
-        ("dtype", ("auto", "bfloat16", "float16")), ("quantization", (None,)), ("kv_dtype", ("auto",)),
+        ("dtype", ("auto", "bfloat16", "float16")),
+        ("quantization", (None,)),
+        ("kv_dtype", ("auto",)),
         ("attention_backend", ("auto", "triton")),
-    ):  # fmt: skip
+    ):
         if (value := getattr(config, name)) not in able:
-            raise ParameterError(name, f"{value!r} does not go with deterministic on a GPU.", hint="Leave one out.")
+            raise ParameterError(
+                name, f"{value!r} does not go with deterministic on a GPU.", hint="Leave one out."
+            )
     for layer in spec.layers:
         attention = layer.attention
         if not isinstance(attention, AttentionSpec):
@@ -639,5 +784,7 @@ def check_deterministic(config: EngineConfig, spec: ModelSpec, device: torch.dev
 
 def _refuse(what: str) -> None:
     raise ParameterError(
-        "deterministic", f"the model has {what}, whose sums on a GPU depend on the batch.", hint='Use device="cpu".'
+        "deterministic",
+        f"the model has {what}, whose sums on a GPU depend on the batch.",
+        hint='Use device="cpu".',
     )

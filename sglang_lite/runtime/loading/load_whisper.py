@@ -44,9 +44,15 @@ def load_whisper(
             hint="Add them, and leave enable_multimodal and skip_tokenizer_init out.",
         )
     if config.context_length is not None and config.context_length <= sound.tokens:
-        raise ParameterError("context_length", f"a sound alone takes {sound.tokens:,} tokens.", hint="Leave it out.")
+        raise ParameterError(
+            "context_length", f"a sound alone takes {sound.tokens:,} tokens.", hint="Leave it out."
+        )
     if config.page_size and sound.tokens % config.page_size:
-        raise ParameterError("page_size", f"the {sound.tokens:,} tokens of a sound are no whole pages.", hint="Use 16.")
+        raise ParameterError(
+            "page_size",
+            f"the {sound.tokens:,} tokens of a sound are no whole pages.",
+            hint="Use 16.",
+        )
     weights = source()
     tower = SoundTower(files.path, weights, dtype, device)
     decoder = WhisperDecoder(files.path, weights, dtype, device, sound)

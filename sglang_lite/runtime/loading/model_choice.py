@@ -15,10 +15,11 @@ from sglang_lite.runtime.models.aliases import ALIASES, PROPOSED, HubModel
 from sglang_lite.runtime.models.layers.linear import keeps_blocks_alone
 
 TOKENS = 8192  # tokens whose keys and values are counted
-# Bytes of a process besides weights, keys and values. Measured on CPUs (docs/models.md); on GPUs an allowance for the
-# context of CUDA, graphs, and a step's activations and logits.
+# Bytes of a process besides weights, keys and values. Measured on CPUs (docs/models.md); on GPUs an
+# allowance for the context of CUDA, graphs, and a step's activations and logits.
 _BESIDE = {"cpu": 900_000_000, "cuda": 3_000_000_000}
-_READ_BY_CORE = 600_000_000  # most bytes of weights that a proposed model reads per token and CPU core
+# most bytes of weights that a proposed model reads per token and CPU core
+_READ_BY_CORE = 600_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,9 @@ def measure_machine(config: EngineConfig | None = None) -> HostMachine:
     free = memory_check.free_bytes(device) or 0
     if device.type == "cuda":  # an engine leaves a part of the GPU unused
         free -= int((1 - config.mem_fraction) * torch.cuda.mem_get_info(device)[1])
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     item = precision("auto", device).weights.itemsize
     has_copies = device.type == "cpu" and item == 2 and not keeps_blocks_alone()
     return HostMachine(str(device), max(free, 0), cores, item, has_copies)
@@ -109,11 +112,19 @@ def choose_model(machine: HostMachine) -> ModelChoice:
     the tested instruction-following models whose weights the machine's cores read fast enough.
     """
     fits = [_fit(name, machine) for name in ALIASES]
-    fits.sort(key=lambda fit: (ALIASES[fit.name].token_numbers == 0, fit.is_slow, -ALIASES[fit.name].parameters))
+    fits.sort(
+        key=lambda fit: (
+            ALIASES[fit.name].token_numbers == 0,
+            fit.is_slow,
+            -ALIASES[fit.name].parameters,
+        )
+    )
     fitting = [fit for fit in fits if not fit.lacking]
     by_name = {fit.name: fit for fit in fitting if not fit.is_slow}
     proposed = next((by_name[name] for name in PROPOSED if name in by_name), None)
-    return ModelChoice(machine, fitting, sorted((f for f in fits if f.lacking), key=lambda f: f.lacking), proposed)
+    return ModelChoice(
+        machine, fitting, sorted((f for f in fits if f.lacking), key=lambda f: f.lacking), proposed
+    )
 
 
 def _fit(name: str, machine: HostMachine) -> ModelFit:
@@ -142,7 +153,9 @@ def suggestion(config: EngineConfig) -> str:
     if config.model != DEFAULT_MODEL:
         return ""
     choice = choose_model(measure_machine(config))
-    limits = f"{DEFAULT_MODEL} copies and chooses; rewriting and longer extraction need a larger model"
+    limits = (
+        f"{DEFAULT_MODEL} copies and chooses; rewriting and longer extraction need a larger model"
+    )
     if choice.proposed is None or choice.proposed.name == DEFAULT_MODEL:
         return f"{limits} than fits here (sglang-lite models --fits)."
     name = choice.proposed.name

@@ -15,7 +15,12 @@ from sglang_lite.runtime.models.folder_config import config_file, read_config
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.spec import ModelSpec
-from sglang_lite.runtime.models.transformers_config import WHISPER, TransformersSpec, fallback_spec, is_native
+from sglang_lite.runtime.models.transformers_config import (
+    WHISPER,
+    TransformersSpec,
+    fallback_spec,
+    is_native,
+)
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.tokens.from_folder import TOKENIZER_FILES, tokenizer_from_folder
 from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
@@ -48,9 +53,13 @@ class ModelFiles:
 
 
 def open_model_files(
-    path: Path, implementation: Implementation = "auto", options: ImageOptions = _DEFAULTS, *, tokenizer: bool = True,
+    path: Path,
+    implementation: Implementation = "auto",
+    options: ImageOptions = _DEFAULTS,
+    *,
+    tokenizer: bool = True,
     encodes_later: bool = False,
-) -> ModelFiles:  # fmt: skip
+) -> ModelFiles:
     """Reads everything except the weights from the GGUF file or folder at `path`.
 
     Args:
@@ -66,7 +75,9 @@ def open_model_files(
         ParameterError: the options ask for images or other media, and the model takes only text.
     """
     if path.is_file() and implementation == "transformers":
-        raise ModelError(f"{path}: transformers' code runs no GGUF file here.", hint="Use a Hugging Face folder.")
+        raise ModelError(
+            f"{path}: transformers' code runs no GGUF file here.", hint="Use a Hugging Face folder."
+        )
     if path.is_file():
         found = _from_gguf(path, encodes_later)
     else:
@@ -77,13 +88,16 @@ def open_model_files(
             hint="The folder mixes the files of two models.",
         )
     if options.wanted_by is not None and found.media is None:
-        raise ParameterError(options.wanted_by, f"{path} has a model that reads no images.", hint="Leave it out.")
+        raise ParameterError(
+            options.wanted_by, f"{path} has a model that reads no images.", hint="Leave it out."
+        )
     return found
 
 
 def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec | TransformersSpec:
-    """Reads the model's specification from the GGUF file or folder at `path`. Raises ModelError if it is damaged or not
-    supported, or if the model is an encoder."""
+    """Reads the model's specification from the GGUF file or folder at `path`. Raises ModelError if
+    it is damaged or not supported, or if the model is an encoder.
+    """
     if path.is_file():
         return spec_of_gguf(GgufFile(path))
     file = config_file(path)
@@ -94,7 +108,8 @@ def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec 
     spec = spec_from_config(config, str(file))
     if not spec.causal:
         raise ModelError(
-            f"{file}: the model reads texts in both directions: it generates none.", hint="Use a causal model."
+            f"{file}: the model reads texts in both directions: it generates none.",
+            hint="Use a causal model.",
         )
     return spec
 
@@ -113,7 +128,9 @@ def _from_gguf(path: Path, encodes_later: bool) -> ModelFiles:
     return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids, file)
 
 
-def _from_folder(path: Path, implementation: Implementation, with_tokenizer: bool, options: ImageOptions) -> ModelFiles:
+def _from_folder(
+    path: Path, implementation: Implementation, with_tokenizer: bool, options: ImageOptions
+) -> ModelFiles:
     spec = read_spec(path, implementation)
     if with_tokenizer or any((path / name).exists() for name in TOKENIZER_FILES):
         tokenizer = tokenizer_from_folder(path, spec.vocab_size)
@@ -127,4 +144,6 @@ def _from_folder(path: Path, implementation: Implementation, with_tokenizer: boo
     if takes_media and tokenizer.knows_text and not options.text_alone:
         media = media_format(path, tokenizer, spec.vocab_size, options)
     more = check_ids(also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id")
-    return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more, media=media)
+    return ModelFiles(
+        path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more, media=media
+    )

@@ -13,7 +13,8 @@ import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
 
-_DESCRIBING = (".json", ".jinja", ".model", ".txt")  # suffixes of files that are copied along with the weights
+# suffixes of files that are copied along with the weights
+_DESCRIBING = (".json", ".jinja", ".model", ".txt")
 _MODULE = re.compile(r"\d+_\w+")  # folder of a module of sentence-transformers
 _TEMPLATES = "additional_chat_templates"
 
@@ -36,9 +37,13 @@ def new_folder(out: Path) -> Iterator[Path]:
             yield written
             written.rename(out)
     except (FileExistsError, NotADirectoryError) as error:
-        raise ParameterError("out", f"{out} is below a file.", hint="Give a folder that is not.") from error
+        raise ParameterError(
+            "out", f"{out} is below a file.", hint="Give a folder that is not."
+        ) from error
     except OSError as error:
-        raise ModelError(f"{out}: can't be written: {error}", hint="Give a folder on another disk.") from error
+        raise ModelError(
+            f"{out}: can't be written: {error}", hint="Give a folder on another disk."
+        ) from error
 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> None:

@@ -15,7 +15,12 @@ from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.loading.calibrate import calibrate, read_texts
 from sglang_lite.runtime.loading.model_files import read_spec
 from sglang_lite.runtime.loading.new_folder import copy_description, new_folder, write_tensors
-from sglang_lite.runtime.loading.rounding import Rounded, RoundingGrid, round_to_nearest, round_with_feedback
+from sglang_lite.runtime.loading.rounding import (
+    Rounded,
+    RoundingGrid,
+    round_to_nearest,
+    round_with_feedback,
+)
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.resolve import resolve
@@ -62,18 +67,28 @@ def quantise(
     """
     folder = resolve(model)
     if not folder.is_dir() or weight_files(folder)[0] != "safetensors":
-        raise ModelError(f"{folder}: only folders of safetensors are quantised.", hint="Give the unquantised model.")
+        raise ModelError(
+            f"{folder}: only folders of safetensors are quantised.",
+            hint="Give the unquantised model.",
+        )
     if names := read_quantisation(folder).matrices.names:
         raise ModelError(
-            f"{folder}: the weights are quantised already ({names[0]}).", hint="Give the unquantised model."
+            f"{folder}: the weights are quantised already ({names[0]}).",
+            hint="Give the unquantised model.",
         )
     spec = read_spec(folder)
     if not isinstance(spec, ModelSpec):
-        raise ModelError(f"{folder}: {spec.architecture} is run by transformers' code, so its matrices are not known.")
+        raise ModelError(
+            f"{folder}: {spec.architecture} is run by transformers' code, so its matrices are not known."
+        )
     matrices = _matrices(spec, group)
     bits = 4 if to == "int4" else 8
     with new_folder(out) as written:
-        calibrated = {} if texts is None else _calibrate(folder, spec, read_texts(texts), bits, group, written)
+        calibrated = (
+            {}
+            if texts is None
+            else _calibrate(folder, spec, read_texts(texts), bits, group, written)
+        )
         _write(folder, written, matrices, calibrated, bits, group, progress)
 
 
@@ -84,14 +99,20 @@ def _matrices(spec: ModelSpec, group: int) -> frozenset[str]:
     found = set()
     for parameter in parameters(spec):
         piece = parameter.slices[0]
-        if parameter.layer is None or piece.inputs is None or len(piece.shape) != 2 or parameter.role in _PLAIN:
+        if (
+            parameter.layer is None
+            or piece.inputs is None
+            or len(piece.shape) != 2
+            or parameter.role in _PLAIN
+        ):
             continue
         if group < 1 or piece.shape[1] % group:
             dividing = [size for size in (32, 64, 128, 256) if piece.shape[1] % size == 0]
             raise ParameterError(
-                "group", f"{group} does not divide the {piece.shape[1]} inputs of {piece.name}.",
+                "group",
+                f"{group} does not divide the {piece.shape[1]} inputs of {piece.name}.",
                 hint=f"These would: {', '.join(map(str, dividing)) or 'none'}.",
-            )  # fmt: skip
+            )
         found.add(piece.name)
     return frozenset(found)
 
@@ -130,14 +151,25 @@ def _write(
     copy_description(folder, out)
     for index in out.glob("*.safetensors.index.json"):
         size = sum((out / name).stat().st_size for name in set(files.values()))
-        index.write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": files}, indent=2))
-    weights = {"type": "int", "num_bits": bits, "strategy": "group", "group_size": group, "symmetric": True}
+        index.write_text(
+            json.dumps({"metadata": {"total_size": size}, "weight_map": files}, indent=2)
+        )
+    weights = {
+        "type": "int",
+        "num_bits": bits,
+        "strategy": "group",
+        "group_size": group,
+        "symmetric": True,
+    }
     config = read_json(out / "config.json") | {
         "quantization_config": {
-            "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}, "ignore": sorted(plain),
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "ignore": sorted(plain),
         }
-    }  # fmt: skip
+    }
     (out / "config.json").write_text(json.dumps(config, indent=2))
 
 
@@ -164,7 +196,9 @@ def _calibrate(
 
     def take(names: Sequence[str], moments: torch.Tensor) -> None:
         matrices = list(map(read, names))
-        rounded = round_with_feedback(torch.cat(matrices), moments, RoundingGrid(bits, group, matrices[0].dtype))
+        rounded = round_with_feedback(
+            torch.cat(matrices), moments, RoundingGrid(bits, group, matrices[0].dtype)
+        )
         sizes = list(map(len, matrices))
         for name, numbers, scale in zip(
             names, rounded.numbers.split_with_sizes(sizes), rounded.scale.split_with_sizes(sizes)
@@ -181,4 +215,8 @@ def _packed(matrix: Rounded, bits: int) -> _Packed:
     packed = words[:, :, 0].clone()
     for i in range(1, 32 // bits):
         packed |= words[:, :, i] << bits * i
-    return {"weight_packed": packed, "weight_scale": matrix.scale, "weight_shape": torch.tensor(matrix.numbers.shape)}
+    return {
+        "weight_packed": packed,
+        "weight_scale": matrix.scale,
+        "weight_shape": torch.tensor(matrix.numbers.shape),
+    }

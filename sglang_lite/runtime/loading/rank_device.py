@@ -18,14 +18,17 @@ def rank_device(config: EngineConfig, parallel: Parallel) -> torch.device:
     Raises:
         ParameterError: a rank has no GPU, or the GPUs differ.
     """
-    indices = [config.base_gpu_id + config.gpu_id_step * place for place in range(parallel.per_node)]
+    indices = [
+        config.base_gpu_id + config.gpu_id_step * place for place in range(parallel.per_node)
+    ]
     count = torch.cuda.device_count()
     if max(indices) >= count:
         named = ", ".join(map(str, dict.fromkeys(indices)))
         raise ParameterError(
-            parallel.setting, f"{parallel.per_node} ranks need GPUs {named}; there are {count}.",
+            parallel.setting,
+            f"{parallel.per_node} ranks need GPUs {named}; there are {count}.",
             hint='Use fewer ranks, or device="cpu".',
-        )  # fmt: skip
+        )
     kinds = sorted({torch.cuda.get_device_name(index) for index in indices})
     if len(kinds) > 1:
         problem = f"the ranks' GPUs differ: {' and '.join(kinds)}."

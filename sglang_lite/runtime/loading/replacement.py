@@ -23,7 +23,9 @@ from sglang_lite.runtime.models.weights.ranges import LocalRanges, RangeSource
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 
-def checkpoint_opener(config: EngineConfig, path: Path, model: Decoder) -> Callable[[], WeightSource]:
+def checkpoint_opener(
+    config: EngineConfig, path: Path, model: Decoder
+) -> Callable[[], WeightSource]:
     """Returns a function that opens the weights at `path` to replace those of `model`.
 
     Raises:
@@ -36,7 +38,9 @@ def checkpoint_opener(config: EngineConfig, path: Path, model: Decoder) -> Calla
     current = asdict(model.spec)
     new = asdict(spec)
     if differing := [name for name in current if current[name] != new[name]]:
-        raise ModelError(f"{path}: another architecture than the running model's: {', '.join(differing)} differ.")
+        raise ModelError(
+            f"{path}: another architecture than the running model's: {', '.join(differing)} differ."
+        )
     if gguf is not None:
         check_gguf(config.load_format, path)
         return lambda: GgufSource(gguf, spec)
@@ -60,7 +64,9 @@ def tensors_opener(
     matrices = PLAIN if folder is None or folder.is_file() else read_quantisation(folder).matrices
     on_cpu = model.device.type == "cpu"
     if isinstance(tensors, Path):
-        return lambda: RangeSource(tensors, {tensors}, matrices, LocalRanges(), 1, pinned=not on_cpu)
+        return lambda: RangeSource(
+            tensors, {tensors}, matrices, LocalRanges(), 1, pinned=not on_cpu
+        )
     # On a CPU, a part may be built from a tensor without copying.
     return lambda: TensorSource("the given tensors", tensors, matrices, copies=on_cpu)
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-_SHARES = torch.arange(24, 11, -1) / 20  # tried multiples of the scale that maps a block's largest number to the limit
-_ELEMENTS = 1 << 20  # elements of a block's rows, times all scales tried, that fit in a core's cache
-_DAMPING = 0.0003  # fraction of the mean square added to each square: with few inputs, moments have no inverse
+# tried multiples of the scale that maps a block's largest number to the limit
+_SHARES = torch.arange(24, 11, -1) / 20
+# elements of a block's rows, times all scales tried, that fit in a core's cache
+_ELEMENTS = 1 << 20
+# fraction of the mean square added to each square: with few inputs, moments have no inverse
+_DAMPING = 0.0003
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,9 @@ def round_to_nearest(weight: torch.Tensor, grid: RoundingGrid) -> Rounded:
     """
     blocks = weight.float().view(len(weight), -1, grid.group)
     tried = grid.scales(blocks.movedim(-1, 0)).unsqueeze(-1)
-    errors = [(grid.numbers(blocks, scale) * scale).sub_(blocks).square_().sum(-1) for scale in tried]
+    errors = [
+        (grid.numbers(blocks, scale) * scale).sub_(blocks).square_().sum(-1) for scale in tried
+    ]
     best = torch.stack(errors).argmin(0, keepdim=True)
     scale = tried.squeeze(-1).gather(0, best)[0]
     numbers = grid.numbers(blocks, scale.unsqueeze(-1)).to(torch.int8)
@@ -107,7 +112,9 @@ def round_with_feedback(weight: torch.Tensor, moments: torch.Tensor, grid: Round
     return Rounded(numbers, scale)
 
 
-def _fed_back(left: torch.Tensor, factor: torch.Tensor, grid: RoundingGrid) -> tuple[torch.Tensor, torch.Tensor]:
+def _fed_back(
+    left: torch.Tensor, factor: torch.Tensor, grid: RoundingGrid
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rounds columns float32 [columns, rows], which are modified. Returns numbers int8 [columns,
     rows] and scales [blocks, rows].
     """

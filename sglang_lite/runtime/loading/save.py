@@ -49,7 +49,10 @@ def save_sharded(
     """
     folder = resolve(model)
     if not folder.is_dir():
-        raise ModelError(f"{folder}: only folders are saved so.", hint='Load a GGUF file as it is: load_format="gguf".')
+        raise ModelError(
+            f"{folder}: only folders are saved so.",
+            hint='Load a GGUF file as it is: load_format="gguf".',
+        )
     files = sorted(weight_files(folder)[1])
     parts = _parts(folder, tp)
     with new_folder(out) as written:
@@ -120,7 +123,12 @@ def _part(
     """
     own = parts.get(canonical(name))
     axis = int(own is not None and own[rank].axis == "inputs")
-    if own is None or len(shape) != 2 or shape[axis] != own[-1].stop or whole[:0].dtype.itemsize < 2:
+    if (
+        own is None
+        or len(shape) != 2
+        or shape[axis] != own[-1].stop
+        or whole[:0].dtype.itemsize < 2
+    ):
         if rank == 0:
             yield name, whole[...]
     elif own[rank].size:
@@ -129,12 +137,15 @@ def _part(
         yield name_of_part(name, own[rank].axis), whole[(every, at) if axis else (at, every)]
 
 
-def _write(tensors: Iterable[tuple[str, torch.Tensor]], out: Path, rank: int, part_bytes: int) -> None:
+def _write(
+    tensors: Iterable[tuple[str, torch.Tensor]], out: Path, rank: int, part_bytes: int
+) -> None:
     parts = 0
     state = dict[str, torch.Tensor]()
     size = 0
     for name, tensor in tensors:
-        state[name] = tensor.clone(memory_format=torch.contiguous_format)  # pickled tensors may share memory
+        # pickled tensors may share memory
+        state[name] = tensor.clone(memory_format=torch.contiguous_format)
         size += tensor.nbytes
         if size >= part_bytes:
             write_tensors(state, out / shard_name(rank, parts))

@@ -21,9 +21,15 @@ def with_seed(config: EngineConfig) -> EngineConfig:
     if address is None and config.load_format != "remote_instance":
         return config
     if config.load_format not in ("auto", "remote_instance"):
-        raise ParameterError("load_format", f"{config.load_format!r} is not for {config.model}.", hint="Leave it out.")
+        raise ParameterError(
+            "load_format",
+            f"{config.load_format!r} is not for {config.model}.",
+            hint="Leave it out.",
+        )
     if config.weight_version != "default":
-        raise ParameterError("weight_version", "is that of the engine that sends the weights.", hint="Leave it out.")
+        raise ParameterError(
+            "weight_version", "is that of the engine that sends the weights.", hint="Leave it out."
+        )
     said = Seed(*(address or seed_of(config))).ask("/get_model_info")
     model = said.get("model_path")
     version = said.get("weight_version")
@@ -31,10 +37,13 @@ def with_seed(config: EngineConfig) -> EngineConfig:
         raise ModelError(f"{config.model}: its server names neither a model nor a version.")
     host, port = address or seed_of(config)
     return replace(
-        config, load_format="remote_instance", model=config.model if address is None else model, weight_version=version,
+        config,
+        load_format="remote_instance",
+        model=config.model if address is None else model,
+        weight_version=version,
         remote_instance_weight_loader_seed_instance_ip=host,
         remote_instance_weight_loader_seed_instance_service_port=port,
-    )  # fmt: skip
+    )
 
 
 def seed_of(config: EngineConfig) -> tuple[str, int]:
@@ -43,5 +52,9 @@ def seed_of(config: EngineConfig) -> tuple[str, int]:
     port = config.remote_instance_weight_loader_seed_instance_service_port
     if host is None or port is None:
         name = f"remote_instance_weight_loader_seed_instance_{'ip' if host is None else 'service_port'}"
-        raise ParameterError(name, 'is missing for load_format="remote_instance".', hint="Or use instance://host:port.")
+        raise ParameterError(
+            name,
+            'is missing for load_format="remote_instance".',
+            hint="Or use instance://host:port.",
+        )
     return host, port

@@ -40,7 +40,9 @@ def medium_from(source: object, where: str, kind: MediaKind = "image") -> Media:
     found = "" if header is None else header[1] or ""
     if header is not None and (not found.startswith(f"{kind}/") or not header[2]):
         example = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}[kind]
-        raise ParameterError(where, f"{header[0]!r:.80} is no {kind} in base64.", hint=f"data:{example};base64,…")
+        raise ParameterError(
+            where, f"{header[0]!r:.80} is no {kind} in base64.", hint=f"data:{example};base64,…"
+        )
     if found == "image/svg+xml":
         raise ParameterError(where, "an SVG is no image of pixels.", hint="Render it to PNG.")
     try:
@@ -48,13 +50,16 @@ def medium_from(source: object, where: str, kind: MediaKind = "image") -> Media:
     except (binascii.Error, ValueError) as error:
         raise ParameterError(where, f"is no base64: {error}") from None
     if not data:
-        raise ParameterError(where, "is empty.", hint=f"Give the bytes of {ARTICLES[kind]} in base64.")
+        raise ParameterError(
+            where, "is empty.", hint=f"Give the bytes of {ARTICLES[kind]} in base64."
+        )
     return Media(data, found or untold)
 
 
 def unfetched(url: str, where: str) -> CapabilityError:
     """Returns the error for an address in a place where none is fetched."""
     return CapabilityError(
-        f"{shown(url)} is an address, and none is fetched here.", parameter=where,
+        f"{shown(url)} is an address, and none is fetched here.",
+        parameter=where,
         hint="Send the bytes as data:image/png;base64,…",
-    )  # fmt: skip
+    )

@@ -41,13 +41,18 @@ class EncoderClient:
         dtype, device: data type and device of the features.
     """
 
-    def __init__(self, urls: Sequence[str], size: int, planes: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, urls: Sequence[str], size: int, planes: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.dtype = dtype
         self.device = device
         self._urls = tuple(urls)
         self.width = size * planes
         key = os.environ.get(_KEY)
-        headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})}
+        headers = {
+            "Accept-Encoding": "identity",
+            **({"Authorization": f"Bearer {key}"} if key else {}),
+        }
         self._client = httpx2.Client(timeout=_TIMEOUT, trust_env=False, headers=headers)
         self._paused = dict.fromkeys(self._urls, 0.0)  # end of each server's pause
 
@@ -64,7 +69,9 @@ class EncoderClient:
         first = int.from_bytes(item.key[:4], "big") % len(self._urls)
         now = time.monotonic()
         failures = list[str]()
-        for url in sorted(self._urls[first:] + self._urls[:first], key=lambda url: now < self._paused[url]):
+        for url in sorted(
+            self._urls[first:] + self._urls[:first], key=lambda url: now < self._paused[url]
+        ):
             try:
                 return {_FEATURES: self._asked(url, item)}
             except (httpx2.HTTPError, _UnusableError) as error:
@@ -102,11 +109,15 @@ class EncoderClient:
         except Exception as error:  # of safetensors, of several kinds
             raise _UnusableError(f"answers no features: {error!r:.200}") from None
         if item.key.hex() not in found:
-            raise _UnusableError("prepares it in another way. Give it the same model and mm_process_config.")
+            raise _UnusableError(
+                "prepares it in another way. Give it the same model and mm_process_config."
+            )
         features = found[item.key.hex()]
         if features.shape != (item.count, self.width):
             shape = " x ".join(map(str, features.shape))
-            raise _UnusableError(f"has {shape} numbers for it, not {item.count} x {self.width}: of another model.")
+            raise _UnusableError(
+                f"has {shape} numbers for it, not {item.count} x {self.width}: of another model."
+            )
         if not features.is_floating_point():
             raise _UnusableError(f"has numbers of {features.dtype} for it, which are no features.")
         if not features.isfinite().all():
@@ -124,9 +135,13 @@ class EncoderClient:
             for part in response.iter_raw():
                 size += len(part)
                 if size > most:
-                    raise _UnusableError(f"answers {response.status_code} with more than {most:,} bytes.")
+                    raise _UnusableError(
+                        f"answers {response.status_code} with more than {most:,} bytes."
+                    )
                 if time.monotonic() > end:
-                    raise _UnusableError(f"has sent {size:,} bytes of its answer in {_ANSWER_S:g} seconds.")
+                    raise _UnusableError(
+                        f"has sent {size:,} bytes of its answer in {_ANSWER_S:g} seconds."
+                    )
                 parts.append(part)
         return response.status_code, b"".join(parts)
 

@@ -39,9 +39,16 @@ def upright(picture: Picture) -> Picture:
 
     shown = PIL.ImageOps.exif_transpose(picture) if _orientation(picture) > 1 else picture
     if shown.mode.startswith("I"):  # 16-bit grey, which pillow would clip at 255
-        return shown.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L").convert("RGB")
+        return (
+            shown.convert("I")
+            .point(lambda value: value * (1 / 257) + 0.5)
+            .convert("L")
+            .convert("RGB")
+        )
     if shown.has_transparency_data:
-        shown = PIL.Image.alpha_composite(PIL.Image.new("RGBA", shown.size, "white"), shown.convert("RGBA"))
+        shown = PIL.Image.alpha_composite(
+            PIL.Image.new("RGBA", shown.size, "white"), shown.convert("RGBA")
+        )
     return shown.convert("RGB")
 
 
@@ -66,7 +73,9 @@ def open_image(image: Media) -> Picture:
     try:
         import PIL.Image
     except ImportError:
-        raise _error("reading images needs the package pillow.", "pip install 'sglang-lite[media]'") from None
+        raise _error(
+            "reading images needs the package pillow.", "pip install 'sglang-lite[media]'"
+        ) from None
     if not image.data:
         raise _error("is empty.", "Give the bytes of a PNG, JPEG, WEBP, GIF, BMP or TIFF file.")
     if len(image.data) > MAX_BYTES:
@@ -82,10 +91,16 @@ def open_image(image: Media) -> Picture:
         raise _error(f"can't be read: {error}", "Save it again.") from None
     width, height = picture.size
     if width * height > MAX_PIXELS:
-        raise _error(f"{width:,} x {height:,} pixels, the limit is {MAX_PIXELS:,} in all.", "Scale it down.")
+        raise _error(
+            f"{width:,} x {height:,} pixels, the limit is {MAX_PIXELS:,} in all.", "Scale it down."
+        )
     if max(width, height) > MAX_ASPECT * min(width, height):
-        raise _error(f"{width:,} x {height:,} pixels: one side is over {MAX_ASPECT} times the other.", "Cut it.")
-    # Of a JPEG with several pictures, use the first: the others are previews, depth or gain maps of the same photo.
+        raise _error(
+            f"{width:,} x {height:,} pixels: one side is over {MAX_ASPECT} times the other.",
+            "Cut it.",
+        )
+    # Of a JPEG with several pictures, use the first: the others are previews, depth or gain maps of
+    # the same photo.
     if getattr(picture, "is_animated", False) and picture.format != "MPO":
         if picture.format == "TIFF":
             raise _error("has several pages.", "Send each as an image.")

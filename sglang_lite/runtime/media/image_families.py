@@ -123,9 +123,14 @@ def _pixtral(config: Config, settings: Config) -> Parts:
     """
     size = settings.get("size") or {"longest_edge": 1024}
     patch = settings.get("patch_size", 16)
-    unit = (patch if isinstance(patch, int) else patch["height"]) * config.get("spatial_merge_size", 1)
-    least = 1 if "spatial_merge_size" not in config else 2  # transformers' Mistral 3 can't encode a single patch
-    most_rows, most_columns = (size.get("longest_edge") or size[side] for side in ("height", "width"))
+    unit = (patch if isinstance(patch, int) else patch["height"]) * config.get(
+        "spatial_merge_size", 1
+    )
+    # transformers' Mistral 3 can't encode a single patch
+    least = 1 if "spatial_merge_size" not in config else 2
+    most_rows, most_columns = (
+        size.get("longest_edge") or size[side] for side in ("height", "width")
+    )
 
     def parts(width: int, height: int) -> Sequence[Part]:
         ratio = max(height / most_rows, width / most_columns, 1)
@@ -153,7 +158,9 @@ def _onevision(config: Config, settings: Config) -> Parts:
     if config.get("vision_feature_select_strategy", "full") != "full":
         raise ValueError("vision_feature_select_strategy must be 'full'")
     sides = range(384, 2305, 384)
-    sizes = settings.get("image_grid_pinpoints") or [(rows, columns) for rows in sides for columns in sides]
+    sizes = settings.get("image_grid_pinpoints") or [
+        (rows, columns) for rows in sides for columns in sides
+    ]
     most = config.get("vision_aspect_ratio", "anyres_max_9")
     return _tiled(config, settings["size"]["height"], sizes, int(most.removeprefix("anyres_max_")))
 
@@ -162,11 +169,19 @@ def _llava_next(config: Config, settings: Config) -> Parts:
     """Returns the placeholders of LLaVA-NeXT (1.6): tiles of a few sizes."""
     if config.get("vision_feature_select_strategy", "default") != "default":
         raise ValueError("vision_feature_select_strategy must be 'default'")
-    sizes = settings.get("image_grid_pinpoints") or [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
+    sizes = settings.get("image_grid_pinpoints") or [
+        (336, 672),
+        (672, 336),
+        (672, 672),
+        (1008, 336),
+        (336, 1008),
+    ]
     return _tiled(config, settings["crop_size"]["height"], sizes)
 
 
-def _tiled(config: Config, tile: int, sizes: Sequence[Sequence[int]], most_tiles: float = math.inf) -> Parts:
+def _tiled(
+    config: Config, tile: int, sizes: Sequence[Sequence[int]], most_tiles: float = math.inf
+) -> Parts:
     """Returns the placeholders of the whole image, then of tiles without their padding, with a
     token after each row.
     """

@@ -13,14 +13,27 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sglang_lite.media_files import sample_count, video_header
-from sglang_lite.protocol import CapabilityError, Media, MediaKind, ModelError, ParameterError, Prompt, Span
+from sglang_lite.protocol import (
+    CapabilityError,
+    Media,
+    MediaKind,
+    ModelError,
+    ParameterError,
+    Prompt,
+    Span,
+)
 from sglang_lite.protocol.prompt import is_placeholder
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.media.data_url import ARTICLES, medium_from, unfetched
 from sglang_lite.runtime.media.header import read_header
 from sglang_lite.runtime.media.image_families import GEMMA_IMAGE, IMAGE_FAMILIES, Config, Part
 from sglang_lite.runtime.media.sound_families import SOUND_FAMILIES, SoundFormat
-from sglang_lite.runtime.media.video_families import VIDEO_FAMILIES, VIDEO_SETTINGS, VideoFormat, video_settings
+from sglang_lite.runtime.media.video_families import (
+    VIDEO_FAMILIES,
+    VIDEO_SETTINGS,
+    VideoFormat,
+    video_settings,
+)
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.tokens.image_options import ImageOptions
@@ -28,12 +41,18 @@ from sglang_lite.runtime.tokens.image_span import Grid, ImageSpan, MediaItem
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.runtime.tokens.virtual_ids import virtual_ids, virtual_positions
 
-NAMES: Mapping[MediaKind, str] = {"image": "image", "video": "video", "audio": "sound"}  # for messages
-_SENSES: Mapping[MediaKind, str] = {"image": "see images", "video": "watch videos", "audio": "hear sounds"}
+# for messages
+NAMES: Mapping[MediaKind, str] = {"image": "image", "video": "video", "audio": "sound"}
+_SENSES: Mapping[MediaKind, str] = {
+    "image": "see images",
+    "video": "watch videos",
+    "audio": "hear sounds",
+}
 _CURES: Mapping[MediaKind, str] = {
-    "image": "Describe what they show.", "video": "Send frames as images if the model reads these.",
+    "image": "Describe what they show.",
+    "video": "Send frames as images if the model reads these.",
     "audio": "Send what is said as text.",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +105,15 @@ class MediaFormat:
         places = virtual_positions(tokens, self.vocab_size)
         if len(media) != 1 or len(places) != media[0].count or places[-1] >= len(places):
             problem = "has to begin with a sound and have no other: the model writes what it hears."
-            hint = "Begin with sgl.audio(…) in a program; with <audio> and audio_data= for generate."
+            hint = (
+                "Begin with sgl.audio(…) in a program; with <audio> and audio_data= for generate."
+            )
             raise ParameterError("prompt", problem, hint=hint)
         if len(tokens) == len(places):
             problem = "has nothing behind its sound, where the model is told what to write."
-            raise ParameterError("prompt", problem, hint="Write <|startoftranscript|> and what follows it there.")
+            raise ParameterError(
+                "prompt", problem, hint="Write <|startoftranscript|> and what follows it there."
+            )
 
     def placed(self, spans: Sequence[Span]) -> Iterator[Span]:
         """Splits spans at the placeholders named in their text. Text that can't name special tokens
@@ -101,7 +124,11 @@ class MediaFormat:
                 yield span
                 continue
             text = span.text
-            while found := [(at, each.named) for each in self.kinds.values() if (at := text.find(each.named)) >= 0]:
+            while found := [
+                (at, each.named)
+                for each in self.kinds.values()
+                if (at := text.find(each.named)) >= 0
+            ]:
                 at, named = min(found)
                 yield Span(text[:at])
                 yield Span(named, ())
@@ -119,7 +146,9 @@ class MediaFormat:
         kind = image.kind
         frames = image.frames
         if frames < 0:
-            raise ParameterError(kind, f"{frames:,} frames are none.", hint="Use 0 for as many as the model takes.")
+            raise ParameterError(
+                kind, f"{frames:,} frames are none.", hint="Use 0 for as many as the model takes."
+            )
         if kind not in self.kinds:
             raise CapabilityError(f"the model can't {_SENSES[kind]}.", hint=_CURES[kind])
         if image.url:
@@ -128,11 +157,21 @@ class MediaFormat:
             raise unfetched(image.url, kind)
         placeholders = self.kinds[kind]
         parts = placeholders.parts(image)
-        counts = [0 if isinstance(part, str) else part.size if isinstance(part, Grid) else part for part in parts]
+        counts = [
+            0 if isinstance(part, str) else part.size if isinstance(part, Grid) else part
+            for part in parts
+        ]
         grids = tuple(part for part in parts if isinstance(part, Grid))
         hashed = hashlib.sha256(self.settings + f"{kind}{frames:11}".encode())
         hashed.update(image.data)
-        item = MediaItem(image, hashed.digest(), sum(counts), placeholders.token_id, grids, both_ways=self.block > 0)
+        item = MediaItem(
+            image,
+            hashed.digest(),
+            sum(counts),
+            placeholders.token_id,
+            grids,
+            both_ways=self.block > 0,
+        )
         ids = virtual_ids(item.key, item.count, self.vocab_size)
         start = 0
         spans = list[Span]()
@@ -140,7 +179,11 @@ class MediaFormat:
             if isinstance(part, str):
                 spans.append(Span(part))
             else:
-                spans.append(ImageSpan(placeholders.token, ids[start : start + count], item=None if start else item))
+                spans.append(
+                    ImageSpan(
+                        placeholders.token, ids[start : start + count], item=None if start else item
+                    )
+                )
                 start += count
         return tuple(spans)
 
@@ -208,9 +251,10 @@ def _names_any(spans: Sequence[Span], media: MediaFormat | None) -> bool:
     """Returns True if text that may spell special tokens contains a placeholder."""
     return media is not None and any(
         each.named in span.text
-        for span in spans if span.special and span.ids is None
+        for span in spans
+        if span.special and span.ids is None
         for each in media.kinds.values()
-    )  # fmt: skip
+    )
 
 
 def no_media_error(kind: MediaKind, model_name: str) -> ParameterError:
@@ -218,7 +262,9 @@ def no_media_error(kind: MediaKind, model_name: str) -> ParameterError:
     return ParameterError("prompt", f"{model_name} can't {_SENSES[kind]}.", hint=_CURES[kind])
 
 
-def media_format(folder: Path, tokenizer: Tokenizer, vocab_size: int, options: ImageOptions) -> MediaFormat | None:
+def media_format(
+    folder: Path, tokenizer: Tokenizer, vocab_size: int, options: ImageOptions
+) -> MediaFormat | None:
     """Returns the media format of the model in a folder, or None if it takes no supported media.
 
     Raises:
@@ -227,11 +273,15 @@ def media_format(folder: Path, tokenizer: Tokenizer, vocab_size: int, options: I
     """
     config = read_config(folder)
     family = config.get("model_type", "")
-    if not isinstance(family, str) or (family not in IMAGE_FAMILIES and family not in SOUND_FAMILIES):
+    if not isinstance(family, str) or (
+        family not in IMAGE_FAMILIES and family not in SOUND_FAMILIES
+    ):
         return None
     if unknown := [*(options.processors.get("video", {}).keys() - {*VIDEO_SETTINGS})]:
         problem = f"videos have no {unknown[0]!r:.60}."
-        raise ParameterError("mm_process_config", problem, hint=f"They have {', '.join(VIDEO_SETTINGS)}.")
+        raise ParameterError(
+            "mm_process_config", problem, hint=f"They have {', '.join(VIDEO_SETTINGS)}."
+        )
     try:
         if family in SOUND_FAMILIES:
             return _sound_format(folder, config, tokenizer, vocab_size, options)
@@ -243,8 +293,7 @@ def media_format(folder: Path, tokenizer: Tokenizer, vocab_size: int, options: I
 def _image_format(
     folder: Path, config: Config, tokenizer: Tokenizer, vocab_size: int, options: ImageOptions
 ) -> MediaFormat | None:
-    """Returns the media format of a model that sees images, and watches videos if its family does.
-    """
+    """Returns the media format of a model that sees images, and watches videos if its family does."""
     if (saved := _settings(folder, "image_processor", "preprocessor_config.json")) is None:
         return None
     settings = {**saved, **options.processors.get("image", {})}
@@ -252,10 +301,16 @@ def _image_format(
     parts = IMAGE_FAMILIES[family](config, settings)
     token_id = _id(config, "image_token")
     token = tokenizer.control_text(token_id)
-    named, block = (GEMMA_IMAGE, config["mm_tokens_per_image"]) if family == "gemma3" else (token, 0)
+    named, block = (
+        (GEMMA_IMAGE, config["mm_tokens_per_image"]) if family == "gemma3" else (token, 0)
+    )
     kinds: dict[MediaKind, Placeholders] = {
         "image": Placeholders(
-            named, token, token_id, lambda image: parts(*read_header(image)), options.most.get("image")
+            named,
+            token,
+            token_id,
+            lambda image: parts(*read_header(image)),
+            options.most.get("image"),
         )
     }
     if family not in VIDEO_FAMILIES:
@@ -267,9 +322,12 @@ def _image_format(
         token_id = _id(config, "video_token")
         token = tokenizer.control_text(token_id)
     kinds["video"] = Placeholders(
-        video.named or token, token, token_id,
-        lambda each: video.sample(video_header(each), each.frames).parts, options.most.get("video"),
-    )  # fmt: skip
+        video.named or token,
+        token,
+        token_id,
+        lambda each: video.sample(video_header(each), each.frames).parts,
+        options.most.get("video"),
+    )
     return MediaFormat(kinds, vocab_size, _digest(settings, of_videos), block, video)
 
 
@@ -287,7 +345,9 @@ def _sound_format(
         return sound.parts(sample_count(each, sound.rate, sound.seconds))
 
     kinds: dict[MediaKind, Placeholders] = {
-        "audio": Placeholders(sound.named or token, token, token_id, parts, options.most.get("audio"))
+        "audio": Placeholders(
+            sound.named or token, token, token_id, parts, options.most.get("audio")
+        )
     }
     return MediaFormat(kinds, vocab_size, _digest(settings), sound=sound, begins=bool(sound.named))
 
@@ -308,7 +368,8 @@ def _settings(folder: Path, part: str, name: str) -> Config | None:
     """
     whole = folder / "processor_config.json"
     file = folder / name
-    nested = read_json(whole).get(part) if whole.exists() else None  # written from transformers 5 on
+    # written from transformers 5 on
+    nested = read_json(whole).get(part) if whole.exists() else None
     if isinstance(nested, dict):
         return nested
     return read_json(file) if file.exists() else None

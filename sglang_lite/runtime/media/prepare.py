@@ -44,7 +44,9 @@ class MediaPreparer:
         ParameterError: the image processor lacks a setting of the options.
     """
 
-    def __init__(self, folder: Path, media: MediaFormat, options: ImageOptions, *, pinned: bool = False) -> None:
+    def __init__(
+        self, folder: Path, media: MediaFormat, options: ImageOptions, *, pinned: bool = False
+    ) -> None:
         self._pinned = pinned
         self._of_kind: dict[MediaKind, Callable[[Media], Pixels]] = {}
         if "image" in media.kinds:
@@ -80,19 +82,25 @@ class _ImagePreparer:
     def __init__(self, folder: Path, options: ImageOptions) -> None:
         self._processor: Any = _processor(folder, options.processors.get("image", {}))
         self._options: dict[str, Any] = {}
-        if merged := read_json(folder / "config.json").get("spatial_merge_size"):  # Mistral 3 crops to merged patches
+        # Mistral 3 crops to merged patches
+        if merged := read_json(folder / "config.json").get("spatial_merge_size"):
             patch = self._processor.patch_size
-            self._options["patch_size"] = merged * (patch if isinstance(patch, int) else patch["height"])
+            self._options["patch_size"] = merged * (
+                patch if isinstance(patch, int) else patch["height"]
+            )
 
     def prepare(self, image: Media) -> Pixels:
         try:
             with warnings.catch_warnings(), open_image(image) as picture:
-                warnings.simplefilter("ignore")  # about metadata, and about sizes within our own limit
+                # about metadata, and about sizes within our own limit
+                warnings.simplefilter("ignore")
                 shown = upright(picture)
         except SglError:
             raise
         except Exception as error:  # pillow raises errors of many kinds for damaged files
-            raise ParameterError("image", f"is damaged or truncated: {error}", hint="Save it again.") from None
+            raise ParameterError(
+                "image", f"is damaged or truncated: {error}", hint="Save it again."
+            ) from None
         return dict(self._processor(images=[[shown]], return_tensors="pt", **self._options))
 
 
@@ -102,7 +110,9 @@ def _prepared_video(video: VideoFormat, given: Media) -> Pixels:
     return video_inputs(video, sample.sizes, frames(given, header, sample.indices))
 
 
-def video_inputs(video: VideoFormat, sizes: Sequence[tuple[int, int]], pictures: Iterable[Picture]) -> Pixels:
+def video_inputs(
+    video: VideoFormat, sizes: Sequence[tuple[int, int]], pictures: Iterable[Picture]
+) -> Pixels:
     """Returns the inputs of an encoder for frames of a video. Computes the same as transformers'
     video processors, which use torchvision.
 
@@ -121,11 +131,15 @@ def video_inputs(video: VideoFormat, sizes: Sequence[tuple[int, int]], pictures:
     if video.patches is None:
         made = {video.inputs: pixels.permute(0, 3, 1, 2)[None].contiguous()}
         if video.inputs == "pixel_values":  # a mask distinguishes these images from padding
-            made["pixel_attention_mask"] = torch.ones(made[video.inputs].select(2, 0).shape, dtype=torch.int64)
+            made["pixel_attention_mask"] = torch.ones(
+                made[video.inputs].select(2, 0).shape, dtype=torch.int64
+            )
         return made
     together, side, pixel = video.patches
     (columns, rows), times = (length // pixel for length in sizes[-1]), len(pixels) // together
-    squares = pixels.view(times, together, rows // side, side, pixel, columns // side, side, pixel, 3)
+    squares = pixels.view(
+        times, together, rows // side, side, pixel, columns // side, side, pixel, 3
+    )
     flat = squares.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(times * rows * columns, -1)
     return {video.inputs: flat, "image_grid_thw": torch.tensor([[times, rows, columns]])}
 
@@ -143,7 +157,9 @@ def _processor(folder: Path, given: Mapping[str, Any]) -> Any:  # of transformer
     from transformers import AutoImageProcessor  # imports all of transformers' processors
 
     try:
-        found: Any = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True, **given)
+        found: Any = AutoImageProcessor.from_pretrained(
+            folder, backend="pil", local_files_only=True, **given
+        )
     except Exception as error:  # transformers raises many kinds of errors
         raise ModelError(
             f"{folder}: transformers can't make its image processor: {error}",
@@ -151,5 +167,7 @@ def _processor(folder: Path, given: Mapping[str, Any]) -> Any:  # of transformer
         ) from error
     kinds = found.valid_kwargs
     if unknown := [*(given.keys() - kinds.__optional_keys__ - kinds.__required_keys__)]:
-        raise ParameterError("mm_process_config", f"the model's image processor has no {unknown[0]!r:.60}.")
+        raise ParameterError(
+            "mm_process_config", f"the model's image processor has no {unknown[0]!r:.60}."
+        )
     return found

@@ -38,7 +38,9 @@ class SoundFormat:
         """
         count = self.count(-(-samples // self.hop))
         if count < 1:
-            raise ParameterError("audio", f"{samples:,} samples are too short to hear.", hint="Send a longer sound.")
+            raise ParameterError(
+                "audio", f"{samples:,} samples are too short to hear.", hint="Send a longer sound."
+            )
         return (count,)
 
 
@@ -51,10 +53,14 @@ def _spectrogram(
     for name in ("dither", "padding_value"):
         if settings.get(name):
             hint = "Set it to 0: sounds are read without noise, and with silence behind them."
-            raise ModelError(f"preprocessor_config.json: {name} {settings[name]!r} is not supported.", hint=hint)
+            raise ModelError(
+                f"preprocessor_config.json: {name} {settings[name]!r} is not supported.", hint=hint
+            )
     rate = settings.get("sampling_rate", 16000)
     seconds = settings.get("chunk_length", 30)
-    return SoundFormat(rate, settings.get("hop_length", 160), most_seconds or seconds, rate * seconds, count, named)
+    return SoundFormat(
+        rate, settings.get("hop_length", 160), most_seconds or seconds, rate * seconds, count, named
+    )
 
 
 def _qwen2_audio(config: Config, settings: Config) -> SoundFormat:
@@ -68,7 +74,12 @@ def _voxtral(config: Config, settings: Config) -> SoundFormat:
     """Returns the format of Voxtral: all frames of each window, with as many of them in a feature
     as the projector takes.
     """
-    audio = {"hidden_size": 1280, "intermediate_size": 5120, "max_source_positions": 1500, **config["audio_config"]}
+    audio = {
+        "hidden_size": 1280,
+        "intermediate_size": 5120,
+        "max_source_positions": 1500,
+        **config["audio_config"],
+    }
     columns = 2 * audio["max_source_positions"]
     frames = audio["max_source_positions"]
     each = frames * audio["hidden_size"] // audio["intermediate_size"]
@@ -82,5 +93,7 @@ def _whisper(config: Config, settings: Config) -> SoundFormat:
 
 
 SOUND_FAMILIES: Mapping[str, Callable[[Config, Config], SoundFormat]] = {
-    "qwen2_audio": _qwen2_audio, "voxtral": _voxtral, "whisper": _whisper,
-}  # fmt: skip
+    "qwen2_audio": _qwen2_audio,
+    "voxtral": _voxtral,
+    "whisper": _whisper,
+}

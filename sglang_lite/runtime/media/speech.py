@@ -82,10 +82,14 @@ class WhisperSpeech:
                 return ids
             if language not in self.languages:
                 problem = f"{shown(language)} is no language of the model."
-                raise ParameterError("language", problem, hint=f"It has {', '.join(self.languages)}."[:900])
+                raise ParameterError(
+                    "language", problem, hint=f"It has {', '.join(self.languages)}."[:900]
+                )
             ids += [self.languages[language], self._id(f"<|{task}|>")]
         elif task == "translate" or language not in (None, "en"):
-            raise CapabilityError("the model knows English alone.", parameter="language", hint="Leave it out.")
+            raise CapabilityError(
+                "the model knows English alone.", parameter="language", hint="Leave it out."
+            )
         return ids if timed else [*ids, self._first_time - 1]
 
     def prompt(self, sound: Media, instructions: Sequence[int], before: str = "") -> Prompt:
@@ -99,21 +103,28 @@ class WhisperSpeech:
         ids = [*instructions]
         if before:
             most = max(int(self.settings.get("max_length", 448)) // 2 - 1, 1)
-            said = self.tokenizer.encode_spans([Span(f" {before.strip()}", special=False)], first=False)
+            said = self.tokenizer.encode_spans(
+                [Span(f" {before.strip()}", special=False)], first=False
+            )
             ids = [self._id("<|startofprev|>"), *said[-most:], *ids]
         return Prompt((Span("<audio>", ()), Span("", tuple(ids))), images=(sound,))
 
     def rules(self, instructions: Sequence[int], *, timed: bool) -> LogitProcessor | None:
-        """Returns the processor of logits after these instructions, or None if they need no change.
-        """
+        """Returns the processor of logits after these instructions, or None if they need no change."""
         never = tuple(self.settings.get("suppress_tokens") or ())
         not_first = tuple(self.settings.get("begin_suppress_tokens") or ())
         if not (timed or never or not_first):
             return None
         return partial(
-            by_whispers_rules, instructions[0], len(instructions), self.end, self._first_time if timed else 0,
-            self.settings.get("max_initial_timestamp_index"), never, not_first,
-        )  # fmt: skip
+            by_whispers_rules,
+            instructions[0],
+            len(instructions),
+            self.end,
+            self._first_time if timed else 0,
+            self.settings.get("max_initial_timestamp_index"),
+            never,
+            not_first,
+        )
 
     def segments(self, ids: Sequence[int], seconds: float) -> tuple[list[Segment], float]:
         """Returns the segments of a transcript with times, and the second up to which it is
@@ -126,19 +137,26 @@ class WhisperSpeech:
         first = self._first_time
         ids = [each for each in ids if each < self.end or each >= self._first_time]
         times = [each >= first for each in ids]
-        borders = [i for i in range(1, len(ids)) if times[i - 1] and times[i]]  # one segment ends, the next begins
+        # one segment ends, the next begins
+        borders = [i for i in range(1, len(ids)) if times[i - 1] and times[i]]
         whole = times[-2:] == [False, True]  # nothing has begun after the last segment
-        parts = [ids[start:end] for start, end in zip([0, *borders], [*borders, len(ids)]) if start < end]
+        parts = [
+            ids[start:end] for start, end in zip([0, *borders], [*borders, len(ids)]) if start < end
+        ]
         if borders and not whole:
             parts.pop()  # begun and not ended
         found = []
         for part in parts:
-            said = [min((each - first) / _TIMES_A_SECOND, seconds) for each in part if each >= first]
+            said = [
+                min((each - first) / _TIMES_A_SECOND, seconds) for each in part if each >= first
+            ]
             start = said[0] if part[0] >= first else 0.0
             end = said[-1] if part[-1] >= first and len(part) > 1 else seconds
             if text := tuple(each for each in part if each < first):
                 found.append(Segment(start, max(start, end), text))
-        heard = seconds if whole or not borders else (ids[borders[-1] - 1] - first) / _TIMES_A_SECOND
+        heard = (
+            seconds if whole or not borders else (ids[borders[-1] - 1] - first) / _TIMES_A_SECOND
+        )
         return found, heard if heard > 0 else seconds
 
     @property
@@ -148,7 +166,10 @@ class WhisperSpeech:
     def _id(self, text: str) -> int:
         found: int | None = self.tokenizer.backend.token_to_id(text)
         if found is None:
-            raise CapabilityError(f"the model's tokenizer has no {text}.", hint="Use one of Whisper's own checkpoints.")
+            raise CapabilityError(
+                f"the model's tokenizer has no {text}.",
+                hint="Use one of Whisper's own checkpoints.",
+            )
         return found
 
 
@@ -172,7 +193,9 @@ class VoxtralSpeech:
             problem = f"{shown(language)} is no code of a language."
             raise ParameterError("language", problem, hint='Write it as ISO 639-1 does: "en".')
         behind = "[/INST]" + (f"lang:{language}" if language else "") + "[TRANSCRIBE]"
-        return Prompt((Span("[INST][BEGIN_AUDIO]"), Span(self.placeholder, ()), Span(behind)), images=(sound,))
+        return Prompt(
+            (Span("[INST][BEGIN_AUDIO]"), Span(self.placeholder, ()), Span(behind)), images=(sound,)
+        )
 
 
 def speech_of(
@@ -186,10 +209,21 @@ def speech_of(
         file = folder() / "generation_config.json"
         settings = read_json(file) if file.exists() else {}
         ids = tokenizer.backend.get_vocab()
-        languages = {found[1]: ids[text] for text in tokenizer.control_texts if (found := _LANGUAGE.fullmatch(text))}
-        return WhisperSpeech(sound, tokenizer, settings, languages if settings.get("is_multilingual", True) else {})
-    if media is not None and sound is not None and tokenizer.backend.token_to_id("[TRANSCRIBE]") is not None:
+        languages = {
+            found[1]: ids[text]
+            for text in tokenizer.control_texts
+            if (found := _LANGUAGE.fullmatch(text))
+        }
+        return WhisperSpeech(
+            sound, tokenizer, settings, languages if settings.get("is_multilingual", True) else {}
+        )
+    if (
+        media is not None
+        and sound is not None
+        and tokenizer.backend.token_to_id("[TRANSCRIBE]") is not None
+    ):
         return VoxtralSpeech(sound, media.kinds["audio"].named)
     raise CapabilityError(
-        "the model writes no transcripts.", hint="Serve Whisper or Voxtral; ask others about a sound in a chat."
+        "the model writes no transcripts.",
+        hint="Serve Whisper or Voxtral; ask others about a sound in a chat.",
     )

@@ -80,7 +80,9 @@ class FeatureStore:
 
     def fill(self, entry: Features, features: torch.Tensor) -> None:
         """Writes the features [count, width] of an image."""
-        self.table[torch.from_numpy(entry.rows.astype(np.int64)).to(self.table.device)] = features.to(self.table.dtype)
+        self.table[torch.from_numpy(entry.rows.astype(np.int64)).to(self.table.device)] = (
+            features.to(self.table.dtype)
+        )
         entry.filled = True
 
     def drop(self, entry: Features) -> None:
@@ -105,10 +107,16 @@ class FeatureStore:
         """
         assert request.media is not None
         rows = sum(item.count for item in self._missing(request.media))
-        return rows <= len(self._free) + sum(entry.item.count for entry in self._unused(request.media))
+        return rows <= len(self._free) + sum(
+            entry.item.count for entry in self._unused(request.media)
+        )
 
     def _missing(self, media: RequestMedia) -> list[MediaItem]:
-        return [item for key, item in {each.key: each for each in media.items}.items() if key not in self._entries]
+        return [
+            item
+            for key, item in {each.key: each for each in media.items}.items()
+            if key not in self._entries
+        ]
 
     def _unused(self, media: RequestMedia) -> list[Features]:
         """Returns the images that can be evicted for others, the least recently used first."""

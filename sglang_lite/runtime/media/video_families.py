@@ -14,7 +14,14 @@ import numpy as np
 
 from sglang_lite.media_files import VideoHeader
 from sglang_lite.protocol import ParameterError
-from sglang_lite.runtime.media.image_families import IDEFICS_LIMIT, Config, Part, fitted, idefics_tile, scaled
+from sglang_lite.runtime.media.image_families import (
+    IDEFICS_LIMIT,
+    Config,
+    Part,
+    fitted,
+    idefics_tile,
+    scaled,
+)
 from sglang_lite.runtime.tokens.image_span import Grid
 
 # Settings of transformers' video processors that an engine's `mm_process_config` may replace.
@@ -41,7 +48,8 @@ class Sample:
     parts: Sequence[Part]
 
 
-Sampling: TypeAlias = Callable[[VideoHeader, int], Sample]  # takes a video and the requested frame count, 0 for any
+# takes a video and the requested frame count, 0 for any
+Sampling: TypeAlias = Callable[[VideoHeader, int], Sample]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,11 @@ def _qwen2(config: Config, settings: Config) -> VideoFormat:
     patches = _patches(settings, 14)
     least = size.get("shortest_edge") or 128 * 28 * 28
     most = size.get("longest_edge") or 28 * 28 * 768
-    per_second = config["vision_config"].get("tokens_per_second", 4) if config["model_type"] == "qwen2_5_vl" else 0
+    per_second = (
+        config["vision_config"].get("tokens_per_second", 4)
+        if config["model_type"] == "qwen2_5_vl"
+        else 0
+    )
 
     def sample(video: VideoHeader, wanted: int) -> Sample:
         count = _count(video, wanted, settings, least=4, most=768)
@@ -206,7 +218,11 @@ def video_settings(saved: Config, given: Config) -> Config:
     for ours, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
         if saved.get(older):
             size[ours] = saved[older]
-    renamed = {"fps": rule.get("fps"), "num_frames": rule.get("max_frames"), "size": rule.get("video_size") or size}
+    renamed = {
+        "fps": rule.get("fps"),
+        "num_frames": rule.get("max_frames"),
+        "size": rule.get("video_size") or size,
+    }
     return {**saved, **{name: value for name, value in renamed.items() if value}, **given}
 
 
@@ -215,19 +231,29 @@ def _count(video: VideoHeader, wanted: int, settings: Config, *, least: int, mos
     Raises ParameterError if too many are requested.
     """
     if wanted > most:
-        raise ParameterError("video", f"{wanted:,} frames are wanted, and {most} is the limit.", hint="Show fewer.")
+        raise ParameterError(
+            "video", f"{wanted:,} frames are wanted, and {most} is the limit.", hint="Show fewer."
+        )
     count = wanted or settings.get("num_frames")
     if not count:
         count = int(video.frames / video.fps * (settings.get("fps") or 2))
-        count = min(max(count, settings.get("min_frames") or least), settings.get("max_frames") or most)
+        count = min(
+            max(count, settings.get("min_frames") or least), settings.get("max_frames") or most
+        )
     return max(min(count, video.frames), 1)
 
 
 def _patches(settings: Config, pixels: int) -> tuple[int, int, int]:
-    return settings.get("temporal_patch_size", 2), settings.get("merge_size", 2), settings.get("patch_size", pixels)
+    return (
+        settings.get("temporal_patch_size", 2),
+        settings.get("merge_size", 2),
+        settings.get("patch_size", pixels),
+    )
 
 
-def _sample(indices: list[int], patches: tuple[int, int, int], grid: Grid, parts: Sequence[Part]) -> Sample:
+def _sample(
+    indices: list[int], patches: tuple[int, int, int], grid: Grid, parts: Sequence[Part]
+) -> Sample:
     """Returns the sample of frames that are cut into patches. The last frame is repeated to fill a
     patch.
     """
@@ -237,15 +263,23 @@ def _sample(indices: list[int], patches: tuple[int, int, int], grid: Grid, parts
 
 
 def _format(
-    sample: Sampling, settings: Config, normal: tuple[Sequence[float], Sequence[float]], resample: int,
-    *, inputs: str = "pixel_values", patches: tuple[int, int, int] | None = None, named: str = "",
-) -> VideoFormat:  # fmt: skip
+    sample: Sampling,
+    settings: Config,
+    normal: tuple[Sequence[float], Sequence[float]],
+    resample: int,
+    *,
+    inputs: str = "pixel_values",
+    patches: tuple[int, int, int] | None = None,
+    named: str = "",
+) -> VideoFormat:
     for name in ("do_resize", "do_rescale", "do_normalize"):
         if not settings.get(name, True):
             raise ValueError(f"{name}=False is not supported for videos")
     mean = settings.get("image_mean", normal[0])
     std = settings.get("image_std", normal[1])
-    return VideoFormat(sample, inputs, patches, mean, std, settings.get("resample", resample), named)
+    return VideoFormat(
+        sample, inputs, patches, mean, std, settings.get("resample", resample), named
+    )
 
 
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
@@ -255,6 +289,9 @@ _NUMBERS = (
     "nineteen", *(f"{ten}-{one}".removesuffix("-") for ten in _TENS for one in ("", *_ONES)),
 )  # fmt: skip
 VIDEO_FAMILIES: Mapping[str, Callable[[Config, Config], VideoFormat]] = {
-    "qwen2_vl": _qwen2, "qwen2_5_vl": _qwen2, **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _qwen3),
-    "llava_onevision": _onevision, "smolvlm": _smolvlm,
-}  # fmt: skip
+    "qwen2_vl": _qwen2,
+    "qwen2_5_vl": _qwen2,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _qwen3),
+    "llava_onevision": _onevision,
+    "smolvlm": _smolvlm,
+}

@@ -10,9 +10,16 @@ if TYPE_CHECKING:
 
 
 def by_whispers_rules(
-    start: int, spoken: int, end: int, first_time: int, latest: int | None, never: Sequence[int],
-    not_first: Sequence[int], tokens: Sequence[int], logits: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+    start: int,
+    spoken: int,
+    end: int,
+    first_time: int,
+    latest: int | None,
+    never: Sequence[int],
+    not_first: Sequence[int],
+    tokens: Sequence[int],
+    logits: torch.Tensor,
+) -> torch.Tensor:
     """Returns the logits of the next token, with -inf for those that may not follow.
 
     Args:

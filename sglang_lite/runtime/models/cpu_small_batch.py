@@ -1,4 +1,6 @@
-"""Fast path of a decoder for steps of few tokens on a CPU: compiled operators between the matrix products."""
+"""Fast path of a decoder for steps of few tokens on a CPU: compiled operators between the matrix
+products.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.host.cpu_library import cpu_library
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
 from sglang_lite.runtime.kernels.cpu_small_batch import FORMATS, SOURCE, ReadSlots, SmallBatchOps
-from sglang_lite.runtime.kernels.cpu_small_batch_step import BLOCK, PARTS, StepLayer, StepLayers, ThreadedSmallBatchOps
+from sglang_lite.runtime.kernels.cpu_small_batch_step import (
+    BLOCK,
+    PARTS,
+    StepLayer,
+    StepLayers,
+    ThreadedSmallBatchOps,
+)
 from sglang_lite.runtime.kernels.cpu_small_batch_step import SOURCE as STEP
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention
@@ -21,15 +29,18 @@ from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec,
 from sglang_lite.runtime.models.weight_reader import Layer
 from sglang_lite.runtime.parallel.collectives import Collectives
 
-# Gate and up elements of one layer's feed-forward, over all tokens, up to which one thread computes everything between
-# products in less time than torch takes to dispatch its operators: a third of a millisecond a layer.
+# Gate and up elements of one layer's feed-forward, over all tokens, up to which one thread computes
+# everything between products in less time than torch takes to dispatch its operators: a third of a
+# millisecond a layer.
 MAX_GATE_ELEMENTS = 1 << 17
-# Tokens up to which all layers in one call, where each thread normalises every token, beat torch's operators.
+# Tokens up to which all layers in one call, where each thread normalises every token, beat torch's
+# operators.
 _MAX_IN_ONE_CALL = 64
-# Shared keys that are read repeatedly, times the elements of a token's queries, up to which reading them for each row
-# in one call is faster than reading them once with torch's operators.
+# Shared keys that are read repeatedly, times the elements of a token's queries, up to which reading
+# them for each row in one call is faster than reading them once with torch's operators.
 MAX_REPEATED_READS = 1 << 26
-# Elements of keys and values, times threads, up to which one thread reads them before all threads would have started.
+# Elements of keys and values, times threads, up to which one thread reads them before all threads
+# would have started.
 MAX_SINGLE_THREAD_READS = 1 << 23
 
 
@@ -39,7 +50,8 @@ class SmallBatchStep:
     Args:
         ops: single-threaded operators compiled for the model's dtypes.
         threaded: operators that use all threads, or None if they could not be compiled.
-        layers: layers of the model; `small_batch_step` has checked that they are of the supported kind.
+        layers: layers of the model; `small_batch_step` has checked that they are of the supported
+            kind.
         norm: weight of the norm after the layers.
         eps: epsilon of all norms.
         ranks: collectives of the ranks that share the model.
@@ -61,12 +73,20 @@ class SmallBatchStep:
         self._last_norm = norm
         self._eps = eps
         largest = max(
-            layer.spec.feed_forward.size for layer in layers if isinstance(layer.spec.feed_forward, DenseSpec)
+            layer.spec.feed_forward.size
+            for layer in layers
+            if isinstance(layer.spec.feed_forward, DenseSpec)
         )
-        heads = (layer.spec.attention for layer in layers if isinstance(layer.spec.attention, AttentionSpec))
+        heads = (
+            layer.spec.attention
+            for layer in layers
+            if isinstance(layer.spec.attention, AttentionSpec)
+        )
         self._width = max(each.heads * each.key_size for each in heads)
         self._max_tokens = max(MAX_GATE_ELEMENTS // (2 * largest), 1)
-        self._in_one_call = _in_one_call(layers, norm, eps) if threaded and ranks.parallel.tp == 1 else None
+        self._in_one_call = (
+            _in_one_call(layers, norm, eps) if threaded and ranks.parallel.tp == 1 else None
+        )
         self._max_in_one_call = _MAX_IN_ONE_CALL if self._in_one_call else 0
 
     def supports(self, plan: AttentionPlan) -> bool:
@@ -80,9 +100,14 @@ class SmallBatchStep:
         return repeated * self._width <= MAX_REPEATED_READS
 
     def __call__(
-        self, x: torch.Tensor, ropes: list[tuple[torch.Tensor, torch.Tensor]], plan: AttentionPlan, cache: KVCache
+        self,
+        x: torch.Tensor,
+        ropes: list[tuple[torch.Tensor, torch.Tensor]],
+        plan: AttentionPlan,
+        cache: KVCache,
     ) -> torch.Tensor:
-        """Computes hidden states [T, hidden_size] as `Decoder.forward` does. Overwrites the embeddings x.
+        """Computes hidden states [T, hidden_size] as `Decoder.forward` does. Overwrites the
+        embeddings x.
 
         Args:
             x: embeddings of the tokens [T, hidden_size].
@@ -97,7 +122,9 @@ class SmallBatchStep:
         if self._threaded and self._in_one_call and len(x) <= self._max_in_one_call:
             store_at = plan.store_at, plan.in_layer(1).store_at
             adapters = None if plan.lora is None else plan.lora.compiled
-            return self._threaded.run(self._in_one_call, x, ropes, store_at, (every, windowed), cache, adapters)
+            return self._threaded.run(
+                self._in_one_call, x, ropes, store_at, (every, windowed), cache, adapters
+            )
         tokens = int(every.lengths.sum())
         for i, layer in enumerate(self._layers):
             mlp = layer.feed_forward
@@ -114,7 +141,13 @@ class SmallBatchStep:
             seen = plan.in_layer(spec.window)
             reads = every if spec.window is None else windowed
             q = ops.rope_store(
-                qkv, (layer.q_norm, layer.k_norm), self._eps, ropes[layer.rope], keys, values, seen.store_at
+                qkv,
+                (layer.q_norm, layer.k_norm),
+                self._eps,
+                ropes[layer.rope],
+                keys,
+                values,
+                seen.store_at,
             )
             read = tokens if spec.window is None else min(tokens, len(x) * spec.window)
             if 2 * read * q[0].numel() * torch.get_num_threads() <= MAX_SINGLE_THREAD_READS:
@@ -124,11 +157,21 @@ class SmallBatchStep:
             else:
                 attended = attention(q, cache, i, seen, layer.rules)
             attended = attended.reshape(len(x), -1)
-            added = layer.output(attended) if lora is None else lora.add("output", attended, layer.output(attended))
+            added = (
+                layer.output(attended)
+                if lora is None
+                else lora.add("output", attended, layer.output(attended))
+            )
             normed = ops.add_norm(x, self._ranks.sum(added), layer.mlp_norm, self._eps)
-            gate_up = mlp.gate_up(normed) if lora is None else lora.add("gate_up", normed, mlp.gate_up(normed))
+            gate_up = (
+                mlp.gate_up(normed)
+                if lora is None
+                else lora.add("gate_up", normed, mlp.gate_up(normed))
+            )
             inner = ops.silu_mul(gate_up)
-            added = self._ranks.sum(mlp.down(inner) if lora is None else lora.add("down", inner, mlp.down(inner)))
+            added = self._ranks.sum(
+                mlp.down(inner) if lora is None else lora.add("down", inner, mlp.down(inner))
+            )
         return ops.add_norm(x, added, self._last_norm, self._eps)
 
 
@@ -142,8 +185,8 @@ def small_batch_step(
 ) -> SmallBatchStep | None:
     """Returns the fast step for a model, or None if it can't be used.
 
-    It requires a CPU, layers of the common kind and a compiler, and is off with `batch_invariant`: the bits of a row
-    would depend on the number of rows.
+    It requires a CPU, layers of the common kind and a compiler, and is off with `batch_invariant`:
+    the bits of a row would depend on the number of rows.
     """
     common = spec.norm == "rms" and all(_is_common(layer) for layer in spec.layers)
     formats = precision.compute, precision.cache
@@ -154,8 +197,12 @@ def small_batch_step(
     if library is None:
         return None
     threaded_library = cpu_library(STEP, folder)
-    threaded = None if threaded_library is None else ThreadedSmallBatchOps(threaded_library, *formats)
-    return SmallBatchStep(SmallBatchOps(library, *formats), threaded, layers, norm, spec.rms_eps, ranks)
+    threaded = (
+        None if threaded_library is None else ThreadedSmallBatchOps(threaded_library, *formats)
+    )
+    return SmallBatchStep(
+        SmallBatchOps(library, *formats), threaded, layers, norm, spec.rms_eps, ranks
+    )
 
 
 def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLayers | None:
@@ -170,12 +217,21 @@ def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLay
         assert isinstance(mlp, FeedForward)
         assert isinstance(mlp.spec, DenseSpec)
         assert isinstance(spec, AttentionSpec)
-        products = [products_of(linear) for linear in (layer.qkv, layer.output, mlp.gate_up, mlp.down)]
+        products = [
+            products_of(linear) for linear in (layer.qkv, layer.output, mlp.gate_up, mlp.down)
+        ]
         if not all(1 <= len(parts) <= PARTS for parts in products) or spec.key_size % BLOCK:
             return None
         norms = layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm
         made.append(
-            StepLayer.of(products, norms, dtype=norm.dtype, window=spec.window, table=layer.rope, scale=spec.scale)
+            StepLayer.of(
+                products,
+                norms,
+                dtype=norm.dtype,
+                window=spec.window,
+                table=layer.rope,
+                scale=spec.scale,
+            )
         )
         shapes.add((spec.heads, spec.kv_heads, spec.key_size, mlp.spec.size))
     if len(shapes) > 1:
@@ -188,9 +244,17 @@ def _is_common(layer: LayerSpec) -> bool:
     attention = layer.attention
     mlp = layer.feed_forward
     return (
-        isinstance(attention, AttentionSpec) and attention.causal and not attention.sinks
-        and attention.softcap is None and attention.clip is None and attention.qk_norm in ("", "head")
+        isinstance(attention, AttentionSpec)
+        and attention.causal
+        and not attention.sinks
+        and attention.softcap is None
+        and attention.clip is None
+        and attention.qk_norm in ("", "head")
         and attention.key_size == attention.value_size
-        and isinstance(mlp, DenseSpec) and mlp.gated and mlp.activation == "silu"
-        and layer.norms == "before" and layer.residual_scale == 1.0 and not layer.parallel
-    )  # fmt: skip
+        and isinstance(mlp, DenseSpec)
+        and mlp.gated
+        and mlp.activation == "silu"
+        and layer.norms == "before"
+        and layer.residual_scale == 1.0
+        and not layer.parallel
+    )

@@ -35,7 +35,12 @@ from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, in_turn
 from sglang_lite.runtime.parallel.placement import ExpertPlacement
-from sglang_lite.runtime.parallel.shared_steps import UNSHARED, SharedFeedForward, SharedSteps, Steps
+from sglang_lite.runtime.parallel.shared_steps import (
+    UNSHARED,
+    SharedFeedForward,
+    SharedSteps,
+    Steps,
+)
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.expert_moves import ExpertMoves
@@ -55,8 +60,10 @@ class Decoder:
         precision: dtypes of weights, activations and cache.
         device: device of weights and computation.
         max_positions: longest sequence that will be run, in tokens.
-        progress: wraps the iteration over layer indices while weights are read, for example to show progress.
-        head: whether to load the head that computes logits; if False, a head in the checkpoint is ignored.
+        progress: wraps the iteration over layer indices while weights are read, for example to show
+            progress.
+        head: whether to load the head that computes logits; if False, a head in the checkpoint is
+            ignored.
         ranks: collectives of the ranks that have parts of the model, each of which loads its own.
         offload: keeps the last layers' weights in host memory; None to keep all on the device.
         placement: experts held by each group of ranks; None to divide them into consecutive ranges.
@@ -68,7 +75,8 @@ class Decoder:
         unused_tensors: prefixes of tensors that a checkpoint may have in addition to the model's.
         tower: encoder of the images or sounds whose features the decoder reads, or None.
         both_ways: whether image tokens attend to later tokens.
-        recorded: heads, size and dtype of what caches record for each token, by the cache's attribute.
+        recorded: heads, size and dtype of what caches record for each token, by the cache's
+            attribute.
         expert_moves: moves experts between ranks, if the model started with a placement.
         weight_memory: memory of the weights on a GPU, if it and the caches can be released.
         watch: observes the layers for profiling and dumps.
@@ -102,9 +110,16 @@ class Decoder:
         self.ranks = ranks
         self.max_positions = max_positions
         reader = WeightReader(
-            spec, source, precision, device, fused=self.fused, parallel=ranks.parallel, vocab_block=self.vocab_block,
-            cuts_embedding=self.cuts_embedding, placement=placement,
-        )  # fmt: skip
+            spec,
+            source,
+            precision,
+            device,
+            fused=self.fused,
+            parallel=ranks.parallel,
+            vocab_block=self.vocab_block,
+            cuts_embedding=self.cuts_embedding,
+            placement=placement,
+        )
         self.spec = reader.of_rank
         self.layer_ranks = ranks.in_stage if ranks.parallel.dp == 1 else ONE_PROCESS
         every = map(ranks.parallel.of, range(ranks.parallel.ranks))
@@ -112,17 +127,22 @@ class Decoder:
         self._layouts = [rank_spec(spec, each, even=self.fused).kv_layout for each in every]
         # The largest tables first: their temporary memory is free again before the layers are read.
         self.ropes = reader.rotary_tables(max_positions)
-        self.embedding, self.head = reader.embedding_and_head() if head else (reader.embedding_alone(), no_head)
+        self.embedding, self.head = (
+            reader.embedding_and_head() if head else (reader.embedding_alone(), no_head)
+        )
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
         self.layers: list[Layer] = []
-        # In reverse if the last layers go to the host: a layer's size is known only once it is built.
+        # In reverse if the last layers go to the host: a layer's size is known only once it is
+        # built.
         order = reader.layers if offload is None else reader.layers[::-1]
         for i, left in zip(progress(order), reversed(range(len(order)))):
             self.layers.append(reader.layer(i))
             if offload is not None:
                 offload.take(i, self.layers[-1], vars(reader.linears).values())
             if left % _LAYERS_PER_TRIM == 0 or left < _LAYERS_PER_TRIM:  # the peak is at the end
-                trim()  # glibc keeps freed memory between live allocations, up to half the size of a small model
+                # glibc keeps freed memory between live allocations, up to half the size of a small
+                # model
+                trim()
         if offload is not None:
             self.layers.reverse()
             offload.allocate()
@@ -135,13 +155,15 @@ class Decoder:
         self.linears = reader.linears
         self.plan_small_batches()
         self.tower: VisionTower | SoundTower | None = None  # set by `load`
-        self.features: torch.Tensor | None = None  # of images [rows, planes * hidden_size], if there is an encoder
+        # of images [rows, planes * hidden_size], if there is an encoder
+        self.features: torch.Tensor | None = None
         self.both_ways = False  # whether tokens of images see later ones; set by `load`
         self.recorded: dict[str, tuple[int, int, torch.dtype]] = {}  # set by `load`
         self.weight_memory: WeightMemory | None = None  # set by `load`
         self.expert_moves: ExpertMoves | None = None  # set by `load`
         self.watch = LayerWatch()  # set by `load`
-        self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
+        # of an 8-bit KV cache; set by `load`, since a trial run may find them
+        self.kv_scales: KVScales | None = None
 
     def plan_small_batches(self) -> None:
         """Chooses how steps with few tokens are computed. Called again when layers have been
@@ -193,23 +215,40 @@ class Decoder:
 
     @property
     def token_bytes(self) -> int:
-        recorded = sum(heads * size * dtype.itemsize for heads, size, dtype in self.recorded.values())
-        return max(layout.numbers for layout in self._layouts) * self.precision.cache.itemsize + recorded
+        recorded = sum(
+            heads * size * dtype.itemsize for heads, size, dtype in self.recorded.values()
+        )
+        return (
+            max(layout.numbers for layout in self._layouts) * self.precision.cache.itemsize
+            + recorded
+        )
 
     @property
     def window_bytes(self) -> int:
-        return min(layout.window_numbers for layout in self._layouts) * self.precision.cache.itemsize
+        return (
+            min(layout.window_numbers for layout in self._layouts) * self.precision.cache.itemsize
+        )
 
     @property
     def window(self) -> int | None:
         return self.kv_layout.window
 
     def allocate_cache(self, slots: int, window_slots: int = 0) -> KVCache:
-        arena = DeviceArena(self.device) if self.weight_memory is not None and self.device.type == "cuda" else None
+        arena = (
+            DeviceArena(self.device)
+            if self.weight_memory is not None and self.device.type == "cuda"
+            else None
+        )
         return KVCache.allocate(
-            self.kv_layout, slots, self.precision.cache, self.device, self.kv_scales, window_slots, arena,
+            self.kv_layout,
+            slots,
+            self.precision.cache,
+            self.device,
+            self.kv_scales,
+            window_slots,
+            arena,
             self.recorded,
-        )  # fmt: skip
+        )
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Returns a tensor of zeros on the model's device; its memory is released with the weights'
@@ -223,12 +262,15 @@ class Decoder:
         """Copies keys and values between token slots, given as int64 [N] each."""
         copy_kv(cache, source, target)
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache
+    ) -> torch.Tensor:
         """Computes new tokens and stores their keys and values in the cache.
 
         Args:
             ids: token ids, int64 [T]; id -2 - r stands for row r of `features`.
-            positions: positions that rotate queries and keys, int64 [T]; or [3, T] as for `RotaryTable.at`.
+            positions: positions that rotate queries and keys, int64 [T]; or [3, T] as for
+                `RotaryTable.at`.
             plan: slots that the step writes and reads.
             cache: KV cache.
 
@@ -257,7 +299,9 @@ class Decoder:
 
     def _idle(self) -> None:
         """Takes this rank's part in a step in which it has no rows."""
-        x = torch.empty((0, self.spec.hidden_size), dtype=self.precision.compute, device=self.device)
+        x = torch.empty(
+            (0, self.spec.hidden_size), dtype=self.precision.compute, device=self.device
+        )
         for layer in self.layers:
             _feed_forward(layer, x, None, None)
 
@@ -294,7 +338,9 @@ class Decoder:
         record = partial(cache.record_experts, index, plan.store_at)
         if layer.spec.parallel:
             mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
-            return x + self._added(layer, self.layer_ranks.sum(h + _feed_forward(layer, mlp_input, lora, record)))
+            return x + self._added(
+                layer, self.layer_ranks.sum(h + _feed_forward(layer, mlp_input, lora, record))
+            )
         x = x + self._added(layer, self._norm(self.layer_ranks.sum(h), layer.post_attention_norm))
         h = self.layer_ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record))
         return x + self._added(layer, self._norm(h, layer.post_mlp_norm))
@@ -306,7 +352,12 @@ class Decoder:
         return self._embedded(ids)[0]
 
     def run_layer(
-        self, index: int, x: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache
+        self,
+        index: int,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        cache: KVCache,
     ) -> torch.Tensor:
         """Computes one layer, for callers that run the layers one by one.
 
@@ -318,19 +369,28 @@ class Decoder:
         Returns:
             Rows [T, hidden_size] after it.
         """
-        return self._run_layer(index, self.layers[index], x, [rope.at(positions) for rope in self.ropes], plan, cache)
+        return self._run_layer(
+            index, self.layers[index], x, [rope.at(positions) for rope in self.ropes], plan, cache
+        )
 
     def _embedded(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Returns embeddings [T, hidden_size] and the rows to add to the residual after each of the
         first layers.
         """
-        x = self._looked_up(ids if self.features is None else ids.clamp(min=0)).to(self.precision.compute)
+        x = self._looked_up(ids if self.features is None else ids.clamp(min=0)).to(
+            self.precision.compute
+        )
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
         at = (ids < 0).nonzero()[:, 0] if self.features is not None else ids[:0]
         if self.features is None or not len(at):
             return x, []
-        first, *others = self.features[-2 - ids[at]].to(x.dtype).view(len(at), -1, self.spec.hidden_size).unbind(1)
+        first, *others = (
+            self.features[-2 - ids[at]]
+            .to(x.dtype)
+            .view(len(at), -1, self.spec.hidden_size)
+            .unbind(1)
+        )
         x[at] = first
         return x, [torch.zeros_like(x).index_copy_(0, at, each) for each in others]
 
@@ -393,7 +453,9 @@ class Decoder:
         return layer.output(out) if lora is None else lora.add("output", out, layer.output(out))
 
     def _qk_norm(self, layer: Layer, qk: torch.Tensor, queries: int) -> torch.Tensor:
-        """Normalises queries and keys separately; the first `queries` entries of axis 1 are queries, the rest keys."""
+        """Normalises queries and keys separately; the first `queries` entries of axis 1 are
+        queries, the rest keys.
+        """
         q = qk[:, :queries]
         k = qk[:, queries:]
         if qk.dim() == 2 and self.layer_ranks.parallel.tp > 1:
@@ -409,11 +471,16 @@ class Decoder:
         sizes = self.layer_ranks.sum(own)
         scale = torch.rsqrt(squares / sizes + self.spec.rms_eps)
         parts = ((q, layer.q_norm), (k, layer.k_norm))
-        return torch.cat([(x.float() * scale[:, i : i + 1]).to(x.dtype) * w for i, (x, w) in enumerate(parts)], 1)
+        return torch.cat(
+            [(x.float() * scale[:, i : i + 1]).to(x.dtype) * w for i, (x, w) in enumerate(parts)], 1
+        )
 
 
 def _feed_forward(
-    layer: Layer, x: torch.Tensor, lora: LayerAdapters | None, record: Callable[[torch.Tensor], None] | None
+    layer: Layer,
+    x: torch.Tensor,
+    lora: LayerAdapters | None,
+    record: Callable[[torch.Tensor], None] | None,
 ) -> torch.Tensor:
     if layer.shared is not None:
         return layer.shared(x)

@@ -96,8 +96,7 @@ class ExpertMoves:
 
 
 def _take(layer: Layer, new: Any) -> None:
-    """Replaces a layer's experts; on a GPU it overwrites their memory, which captured graphs read.
-    """
+    """Replaces a layer's experts; on a GPU it overwrites their memory, which captured graphs read."""
     own = layer.feed_forward
     if isinstance(own, Experts):
         layer.feed_forward = replace(own, experts=new.experts, local_ids=new.local_ids)

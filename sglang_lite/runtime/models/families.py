@@ -25,29 +25,33 @@ class Family:
     Attributes:
         architectures: names of the family's architectures in `config.json`.
         aliases: our name of a config field -> the family's name for it.
-        defaults: values of fields that a config may omit, as transformers defines them. If "use_sliding_window" is
-            among them, windows apply only if it is true; if "use_bidirectional_attention" is, the model may attend both
-            ways.
-        biases: whether queries, keys and values, attention's output, and the feed-forward have biases: constants, or
-            names of config fields.
+        defaults: values of fields that a config may omit, as transformers defines them. If
+            "use_sliding_window" is among them, windows apply only if it is true; if
+            "use_bidirectional_attention" is, the model may attend both ways.
+        biases: whether queries, keys and values, attention's output, and the feed-forward have
+            biases: constants, or names of config fields.
         qk_norm: norm of queries and keys, as in AttentionSpec.
         norms: position of the norms, as in LayerSpec.
-        has_window: function of config and layer index, True if the layer has a sliding window; used if the config has
-            no `layer_types`; None if no layer has a window.
-        has_rope: function of config, layer index and window, True if positions rotate the layer's queries and keys.
-        interleaved: whether the two elements of a rotary pair are adjacent: a constant, or the name of a config field.
+        has_window: function of config and layer index, True if the layer has a sliding window; used
+            if the config has no `layer_types`; None if no layer has a window.
+        has_rope: function of config, layer index and window, True if positions rotate the layer's
+            queries and keys.
+        interleaved: whether the two elements of a rotary pair are adjacent: a constant, or the name
+            of a config field.
         latent: whether attention is latent (MLA), configured by DeepSeek's field names.
         gated: whether dense feed-forwards have a gate.
         qkv_by_head: whether queries, keys and values lie in one matrix, grouped by head.
         layer_ropes: whether layers with a window have their own rope parameters.
         rope_aliases: other names of rope types -> names used here.
         activations: activation name in a config -> the activation that the family means by it.
-        attention_fields, layer_fields, model_fields: functions of the config that give further fields of AttentionSpec,
-            LayerSpec and ModelSpec.
-        experts_fields: function of config and layer index that gives fields of ExpertsSpec, or None for a dense layer.
-        experts_interleaved: whether stacked expert matrices have inputs before outputs, with gate and up columns
-            alternating.
-        names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; "" if no tensor has it.
+        attention_fields, layer_fields, model_fields: functions of the config that give further
+            fields of AttentionSpec, LayerSpec and ModelSpec.
+        experts_fields: function of config and layer index that gives fields of ExpertsSpec, or None
+            for a dense layer.
+        experts_interleaved: whether stacked expert matrices have inputs before outputs, with gate
+            and up columns alternating.
+        names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; ""
+            if no tensor has it.
     """
 
     architectures: tuple[str, ...]
@@ -105,7 +109,10 @@ def _granite_layer(config: Config) -> dict[str, Any]:
 
 
 def _granite_model(config: Config) -> dict[str, Any]:
-    return {"embedding_scale": float(config["embedding_multiplier"]), "logit_scale": 1.0 / config["logits_scaling"]}
+    return {
+        "embedding_scale": float(config["embedding_multiplier"]),
+        "logit_scale": 1.0 / config["logits_scaling"],
+    }
 
 
 def _layer_norm(eps: str, *, bias: bool = True, offset: float = 0.0) -> Changes:
@@ -116,12 +123,16 @@ def _layer_norm(eps: str, *, bias: bool = True, offset: float = 0.0) -> Changes:
         bias: whether the norms have biases.
         offset: number added to the weights, as in ModelSpec.norm_offset.
     """
-    return lambda config: {"norm": "layer", "norm_bias": bias, "norm_offset": offset, "rms_eps": config[eps]}
+    return lambda config: {
+        "norm": "layer",
+        "norm_bias": bias,
+        "norm_offset": offset,
+        "rms_eps": config[eps],
+    }
 
 
 def _qk_norm(flag: str, kind: str, *, bias: bool = False) -> Changes:
-    """Returns attention fields for query and key norms of the given kind, enabled by a config flag.
-    """
+    """Returns attention fields for query and key norms of the given kind, enabled by a config flag."""
     return lambda config: {"qk_norm": kind if config.get(flag) else "", "qk_norm_bias": bias}
 
 
@@ -130,7 +141,10 @@ def _clipped(config: Config) -> dict[str, Any]:
 
 
 def _cohere_model(config: Config) -> dict[str, Any]:
-    return {**_layer_norm("layer_norm_eps", bias=False)(config), "logit_scale": config["logit_scale"]}
+    return {
+        **_layer_norm("layer_norm_eps", bias=False)(config),
+        "logit_scale": config["logit_scale"],
+    }
 
 
 def _has_rope_smollm3(config: Config, layer: int, window: int | None) -> bool:
@@ -155,7 +169,11 @@ def _count(config: Config, name: str) -> int:
 
 
 def _local_experts(config: Config, layer: int) -> dict[str, Any] | None:
-    return {"count": _count(config, "num_local_experts"), "size": config["intermediate_size"], "normalise": True}
+    return {
+        "count": _count(config, "num_local_experts"),
+        "size": config["intermediate_size"],
+        "normalise": True,
+    }
 
 
 def _qwen_experts(config: Config, layer: int) -> dict[str, Any] | None:
@@ -164,19 +182,30 @@ def _qwen_experts(config: Config, layer: int) -> dict[str, Any] | None:
     count = _count(config, "num_experts")
     if layer in dense or (layer + 1) % config["decoder_sparse_step"] or not count:
         return None
-    return {"count": count, "size": config["moe_intermediate_size"], "normalise": config["norm_topk_prob"]}
+    return {
+        "count": count,
+        "size": config["moe_intermediate_size"],
+        "normalise": config["norm_topk_prob"],
+    }
 
 
 def _qwen2_experts(config: Config, layer: int) -> dict[str, Any] | None:
     experts = _qwen_experts(config, layer)
-    return experts and {**experts, "shared_size": config["shared_expert_intermediate_size"], "shared_gate": True}
+    return experts and {
+        **experts,
+        "shared_size": config["shared_expert_intermediate_size"],
+        "shared_gate": True,
+    }
 
 
 def _qwen3_vl_experts(config: Config, layer: int) -> dict[str, Any] | None:
     size = config["moe_intermediate_size"]
     hidden = config["hidden_size"]
-    if hidden in (size, 2 * size):  # files put inputs before or after outputs; only the shape shows which
-        raise ValueError(f"experts of {size} by hidden_size {hidden} have square matrices, of unknown orientation")
+    # files put inputs before or after outputs; only the shape shows which
+    if hidden in (size, 2 * size):
+        raise ValueError(
+            f"experts of {size} by hidden_size {hidden} have square matrices, of unknown orientation"
+        )
     return _qwen_experts({**config, "norm_topk_prob": True}, layer)
 
 
@@ -188,10 +217,15 @@ def _olmoe_experts(config: Config, layer: int) -> dict[str, Any] | None:
 
 def _gpt_oss_experts(config: Config, layer: int) -> dict[str, Any] | None:
     return {
-        "count": _count(config, "num_local_experts"), "size": config["intermediate_size"], "normalise": True,
-        "router_bias": True, "bias": True, "activation": "clamped", "alpha": float(config["swiglu_alpha"]),
+        "count": _count(config, "num_local_experts"),
+        "size": config["intermediate_size"],
+        "normalise": True,
+        "router_bias": True,
+        "bias": True,
+        "activation": "clamped",
+        "alpha": float(config["swiglu_alpha"]),
         "limit": float(config["swiglu_limit"]),
-    }  # fmt: skip
+    }
 
 
 def _deepseek2_experts(config: Config, layer: int) -> dict[str, Any] | None:
@@ -203,11 +237,13 @@ def _deepseek2_experts(config: Config, layer: int) -> dict[str, Any] | None:
     if config.get("norm_topk_prob"):
         raise ValueError("norm_topk_prob is not supported")
     return {
-        "count": _count(config, "n_routed_experts"), "size": config["moe_intermediate_size"],
-        "groups": config["n_group"] if limited else 1, "kept_groups": config["topk_group"] if limited else 1,
+        "count": _count(config, "n_routed_experts"),
+        "size": config["moe_intermediate_size"],
+        "groups": config["n_group"] if limited else 1,
+        "kept_groups": config["topk_group"] if limited else 1,
         "scale": float(config["routed_scaling_factor"]),
         "shared_size": config["moe_intermediate_size"] * (config["n_shared_experts"] or 0),
-    }  # fmt: skip
+    }
 
 
 def _glm4_lite_experts(config: Config, layer: int) -> dict[str, Any] | None:
@@ -224,11 +260,17 @@ def _glm4_experts(config: Config, layer: int) -> dict[str, Any] | None:
 
 def _sigmoid_experts(config: Config, layer: int) -> dict[str, Any]:
     return {
-        "count": _count(config, "n_routed_experts"), "size": config["moe_intermediate_size"], "scoring": "sigmoid",
-        "groups": config["n_group"], "kept_groups": config["topk_group"], "group_top": 2, "correction": True,
-        "normalise": config["norm_topk_prob"], "scale": float(config["routed_scaling_factor"]),
+        "count": _count(config, "n_routed_experts"),
+        "size": config["moe_intermediate_size"],
+        "scoring": "sigmoid",
+        "groups": config["n_group"],
+        "kept_groups": config["topk_group"],
+        "group_top": 2,
+        "correction": True,
+        "normalise": config["norm_topk_prob"],
+        "scale": float(config["routed_scaling_factor"]),
         "shared_size": config["moe_intermediate_size"] * config["n_shared_experts"],
-    }  # fmt: skip
+    }
 
 
 def _drafting(config: Config) -> dict[str, Any]:
@@ -237,7 +279,9 @@ def _drafting(config: Config) -> dict[str, Any]:
 
 def _minicpm3_layer(config: Config) -> dict[str, Any]:
     depth = config["scale_depth"]
-    return {"residual_scale": 1.0 if depth is None else depth / math.sqrt(config["num_hidden_layers"])}
+    return {
+        "residual_scale": 1.0 if depth is None else depth / math.sqrt(config["num_hidden_layers"])
+    }
 
 
 def _minicpm3_model(config: Config) -> dict[str, Any]:
@@ -247,26 +291,46 @@ def _minicpm3_model(config: Config) -> dict[str, Any]:
 
 
 _GEMMA = {
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256,
-    "sliding_window": 4096, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh",
-}  # fmt: skip
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
 _QWEN = {"sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": False}
-_QWEN_MOE = {"sliding_window": 4096, "use_sliding_window": False, "decoder_sparse_step": 1, "norm_topk_prob": False}
+_QWEN_MOE = {
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": False,
+}
 _GRANITE = dict.fromkeys(
     ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0
-)  # fmt: skip
-_GLM = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5}
+)
+_GLM = {
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5,
+}
 _GLM_EOS = [151_329, 151_336, 151_338]
 _ALL = ("attention_bias", "attention_bias", "mlp_bias")  # values of `Family.biases`
 _ATTENTION = ("attention_bias", "attention_bias", False)
 _NOT_SPLIT = dict.fromkeys(("expert_gate", "expert_up", "expert_down"), "")
 _LATENT = {
-    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-}  # fmt: skip
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 _SHARED_EXPERTS = {
-    "shared_gate": "mlp.shared_experts.gate_proj", "shared_up": "mlp.shared_experts.up_proj",
+    "shared_gate": "mlp.shared_experts.gate_proj",
+    "shared_up": "mlp.shared_experts.up_proj",
     "shared_down": "mlp.shared_experts.down_proj",
-}  # fmt: skip
+}
 _BEFORE_FEED_FORWARD = {"mlp_norm": "pre_feedforward_layernorm"}
 _MERGED_MLP = dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
 
@@ -513,14 +577,21 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 ARCHITECTURES = {name: family for family, row in FAMILIES.items() for name in row.architectures}
-# Models with an encoder of images or sounds whose decoder is of the family that `text_config` names.
+# Models with an encoder of images or sounds whose decoder is of the family that `text_config`
+# names.
 WITH_ENCODER = (
-    "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
-    "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "Qwen2VLForConditionalGeneration",
-    "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen2AudioForConditionalGeneration",
+    "Idefics3ForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen2AudioForConditionalGeneration",
     "VoxtralForConditionalGeneration",
-)  # fmt: skip
+)
 _QWEN2_VL = {"rms_norm_eps": 1e-5, "mrope_section": [16, 24, 24]}
 # Types of decoders in these models -> family, and values of fields that a config may omit.
 TEXT_PARTS: Mapping[str, tuple[str, Config]] = {

@@ -25,13 +25,19 @@ _NAMES: Mapping[str, str] = {  # of Mistral's fields
 }  # fmt: skip
 _EXPERTS = {"num_experts": "num_local_experts", "num_experts_per_tok": "num_experts_per_tok"}
 _YARN = {
-    "factor": "factor", "original_max_position_embeddings": "original_max_position_embeddings",
-    "beta": "beta_fast", "alpha": "beta_slow",
-}  # fmt: skip
+    "factor": "factor",
+    "original_max_position_embeddings": "original_max_position_embeddings",
+    "beta": "beta_fast",
+    "alpha": "beta_slow",
+}
 _DEFAULTS: Mapping[str, Json] = {
-    "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "max_position_embeddings": 128_000, "tie_word_embeddings": False,
-    "hidden_act": "silu", "sliding_window": None,
-}  # fmt: skip
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+    "max_position_embeddings": 128_000,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "sliding_window": None,
+}
 _WITHOUT_EFFECT = ("dtype", "max_seq_len", "max_batch_size")
 
 
@@ -67,8 +73,16 @@ def config_of_params(params: Mapping[str, Json], source: str) -> dict[str, Json]
     Raises:
         ModelError: a field is not supported.
     """
-    check(params, {ours: FIELDS[theirs] for ours, theirs in _NAMES.items() if theirs not in _DEFAULTS}, source)
-    left = {name: value for name, value in params.items() if value is not None and name not in _WITHOUT_EFFECT}
+    check(
+        params,
+        {ours: FIELDS[theirs] for ours, theirs in _NAMES.items() if theirs not in _DEFAULTS},
+        source,
+    )
+    left = {
+        name: value
+        for name, value in params.items()
+        if value is not None and name not in _WITHOUT_EFFECT
+    }
     config = {theirs: left.pop(ours) for ours, theirs in _NAMES.items() if ours in left}
     config = {**_DEFAULTS, **config, "bos_token_id": _BOS, "eos_token_id": _EOS}
     experts = _part(left, "moe", _EXPERTS, source)
@@ -89,7 +103,9 @@ def config_of_params(params: Mapping[str, Json], source: str) -> dict[str, Json]
     return config
 
 
-def _part(left: dict[str, Json], name: str, names: Mapping[str, str], source: str) -> dict[str, Json]:
+def _part(
+    left: dict[str, Json], name: str, names: Mapping[str, str], source: str
+) -> dict[str, Json]:
     """Removes an object from the remaining fields and renames its own fields to those of
     `config.json`.
     """
@@ -108,7 +124,11 @@ def _window(window: Json, layers: int, source: str) -> dict[str, Json]:
     """
     if isinstance(window, int):
         return {"sliding_window": window}
-    sizes = {each for each in window if each is not None} if isinstance(window, list) and window else set()
+    sizes = (
+        {each for each in window if each is not None}
+        if isinstance(window, list) and window
+        else set()
+    )
     if len(sizes) != 1 or not all(isinstance(each, int) for each in sizes) or layers % len(window):
         raise ModelError(
             f"{source}: sliding_window is {shown(window)}: neither a size, nor one for each layer.",

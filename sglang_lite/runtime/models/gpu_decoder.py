@@ -31,7 +31,14 @@ from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.models.layers.latent import made_queries
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    FeedForwardSpec,
+    LatentSpec,
+    LayerSpec,
+    ModelSpec,
+)
 from sglang_lite.runtime.models.weight_reader import Layer
 from sglang_lite.runtime.parallel.layout import Parallel
 from sglang_lite.runtime.parallel.shared_steps import SharedSteps
@@ -52,7 +59,10 @@ class GpuDecoder(Decoder):
 
     def __init__(self, spec: ModelSpec, *args: Any, **kwargs: Any) -> None:  # arguments of Decoder
         if any(len(set(planes)) > 1 for planes in spec.kv_layout.layers):
-            raise ModelError("keys of another size than their values don't run on a GPU.", hint='Use device="cpu".')
+            raise ModelError(
+                "keys of another size than their values don't run on a GPU.",
+                hint='Use device="cpu".',
+            )
         ranks = kwargs.get("ranks")
         # With dp, each rank has its own rows; see `share_steps`.
         every = ranks if isinstance(ranks, GpuRanks) and ranks.parallel.dp == 1 else None
@@ -65,7 +75,11 @@ class GpuDecoder(Decoder):
             self.uncapturable = "they copy weights from the host's memory"
         self.parts = None if every is None else LogitParts(every, tuple(map(len, self._parts)))
         self._plain = spec.norm == "rms" and all(map(_is_plain, spec.layers))
-        self._alone = self._plain and all(map(_norms_in_products, spec.layers)) and all(map(_fuses_one, self.layers))
+        self._alone = (
+            self._plain
+            and all(map(_norms_in_products, spec.layers))
+            and all(map(_fuses_one, self.layers))
+        )
 
     def share_steps(self, steps: SharedSteps) -> None:
         super().share_steps(steps)
@@ -79,7 +93,9 @@ class GpuDecoder(Decoder):
     def activation_elements(self) -> int:
         hidden = self.spec.hidden_size
         return max(
-            hidden * 6 + layer.attention.activation_elements + _activation_elements(layer.feed_forward, hidden)
+            hidden * 6
+            + layer.attention.activation_elements
+            + _activation_elements(layer.feed_forward, hidden)
             for layer in self.spec.layers
         )
 
@@ -93,8 +109,12 @@ class GpuDecoder(Decoder):
 
     @property
     def shares_prefixes(self) -> bool:
-        # One row's heads may fill a kernel program, which is bound by products then, not by reading keys.
-        bound = any(isinstance(each, LatentSpec) and each.heads >= PAIRS_PER_PROGRAM for each in self.attentions)
+        # One row's heads may fill a kernel program, which is bound by products then, not by reading
+        # keys.
+        bound = any(
+            isinstance(each, LatentSpec) and each.heads >= PAIRS_PER_PROGRAM
+            for each in self.attentions
+        )
         return not bound and all(layer.spec.attention.window is None for layer in self.layers)
 
     @property
@@ -121,14 +141,20 @@ class GpuDecoder(Decoder):
         if residual is None:
             residual = embed(plan, self.embedding, self.embedding_scale, self.features)
         normed, residual = self._run_stage(residual, rows, plan, cache, attention)
-        return self.watch.passed(plan.ids, plan.positions, normed if self.ranks.parallel.pp == 1 else residual)
+        return self.watch.passed(
+            plan.ids, plan.positions, normed if self.ranks.parallel.pp == 1 else residual
+        )
 
     def ended(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns hidden states [R, hidden_size] after the last norm, given rows of what `run`
         returned.
         """
         staged = self.ranks.parallel.pp > 1
-        return norm(from_last_stage(self.ranks, hidden), self.norm, self.spec.rms_eps) if staged else hidden
+        return (
+            norm(from_last_stage(self.ranks, hidden), self.norm, self.spec.rms_eps)
+            if staged
+            else hidden
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return super().logits(self.ended(hidden))
@@ -157,7 +183,11 @@ class GpuDecoder(Decoder):
         at = None if cache.experts is None else plan.token_slots
         for i, own in enumerate(self._streamed()):
             self._add_plane(i, plan, residual)
-            layer = own if plan.lora is None or rows is None else adapted(own, plan.lora.layers[i], rows)
+            layer = (
+                own
+                if plan.lora is None or rows is None
+                else adapted(own, plan.lora.layers[i], rows)
+            )
             first, second = self._in_8_bits(layer, len(residual))
             normed = self._in_norm(layer.input_norm, x, residual, scales, peers, eight=first)
             self.watch.behind(i - 1, residual)
@@ -170,7 +200,9 @@ class GpuDecoder(Decoder):
                 x, scales = self._last(layer.output, seen, peers)
                 x, scales = self._out(layer, layer.post_attention_norm, x, scales)
                 wide = isinstance(layer.feed_forward, GpuExperts)  # the router needs 16-bit rows
-                normed = self._in_norm(layer.mlp_norm, x, residual, scales, peers, eight=second, unquantised=wide)
+                normed = self._in_norm(
+                    layer.mlp_norm, x, residual, scales, peers, eight=second, unquantised=wide
+                )
             record = None if at is None else partial(cache.record_experts, i, at)
             x, scales = self._feed_forward(layer, normed, peers, len(residual), record)
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
@@ -188,11 +220,16 @@ class GpuDecoder(Decoder):
 
     def _streamed(self) -> Iterable[Layer]:
         """Iterates over the layers, yielding each when its weights are on the device."""
-        return self.watch.over(self.layers if self.offload is None else self.offload.stream(self.layers))
+        return self.watch.over(
+            self.layers if self.offload is None else self.offload.stream(self.layers)
+        )
 
     def _add_plane(self, index: int, plan: DevicePlan, residual: torch.Tensor) -> None:
         """Adds the image features that belong to a layer to the residual before it."""
-        if self.features is not None and 0 < index < self.features.shape[1] // self.spec.hidden_size:
+        if (
+            self.features is not None
+            and 0 < index < self.features.shape[1] // self.spec.hidden_size
+        ):
             add_features(plan, self.features, index, residual)
 
     def _in_8_bits(self, layer: Layer, rows: int) -> tuple[torch.dtype | None, torch.dtype | None]:
@@ -200,7 +237,11 @@ class GpuDecoder(Decoder):
         rows, or None for 16 bits.
         """
         fed = layer.feed_forward if layer.shared is None else None  # ranks exchange rows of 16 bits
-        first = matrix(layer.qkv).eight_bits(rows) if _norms_in_kernel(layer.spec.attention, self.spec.norm) else None
+        first = (
+            matrix(layer.qkv).eight_bits(rows)
+            if _norms_in_kernel(layer.spec.attention, self.spec.norm)
+            else None
+        )
         if isinstance(fed, GpuExperts):
             second = None if layer.spec.parallel else fed.eight_bits(rows)
         else:
@@ -209,9 +250,16 @@ class GpuDecoder(Decoder):
         return (both, both) if layer.spec.parallel == "one norm" else (first, second)
 
     def _in_norm(
-        self, weight: torch.Tensor | None, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None,
-        peers: Peers | None, *, eight: torch.dtype | None, unquantised: bool = False,
-    ) -> torch.Tensor | EightBitRows:  # fmt: skip
+        self,
+        weight: torch.Tensor | None,
+        x: torch.Tensor | None,
+        residual: torch.Tensor,
+        scales: Scales | None,
+        peers: Peers | None,
+        *,
+        eight: torch.dtype | None,
+        unquantised: bool = False,
+    ) -> torch.Tensor | EightBitRows:
         """Adds x to the residual and returns it, normalised if a weight is given, as a product's
         input.
 
@@ -229,9 +277,15 @@ class GpuDecoder(Decoder):
             assert scales is None, "what comes out has been normalised"
             return residual if x is None else residual.add_(x)
         if x is None:
-            return norm(residual, weight, eps) if eight is None else norm_eight(residual, weight, eps, eight)
+            return (
+                norm(residual, weight, eps)
+                if eight is None
+                else norm_eight(residual, weight, eps, eight)
+            )
         if eight is not None:
-            return add_norm_eight(x, residual, weight, eps, scales, eight, peers, unquantised=unquantised)
+            return add_norm_eight(
+                x, residual, weight, eps, scales, eight, peers, unquantised=unquantised
+            )
         return add_norm(x, residual, weight, eps, scales, peers)
 
     def _out(
@@ -258,7 +312,9 @@ class GpuDecoder(Decoder):
             x = (x * scales.rows[: len(x)].unsqueeze(1) * scales.columns).to(x.dtype)
         return self.gpu_ranks.sum(x), None
 
-    def _qkv(self, layer: Layer, rows: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+    def _qkv(
+        self, layer: Layer, rows: torch.Tensor | EightBitRows
+    ) -> tuple[torch.Tensor, Scales | None]:
         """Computes the first product of a layer's attention, with any norms the attention kernels
         lack. Returns it with its pending scales.
         """
@@ -273,14 +329,19 @@ class GpuDecoder(Decoder):
         sizes = [n * spec.key_size for n in (spec.heads, spec.kv_heads, spec.kv_heads)]
         for part, weight in zip(qkv.split_with_sizes(sizes, 1), (layer.q_norm, layer.k_norm)):
             if weight is not None:
-                normed = part.view(len(part), -1, weight.shape[-1])  # by head, or the whole projection
+                # by head, or the whole projection
+                normed = part.view(len(part), -1, weight.shape[-1])
                 normed.copy_(apply_norm(normed, weight, self.spec.rms_eps, self.spec.norm))
         return qkv if spec.clip is None else qkv.clamp_(-spec.clip, spec.clip), None
 
     def _feed_forward(
-        self, layer: Layer, rows: torch.Tensor | EightBitRows, peers: Peers | None, count: int,
+        self,
+        layer: Layer,
+        rows: torch.Tensor | EightBitRows,
+        peers: Peers | None,
+        count: int,
         record: Callable[[torch.Tensor], None] | None,
-    ) -> tuple[torch.Tensor, Scales | None]:  # fmt: skip
+    ) -> tuple[torch.Tensor, Scales | None]:
         """Computes a layer's feed-forward. Returns its output with its pending scales.
 
         Args:
@@ -301,8 +362,14 @@ class GpuDecoder(Decoder):
         assert isinstance(fed, FeedForward), "as a GPU has them"
         gate_up = matrix(fed.gate_up)
         down = matrix(fed.down)
-        activate = gate_up.ungated if isinstance(fed.spec, DenseSpec) and not fed.spec.gated else gate_up.gated
-        return self._last(down, activate(rows, fed.spec.activation, eight=down.eight_bits(count)), peers)
+        activate = (
+            gate_up.ungated
+            if isinstance(fed.spec, DenseSpec) and not fed.spec.gated
+            else gate_up.gated
+        )
+        return self._last(
+            down, activate(rows, fed.spec.activation, eight=down.eight_bits(count)), peers
+        )
 
     def _run_one(
         self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention
@@ -318,7 +385,9 @@ class GpuDecoder(Decoder):
             if residual is not None:
                 self._add_plane(i, plan, residual)
             qkv, total = matrix(layer.qkv).one(x, residual=residual, norm=layer.input_norm, eps=eps)
-            x = self.layer_ranks.sum(layer.output(self._attend(i, layer, qkv, None, plan, cache, attention)))
+            x = self.layer_ranks.sum(
+                layer.output(self._attend(i, layer, qkv, None, plan, cache, attention))
+            )
             fed = layer.feed_forward
             assert isinstance(fed, FeedForward)
             gated_up, residual = matrix(fed.gate_up).one(
@@ -334,7 +403,11 @@ class GpuDecoder(Decoder):
         """
         hidden = self.ended(hidden)
         logits = self.head(hidden) if out is None else matrix(self.head).into(hidden, out)
-        return logits if self.spec.logit_scale == 1.0 else torch.mul(logits, self.spec.logit_scale, out=out)
+        return (
+            logits
+            if self.spec.logit_scale == 1.0
+            else torch.mul(logits, self.spec.logit_scale, out=out)
+        )
 
     def _attend(
         self,
@@ -352,7 +425,9 @@ class GpuDecoder(Decoder):
         spec = layer.spec.attention
         if isinstance(spec, LatentSpec):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
-        norms = (layer.q_norm, layer.k_norm) if _norms_in_kernel(spec, self.spec.norm) else (None, None)
+        norms = (
+            (layer.q_norm, layer.k_norm) if _norms_in_kernel(spec, self.spec.norm) else (None, None)
+        )
         turn = *norms, self.spec.rms_eps, self.ropes[layer.rope].tables
         out = qkv.new_empty((len(qkv), spec.heads, spec.key_size))
         if attention.from_product is not None:
@@ -395,7 +470,9 @@ class GpuDecoder(Decoder):
             attention.attend(absorbed, cache, index, seen, AttentionRules(spec.scale))
             weights.values.into(seen[..., : spec.rank], out[:rows])
         if expanded is not None:
-            expanded(q, weights.keys.weight, weights.values.weight, cache, index, out, scale=spec.scale)
+            expanded(
+                q, weights.keys.weight, weights.values.weight, cache, index, out, scale=spec.scale
+            )
         return out.view(len(q), -1)
 
 
@@ -409,8 +486,7 @@ def _norms_in_kernel(spec: AttentionSpec | LatentSpec, norm: str) -> bool:
 
 
 def _rows_of(step: LoraStep, slots: torch.Tensor, layers: Iterable[Layer]) -> Rows:
-    """Returns the step's rows and their adapters in the form that products for this many rows take.
-    """
+    """Returns the step's rows and their adapters in the form that products for this many rows take."""
     return adapted_rows(step, slots, tiles=all(matrix(layer.qkv).tiles for layer in layers))
 
 
@@ -432,7 +508,11 @@ def _check_ranks(spec: ModelSpec, parallel: Parallel) -> None:
         problem = f"{spec.vocab_size} tokens, of which each takes multiples of {BLOCK}"
     if problem is not None:
         setting = parallel.setting
-        raise ParameterError(setting, f"{count} GPUs can't share {problem}.", hint=f'Use {setting}=1, or device="cpu".')
+        raise ParameterError(
+            setting,
+            f"{count} GPUs can't share {problem}.",
+            hint=f'Use {setting}=1, or device="cpu".',
+        )
 
 
 def _is_plain(layer: LayerSpec) -> bool:
@@ -445,7 +525,11 @@ def _fuses_one(layer: Layer) -> bool:
     following gate.
     """
     fed = layer.feed_forward
-    return matrix(layer.qkv).fuses_one and isinstance(fed, FeedForward) and matrix(fed.gate_up).fuses_one
+    return (
+        matrix(layer.qkv).fuses_one
+        and isinstance(fed, FeedForward)
+        and matrix(fed.gate_up).fuses_one
+    )
 
 
 def _norms_in_products(layer: LayerSpec) -> bool:
@@ -454,6 +538,8 @@ def _norms_in_products(layer: LayerSpec) -> bool:
     """
     fed = layer.feed_forward
     attention = layer.attention
-    if isinstance(attention, AttentionSpec) and (attention.qk_norm == "whole" or attention.clip is not None):
+    if isinstance(attention, AttentionSpec) and (
+        attention.qk_norm == "whole" or attention.clip is not None
+    ):
         return False
     return isinstance(fed, DenseSpec) and fed.gated

@@ -1,5 +1,4 @@
-"""Collectives of ranks on GPUs: stores into each other's memory up to a size limit, NCCL above it.
-"""
+"""Collectives of ranks on GPUs: stores into each other's memory up to a size limit, NCCL above it."""
 
 from __future__ import annotations
 
@@ -34,7 +33,9 @@ logger = logging.getLogger("sglang_lite")
 # Most bytes that a rank sends in a one-shot sum; larger sums go by parts or through NCCL.
 ONE_SHOT = 1 << 21
 _TIMEOUT_S = 300.0  # for ranks to connect; they have already met
-_FIRST = (1 << 22, 1 << 26)  # bytes of NCCL's first sums, in which it connects the GPUs: that must not happen during graph capture
+# bytes of NCCL's first sums, in which it connects the GPUs: that must not happen during graph
+# capture
+_FIRST = (1 << 22, 1 << 26)
 
 
 class LargeSums(Protocol):
@@ -80,7 +81,11 @@ class GpuRanks:
         summed separately.
         """
         peers = self.peers
-        fits = peers is not None and rows * row_bytes <= self._most_summed(peers) and peers.takes_rows(rows, row_bytes)
+        fits = (
+            peers is not None
+            and rows * row_bytes <= self._most_summed(peers)
+            and peers.takes_rows(rows, row_bytes)
+        )
         return peers if fits else None
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -136,7 +141,9 @@ class GpuRanks:
         parallel = self.parallel
         x = x.contiguous()
         if self.nccl is None:
-            return self.sum(x if own == stage and parallel.in_stage.rank == 0 else torch.zeros_like(x))
+            return self.sum(
+                x if own == stage and parallel.in_stage.rank == 0 else torch.zeros_like(x)
+            )
         if own == stage:
             self.nccl.send(x, parallel.rank + parallel.tp)
         elif own == stage + 1:
@@ -154,7 +161,9 @@ class GpuRanks:
         ranks, where a sum by parts sends less.
         """
         pairs = self.parallel.ranks * (self.parallel.ranks - 1) // 2
-        return self._most(peers) if self.parts is None else min(ONE_SHOT // pairs, self._most(peers))
+        return (
+            self._most(peers) if self.parts is None else min(ONE_SHOT // pairs, self._most(peers))
+        )
 
     @property
     def _pieces(self) -> Peers:
@@ -181,7 +190,8 @@ class LogitParts:
 
     Attributes:
         ranks: the ranks.
-        sizes: number of tokens of each rank's part of the vocabulary; all but the last are multiples of BLOCK.
+        sizes: number of tokens of each rank's part of the vocabulary; all but the last are
+            multiples of BLOCK.
     """
 
     ranks: GpuRanks
@@ -249,7 +259,12 @@ class _Nccl:
 
 
 def connect(
-    host: Collectives, device: torch.device, row_bytes: int, *, own_sum: bool = True, meeting: str | None = None
+    host: Collectives,
+    device: torch.device,
+    row_bytes: int,
+    *,
+    own_sum: bool = True,
+    meeting: str | None = None,
 ) -> Collectives:
     """Connects ranks that all call this, each with its own GPU.
 
@@ -268,17 +283,23 @@ def connect(
     devices = [int.from_bytes(each, "big") for each in swap(host, index.to_bytes(4, "big"))]
     if len(set(devices)) < len(devices):
         return _connected(host, device, row_bytes, None)
-    reaches = all(other == index or torch.cuda.can_device_access_peer(index, other) for other in devices)
+    reaches = all(
+        other == index or torch.cuda.can_device_access_peer(index, other) for other in devices
+    )
     all_reach = all(map(any, swap(host, bytes([reaches]))))
     if not all_reach and rank == 0:
-        logger.warning("not all GPUs have access to one another's memory: NCCL sums, which takes longer for few rows.")
+        logger.warning(
+            "not all GPUs have access to one another's memory: NCCL sums, which takes longer for few rows."
+        )
     # An anonymous file that disappears with rank 0's process.
     meeting = f"/proc/{os.getpid()}/fd/{os.memfd_create('nccl')}" if rank == 0 else ""
     store = open_store(swap(host, meeting.encode())[0].decode(), host.parallel, _TIMEOUT_S)
     return _connected(host, device, row_bytes if own_sum and all_reach else None, store)
 
 
-def _connected(host: Collectives, device: torch.device, row_bytes: int | None, store: Any) -> Collectives:
+def _connected(
+    host: Collectives, device: torch.device, row_bytes: int | None, store: Any
+) -> Collectives:
     """Builds the collectives once `connect` knows which GPUs reach each other.
 
     Args:
@@ -294,8 +315,12 @@ def _connected(host: Collectives, device: torch.device, row_bytes: int | None, s
     peers = None
     parts = None
     if row_bytes is not None:
-        peers, parts = share_memory(parallel.rank, parallel.ranks, row_bytes, device, partial(swap, host))
+        peers, parts = share_memory(
+            parallel.rank, parallel.ranks, row_bytes, device, partial(swap, host)
+        )
     nccl = store and _Nccl(parallel, store, device)
     if parallel.pp > 1:
-        in_stage = _connected(host.in_stage, device, row_bytes, store and store_of_stage(store, parallel))
+        in_stage = _connected(
+            host.in_stage, device, row_bytes, store and store_of_stage(store, parallel)
+        )
     return GpuRanks(parallel, peers, nccl, in_stage, parts)

@@ -83,11 +83,14 @@ class GpuTransformersModel(TransformersModel):
         ids = torch.where(plan.ids < 0, plan.last_tokens[plan.slots], plan.ids)
         store_at = token_slots(plan, plan.slots, plan.positions)
 
-        def paged(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rules: AttentionRules) -> torch.Tensor:
+        def paged(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rules: AttentionRules
+        ) -> torch.Tensor:
             k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
             kv_store(k, v, store_at, cache, layer)
             q = q.to(self.dtype)
-            if q.stride()[1:] != (q.shape[2], 1):  # the kernels need a token's heads to be contiguous
+            # the kernels need a token's heads to be contiguous
+            if q.stride()[1:] != (q.shape[2], 1):
                 q = q.contiguous()
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             attention.attend(q, cache, layer, out, rules)
@@ -97,17 +100,30 @@ class GpuTransformersModel(TransformersModel):
 
     def _of_layers(self, trial: AttentionProbe) -> tuple[AttentionSpec, ...]:
         if any(len(set(planes)) > 1 for planes in trial.planes):
-            raise self._refusal('on a GPU, as its keys and its values differ in size or heads: use device="cpu"')
+            raise self._refusal(
+                'on a GPU, as its keys and its values differ in size or heads: use device="cpu"'
+            )
         return tuple(
-            AttentionSpec(heads, keys.heads, keys.size, keys.size, rules.scale, NO_ROPE, sinks=rules.sinks is not None)
+            AttentionSpec(
+                heads,
+                keys.heads,
+                keys.size,
+                keys.size,
+                rules.scale,
+                NO_ROPE,
+                sinks=rules.sinks is not None,
+            )
             for heads, (keys, _), rules in zip(trial.heads, trial.planes, trial.rules)
         )
 
     def _find_synchronisation(self) -> str | None:
-        """Runs a step with CUDA synchronisation forbidden; returns the error of an operation that needs it, or None."""
+        """Runs a step with CUDA synchronisation forbidden; returns the error of an operation that
+        needs it, or None.
+        """
         before = torch.cuda.get_sync_debug_mode()
         ids = torch.zeros(2, dtype=torch.int32, device=self.device)
-        self.raw_logits(self._run(ids, ids, AttentionProbe()))  # initialises what a module creates at its first call
+        # initialises what a module creates at its first call
+        self.raw_logits(self._run(ids, ids, AttentionProbe()))
         torch.cuda.set_sync_debug_mode("error")
         try:
             self.raw_logits(self._run(ids, ids, AttentionProbe()))
@@ -129,14 +145,20 @@ class GpuTransformersModel(TransformersModel):
         return -(-held // (_MEASURED * int(self.dtype.itemsize)))
 
 
-# ------------------------------------------------------------------------------------ faster forwards of modules
+# ----------------------------------------------------------------------- faster forwards of modules
 
 
 def _use_kernels(module: nn.Module) -> None:
-    """Replaces the forwards of a module's linear layers, RMS norms and attentions by equivalent faster ones."""
+    """Replaces the forwards of a module's linear layers, RMS norms and attentions by equivalent
+    faster ones.
+    """
     few = SmallBatchLinear(next(module.parameters()).device)
     for part in module.modules():
-        forward = _as_product(part, few) if type(part) is nn.Linear else _as_norm(part) or _with_rotation(part)
+        forward = (
+            _as_product(part, few)
+            if type(part) is nn.Linear
+            else _as_norm(part) or _with_rotation(part)
+        )
         if forward is not None:
             part.forward = forward
 
@@ -156,7 +178,11 @@ def _as_norm(part: nn.Module) -> Callable[..., torch.Tensor] | None:
     """
     weight = getattr(part, "weight", None)
     eps = getattr(part, "variance_epsilon", getattr(part, "eps", None))
-    if not type(part).__name__.endswith("RMSNorm") or not isinstance(weight, nn.Parameter) or weight.ndim != 1:
+    if (
+        not type(part).__name__.endswith("RMSNorm")
+        or not isinstance(weight, nn.Parameter)
+        or weight.ndim != 1
+    ):
         return None
     if not isinstance(eps, float) or len(inspect.signature(part.forward).parameters) != 1:
         return None
@@ -184,17 +210,31 @@ def _with_rotation(part: nn.Module) -> Callable[..., Any] | None:
         return None
 
     def rotation(
-        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any, **named: Any
+        q: torch.Tensor,
+        k: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        *more: Any,
+        **named: Any,
     ) -> Any:
         rows = q, k, cos, sin
-        if more or named or any(x.shape[-1] != q.shape[-1] or x.stride(-1) != 1 or x.dtype != q.dtype for x in rows):
+        if (
+            more
+            or named
+            or any(
+                x.shape[-1] != q.shape[-1] or x.stride(-1) != 1 or x.dtype != q.dtype for x in rows
+            )
+        ):
             return theirs(*rows, *more, **named)
         return rotate(*rows)
 
     ours = types.FunctionType(
-        forward.__code__, {**forward.__globals__, _ROTATION: rotation}, forward.__name__, forward.__defaults__,
+        forward.__code__,
+        {**forward.__globals__, _ROTATION: rotation},
+        forward.__name__,
+        forward.__defaults__,
         forward.__closure__,
-    )  # fmt: skip
+    )
     ours.__kwdefaults__ = forward.__kwdefaults__
     return types.MethodType(ours, part)
 
@@ -202,10 +242,16 @@ def _with_rotation(part: nn.Module) -> Callable[..., Any] | None:
 @cache
 def _rotates_alike(theirs: Callable[..., Any], dtype: torch.dtype, device: torch.device) -> bool:
     names = list(inspect.signature(theirs).parameters.values())
-    if [name.name for name in names[:4]] != ["q", "k", "cos", "sin"] or any(n.default is n.empty for n in names[4:]):
+    if [name.name for name in names[:4]] != ["q", "k", "cos", "sin"] or any(
+        n.default is n.empty for n in names[4:]
+    ):
         return False
     tables = (_random((1, 3, 16), dtype, device, seed) for seed in (0, 1))
-    rows = _random((1, 2, 3, 16), dtype, device, 2), _random((1, 1, 3, 16), dtype, device, 3), *tables
+    rows = (
+        _random((1, 2, 3, 16), dtype, device, 2),
+        _random((1, 1, 3, 16), dtype, device, 3),
+        *tables,
+    )
     try:
         expected = theirs(*rows)
     except RuntimeError:  # its tables have another shape
@@ -213,7 +259,9 @@ def _rotates_alike(theirs: Callable[..., Any], dtype: torch.dtype, device: torch
     return all(map(_equal_up_to_rounding, rotate(*rows), expected))
 
 
-def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 0) -> torch.Tensor:
+def _random(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 0
+) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 

@@ -42,7 +42,8 @@ def read_hub_headers(hub_id: str, revision: str | None) -> SafetensorsRepoMetada
         return None
     try:
         return HfApi().get_safetensors_metadata(hub_id, revision=revision)
-    except Exception:  # no common base, as below; or the weights have another format, and may be in the cache
+    # no common base, as below; or the weights have another format, and may be in the cache
+    except Exception:
         return None
 
 
@@ -61,14 +62,20 @@ def fetch_folder(model: str, revision: str | None, *, weights: bool) -> Path:
     patterns = ["*.json", "*.jinja", "*.model", "*.txt"]
     if modelscope.is_asked_for():
         kinds = ("*.safetensors", "*.bin") if weights else ()
-        return modelscope.from_modelscope(model, revision, (*patterns, *kinds), cache_folder() / "modelscope")
+        return modelscope.from_modelscope(
+            model, revision, (*patterns, *kinds), cache_folder() / "modelscope"
+        )
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         if weights:
             files = HfApi().model_info(model, revision=revision, timeout=20).siblings or []
-            patterns.append("*.safetensors" if any(f.rfilename.endswith(".safetensors") for f in files) else "*.bin")
+            patterns.append(
+                "*.safetensors"
+                if any(f.rfilename.endswith(".safetensors") for f in files)
+                else "*.bin"
+            )
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except Exception as error:  # offline mode, HTTP and connection errors have no common base
         try:
@@ -78,7 +85,9 @@ def fetch_folder(model: str, revision: str | None, *, weights: bool) -> Path:
         if not has_config(folder) and not (folder / ADAPTER).exists():
             if is_denied(error):
                 raise _failure(model, error, "") from error
-            raise DownloadError(f"{model}: only a part is in the Hugging Face cache ({folder}).") from error
+            raise DownloadError(
+                f"{model}: only a part is in the Hugging Face cache ({folder})."
+            ) from error
         return folder
 
 
@@ -98,7 +107,9 @@ def fetch_file(model: HubFile, revision: str | None, note: Path) -> Path:
             another hash; such a file is deleted.
     """
     if modelscope.is_asked_for():
-        found = modelscope.from_modelscope(model.hub_id, revision, (model.file,), cache_folder() / "modelscope")
+        found = modelscope.from_modelscope(
+            model.hub_id, revision, (model.file,), cache_folder() / "modelscope"
+        )
         return _checked(found / model.file, model, note)
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
@@ -110,7 +121,9 @@ def fetch_file(model: HubFile, revision: str | None, note: Path) -> Path:
         logger.warning("%s is damaged, or another file; fetching it again.", cached)
     check_disk(Path(constants.HF_HUB_CACHE), model.file_bytes, model.description, "HF_HOME")
     try:
-        path = hf_hub_download(model.hub_id, model.file, revision=revision, force_download=is_damaged)
+        path = hf_hub_download(
+            model.hub_id, model.file, revision=revision, force_download=is_damaged
+        )
     except Exception as error:  # as for folders
         raise _failure(model.hub_id, error, f"the path of {model.file}") from error
     return _checked(Path(path), model, note)
@@ -145,7 +158,11 @@ def is_denied(error: Exception) -> bool:
 
     if isinstance(error, GatedRepoError):
         return True
-    return isinstance(error, HfHubHTTPError) and error.response is not None and error.response.status_code in (401, 403)
+    return (
+        isinstance(error, HfHubHTTPError)
+        and error.response is not None
+        and error.response.status_code in (401, 403)
+    )
 
 
 def _failure(model: str, error: Exception, instead: str) -> DownloadError:

@@ -17,7 +17,8 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.spec import LatentSpec
 
 _TOKENS = 512  # tokens of the trial run
-# Other texts may have larger keys and values than the trial's. Headroom is cheap: e4m3 keeps full precision down to
+# Other texts may have larger keys and values than the trial's. Headroom is cheap: e4m3 keeps full
+# precision down to
 # 1/28,672 of its largest number, so with this, down to 1/3,584 of a head's largest value at worst.
 _HEADROOM = 4
 
@@ -51,21 +52,30 @@ def read_kv_scales(path: Path, layout: KVLayout) -> dict[tuple[int, str], torch.
     elif of_layers.keys() != heads.keys():
         problem = f"kv_cache.scaling_factor has {len(of_layers)} layers, and the model 0 to {len(heads) - 1}"
     elif wrong := [layer for layer, scale in of_layers.items() if not 0 < scale < float("inf")]:
-        problem = f"the scale of layer {wrong[0]} is {of_layers[wrong[0]]}, and no finite number above 0"
+        problem = (
+            f"the scale of layer {wrong[0]} is {of_layers[wrong[0]]}, and no finite number above 0"
+        )
     if problem:
         raise ModelError(f"{path}: {problem}.", hint="Leave quantization_param_path out.")
-    return {(layer, side): torch.full((heads[layer],), scale) for layer, scale in of_layers.items() for side in "kv"}
+    return {
+        (layer, side): torch.full((heads[layer],), scale)
+        for layer, scale in of_layers.items()
+        for side in "kv"
+    }
 
 
 @torch.inference_mode()
-def kv_scales(model: Decoder, stored: Mapping[tuple[int, str], torch.Tensor], bos: int | None) -> KVScales:
+def kv_scales(
+    model: Decoder, stored: Mapping[tuple[int, str], torch.Tensor], bos: int | None
+) -> KVScales:
     """Returns the scales of an 8-bit KV cache, rounded up to powers of two.
 
     Missing scales are found by a trial: the model is run once on a fixed sequence of tokens.
 
     Args:
         model: model with loaded weights.
-        stored: scales [kv_heads] of the checkpoint by layer and "k" or "v", as `WeightSource.kv_scales` returns them.
+        stored: scales [kv_heads] of the checkpoint by layer and "k" or "v", as
+            `WeightSource.kv_scales` returns them.
         bos: token that begins a sequence, or None.
 
     Raises:
@@ -76,7 +86,8 @@ def kv_scales(model: Decoder, stored: Mapping[tuple[int, str], torch.Tensor], bo
         stored = {**_calibrated(model, bos), **stored}
     k, v = ([_power_of_two(stored[i, side]).to(model.device) for i in layers] for side in "kv")
     for i, layer in enumerate(model.spec.layers):
-        if isinstance(layer.attention, LatentSpec):  # a checkpoint has one scale for all parts of the cache
+        # a checkpoint has one scale for all parts of the cache
+        if isinstance(layer.attention, LatentSpec):
             k[i] = k[i].expand(2).contiguous()
             v[i] = k[i][:1]
     return KVScales(tuple(k), tuple(v))
@@ -106,7 +117,10 @@ def _calibrated(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.
         largest[i, "v"] = v.amax((1, 2))
         if isinstance(attention, LatentSpec):
             largest[i, "k"] = torch.stack(
-                [part.amax() for part in k.split_with_sizes((attention.rank, attention.rope_size), 2)]
+                [
+                    part.amax()
+                    for part in k.split_with_sizes((attention.rank, attention.rope_size), 2)
+                ]
             )
     found = {name: x.float().cpu() for name, x in largest.items()}
     if not all(x.isfinite().all() for x in found.values()):
@@ -114,7 +128,9 @@ def _calibrated(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.
             "keys or values of this model are NaN or infinite, so no scales of theirs can be found.",
             hint='Use kv_dtype="auto", or another dtype.',
         )
-    return {name: x * (_HEADROOM / torch.finfo(model.precision.cache).max) for name, x in found.items()}
+    return {
+        name: x * (_HEADROOM / torch.finfo(model.precision.cache).max) for name, x in found.items()
+    }
 
 
 def _power_of_two(x: torch.Tensor) -> torch.Tensor:
@@ -122,4 +138,6 @@ def _power_of_two(x: torch.Tensor) -> torch.Tensor:
     0.
     """
     mantissa, exponent = np.frexp(x.numpy())
-    return torch.from_numpy(np.ldexp(np.float32(1), np.clip(exponent - (mantissa == 0.5), -100, 100)))
+    return torch.from_numpy(
+        np.ldexp(np.float32(1), np.clip(exponent - (mantissa == 0.5), -100, 100))
+    )

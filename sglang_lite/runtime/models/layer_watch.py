@@ -64,16 +64,27 @@ class LayerWatch:
         """Records the hidden states after a layer and returns them. `index` is -1 before the first
         layer.
         """
-        if self.folder is not None and index >= 0 and (number := self._layers[index]) in self._chosen:
+        if (
+            self.folder is not None
+            and index >= 0
+            and (number := self._layers[index]) in self._chosen
+        ):
             self._outputs[f"model.layers.{number}"] = hidden.to("cpu", copy=True)
         return hidden
 
-    def passed(self, ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def passed(
+        self, ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor
+    ) -> torch.Tensor:
         """Writes the dump of a forward, if dumps are on, and returns its hidden states."""
         if self.folder is not None:
             inputs = {"input_ids": ids, "positions": positions}
-            named = {f"model.forward_batch_info.{name}": each.cpu() for name, each in inputs.items()}
-            torch.save(named | self._outputs | {"model.norm": hidden.cpu()}, self.folder / f"Pass{self._passes:05}.pt")
+            named = {
+                f"model.forward_batch_info.{name}": each.cpu() for name, each in inputs.items()
+            }
+            torch.save(
+                named | self._outputs | {"model.norm": hidden.cpu()},
+                self.folder / f"Pass{self._passes:05}.pt",
+            )
             self._passes = self._passes + 1
             self._outputs = {}
         return hidden
@@ -85,7 +96,10 @@ def folder_of_process(folder: str, parallel: Parallel) -> Path:
     Raises:
         ParameterError: it can't be created.
     """
-    made = Path(folder) / f"TP{parallel.rank % parallel.tp}_PP{parallel.stage}_Rank{parallel.rank}_pid{os.getpid()}"
+    made = (
+        Path(folder)
+        / f"TP{parallel.rank % parallel.tp}_PP{parallel.stage}_Rank{parallel.rank}_pid{os.getpid()}"
+    )
     try:
         made.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, __version__
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    __version__,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from sglang_lite.protocol import ModelError
@@ -23,15 +29,18 @@ def kind_of(device: torch.device) -> type[TransformersModel]:
     """Returns the class that runs transformers modules on a device."""
     if device.type != "cuda":
         return TransformersModel
-    from sglang_lite.runtime.models.gpu_transformers_model import GpuTransformersModel  # needs Triton
+    # needs Triton
+    from sglang_lite.runtime.models.gpu_transformers_model import GpuTransformersModel
 
     return GpuTransformersModel
 
 
 def outline(path: Path, device: torch.device) -> tuple[int, KVLayout | None]:
-    """Returns the number of a model's parameters and the layout of its KV cache, without reading weights.
+    """Returns the number of a model's parameters and the layout of its KV cache, without reading
+    weights.
 
-    The layout is None if the trial run that finds it fails without values, as with a choice of experts.
+    The layout is None if the trial run that finds it fails without values, as with a choice of
+    experts.
 
     Args:
         path: folder of the model.
@@ -78,12 +87,19 @@ def _skeleton(path: Path) -> PreTrainedModel:
 def _refused(path: Path, error: Exception, config: PreTrainedConfig | None) -> ModelError:
     if "trust_remote_code" in str(error):  # transformers' own message asks the user to set it
         auto_map = read_json(path / "config.json").get("auto_map")
-        code = ", ".join(sorted(map(str, auto_map.values()))) if isinstance(auto_map, dict) else "auto_map"
+        code = (
+            ", ".join(sorted(map(str, auto_map.values())))
+            if isinstance(auto_map, dict)
+            else "auto_map"
+        )
         return ModelError(
             f"{path}: config.json names code that the folder brings along ({code}); such code is never run.",
             hint="Use a model that transformers has code for, or one of docs/models.md.",
         )
-    if config is None and (kind := read_json(path / "config.json").get("model_type")) not in CONFIG_MAPPING_NAMES:
+    if (
+        config is None
+        and (kind := read_json(path / "config.json").get("model_type")) not in CONFIG_MAPPING_NAMES
+    ):
         named = f"the model_type {shown(kind)}" if kind is not None else "no model_type"
         return ModelError(
             f"{path}: config.json names {named}, for which neither sglang_lite nor transformers {__version__} has "
@@ -95,7 +111,8 @@ def _refused(path: Path, error: Exception, config: PreTrainedConfig | None) -> M
     elif isinstance(error, KeyError) and error.args == (NAME,):  # its own table of attentions
         reason = "its attention can't be replaced."
     else:
-        text = " ".join(f"{type(error).__name__}: {error}".split())  # the cause stands in a later line of some
+        # the cause stands in a later line of some
+        text = " ".join(f"{type(error).__name__}: {error}".split())
         reason = f"its code fails with this config.json: {text}"
     return ModelError(
         f"{path}: there is no code of our own for it, and transformers' can't run it: {reason[:_LONGEST]}",
@@ -115,8 +132,8 @@ def load_transformers(
         dummy: whether to use random weights instead of the folder's.
 
     Raises:
-        ModelError: transformers has no code for the model, the model can't run on our KV cache, or memory for its
-            weights isn't free.
+        ModelError: transformers has no code for the model, the model can't run on our KV cache, or
+            memory for its weights isn't free.
     """
     skeleton = _skeleton(path)
     config = skeleton.config

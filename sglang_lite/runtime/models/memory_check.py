@@ -46,7 +46,10 @@ def check_room(parts: Mapping[str, int], device: torch.device, source: str, hint
     free = free_bytes(device)
     if free is not None and needed > free:
         listed = ", ".join(f"{name} {_gib(count)}" for name, count in parts.items())
-        raise ModelError(f"{source}: needs {_gib(needed)} ({listed}); {_gib(free)} are free on {device}.", hint=hint)
+        raise ModelError(
+            f"{source}: needs {_gib(needed)} ({listed}); {_gib(free)} are free on {device}.",
+            hint=hint,
+        )
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -58,7 +61,9 @@ def free_bytes(device: torch.device) -> int | None:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+        available = next(
+            int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")
+        )
     except (OSError, StopIteration, ValueError, IndexError):
         try:
             available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -66,17 +71,23 @@ def free_bytes(device: torch.device) -> int | None:
             return None
     try:  # limit of the container
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        available = min(available, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()) + _reclaimable())
+        available = min(
+            available,
+            limit - int(Path("/sys/fs/cgroup/memory.current").read_text()) + _reclaimable(),
+        )
     except (OSError, ValueError):
         pass
     return available
 
 
 def _reclaimable() -> int:
-    """Returns the bytes of page cache that count towards the container's memory but can be dropped.
-    """
+    """Returns the bytes of page cache that count towards the container's memory but can be dropped."""
     lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
+    return sum(
+        int(line.split()[1])
+        for line in lines
+        if line.startswith(("inactive_file ", "active_file "))
+    )
 
 
 def _gib(count: int) -> str:

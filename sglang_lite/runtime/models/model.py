@@ -35,7 +35,9 @@ class Model(Protocol):
 
     @property
     def spec(self) -> ModelSpec | None:
-        """Specification that a checkpoint must match to replace the weights, or None if the model has no checkpoint."""
+        """Specification that a checkpoint must match to replace the weights, or None if the model
+        has no checkpoint.
+        """
         ...
 
     @property
@@ -45,7 +47,9 @@ class Model(Protocol):
 
     @property
     def batch_sensitive(self) -> bool:
-        """True if rounding is so coarse that a row's token often depends on which rows share its batch."""
+        """True if rounding is so coarse that a row's token often depends on which rows share its
+        batch.
+        """
         ...
 
     @property
@@ -55,7 +59,9 @@ class Model(Protocol):
 
     @property
     def window(self) -> int | None:
-        """Longest window of layers that may have pages of their own, in tokens; None if no layer may."""
+        """Longest window of layers that may have pages of their own, in tokens; None if no layer
+        may.
+        """
         ...
 
     @property
@@ -64,15 +70,23 @@ class Model(Protocol):
         ...
 
     def allocate_cache(self, slots: int, window_slots: int = 0) -> Cache:
-        """Allocates a KV cache for `slots` tokens, and for `window_slots` in layers with a window unless it is 0."""
+        """Allocates a KV cache for `slots` tokens, and for `window_slots` in layers with a window
+        unless it is 0.
+        """
         ...
 
     def copy_slots(self, cache: Cache, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies keys and values between token slots, int64 [N] each. No slot may be both source and target."""
+        """Copies keys and values between token slots, int64 [N] each. No slot may be both source
+        and target.
+        """
         ...
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: Cache) -> torch.Tensor:
-        """Computes hidden states [T, …] of new tokens and stores the tokens' keys and values in the cache."""
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: Cache
+    ) -> torch.Tensor:
+        """Computes hidden states [T, …] of new tokens and stores the tokens' keys and values in the
+        cache.
+        """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -85,12 +99,17 @@ class DeviceModel(Model, Protocol):
 
     Attributes:
         kv_scales: scales of an 8-bit KV cache, or None if the cache is not in 8 bits.
-        uncapturable: reason why the model's steps can't be captured in a CUDA graph, or None if they can.
-        rope_axes: `RotaryPositions.axes` for the model's plans; None if a token has a single position.
-        both_ways: whether attention reads `DevicePlan.limits`, because image tokens attend to later tokens.
-        sound: tokens of the sound that begins each sequence, if text attends to sound and text separately.
+        uncapturable: reason why the model's steps can't be captured in a CUDA graph, or None if
+            they can.
+        rope_axes: `RotaryPositions.axes` for the model's plans; None if a token has a single
+            position.
+        both_ways: whether attention reads `DevicePlan.limits`, because image tokens attend to later
+            tokens.
+        sound: tokens of the sound that begins each sequence, if text attends to sound and text
+            separately.
         parts: how ranks share the logits; None if there is one rank.
-        steps: steps to begin before each `run`; shared if the feed-forwards are divided among replicas.
+        steps: steps to begin before each `run`; shared if the feed-forwards are divided among
+            replicas.
     """
 
     kv_scales: KVScales | None
@@ -123,24 +142,30 @@ class DeviceModel(Model, Protocol):
 
     @property
     def activation_elements(self) -> int:
-        """Upper bound of the activation elements that a step holds per token at one time, to reserve memory for
-        them."""
+        """Upper bound of the activation elements that a step holds per token at one time, to
+        reserve memory for them.
+        """
         ...
 
     @property
     def active_parameters(self) -> int:
-        """Elements of the weight matrices that each token is multiplied by: multiplications per token."""
+        """Elements of the weight matrices that each token is multiplied by: multiplications per
+        token.
+        """
         ...
 
     @property
     def shares_prefixes(self) -> bool:
-        """True if every layer attends to the whole prefix, so that rows can read the pages of a common prefix
-        together."""
+        """True if every layer attends to the whole prefix, so that rows can read the pages of a
+        common prefix together.
+        """
         ...
 
     @property
     def logit_softcap(self) -> float | None:
-        """Cap c of the logits, which become c * tanh(raw logits / c), or None if they are not capped."""
+        """Cap c of the logits, which become c * tanh(raw logits / c), or None if they are not
+        capped.
+        """
         ...
 
     def run(self, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:

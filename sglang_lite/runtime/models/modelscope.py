@@ -69,10 +69,12 @@ def from_modelscope(model: str, revision: str | None, patterns: Iterable[str], c
     def missing(listed: Mapping[str, _File]) -> list[str]:
         safe = any(name.endswith(".safetensors") for name in listed)
         return [
-            name for name, each in listed.items()
-            if any(fnmatch(name, pattern) for pattern in patterns) and not (safe and name.endswith(".bin"))
+            name
+            for name, each in listed.items()
+            if any(fnmatch(name, pattern) for pattern in patterns)
+            and not (safe and name.endswith(".bin"))
             and (note.fetched.get(name) != each or not (folder / name).exists())
-        ]  # fmt: skip
+        ]
 
     try:
         listed = _listed(model, branch)
@@ -90,7 +92,9 @@ def from_modelscope(model: str, revision: str | None, patterns: Iterable[str], c
             note.fetched[name] = listed[name]
             _write(note, folder)
     except (OSError, HTTPException) as error:
-        raise DownloadError(f"{model}: can't be fetched from ModelScope: {error}", hint=_hint()) from error
+        raise DownloadError(
+            f"{model}: can't be fetched from ModelScope: {error}", hint=_hint()
+        ) from error
     return folder
 
 
@@ -117,13 +121,22 @@ def _listed(model: str, branch: str) -> dict[str, _File]:
             files = json.loads(answer.read())["Data"]["Files"]
         found = {
             each["Path"]: _File(int(each["Size"]), each.get("Sha256") or None)
-            for each in files if each["Type"] == "blob"
-        }  # fmt: skip
+            for each in files
+            if each["Type"] == "blob"
+        }
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
-        raise DownloadError(f"{model}: ModelScope did not give it: {error}", hint=_hint()) from error
-    outside = [name for name in found if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]
+        raise DownloadError(
+            f"{model}: ModelScope did not give it: {error}", hint=_hint()
+        ) from error
+    outside = [
+        name
+        for name in found
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts
+    ]
     if outside or len(files) >= _LISTED_AT_ONCE:
-        raise DownloadError(f"{model}: ModelScope lists {outside[0] if outside else f'{len(files):,} files'!r}.")
+        raise DownloadError(
+            f"{model}: ModelScope lists {outside[0] if outside else f'{len(files):,} files'!r}."
+        )
     return found
 
 
@@ -141,7 +154,9 @@ def _fetch(model: str, branch: str, name: str, listed: _File, folder: Path) -> N
         with (
             open(part, "wb") as file,
             _open(f"{model}/repo?{query}") as answer,
-            progress_bar(total=listed.size, unit="B", unit_scale=True, desc=f"Fetching {name}") as bar,
+            progress_bar(
+                total=listed.size, unit="B", unit_scale=True, desc=f"Fetching {name}"
+            ) as bar,
         ):
             while size <= listed.size and (data := answer.read(_CHUNK)):
                 file.write(data)
@@ -149,17 +164,24 @@ def _fetch(model: str, branch: str, name: str, listed: _File, folder: Path) -> N
                 size += len(data)
                 bar.update(len(data))
         if size > listed.size:
-            raise DownloadError(f"{model}: {name} came with more than {listed.size:,} bytes, which ModelScope lists.")
+            raise DownloadError(
+                f"{model}: {name} came with more than {listed.size:,} bytes, which ModelScope lists."
+            )
         if size != listed.size or listed.sha256 not in (None, digest.hexdigest()):
             raise DownloadError(
                 f"{model}: {name} came with {size:,} bytes and the SHA-256 {digest.hexdigest()}; ModelScope lists "
-                f"{listed.size:,} and {listed.sha256}.", hint="Try again.",
-            )  # fmt: skip
+                f"{listed.size:,} and {listed.sha256}.",
+                hint="Try again.",
+            )
         os.replace(part, target)
 
 
 def _open(path: str) -> Any:  # http.client's response
-    headers = {"Authorization": f"Bearer {token}"} if (token := os.environ.get("MODELSCOPE_API_TOKEN")) else {}
+    headers = (
+        {"Authorization": f"Bearer {token}"}
+        if (token := os.environ.get("MODELSCOPE_API_TOKEN"))
+        else {}
+    )
     request = urllib.request.Request(f"{_endpoint()}/api/v1/models/{path}", headers=headers)
     return urllib.request.build_opener(_Redirects()).open(request, timeout=_TIMEOUT_S)
 
@@ -167,9 +189,14 @@ def _open(path: str) -> Any:  # http.client's response
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, and sends the token only to the hub's own host."""
 
-    def redirect_request(self, request: urllib.request.Request, *others: Any) -> urllib.request.Request | None:
+    def redirect_request(
+        self, request: urllib.request.Request, *others: Any
+    ) -> urllib.request.Request | None:
         following = super().redirect_request(request, *others)
-        if following is not None and (following.type, following.host) != (request.type, request.host):
+        if following is not None and (following.type, following.host) != (
+            request.type,
+            request.host,
+        ):
             following.remove_header("Authorization")
         return following
 

@@ -20,12 +20,25 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.linear import stacked_rows
 from sglang_lite.runtime.models.vision_tower import taken_weights
-from sglang_lite.runtime.models.weight_parts import ROPES, PartKey, WeightParts, build_functions, part_of
+from sglang_lite.runtime.models.weight_parts import (
+    ROPES,
+    PartKey,
+    WeightParts,
+    build_functions,
+    part_of,
+)
 from sglang_lite.runtime.models.weight_reader import WeightReader
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.source import EncodedStack, PlainRows, Stored, WeightSource, is_of_encoder
+from sglang_lite.runtime.models.weights.source import (
+    EncodedStack,
+    PlainRows,
+    Stored,
+    WeightSource,
+    is_of_encoder,
+)
 
-# Bytes of parts that are kept until they are written, on a CPU and on a GPU; parts beyond are built twice.
+# Bytes of parts that are kept until they are written, on a CPU and on a GPU; parts beyond are built
+# twice.
 _STAGED_BYTES = 1 << 30
 _STAGED_ON_GPU = 1 << 28
 
@@ -47,12 +60,15 @@ class StagedWeights:
             model can't hold it.
     """
 
-    def __init__(self, model: Decoder, open_source: Callable[[], WeightSource], *, whole: bool) -> None:
+    def __init__(
+        self, model: Decoder, open_source: Callable[[], WeightSource], *, whole: bool
+    ) -> None:
         self._model = model
         self._open = open_source
         self._whole = whole
         self._map = WeightParts(model)
-        self._parts: dict[PartKey, Any] = {}  # of any kind; None once the staged ones take too much memory
+        # of any kind; None once the staged ones take too much memory
+        self._parts: dict[PartKey, Any] = {}
         source, functions = self._reading()
         given = source.names
         limit = _STAGED_BYTES if model.device.type == "cpu" else _STAGED_ON_GPU
@@ -66,10 +82,16 @@ class StagedWeights:
             self._parts[key] = part if source.taken_bytes <= limit else None
             del part  # before the next one takes memory
         encoder = [name for name, _ in taken_weights(model.encoder_weights, source, whole=whole)]
-        if model.tower is not None and not whole and (other := next(filter(self._is_surplus, given), None)) is not None:
+        if (
+            model.tower is not None
+            and not whole
+            and (other := next(filter(self._is_surplus, given), None)) is not None
+        ):
             raise ModelError(f"{source.label}: the model has no place for {other}.")
         source.check_all_used(model.unused_tensors)
-        self.kv_scales = source.kv_scales(model.spec.kv_layout) if model.kv_scales is not None else {}
+        self.kv_scales = (
+            source.kv_scales(model.spec.kv_layout) if model.kv_scales is not None else {}
+        )
         self.names = frozenset((*given, *encoder))
 
     def _is_surplus(self, name: str) -> bool:
@@ -78,11 +100,17 @@ class StagedWeights:
         """
         return is_of_encoder(name) and self._map.shape(name) is None
 
-    def _reading(self) -> tuple[_NewTensors, Mapping[PartKey, Callable[[], Any]]]:  # builds any part
+    # builds any part
+    def _reading(self) -> tuple[_NewTensors, Mapping[PartKey, Callable[[], Any]]]:
         model = self._model
         source = _NewTensors(self._open(), model, None if self._whole else self._map)
         reader = WeightReader(
-            model.spec, source, model.precision, model.device, fused=model.fused, linears=model.linears
+            model.spec,
+            source,
+            model.precision,
+            model.device,
+            fused=model.fused,
+            linears=model.linears,
         )
         return source, build_functions(model, reader)
 
@@ -162,7 +190,10 @@ class _NewTensors(WeightSource):
             taken = taken.to(self._device)
         self.taken_bytes += math.prod(shape) * taken.dtype.itemsize
         if not _is_finite(taken, self._dtype):
-            raise ModelError(f"{self.label}: {name} has NaN or infinite elements.", hint="The old weights are kept.")
+            raise ModelError(
+                f"{self.label}: {name} has NaN or infinite elements.",
+                hint="The old weights are kept.",
+            )
         return taken
 
     def ignore(self, name: str) -> None:
@@ -180,11 +211,15 @@ class _NewTensors(WeightSource):
 
 def _is_finite(weight: Stored, dtype: torch.dtype) -> bool:
     if isinstance(weight, torch.Tensor):
-        return bool(torch.stack(torch.aminmax(weight)).to(dtype).isfinite().all())  # NaN is both, if there is one
+        # NaN is both, if there is one
+        return bool(torch.stack(torch.aminmax(weight)).to(dtype).isfinite().all())
     if isinstance(weight, Blocks) and _is_bounded(weight, dtype):
         return True
     if isinstance(weight, EncodedStack):
-        return all(_is_finite(weight.matrix(expert, slice(None)), dtype) for expert in range(weight.shape[0]))
+        return all(
+            _is_finite(weight.matrix(expert, slice(None)), dtype)
+            for expert in range(weight.shape[0])
+        )
     return all(_is_finite(rows, dtype) for _, rows in stacked_rows([weight]))
 
 
@@ -199,7 +234,8 @@ def _is_bounded(blocks: Blocks, dtype: torch.dtype) -> bool:
     return bool(bound.to(dtype).isfinite())
 
 
-def tensor_pairs(old: Any, new: Any, what: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # parts
+# parts
+def tensor_pairs(old: Any, new: Any, what: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yields each tensor of a part with the tensor that replaces it.
 
     Raises:

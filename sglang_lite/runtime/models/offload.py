@@ -21,7 +21,8 @@ from sglang_lite.runtime.models.weight_reader import Layer
 
 _ALIGNED = 512  # bytes
 _GROUPS = 2  # groups on the device
-_BESIDE_MATRICES = 1.1  # upper bound on a layer's bytes relative to its matrices', for scales, norms and biases
+# upper bound on a layer's bytes relative to its matrices', for scales, norms and biases
+_BESIDE_MATRICES = 1.1
 
 
 def check_size(spec: ModelSpec, gigabytes: int, item: float) -> None:
@@ -43,9 +44,10 @@ def check_size(spec: ModelSpec, gigabytes: int, item: float) -> None:
 def _too_much(least: int, has: float) -> ParameterError:
     wanted = f"{least / (1 << 30):,.4g}"
     return ParameterError(
-        "cpu_offload_gb", f"{wanted} is more than the {has / (1 << 30):.1f} GiB of the layers.",
+        "cpu_offload_gb",
+        f"{wanted} is more than the {has / (1 << 30):.1f} GiB of the layers.",
         hint="Give at most so many.",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,9 @@ class Offload:
         self._buffers = torch.empty(0)  # uint8 [layers of all groups there, bytes of a layer]
         self._seen: set[int] = set()
         cuda: Any = torch.cuda  # which leaves its types out
-        self._link: torch.cuda.Stream | None = cuda.Stream(device) if device.type == "cuda" else None
+        self._link: torch.cuda.Stream | None = (
+            cuda.Stream(device) if device.type == "cuda" else None
+        )
 
     @property
     def nbytes(self) -> int:
@@ -112,10 +116,18 @@ class Offload:
         host = self._host_memory(starts[-1])
         for each, start in zip(stored, starts):
             host[start : start + len(each)].copy_(each)
-        self._views.append([
-            _View(each, start // each.itemsize + int(each.storage_offset()), each.shape, each.stride())
-            for views, start in zip(by_storage.values(), starts) for each in views
-        ])  # fmt: skip
+        self._views.append(
+            [
+                _View(
+                    each,
+                    start // each.itemsize + int(each.storage_offset()),
+                    each.shape,
+                    each.stride(),
+                )
+                for views, start in zip(by_storage.values(), starts)
+                for each in views
+            ]
+        )
         self._host.append(host)
         for tensor in tensors:
             tensor.set_(torch.empty(0, device=self._device).untyped_storage(), 0, (0,), (1,))
@@ -146,8 +158,10 @@ class Offload:
         Work that uses a layer must be launched on the current stream before the next layer is
         requested.
         """
-        groups = [range(at, min(at + self._group_size, len(self._host)))
-                  for at in range(0, len(self._host), self._group_size)]  # fmt: skip
+        groups = [
+            range(at, min(at + self._group_size, len(self._host)))
+            for at in range(0, len(self._host), self._group_size)
+        ]
         copied = [self._copied(group) for group in groups[:_GROUPS]]
         yield from layers[: self._first]
         for number, group in enumerate(groups):

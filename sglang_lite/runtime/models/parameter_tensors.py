@@ -10,9 +10,16 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.parameters import CheckpointSlice, ParameterSpec
 from sglang_lite.runtime.models.sharding import RankPart
-from sglang_lite.runtime.models.weights.source import EncodedMatrix, EncodedStack, Stored, Weight, WeightSource
+from sglang_lite.runtime.models.weights.source import (
+    EncodedMatrix,
+    EncodedStack,
+    Stored,
+    Weight,
+    WeightSource,
+)
 
-Table: TypeAlias = dict[tuple[str, int | None], ParameterSpec]  # parameters of a layer, by role and expert
+# parameters of a layer, by role and expert
+Table: TypeAlias = dict[tuple[str, int | None], ParameterSpec]
 
 
 def part_of_tensor(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
@@ -30,10 +37,13 @@ class ParameterTensors:
 
     Args:
         source: source of the weights; each tensor is taken once.
-        cut: function that returns the part of a parameter that this rank has, or None for the whole.
+        cut: function that returns the part of a parameter that this rank has, or None for the
+            whole.
     """
 
-    def __init__(self, source: WeightSource, cut: Callable[[ParameterSpec], RankPart | None] = lambda _: None) -> None:
+    def __init__(
+        self, source: WeightSource, cut: Callable[[ParameterSpec], RankPart | None] = lambda _: None
+    ) -> None:
         self._source = source
         self._cut = cut
         self._stacks: dict[str, Stored] = {}  # tensors that hold several parameters, by name
@@ -61,7 +71,8 @@ class ParameterTensors:
         """Takes the tensor of a parameter, or this rank's part of it.
 
         Raises:
-            ModelError: the tensor is missing or has another shape, or the rank's part cuts through its encoding.
+            ModelError: the tensor is missing or has another shape, or the rank's part cuts through
+                its encoding.
         """
         weight = self._whole(parameter)
         part = self._cut(parameter)
@@ -72,7 +83,11 @@ class ParameterTensors:
         if isinstance(weight, torch.Tensor):
             own = weight[at] if part.axis == "outputs" else weight[:, at]
             # On a GPU a view would keep the memory of the whole, and kernels take no strides.
-            return own if own.device.type == "cpu" else own.clone(memory_format=torch.contiguous_format)
+            return (
+                own
+                if own.device.type == "cpu"
+                else own.clone(memory_format=torch.contiguous_format)
+            )
         try:
             return weight.part(at) if part.axis == "outputs" else weight.part(every, at)
         except ValueError as error:
@@ -129,7 +144,9 @@ class ParameterTensors:
     def numbers(self, parameter: ParameterSpec) -> torch.Tensor:
         """Takes a vector or small matrix as float32."""
         taken = self.take(parameter)
-        return taken.decode(0, taken.shape[0]) if isinstance(taken, EncodedMatrix) else taken.float()
+        return (
+            taken.decode(0, taken.shape[0]) if isinstance(taken, EncodedMatrix) else taken.float()
+        )
 
     def matrices(self, parameters: Sequence[ParameterSpec]) -> list[Weight]:
         """Takes matrices that will be stacked along their outputs, as a list. If they are stored
@@ -138,11 +155,17 @@ class ParameterTensors:
         slices = [self.slice_of(p) for p in parameters]
         if any(self._cut(p) for p in parameters):
             return [self.take(p) for p in parameters]
-        if len({piece.name for piece in slices}) == 1 and len(slices[0].shape) == 2 and slices[0].groups == 1:
+        if (
+            len({piece.name for piece in slices}) == 1
+            and len(slices[0].shape) == 2
+            and slices[0].groups == 1
+        ):
             return [self._source.take(slices[0].name, slices[0].shape)]
         return [self.take(p) for p in parameters]
 
-    def bias(self, parameters: Table, roles: tuple[str, ...], expert: int | None = None) -> torch.Tensor | None:
+    def bias(
+        self, parameters: Table, roles: tuple[str, ...], expert: int | None = None
+    ) -> torch.Tensor | None:
         """Takes the bias of stacked matrices, with zeros for matrices without one. Returns None if
         none has a bias.
         """
@@ -151,7 +174,9 @@ class ParameterTensors:
         if not any(biases):
             return None
         sizes = [self._outputs(parameters[role, expert]) for role in roles]
-        return torch.cat([torch.zeros(n) if p is None else self.vector(p).float() for n, p in zip(sizes, biases)])
+        return torch.cat(
+            [torch.zeros(n) if p is None else self.vector(p).float() for n, p in zip(sizes, biases)]
+        )
 
     def _outputs(self, parameter: ParameterSpec) -> int:
         part = self._cut(parameter)

@@ -9,7 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sglang_lite.runtime.models.families import FAMILIES, Family
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    ModelSpec,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +27,8 @@ class CheckpointSlice:
         name: name of the tensor.
         shape: shape of the whole tensor.
         part: index of the slice; empty for the whole tensor.
-        outputs, inputs: axes of the whole tensor; a matrix of the model is (outputs, inputs). `inputs` is None for
-            vectors.
+        outputs, inputs: axes of the whole tensor; a matrix of the model is (outputs, inputs).
+            `inputs` is None for vectors.
         groups: number of equal groups along the first axis; `part` is taken from each group.
     """
 
@@ -53,8 +60,11 @@ class ParameterSpec:
 
 
 _MODEL_NAMES: Mapping[str, str] = {
-    "embedding": "model.embed_tokens", "layers": "model.layers", "norm": "model.norm", "head": "lm_head",
-}  # fmt: skip
+    "embedding": "model.embed_tokens",
+    "layers": "model.layers",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
 # Names of a layer's modules by role: Llama's, and those that only other families have.
 _NAMES: Mapping[str, str] = {
     "input_norm": "input_layernorm",
@@ -96,7 +106,9 @@ def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
     table = (spec.vocab_size, spec.hidden_size)
     names = {**_MODEL_NAMES, **FAMILIES[spec.architecture].names}
     size = (spec.hidden_size,)
-    yield ParameterSpec("embedding", table, (CheckpointSlice(f"{names['embedding']}.weight", table, inputs=1),))
+    yield ParameterSpec(
+        "embedding", table, (CheckpointSlice(f"{names['embedding']}.weight", table, inputs=1),)
+    )
     for i in range(len(spec.layers)):
         yield from layer_parameters(spec, i)
     if spec.norm_weight:
@@ -104,9 +116,13 @@ def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
     if spec.norm_bias:
         yield ParameterSpec("norm_bias", size, (CheckpointSlice(f"{names['norm']}.bias", size),))
     if not spec.tied_embeddings:
-        yield ParameterSpec("head", table, (CheckpointSlice(f"{names['head']}.weight", table, inputs=1),))
+        yield ParameterSpec(
+            "head", table, (CheckpointSlice(f"{names['head']}.weight", table, inputs=1),)
+        )
     if spec.head_bias:
-        yield ParameterSpec("head_bias", table[:1], (CheckpointSlice(f"{names['head']}.bias", table[:1]),))
+        yield ParameterSpec(
+            "head_bias", table[:1], (CheckpointSlice(f"{names['head']}.bias", table[:1]),)
+        )
 
 
 def head_name(spec: ModelSpec) -> str:
@@ -115,7 +131,9 @@ def head_name(spec: ModelSpec) -> str:
 
 
 def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
-    """Yields the parameters of a layer. The role of a bias is its matrix's role with the suffix `_bias`."""
+    """Yields the parameters of a layer. The role of a bias is its matrix's role with the suffix
+    `_bias`.
+    """
     layer = spec.layers[index]
     names = _Names(FAMILIES[spec.architecture], index)
     for role in layer.hidden_norms if spec.norm_weight else ():
@@ -131,12 +149,18 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
 
 def _of_attention(names: _Names, layer: LayerSpec, hidden: int) -> Iterator[ParameterSpec]:
     a = layer.attention
-    yield from _of_latents(names, a, hidden) if isinstance(a, LatentSpec) else _of_heads(names, a, hidden)
+    yield from (
+        _of_latents(names, a, hidden) if isinstance(a, LatentSpec) else _of_heads(names, a, hidden)
+    )
     yield from names.matrices({"o": hidden}, a.heads * a.value_size, bias=a.output_bias)
 
 
 def _of_heads(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[ParameterSpec]:
-    sizes = {"q": a.heads * a.key_size, "k": a.kv_heads * a.key_size, "v": a.kv_heads * a.value_size}
+    sizes = {
+        "q": a.heads * a.key_size,
+        "k": a.kv_heads * a.key_size,
+        "v": a.kv_heads * a.value_size,
+    }
     yield from names.heads(sizes, hidden, a, bias=a.qkv_bias)
     for role, heads in (("q", a.heads), ("k", a.kv_heads)) if a.qk_norm else ():
         shapes = {"head": (a.key_size,), "heads": (heads, a.key_size), "whole": (sizes[role],)}
@@ -182,10 +206,14 @@ class _Names:
         return f"{self._names['layers']}.{self._layer}.{self._names[role]}"
 
     def vector(self, role: str, size: int, suffix: str = ".weight") -> ParameterSpec:
-        return ParameterSpec(role, (size,), (CheckpointSlice(self._path(role) + suffix, (size,)),), self._layer)
+        return ParameterSpec(
+            role, (size,), (CheckpointSlice(self._path(role) + suffix, (size,)),), self._layer
+        )
 
     def norm(self, role: str, shape: tuple[int, ...], *, bias: bool) -> Iterator[ParameterSpec]:
-        """Yields the parameters of a norm; one per head if the family stores a separate tensor for each head."""
+        """Yields the parameters of a norm; one per head if the family stores a separate tensor for
+        each head.
+        """
         path = self._path(role)
         if "{}" in path:
             for head in range(shape[0]):
@@ -194,7 +222,9 @@ class _Names:
             return
         yield ParameterSpec(role, shape, (CheckpointSlice(f"{path}.weight", shape),), self._layer)
         if bias:
-            yield ParameterSpec(f"{role}_bias", shape, (CheckpointSlice(f"{path}.bias", shape),), self._layer)
+            yield ParameterSpec(
+                f"{role}_bias", shape, (CheckpointSlice(f"{path}.bias", shape),), self._layer
+            )
 
     def plain(self, prefix: str, size: int, hidden: int, *, bias: bool) -> Iterator[ParameterSpec]:
         yield from self.matrices({f"{prefix}up": size}, hidden, bias=bias)
@@ -207,8 +237,9 @@ class _Names:
     def heads(
         self, outputs: Mapping[str, int], inputs: int, spec: AttentionSpec, *, bias: bool
     ) -> Iterator[ParameterSpec]:
-        """Yields the query, key and value matrices, which are slices of one matrix if the family groups them by
-        head."""
+        """Yields the query, key and value matrices, which are slices of one matrix if the family
+        groups them by head.
+        """
         if not self._family.qkv_by_head:
             yield from self.matrices(outputs, inputs, bias=bias)
             return
@@ -216,14 +247,22 @@ class _Names:
         whole = sum(outputs.values())
         for i, role in enumerate(outputs):
             part = (slice(i * size, (i + 1) * size),)
-            piece = CheckpointSlice(f"{self._path(role)}.weight", (whole, inputs), part, inputs=1, groups=spec.heads)
+            piece = CheckpointSlice(
+                f"{self._path(role)}.weight", (whole, inputs), part, inputs=1, groups=spec.heads
+            )
             yield ParameterSpec(role, (outputs[role], inputs), (piece,), self._layer)
             if bias:
-                piece = CheckpointSlice(f"{self._path(role)}.bias", (whole,), part, groups=spec.heads)
+                piece = CheckpointSlice(
+                    f"{self._path(role)}.bias", (whole,), part, groups=spec.heads
+                )
                 yield ParameterSpec(f"{role}_bias", (outputs[role],), (piece,), self._layer)
 
-    def matrices(self, outputs: Mapping[str, int], inputs: int, *, bias: bool) -> Iterator[ParameterSpec]:
-        """Yields matrices with common inputs. Roles with the same tensor name are consecutive rows of that tensor."""
+    def matrices(
+        self, outputs: Mapping[str, int], inputs: int, *, bias: bool
+    ) -> Iterator[ParameterSpec]:
+        """Yields matrices with common inputs. Roles with the same tensor name are consecutive rows
+        of that tensor.
+        """
         for role, size in outputs.items():
             path = self._path(role)
             merged = [other for other in outputs if self._path(other) == path]
@@ -234,15 +273,23 @@ class _Names:
             yield ParameterSpec(role, (size, inputs), (piece,), self._layer)
             if bias:
                 yield ParameterSpec(
-                    f"{role}_bias", (size,), (CheckpointSlice(f"{path}.bias", (rows,), part),), self._layer
+                    f"{role}_bias",
+                    (size,),
+                    (CheckpointSlice(f"{path}.bias", (rows,), part),),
+                    self._layer,
                 )
 
     def expert(self, expert: int, experts: ExpertsSpec, hidden: int) -> Iterator[ParameterSpec]:
-        """Yields an expert's matrices, each with two possible slices: a separate tensor, or a slice of all experts'
-        stack."""
+        """Yields an expert's matrices, each with two possible slices: a separate tensor, or a slice
+        of all experts' stack.
+        """
         size = experts.size
         interleaved = self._family.experts_interleaved
-        for role, outputs, inputs in (("gate", size, hidden), ("up", size, hidden), ("down", hidden, size)):
+        for role, outputs, inputs in (
+            ("gate", size, hidden),
+            ("up", size, hidden),
+            ("down", hidden, size),
+        ):
             path = self._path("stacked_gate_up")
             rows = slice(None)
             stacked_rows = 2 * size
@@ -255,16 +302,32 @@ class _Names:
                 rows = slice(0, size) if role == "gate" else slice(size, None)
             if interleaved:
                 shape = (experts.count, inputs, stacked_rows)
-                slices = [CheckpointSlice(path, shape, (expert, slice(None), rows), outputs=2, inputs=1)]
+                slices = [
+                    CheckpointSlice(path, shape, (expert, slice(None), rows), outputs=2, inputs=1)
+                ]
             else:
                 slices = [
-                    CheckpointSlice(path, (experts.count, stacked_rows, inputs), (expert, rows), outputs=1, inputs=2)
+                    CheckpointSlice(
+                        path,
+                        (experts.count, stacked_rows, inputs),
+                        (expert, rows),
+                        outputs=1,
+                        inputs=2,
+                    )
                 ]
-            biases = [CheckpointSlice(f"{path}_bias", (experts.count, stacked_rows), (expert, rows), outputs=1)]
+            biases = [
+                CheckpointSlice(
+                    f"{path}_bias", (experts.count, stacked_rows), (expert, rows), outputs=1
+                )
+            ]
             if self._names[f"expert_{role}"]:
                 split = self._path(f"expert_{role}").format(expert)
                 slices.insert(0, CheckpointSlice(f"{split}.weight", (outputs, inputs), inputs=1))
                 biases.insert(0, CheckpointSlice(f"{split}.bias", (outputs,)))
-            yield ParameterSpec(f"expert_{role}", (outputs, inputs), tuple(slices), self._layer, expert)
+            yield ParameterSpec(
+                f"expert_{role}", (outputs, inputs), tuple(slices), self._layer, expert
+            )
             if experts.bias:
-                yield ParameterSpec(f"expert_{role}_bias", (outputs,), tuple(biases), self._layer, expert)
+                yield ParameterSpec(
+                    f"expert_{role}_bias", (outputs,), tuple(biases), self._layer, expert
+                )

@@ -17,17 +17,17 @@ class Precision:
         compute: dtype of activations between layers.
         weights: dtype of matrices that are not quantised.
         cache: dtype of keys and values.
-        blocks: whether block-quantised matrices of a checkpoint may be multiplied without decoding them, with
-            activations in 16-bit integers (CPU).
-        int8: whether the layers' matrices are quantised to 8-bit integers; with `packed`, on a GPU, whether those that
-            a checkpoint stores as such, with a scale per row, stay so.
+        blocks: whether block-quantised matrices of a checkpoint may be multiplied without decoding
+            them, with activations in 16-bit integers (CPU).
+        int8: whether the layers' matrices are quantised to 8-bit integers; with `packed`, on a GPU,
+            whether those that a checkpoint stores as such, with a scale per row, stay so.
         fp8: whether the layers' matrices are quantised to 8-bit floating point (GPU).
         keep_fp8: whether matrices that a checkpoint stores in 8-bit floating point stay so (GPU).
         packed: whether matrices that a checkpoint stores in up to 4 bits stay so (GPU).
-        rounding: how plain matrices of the layers are quantised while they are loaded: "int4", "int8" or "nf4"; None
-            for not at all.
-        batch_invariant: whether each row is computed the same way whatever the batch, so that its bits don't
-            depend on it.
+        rounding: how plain matrices of the layers are quantised while they are loaded: "int4",
+            "int8" or "nf4"; None for not at all.
+        batch_invariant: whether each row is computed the same way whatever the batch, so that its
+            bits don't depend on it.
     """
 
     compute: torch.dtype
@@ -43,5 +43,7 @@ class Precision:
 
     @property
     def batch_sensitive(self) -> bool:
-        """True if the formats are so coarse that a row computed in another way often yields another token."""
+        """True if the formats are so coarse that a row computed in another way often yields another
+        token.
+        """
         return self.int8 or min(self.compute.itemsize, self.cache.itemsize) < 4

@@ -7,14 +7,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    ModelSpec,
+)
 
 _COMMENTS_AT = 64  # column
 
 
 def pseudo_code(spec: ModelSpec) -> Iterator[str]:
     """Yields the lines of a model's pseudo-code, each kind of layer once."""
-    yield _line(0, f"# {spec.architecture}: {len(spec.layers)} layers, hidden states of {spec.hidden_size:,}")
+    yield _line(
+        0,
+        f"# {spec.architecture}: {len(spec.layers)} layers, hidden states of {spec.hidden_size:,}",
+    )
     scale = "" if spec.embedding_scale == 1 else f" * {spec.embedding_scale:.4g}"
     yield _line(0, f"x = embedding[token]{scale}", f"{spec.vocab_size:,} tokens")
     for layer, numbers in _kinds_of_layers(spec.layers):
@@ -82,7 +92,9 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
     scale = "" if layer.residual_scale == 1 else f" * {layer.residual_scale:.4g}"
     attended = f"{norm}(a)" if after else "a"
     if layer.parallel:
-        yield from _feed_forward_lines(layer.feed_forward, "h" if layer.parallel == "one norm" else f"{norm}(x)")
+        yield from _feed_forward_lines(
+            layer.feed_forward, "h" if layer.parallel == "one norm" else f"{norm}(x)"
+        )
         yield f"x = x + ({attended} + f){scale}", "attention and feed-forward beside each other"
         return
     yield f"x = x + {attended}{scale}", ""
@@ -95,11 +107,18 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
     sizes = f"{attention.key_size}"
     if attention.value_size != attention.key_size:
         sizes = f"{attention.key_size}, values of {attention.value_size}"
-    yield "q, k, v = h @ Wq, h @ Wk, h @ Wv", f"{attention.heads} and {attention.kv_heads} heads of {sizes}{bias}"
+    yield (
+        "q, k, v = h @ Wq, h @ Wk, h @ Wv",
+        f"{attention.heads} and {attention.kv_heads} heads of {sizes}{bias}",
+    )
     if attention.clip is not None:
         yield f"q, k, v = clip(q, {attention.clip:g}), clip(k, …), clip(v, …)", ""
     if attention.qk_norm:
-        of = {"head": "each head", "heads": "each head, by weights of its own", "whole": "all heads together"}
+        of = {
+            "head": "each head",
+            "heads": "each head, by weights of its own",
+            "whole": "all heads together",
+        }
         yield f"q, k = {norm}(q), {norm}(k)", f"of {of[attention.qk_norm]}"
     if attention.rope.kind != "none":
         notes = f"theta {attention.rope.theta:g}"
@@ -113,7 +132,10 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
     seen = "earlier tokens and itself" if attention.causal else "all tokens"
     if attention.window is not None:
         seen = f"the last {attention.window:,} tokens"
-    yield f"a = softmax({scores}) @ values", seen + (", and a learnt sink" if attention.sinks else "")
+    yield (
+        f"a = softmax({scores}) @ values",
+        seen + (", and a learnt sink" if attention.sinks else ""),
+    )
     yield "a = a @ Wo", "with bias" if attention.output_bias else ""
 
 
@@ -123,19 +145,30 @@ def _latent_lines(attention: LatentSpec) -> Iterator[tuple[str, str]]:
     if attention.query_rank is None:
         yield "q = h @ Wq", heads
     else:
-        yield "q = rms_norm(h @ Wq_down) @ Wq_up", f"through {attention.query_rank:,}; {heads}{bias}"
-    yield "c, kr = split(h @ Wkv_down)", f"a latent of {attention.rank} and a key of {attention.rope_size}{bias}"
+        yield (
+            "q = rms_norm(h @ Wq_down) @ Wq_up",
+            f"through {attention.query_rank:,}; {heads}{bias}",
+        )
+    yield (
+        "c, kr = split(h @ Wkv_down)",
+        f"a latent of {attention.rank} and a key of {attention.rope_size}{bias}",
+    )
     notes = f"theta {attention.rope.theta:g}"
     if attention.rope.kind != "default":
         notes += f", {attention.rope.kind}"
     yield "qr, kr = rotate(q[rope], position), rotate(kr, position)", notes
-    yield "latents, rotated = cache(rms_norm(c), kr)", "all that is cached: keys and values are made of it"
+    yield (
+        "latents, rotated = cache(rms_norm(c), kr)",
+        "all that is cached: keys and values are made of it",
+    )
     yield "keys, values = latents @ Wk_up, latents @ Wv_up", f"values of {attention.value_size}"
     yield f"a = softmax((q[nope] @ keys.T + qr @ rotated.T) * {attention.scale:.4g}) @ values", ""
     yield "a = a @ Wo", "with bias" if attention.output_bias else ""
 
 
-def _feed_forward_lines(feed_forward: DenseSpec | ExpertsSpec, source: str) -> Iterator[tuple[str, str]]:
+def _feed_forward_lines(
+    feed_forward: DenseSpec | ExpertsSpec, source: str
+) -> Iterator[tuple[str, str]]:
     if source != "h":
         yield f"h = {source}", ""
     if isinstance(feed_forward, DenseSpec):
@@ -150,9 +183,16 @@ def _feed_forward_lines(feed_forward: DenseSpec | ExpertsSpec, source: str) -> I
     chosen = "scores + correction" if of.correction else "scores"
     yield f"scores = {scored}", f"{of.count} experts"
     yield f"chosen = top_k({chosen}, {of.top_k})", f"for each token{groups}"
-    weights = "scores[chosen]" + (" / sum" if of.normalise else "") + ("" if of.scale == 1 else f" * {of.scale:g}")
+    weights = (
+        "scores[chosen]"
+        + (" / sum" if of.normalise else "")
+        + ("" if of.scale == 1 else f" * {of.scale:g}")
+    )
     bias = ", with biases" if of.bias else ""
-    yield f"f = sum({weights} * expert(h))", f"{of.activation}(gate) * up, through {of.size:,}{bias}"
+    yield (
+        f"f = sum({weights} * expert(h))",
+        f"{of.activation}(gate) * up, through {of.size:,}{bias}",
+    )
     if of.shared_size:
         gate = "sigmoid(h @ shared_gate) * " if of.shared_gate else ""
         yield f"f = f + {gate}shared(h)", f"an expert of {of.shared_size:,} for every token"

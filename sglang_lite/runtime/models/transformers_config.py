@@ -1,4 +1,6 @@
-"""Config of a model that runs through transformers' code: the fields that an engine needs. Needs no torch."""
+"""Config of a model that runs through transformers' code: the fields that an engine needs. Needs no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,34 @@ from sglang_lite.runtime.models.config_fields import MAX_POSITIONS, MAX_TOKENS, 
 from sglang_lite.runtime.models.families import ARCHITECTURES, WITH_ENCODER, Config
 
 _LIMITS = (
-    "max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "model_max_length",
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_sequence_length",
+    "max_seq_len",
+    "model_max_length",
     "seq_length",
-)  # fmt: skip
-# Config fields of models without a position limit -> the layers whose state such a model keeps from token to token.
+)
+# Config fields of models without a position limit -> the layers whose state such a model keeps from
+# token to token.
 _STATES = {
-    "state_size": "state space layers", "lru_width": "recurrent layers", "rescale_every": "RWKV's layers",
+    "state_size": "state space layers",
+    "lru_width": "recurrent layers",
+    "rescale_every": "RWKV's layers",
     "chunkwise_kernel": "xLSTM's layers",
-}  # fmt: skip
+}
 # Architectures of diffusion language models, and name suffixes of others.
-_DIFFUSION = frozenset((
-    "LLaDAModelLM", "LLaDAMoEModelLM", "LLaDA2MoeModelLM", "DreamModel", "SDARForCausalLM", "SDARMoeForCausalLM",
-    "Fast_dLLM_QwenForCausalLM",
-))  # fmt: skip
+_DIFFUSION = frozenset(
+    (
+        "LLaDAModelLM",
+        "LLaDAMoEModelLM",
+        "LLaDA2MoeModelLM",
+        "DreamModel",
+        "SDARForCausalLM",
+        "SDARMoeForCausalLM",
+        "Fast_dLLM_QwenForCausalLM",
+    )
+)
 _OF_DIFFUSION = ("ForBlockDiffusion", "ForDiffusionLM")
 _FIELDS = {
     "vocab_size": Field("whole", 1, MAX_TOKENS, required=True),
@@ -69,21 +86,26 @@ def is_native(config: Config) -> bool:
 
 
 def fallback_spec(config: Config, source: str) -> TransformersSpec:
-    """Returns the specification from a Hugging Face config of any architecture; from its text part if it has several.
+    """Returns the specification from a Hugging Face config of any architecture; from its text part
+    if it has several.
 
     Raises:
-        ModelError: the model does not generate text, or not token by token, a field is missing or invalid, or the
-            model keeps a state other than keys and values.
+        ModelError: the model does not generate text, or not token by token, a field is missing or
+            invalid, or the model keeps a state other than keys and values.
     """
     for name in config.get("architectures") or ():
         if name in _DIFFUSION or name.endswith(_OF_DIFFUSION):
             problem = f"{name} is a diffusion language model, which writes many tokens at once, and again."
-            raise ModelError(f"{source}: {problem}", hint="Use a model that writes one token after the other.")
+            raise ModelError(
+                f"{source}: {problem}", hint="Use a model that writes one token after the other."
+            )
     try:
         return _read(config, source)
     except ModelError:
         if reason := not_causal(config.get("model_type")):  # an encoder has no such fields
-            raise ModelError(f"{source}: {reason}", hint="Use a model that generates text.") from None
+            raise ModelError(
+                f"{source}: {reason}", hint="Use a model that generates text."
+            ) from None
         raise
 
 
@@ -102,7 +124,9 @@ def not_causal(model_type: Json) -> str | None:
 
 
 def _read(config: Config, source: str) -> TransformersSpec:
-    config_fields.check({"text_config": config.get("text_config")}, {"text_config": Field("object")}, source)
+    config_fields.check(
+        {"text_config": config.get("text_config")}, {"text_config": Field("object")}, source
+    )
     whole = {**config, **(config.get("text_config") or {})}
     config_fields.check(whole, _FIELDS, source)
     limits = [whole[name] for name in _LIMITS if whole.get(name) is not None]
@@ -113,7 +137,9 @@ def _read(config: Config, source: str) -> TransformersSpec:
     if names[0] == WHISPER:
         config_fields.check(config, _WHISPER_FIELDS, source)
         sound = SoundPrefix.of(whole["max_source_positions"])
-        return TransformersSpec(WHISPER, whole["vocab_size"], sound.tokens + whole["max_target_positions"], ids, sound)
+        return TransformersSpec(
+            WHISPER, whole["vocab_size"], sound.tokens + whole["max_target_positions"], ids, sound
+        )
     if config.get("is_encoder_decoder") and names[0].endswith("ForConditionalGeneration"):
         problem = f"{names[0]} has an encoder beside its decoder, which alone continues no text."
         raise ModelError(f"{source}: {problem}", hint="Use a model that generates text.")

@@ -1,10 +1,12 @@
-"""Any causal language model of transformers on our KV cache: transformers' own module with our attention plugged in.
+"""Any causal language model of transformers on our KV cache: transformers' own module with our
+attention plugged in.
 
-This module runs it with torch operations; gpu_transformers_model.py runs the same module as GPU steps.
+This module runs it with torch operations; gpu_transformers_model.py runs the same module as GPU
+steps.
 
-A trial run finds the cache layout that each layer needs. A second trial checks that nothing but keys and values passes
-from token to token: a model that keeps other state, or has its own form of attention, is refused. A third one does so
-with narrow windows, chunks and other limits.
+A trial run finds the cache layout that each layer needs. A second trial checks that nothing but
+keys and values passes from token to token: a model that keeps other state, or has its own form of
+attention, is refused. A third one does so with narrow windows, chunks and other limits.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ from sglang_lite.runtime.models.cached_module import CachedModule
 
 NAME = "sglang_lite"  # name that our attention is registered under in transformers
 _TRIAL = 12  # tokens of the second trial run
-# Largest difference between the trial run in one step and in several, relative to the norm of a token's hidden state: in
-# float64, where rounding causes 3e-13 in 8 layers of random weights, and in their own dtype for quantised models, which
-# have no other. In bfloat16 rounding causes 0.04 in 32 layers without experts, and up to 1.2 where it changes the
-# choice of experts; an ignored window causes 0.56 or more.
+# Largest difference between the trial run in one step and in several, relative to the norm of a
+# token's hidden state: in float64, where rounding causes 3e-13 in 8 layers of random weights, and
+# in their own dtype for quantised models, which have no other. In bfloat16 rounding causes 0.04 in
+# 32 layers without experts, and up to 1.2 where it changes the choice of experts; an ignored window
+# causes 0.56 or more.
 _TOLERANCE = 1e-6
 _COARSE = 0.2
 # Names of limits in tokens that a module reads when it runs; those of transformers are found by
@@ -44,7 +47,8 @@ _COARSE = 0.2
 LIMITS = re.compile(r"window|chunk|extent|floor|distance|budget|^index_(topk|block|local)")
 _NARROW = 3  # tokens of each limit in the third trial run
 _HINT = "Use a model of the families in docs/models.md."
-# Arguments of transformers' attention that have no effect here: the plan holds the positions, and dropout is off.
+# Arguments of transformers' attention that have no effect here: the plan holds the positions, and
+# dropout is off.
 _WITHOUT_MEANING = frozenset({
     "attention_mask", "dropout", "position_ids", "cache_position", "past_key_values", "past_key_value", "use_cache",
     "output_attentions", "output_hidden_states", "is_causal", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q",
@@ -73,7 +77,9 @@ class AttendLayer(Protocol):
 
 
 class AttentionProbe:
-    """Attention callback of a trial run: records each layer's heads, cache planes and scoring rules; returns zeros."""
+    """Attention callback of a trial run: records each layer's heads, cache planes and scoring
+    rules; returns zeros.
+    """
 
     def __init__(self) -> None:
         self.heads: list[int] = []
@@ -97,7 +103,8 @@ class TransformersModel(CachedModule):
         label: name of the model for messages.
 
     Raises:
-        ModelError: the model keeps other state than keys and values, or its attention is not supported.
+        ModelError: the model keeps other state than keys and values, or its attention is not
+            supported.
     """
 
     fused = False
@@ -110,10 +117,17 @@ class TransformersModel(CachedModule):
         self._attend: AttendLayer | None = None  # callback of the current run
         self._layer = 0  # index of the layer whose attention is called next
         self._output: Callable[..., object]  # class of the layers' output
-        self._head_input: torch.Tensor | None = None  # hidden states that the layers return instead of computing them
+        # hidden states that the layers return instead of computing them
+        self._head_input: torch.Tensor | None = None
         body = module.get_decoder()
-        if body is None or body is module or "position_ids" not in inspect.signature(body.forward).parameters:
-            raise self._refusal("its code has no decoder that runs by itself, at positions that it is given")
+        if (
+            body is None
+            or body is module
+            or "position_ids" not in inspect.signature(body.forward).parameters
+        ):
+            raise self._refusal(
+                "its code has no decoder that runs by itself, at positions that it is given"
+            )
         self._layers = body.forward
         body.forward = self._body
         for part in module.modules():
@@ -127,14 +141,19 @@ class TransformersModel(CachedModule):
                     self._check_against_reference()
 
     def _body(self, *args: Any, **kwargs: Any) -> Any:  # signature of the module's own forward
-        """Runs the layers, or returns `_head_input` in their place, so that the module's head can run on chosen rows
-        only."""
+        """Runs the layers, or returns `_head_input` in their place, so that the module's head can
+        run on chosen rows only.
+        """
         if self._head_input is None:
             return self._layers(*args, **kwargs)
         return self._output(last_hidden_state=self._head_input)
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
-        """Computes hidden states [T, hidden_size] of new tokens and stores the tokens' keys and values in the cache."""
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache
+    ) -> torch.Tensor:
+        """Computes hidden states [T, hidden_size] of new tokens and stores the tokens' keys and
+        values in the cache.
+        """
 
         def attend(
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rules: AttentionRules
@@ -161,7 +180,10 @@ class TransformersModel(CachedModule):
         self._layer = 0
         try:
             out = self._layers(
-                input_ids=ids[None].long(), position_ids=positions[None].long(), use_cache=False, return_dict=True
+                input_ids=ids[None].long(),
+                position_ids=positions[None].long(),
+                use_cache=False,
+                return_dict=True,
             )
         finally:
             self._attend = None
@@ -170,9 +192,16 @@ class TransformersModel(CachedModule):
         return hidden
 
     def attend(
-        self, module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, **more: Foreign
+        self,
+        module: nn.Module,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        **more: Foreign,
     ) -> torch.Tensor:
-        """Computes a layer's attention when transformers calls it; returns [1, T, heads, value size].
+        """Computes a layer's attention when transformers calls it; returns [1, T, heads, value
+        size].
 
         Args:
             module: attention module that makes the call.
@@ -187,7 +216,11 @@ class TransformersModel(CachedModule):
         window = more.pop("sliding_window", None)
         softcap = more.pop("softcap", None)
         sinks = more.pop("s_aux", None)
-        if unknown := [name for name, value in more.items() if value is not None and name not in _WITHOUT_MEANING]:
+        if unknown := [
+            name
+            for name, value in more.items()
+            if value is not None and name not in _WITHOUT_MEANING
+        ]:
             raise self._refusal(f"its attention takes {', '.join(unknown)}")
         if not getattr(module, "is_causal", True):
             raise self._refusal("it has attention that is not causal")
@@ -196,9 +229,10 @@ class TransformersModel(CachedModule):
         scale = q.shape[3] ** -0.5 if scale is None else scale
         rules = AttentionRules(scale, window, softcap, None if sinks is None else sinks.float())
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
-        return self._attend(layer, q, k, v, rules)[None].contiguous()  # as modules expect that take a view of it
+        # as modules expect that take a view of it
+        return self._attend(layer, q, k, v, rules)[None].contiguous()
 
-    # ------------------------------------------------------------------------------------------- the trials
+    # ----------------------------------------------------------------------------------- the trials
 
     def _probe(self) -> AttentionProbe:
         self._check_layer_types()
@@ -220,7 +254,10 @@ class TransformersModel(CachedModule):
 
     def _check_layer_types(self) -> None:
         config = self._module.config.get_text_config()
-        if left := {*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"}:
+        if left := {*(getattr(config, "layer_types", None) or ())} - {
+            "full_attention",
+            "sliding_attention",
+        }:
             raise self._refusal(f"it has layers of {', '.join(sorted(left))}")
         if getattr(config, "attention_chunk_size", None) is not None:
             raise self._refusal("it uses chunked attention (`attention_chunk_size`)")
@@ -242,18 +279,24 @@ class TransformersModel(CachedModule):
                 continue
             first = rope.get("original_max_position_embeddings")
             if first is None or longest is None or longest > first:
-                raise self._refusal("its rotary embedding depends on the longest row of a batch (longrope)")
+                raise self._refusal(
+                    "its rotary embedding depends on the longest row of a batch (longrope)"
+                )
 
     def _check_against_reference(self) -> None:
-        """Compares transformers' hidden states of random tokens with ours, which are computed in three steps over a
-        cache: with the module's windows, and with windows that the tokens exceed."""
+        """Compares transformers' hidden states of random tokens with ours, which are computed in
+        three steps over a cache: with the module's windows, and with windows that the tokens
+        exceed.
+        """
         self._compare(
             "its hidden states differ from transformers', so it keeps other state than keys and values, or has "
             "its own form of attention"
         )
         with _narrow_limits(self._module) as names:
             if names:
-                self._compare(f"its hidden states differ from transformers' beyond its limits ({', '.join(names)})")
+                self._compare(
+                    f"its hidden states differ from transformers' beyond its limits ({', '.join(names)})"
+                )
 
     def _compare(self, reason: str) -> None:
         vocab = self._module.config.get_text_config().vocab_size
@@ -264,7 +307,11 @@ class TransformersModel(CachedModule):
         half = _TRIAL // 2
         parts = []
         for start, end in ((0, half), (half, _TRIAL - 1), (_TRIAL - 1, _TRIAL)):
-            parts.append(self.forward(ids[start:end], positions[start:end], _plan(start, end, self.device), cache))
+            parts.append(
+                self.forward(
+                    ids[start:end], positions[start:end], _plan(start, end, self.device), cache
+                )
+            )
         found = torch.cat(parts)
         if not self._agrees(found, expected):
             if self._agrees(found, self._reference(ids, positions)):
@@ -289,7 +336,9 @@ class TransformersModel(CachedModule):
 
     def _refusal(self, reason: str) -> ModelError:
         name = type(self._module).__name__
-        return ModelError(f"{self.label}: {name} can't be run through transformers: {reason}.", hint=_HINT)
+        return ModelError(
+            f"{self.label}: {name} can't be run through transformers: {reason}.", hint=_HINT
+        )
 
 
 @contextmanager
@@ -354,9 +403,14 @@ def _plan(start: int, end: int, device: torch.device) -> AttentionPlan:
 
 
 def _attend(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    attention_mask: torch.Tensor | None, scaling: float | None = None, **more: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
     """Attends for transformers, which has it registered; delegates to the TransformersModel that
     owns the module.
     """
@@ -366,37 +420,49 @@ def _attend(
 def register() -> None:
     """Registers our attention with transformers.
 
-    No mask function is registered, so transformers builds no masks: the attention plan defines what each token attends
-    to.
+    No mask function is registered, so transformers builds no masks: the attention plan defines what
+    each token attends to.
     """
     AttentionInterface.register(NAME, _attend)
 
 
 _SHORT = frozenset({torch.bfloat16, torch.float16, torch.float32})
-# Operations that copy numbers: those taken from a table of all tokens or experts are converted where they are used.
+# Operations that copy numbers: those taken from a table of all tokens or experts are converted
+# where they are used.
 _COPIES = frozenset(
-    {torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor, torch.ops.aten.index_select.default}
+    {
+        torch.ops.aten.embedding.default,
+        torch.ops.aten.index.Tensor,
+        torch.ops.aten.index_select.default,
+    }
 )
 
 
 class InFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class has no types
-    """Context in which operations on numbers of 16 and 32 bits compute in float64 and return that, whatever they are
-    asked for. A weight is converted for each operation that uses it, and no longer.
+    """Context in which operations on numbers of 16 and 32 bits compute in float64 and return that,
+    whatever they are asked for. A weight is converted for each operation that uses it, and no
+    longer.
 
-    Two ways to compute the same differ by rounding, in bfloat16 by as much as changes a router's choice of experts. In
-    float64 they agree to some 1e-13, so a larger difference is one of what is computed.
+    Two ways to compute the same differ by rounding, in bfloat16 by as much as changes a router's
+    choice of experts. In float64 they agree to some 1e-13, so a larger difference is one of what is
+    computed.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:  # whatever an operation takes and returns
         given, named = tree_map(_dtype, (args, kwargs or {}))
         if func.is_view or func in _COPIES:
             return func(*given, **named)
-        if func.overloadpacket.__name__.endswith("_"):  # writes its first argument, which it returns
+        # writes its first argument, which it returns
+        if func.overloadpacket.__name__.endswith("_"):
             return func(given[0], *_wide(given[1:]), **_wide(named))
         return _wide(func(*_wide(given), **_wide(named)))
 
@@ -406,4 +472,6 @@ def _dtype(value: Any) -> Any:  # any argument
 
 
 def _wide(values: Any) -> Any:  # any argument or result
-    return tree_map_only(torch.Tensor, lambda each: each.double() if each.dtype in _SHORT else each, values)
+    return tree_map_only(
+        torch.Tensor, lambda each: each.double() if each.dtype in _SHORT else each, values
+    )

@@ -16,14 +16,21 @@ from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSourc
 
 _FRAMES = "pixel_values_videos"
 _DECODERS = ("language_model", "text_model")  # names of transformers' modules for the text
-_TINY = {"num_hidden_layers": 0, "layer_types": [], "vocab_size": 8, "pad_token_id": None, "bos_token_id": None,
-         "eos_token_id": None}  # fmt: skip
+_TINY = {
+    "num_hidden_layers": 0,
+    "layer_types": [],
+    "vocab_size": 8,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 
 _T = TypeVar("_T")
 
 
 class VisionTower:
-    """Encoder of images with its projector, as a model in transformers' form has them beside its decoder.
+    """Encoder of images with its projector, as a model in transformers' form has them beside its
+    decoder.
 
     Args:
         folder: folder of the model.
@@ -31,16 +38,19 @@ class VisionTower:
         dtype, device: of the weights and the computation.
 
     Attributes:
-        planes: number of vectors in a feature: the one that takes a token's place, and those that are added behind the
-            decoder's first layers (DeepStack, arXiv:2406.04334).
+        planes: number of vectors in a feature: the one that takes a token's place, and those that
+            are added behind the decoder's first layers (DeepStack, arXiv:2406.04334).
         width: number of elements of a feature.
         parameters: its weights by transformers' names.
 
     Raises:
-        ModelError: transformers can't make the encoder, or a tensor is missing or has a wrong shape.
+        ModelError: transformers can't make the encoder, or a tensor is missing or has a wrong
+            shape.
     """
 
-    def __init__(self, folder: Path, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, folder: Path, source: WeightSource, dtype: torch.dtype, device: torch.device
+    ) -> None:
         from transformers import AutoModel
 
         def make(config: Any) -> Any:
@@ -73,8 +83,9 @@ class VisionTower:
         """
         inputs = {
             name: torch.cat([self._sent(each[name]) for each in images])
-            for name in images[0] if name in self._inputs or name == _FRAMES
-        }  # fmt: skip
+            for name in images[0]
+            if name in self._inputs or name == _FRAMES
+        }
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             if _FRAMES in inputs:
                 return self._pooled(inputs[_FRAMES])
@@ -90,7 +101,9 @@ class VisionTower:
         found = self._model.get_video_features(frames).pooler_output
         vision = self._model.config.vision_config
         count = frames.shape[1] * math.ceil(vision.image_size // vision.patch_size / 2) ** 2
-        return [*torch.cat((found[:, :count], self._model.image_newline.expand(len(found), 1, -1)), 1)]
+        return [
+            *torch.cat((found[:, :count], self._model.image_newline.expand(len(found), 1, -1)), 1)
+        ]
 
     def _sent(self, values: torch.Tensor) -> torch.Tensor:
         dtype = self.dtype if values.is_floating_point() else None
@@ -121,7 +134,8 @@ def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([each.reshape(-1, each.shape[-1]) for each in parts])
 
 
-def made_part(folder: Path, part: str, make: Callable[[Any], _T]) -> tuple[Any, _T]:  # of transformers
+# of transformers
+def made_part(folder: Path, part: str, make: Callable[[Any], _T]) -> tuple[Any, _T]:
     """Builds a part of a folder's model without weights. Returns the folder's config and the part.
 
     Args:
@@ -173,7 +187,10 @@ def taken_weights(
         stored = next(filter(source.has, stored_names(name)), name)
         if whole or source.has(stored):
             weight = source.take(stored, tuple(parameter.shape))
-            yield name, weight.decode(0, weight.shape[0]) if isinstance(weight, EncodedMatrix) else weight
+            yield (
+                name,
+                weight.decode(0, weight.shape[0]) if isinstance(weight, EncodedMatrix) else weight,
+            )
 
 
 def stored_names(name: str) -> tuple[str, ...]:

@@ -33,7 +33,9 @@ def save_memory(model: Model, *, backup: bool) -> None:
     if model.device.type != "cuda":
         return
     if not isinstance(model, Decoder):
-        raise ParameterError("enable_memory_saver", "transformers' code runs this model, without it.")
+        raise ParameterError(
+            "enable_memory_saver", "transformers' code runs this model, without it."
+        )
     with torch.inference_mode():
         model.weight_memory = WeightMemory(model, backup=backup)
 
@@ -80,7 +82,9 @@ class WeightMemory:
             starts.append(starts[-1] + -(-size // _ALIGNED) * _ALIGNED)
         region = self._arena.empty(starts[-1])
         for views, start, size in zip(group, starts, sizes):
-            stored = torch.empty(0, dtype=torch.uint8, device=region.device).set_(views[0].untyped_storage())
+            stored = torch.empty(0, dtype=torch.uint8, device=region.device).set_(
+                views[0].untyped_storage()
+            )
             region[start : start + size].copy_(stored)
             for tensor in views:
                 at = start // tensor.itemsize + tensor.storage_offset()
@@ -164,7 +168,9 @@ class DroppedTensors:
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Returns the bytes of the tensors' memory, each storage counted once."""
-    storages = {each.data_ptr(): each.nbytes() for each in (tensor.untyped_storage() for tensor in tensors)}
+    storages = {
+        each.data_ptr(): each.nbytes() for each in (tensor.untyped_storage() for tensor in tensors)
+    }
     return sum(storages.values())
 
 

@@ -31,17 +31,27 @@ from sglang_lite.runtime.models.layers.rope import (
     head_deinterleave_order,
     latent_query_deinterleave_order,
 )
-from sglang_lite.runtime.models.parameters import CheckpointSlice, ParameterSpec, head_name, parameters
+from sglang_lite.runtime.models.parameters import (
+    CheckpointSlice,
+    ParameterSpec,
+    head_name,
+    parameters,
+)
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, ModelSpec
 from sglang_lite.runtime.models.vision_tower import stored_names
 from sglang_lite.runtime.models.weight_reader import LAYER_PARTS, Layer, WeightReader, first_roles
 
-PartKey: TypeAlias = tuple[int | None, str]  # layer, and the attribute there; None for an attribute of the decoder
+# layer, and the attribute there; None for an attribute of the decoder
+PartKey: TypeAlias = tuple[int | None, str]
 
 ROPES: PartKey = (None, "ropes")  # rotary tables; only some GGUF files have a tensor for them
 
 _LATENT = frozenset(("q_a_norm", "q_b", "kv_a_norm", "kv_b"))
-_OTHERS = {"o": "output", "attention_out_norm": "post_attention_norm", "mlp_out_norm": "post_mlp_norm"}
+_OTHERS = {
+    "o": "output",
+    "attention_out_norm": "post_attention_norm",
+    "mlp_out_norm": "post_mlp_norm",
+}
 _OWN = frozenset(("input_norm", "q_norm", "k_norm", "sinks", "mlp_norm"))  # each is its own part
 
 
@@ -57,7 +67,8 @@ def key_of(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
     return parameter.layer, "latent" if role in _LATENT else _OTHERS.get(role, "feed_forward")
 
 
-def build_functions(model: Decoder, reader: WeightReader) -> dict[PartKey, Callable[[], Any]]:  # of any part
+# of any part
+def build_functions(model: Decoder, reader: WeightReader) -> dict[PartKey, Callable[[], Any]]:
     """Returns the functions that build the parts of a decoder from a reader's source, in the order
     of the parts.
     """
@@ -113,9 +124,13 @@ class WeightParts:
         self._extra: dict[str, PartKey] = {"rope_freqs.weight": ROPES}
         if model.spec.tied_embeddings:
             self._extra[f"{head_name(model.spec)}.weight"] = None, "embedding"
-            self._of_part.setdefault((None, "embedding"), []).extend(self._of_part.pop((None, "head"), []))
+            self._of_part.setdefault((None, "embedding"), []).extend(
+                self._of_part.pop((None, "head"), [])
+            )
         self._encoder = {
-            stored: parameter for name, parameter in model.encoder_weights.items() for stored in stored_names(name)
+            stored: parameter
+            for name, parameter in model.encoder_weights.items()
+            for stored in stored_names(name)
         }
 
     def key(self, name: str) -> PartKey | None:
@@ -127,7 +142,11 @@ class WeightParts:
         if name not in self._of_name:
             return None
         key = key_of(self._model.spec, self._of_name[name][0])
-        return (None, "embedding") if key == (None, "head") and self._model.spec.tied_embeddings else key
+        return (
+            (None, "embedding")
+            if key == (None, "head") and self._model.spec.tied_embeddings
+            else key
+        )
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Returns the shape of a checkpoint's tensor, or None if the model has none of this name or
@@ -141,7 +160,9 @@ class WeightParts:
     def lacking(self, key: PartKey, given: Container[str]) -> list[str]:
         """Returns the names of the tensors that a part needs and that are not given."""
         missing = (
-            p.slices[0].name for p in self._of_part.get(key, ()) if not any(piece.name in given for piece in p.slices)
+            p.slices[0].name
+            for p in self._of_part.get(key, ())
+            if not any(piece.name in given for piece in p.slices)
         )
         return list(dict.fromkeys(missing))
 
@@ -154,14 +175,17 @@ class WeightParts:
         """Returns the values of a checkpoint's tensor as the decoder holds them, on its device.
 
         Raises:
-            ModelError: the model has no tensor of this name, has it in fewer bits, or has dropped it.
+            ModelError: the model has no tensor of this name, has it in fewer bits, or has dropped
+                it.
         """
         if name in self._encoder:
             return self._encoder[name].data
         if name in self._extra and self._extra[name] == (None, "embedding"):
             return self._value(self._of_part[None, "embedding"][0])
         if name not in self._of_name:
-            raise ModelError(f"{name!r} is no tensor of this model.", hint=f"One is {self.names()[0]!r}.")
+            raise ModelError(
+                f"{name!r} is no tensor of this model.", hint=f"One is {self.names()[0]!r}."
+            )
         whole: torch.Tensor | None = None
         for parameter in self._of_name[name]:
             piece = next(each for each in parameter.slices if each.name == name)
@@ -170,7 +194,9 @@ class WeightParts:
                 return value
             if whole is None:
                 whole = torch.empty(piece.shape, dtype=value.dtype, device=value.device)
-            _part(whole, piece).copy_(value.view(piece.groups, -1, *value.shape[1:]) if piece.groups > 1 else value)
+            _part(whole, piece).copy_(
+                value.view(piece.groups, -1, *value.shape[1:]) if piece.groups > 1 else value
+            )
         assert whole is not None
         return whole
 
@@ -181,7 +207,11 @@ class WeightParts:
         if not dropped:
             found = _of_model(model, parameter) if layer is None else self._of_layer(parameter)
         if found is None:
-            why = "was dropped while the engine slept" if dropped else "is in fewer bits in this engine"
+            why = (
+                "was dropped while the engine slept"
+                if dropped
+                else "is in fewer bits in this engine"
+            )
             raise ModelError(
                 f"{parameter.slices[0].name} {why}, and can't be read back.",
                 hint="Give all tensors of its product together: q, k and v, or gate, up and down.",
@@ -203,7 +233,9 @@ class WeightParts:
         if role == "kv_b":
             latent = layer.latent
             assert latent is not None
-            return torch.cat((latent.keys.weight, latent.values.weight.transpose(1, 2)), 1).flatten(0, 1)
+            return torch.cat((latent.keys.weight, latent.values.weight.transpose(1, 2)), 1).flatten(
+                0, 1
+            )
         if role.endswith("_norm"):
             order = None
             if role in ("q_norm", "k_norm"):
@@ -217,7 +249,11 @@ class WeightParts:
             return None
         if order is not None:
             rows = torch.empty_like(rows).index_copy_(0, order.to(rows.device), rows)
-        sizes = {p.role: p.shape[0] for p in self._of_part[key_of(spec, parameter)] if p.expert == parameter.expert}
+        sizes = {
+            p.role: p.shape[0]
+            for p in self._of_part[key_of(spec, parameter)]
+            if p.expert == parameter.expert
+        }
         at = sum(sizes[each] for each in roles[: roles.index(role)])
         return rows[at : at + sizes[role]]
 
@@ -235,7 +271,9 @@ def _of_model(model: Decoder, parameter: ParameterSpec) -> torch.Tensor | None:
         case "embedding":
             return model.embedding if isinstance(model.embedding, torch.Tensor) else None
         case "norm" | "norm_bias":
-            return _norm_values(model.norm, model.spec, None, None, is_bias=parameter.role == "norm_bias")
+            return _norm_values(
+                model.norm, model.spec, None, None, is_bias=parameter.role == "norm_bias"
+            )
         case "head_bias":
             return _bias(model.head)
     return _dense(model.head)
@@ -251,7 +289,12 @@ def _norm(layer: Layer, part: str, role: str) -> torch.Tensor:
 
 
 def _norm_values(
-    weight: torch.Tensor, spec: ModelSpec, order: torch.Tensor | None, head: int | None, *, is_bias: bool
+    weight: torch.Tensor,
+    spec: ModelSpec,
+    order: torch.Tensor | None,
+    head: int | None,
+    *,
+    is_bias: bool,
 ) -> torch.Tensor:
     """Returns the weight or bias of a norm the way a checkpoint stores it."""
     if spec.norm == "layer":
@@ -265,7 +308,8 @@ def _norm_values(
     return weight if is_bias or not spec.norm_offset else weight.float() - spec.norm_offset
 
 
-_Product: TypeAlias = tuple[Any, tuple[str, ...], torch.Tensor | None]  # linear layer, its roles, order of its rows
+# linear layer, its roles, order of its rows
+_Product: TypeAlias = tuple[Any, tuple[str, ...], torch.Tensor | None]
 
 
 def _product(layer: Layer, role: str, expert: int | None) -> _Product:
@@ -315,8 +359,12 @@ class _Matrix:
         bias: [outputs], or None.
     """
 
-    def __init__(self, weights: torch.Tensor | PackedWeight, biases: torch.Tensor | None, expert: int) -> None:
-        self.weight = weights[expert] if isinstance(weights, torch.Tensor) and weights.itemsize > 1 else None
+    def __init__(
+        self, weights: torch.Tensor | PackedWeight, biases: torch.Tensor | None, expert: int
+    ) -> None:
+        self.weight = (
+            weights[expert] if isinstance(weights, torch.Tensor) and weights.itemsize > 1 else None
+        )
         self.bias = None if biases is None else biases[expert]
 
 
@@ -337,7 +385,11 @@ def _dense(linear: Linear | _Matrix) -> torch.Tensor | None:
     if isinstance(linear, DenseLinear | _Matrix):
         return linear.weight
     weight = getattr(linear, "weight", None)  # a GPU's layers, whose module needs Triton
-    is_plain = isinstance(weight, torch.Tensor) and weight.dtype.is_floating_point and weight.dtype.itemsize > 1
+    is_plain = (
+        isinstance(weight, torch.Tensor)
+        and weight.dtype.is_floating_point
+        and weight.dtype.itemsize > 1
+    )
     return weight if is_plain else None
 
 

@@ -34,8 +34,21 @@ from sglang_lite.runtime.models.parameters import (
     parameters,
 )
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.sharding import NOTHING, cut, rank_spec, stage_layers, vocabulary_part
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.sharding import (
+    NOTHING,
+    cut,
+    rank_spec,
+    stage_layers,
+    vocabulary_part,
+)
+from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    ModelSpec,
+)
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
@@ -59,17 +72,19 @@ class Layer:
     Attributes:
         spec: specification of the layer.
         rope: index of the layer's rotary table.
-        input_norm, post_attention_norm, mlp_norm, post_mlp_norm: [hidden_size] of an RMS norm; [2, hidden_size] of a
-            layer norm, weights then biases.
-        q_norm, k_norm: weights in the same form with the size of a head or of the whole projection, or [heads,
-            key_size] or [2, heads, key_size] if each head has its own.
-        qkv: first product of attention: queries, keys and values. For latent attention: queries, or the low-rank vector
-            that they are projected from, then the latent and the rotated part of the key.
+        input_norm, post_attention_norm, mlp_norm, post_mlp_norm: [hidden_size] of an RMS norm; [2,
+            hidden_size] of a layer norm, weights then biases.
+        q_norm, k_norm: weights in the same form with the size of a head or of the whole projection,
+            or [heads, key_size] or [2, heads, key_size] if each head has its own.
+        qkv: first product of attention: queries, keys and values. For latent attention: queries, or
+            the low-rank vector that they are projected from, then the latent and the rotated part
+            of the key.
         sinks: float32 [heads], scores of the attention sinks.
         latent: further matrices of latent attention.
         output: output projection of attention.
         feed_forward: dense feed-forward or experts.
-        shared: feed-forward over all ranks, with `feed_forward` as this rank's part, if each has its own rows.
+        shared: feed-forward over all ranks, with `feed_forward` as this rank's part, if each has
+            its own rows.
     """
 
     spec: LayerSpec
@@ -95,7 +110,9 @@ class Layer:
         return AttentionRules(spec.scale, spec.window, spec.softcap, self.sinks, spec.causal)
 
 
-LAYER_PARTS = tuple(field.name for field in fields(Layer) if field.name not in ("spec", "rope", "shared"))
+LAYER_PARTS = tuple(
+    field.name for field in fields(Layer) if field.name not in ("spec", "rope", "shared")
+)
 
 
 class WeightReader:
@@ -145,10 +162,16 @@ class WeightReader:
         self._ropes = spec.ropes
         self._vocabulary = vocabulary_part(spec.vocab_size, parallel, vocab_block)
         rule = partial(
-            cut, spec=spec, parallel=parallel, block=vocab_block, embedding=cuts_embedding, placement=placement
+            cut,
+            spec=spec,
+            parallel=parallel,
+            block=vocab_block,
+            embedding=cuts_embedding,
+            placement=placement,
         )
         self._tensors = ParameterTensors(
-            source, lambda each: rule(each) if each.layer is None or each.layer in self.layers else NOTHING
+            source,
+            lambda each: rule(each) if each.layer is None or each.layer in self.layers else NOTHING,
         )
         self.linears = linears or LinearBuilder(precision, device, fused=fused)
         self._expert_stacker: ExpertStacker | None = None
@@ -161,7 +184,9 @@ class WeightReader:
         divisors = self.source.take(name, (size,)) if self.source.has(name) else None
         assert not isinstance(divisors, EncodedMatrix), "only matrices are encoded"
         p = self.precision
-        return [RotaryTable(r, head, positions, p.compute, self.device, divisors) for r in self._ropes]
+        return [
+            RotaryTable(r, head, positions, p.compute, self.device, divisors) for r in self._ropes
+        ]
 
     def embedding_and_head(self) -> tuple[torch.Tensor | Blocks, Linear]:
         """Builds the token embedding table and the product that computes logits. They share a
@@ -177,9 +202,12 @@ class WeightReader:
             self.source.ignore(f"{head_name(self.spec)}.weight")
             return embedding, self.linears.head(own, bias)
         if self.source.has(name := f"{head_name(self.spec)}.weight"):
-            # `.bin` files repeat the table. A head that differs is used, whatever the config says, as in transformers.
+            # `.bin` files repeat the table. A head that differs is used, whatever the config says,
+            # as in transformers.
             shape = (self.spec.vocab_size, self.spec.hidden_size)
-            again = self._tensors.take(ParameterSpec("head", shape, (CheckpointSlice(name, shape, inputs=1),)))
+            again = self._tensors.take(
+                ParameterSpec("head", shape, (CheckpointSlice(name, shape, inputs=1),))
+            )
             table = stacked([again], self.precision.weights, self.device)
             same = isinstance(embedding, torch.Tensor) and torch.equal(table, embedding)
             return embedding, self.linears.head(embedding if same else table, bias, again)
@@ -197,7 +225,11 @@ class WeightReader:
         return self.linears.head(self._tensors.take(self._of_model["head"]), self._head_bias())
 
     def _head_bias(self) -> torch.Tensor | None:
-        return self._tensors.vector(self._of_model["head_bias"]).float() if self.spec.head_bias else None
+        return (
+            self._tensors.vector(self._of_model["head_bias"]).float()
+            if self.spec.head_bias
+            else None
+        )
 
     def embedding_alone(self) -> torch.Tensor | Blocks:
         """Builds the token embedding table for a model that is loaded without its head."""
@@ -238,16 +270,24 @@ class WeightReader:
 
         functions: dict[str, Callable[[], Any]] = {
             "input_norm": lambda: norm("input_norm"),
-            "qkv": lambda: self._linear(table, first_roles(attention), order=deinterleave_order(attention)),
+            "qkv": lambda: self._linear(
+                table, first_roles(attention), order=deinterleave_order(attention)
+            ),
             "q_norm": lambda: self._head_norm(table, "q_norm", attention),
             "k_norm": lambda: self._head_norm(table, "k_norm", attention),
-            "sinks": lambda: None if sinks is None else self._tensors.vector(sinks).float().to(self.device),
-            "latent": lambda: self._latent(table, attention) if isinstance(attention, LatentSpec) else None,
+            "sinks": lambda: (
+                None if sinks is None else self._tensors.vector(sinks).float().to(self.device)
+            ),
+            "latent": lambda: (
+                self._latent(table, attention) if isinstance(attention, LatentSpec) else None
+            ),
             "output": lambda: self._linear(table, ("o",)),
             "post_attention_norm": lambda: norm("attention_out_norm"),
             "mlp_norm": lambda: norm("mlp_norm"),
             "feed_forward": lambda: (
-                self._feed_forward(table, "", fed) if isinstance(fed, DenseSpec) else self._experts(table, fed, index)
+                self._feed_forward(table, "", fed)
+                if isinstance(fed, DenseSpec)
+                else self._experts(table, fed, index)
             ),
             "post_mlp_norm": lambda: norm("mlp_out_norm"),
         }
@@ -255,20 +295,30 @@ class WeightReader:
 
     def _latent(self, table: Table, spec: LatentSpec) -> LatentMatrices:
         p = self.precision
-        whole = stacked([self._tensors.take(table["kv_b", None])], torch.float32).view(spec.heads, -1, spec.rank)
-        keys, values = whole.to(self.device, p.compute).split_with_sizes((spec.nope_size, spec.value_size), 1)
+        whole = stacked([self._tensors.take(table["kv_b", None])], torch.float32).view(
+            spec.heads, -1, spec.rank
+        )
+        keys, values = whole.to(self.device, p.compute).split_with_sizes(
+            (spec.nope_size, spec.value_size), 1
+        )
         low = spec.query_rank is not None
         return LatentMatrices(
             query_norm=self._norm(table["q_a_norm", None]) if low else None,
-            queries=self._linear(table, ("q_b",), order=latent_query_deinterleave_order(spec)) if low else None,
+            queries=self._linear(table, ("q_b",), order=latent_query_deinterleave_order(spec))
+            if low
+            else None,
             norm=self._norm(table["kv_a_norm", None]),
             keys=HeadProduct(keys.contiguous(), batch_invariant=p.batch_invariant),
-            values=HeadProduct(values.transpose(1, 2).contiguous(), batch_invariant=p.batch_invariant),
+            values=HeadProduct(
+                values.transpose(1, 2).contiguous(), batch_invariant=p.batch_invariant
+            ),
         )
 
-    # ------------------------------------------------------------------------------------------- tensors
+    # -------------------------------------------------------------------------------------- tensors
 
-    def _norm(self, parameter: ParameterSpec | None, bias: ParameterSpec | None = None) -> torch.Tensor:
+    def _norm(
+        self, parameter: ParameterSpec | None, bias: ParameterSpec | None = None
+    ) -> torch.Tensor:
         """Reads the weight of a norm, with its bias if it is a layer norm. Returns ones if the norm
         has no parameter.
         """
@@ -281,9 +331,16 @@ class WeightReader:
     def _with_bias(self, weight: torch.Tensor, bias: ParameterSpec | None) -> torch.Tensor:
         if self.spec.norm != "layer":
             return weight
-        return torch.stack((weight, torch.zeros_like(weight) if bias is None else self._tensors.vector(bias).float()))
+        return torch.stack(
+            (
+                weight,
+                torch.zeros_like(weight) if bias is None else self._tensors.vector(bias).float(),
+            )
+        )
 
-    def _head_norm(self, table: Table, role: str, spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
+    def _head_norm(
+        self, table: Table, role: str, spec: AttentionSpec | LatentSpec
+    ) -> torch.Tensor | None:
         """Reads the weight of the query or key norm, in the order of the rotated elements. None for
         layers without it.
         """
@@ -300,10 +357,14 @@ class WeightReader:
             weight = weight[..., order]
         return weight.to(self.device, self.precision.compute)
 
-    # ------------------------------------------------------------------------------------------ products
+    # ------------------------------------------------------------------------------------- products
 
     def _linear(
-        self, table: Table, roles: tuple[str, ...], expert: int | None = None, order: torch.Tensor | None = None
+        self,
+        table: Table,
+        roles: tuple[str, ...],
+        expert: int | None = None,
+        order: torch.Tensor | None = None,
     ) -> Linear:
         """Builds a linear layer over matrices stacked along their outputs.
 
@@ -324,9 +385,14 @@ class WeightReader:
         self, table: Table, prefix: str, spec: DenseSpec | ExpertsSpec, expert: int | None = None
     ) -> FeedForward:
         plain = isinstance(spec, DenseSpec) and not spec.gated
-        gate_up = self._linear(table, (f"{prefix}up",) if plain else (f"{prefix}gate", f"{prefix}up"), expert)
+        gate_up = self._linear(
+            table, (f"{prefix}up",) if plain else (f"{prefix}gate", f"{prefix}up"), expert
+        )
         return FeedForward(
-            gate_up, self._linear(table, (f"{prefix}down",), expert), spec, self.precision.batch_invariant
+            gate_up,
+            self._linear(table, (f"{prefix}down",), expert),
+            spec,
+            self.precision.batch_invariant,
         )
 
     def _experts(self, table: Table, spec: ExpertsSpec, index: int) -> Experts | GpuExperts:
@@ -342,7 +408,9 @@ class WeightReader:
 
             matrices = self._expert_matrices(table, spec)
             return GpuExperts(spec, router, correction, matrices, shared, shared_gate, local_ids)
-        experts = tuple(self._feed_forward(table, "expert_", spec, expert) for expert in spec.experts)
+        experts = tuple(
+            self._feed_forward(table, "expert_", spec, expert) for expert in spec.experts
+        )
         return Experts(spec, router, correction, experts, shared, shared_gate, local_ids)
 
     def _router(self, table: Table) -> Linear:
@@ -363,14 +431,19 @@ class WeightReader:
         gates_and_ups = ("expert_gate", "expert_up")
         experts = spec.experts
         return self._expert_stacker.matrices(
-            [self._tensors.matrices([table[role, expert] for role in gates_and_ups]) for expert in experts],
+            [
+                self._tensors.matrices([table[role, expert] for role in gates_and_ups])
+                for expert in experts
+            ],
             [self._tensors.matrices([table["expert_down", expert]]) for expert in experts],
             self._biases(table, gates_and_ups, spec),
             self._biases(table, ("expert_down",), spec),
             None if spec.own is None else spec.count,
         )
 
-    def _biases(self, table: Table, roles: tuple[str, ...], spec: ExpertsSpec) -> torch.Tensor | None:
+    def _biases(
+        self, table: Table, roles: tuple[str, ...], spec: ExpertsSpec
+    ) -> torch.Tensor | None:
         """Stacks the experts' biases [experts, outputs]. Returns None if they have none."""
         biases = [self._tensors.bias(table, roles, expert) for expert in spec.experts]
         given = [bias for bias in biases if bias is not None]
@@ -386,7 +459,11 @@ def _forgetting(tensors: ParameterTensors, make: Callable[[], T]) -> T:
 
 
 def _local_ids(
-    spec: ExpertsSpec, layer: int, parallel: Parallel, placement: ExpertPlacement | None, device: torch.device
+    spec: ExpertsSpec,
+    layer: int,
+    parallel: Parallel,
+    placement: ExpertPlacement | None,
+    device: torch.device,
 ) -> torch.Tensor | None:
     """Returns each expert's index among this rank's, or the number of this rank's experts if
     another rank has it. None if this rank has all.

@@ -27,7 +27,8 @@ from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
 from sglang_lite.runtime.models.vision_tower import made_part, take_weights
 from sglang_lite.runtime.models.weights.source import WeightSource
 
-# Attention of a layer, from its index and its queries, or queries, keys and values [T, heads, head size].
+# Attention of a layer, from its index and its queries, or queries, keys and values [T, heads, head
+# size].
 _OverSound: TypeAlias = Callable[[int, torch.Tensor], torch.Tensor]
 _OverText: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -42,10 +43,12 @@ class WhisperDecoder(CachedModule):
         sound: tokens of the sound that begins each sequence.
 
     Attributes:
-        features: encoder outputs of sounds [rows, hidden size]; id -2 - r of a token stands for row r.
+        features: encoder outputs of sounds [rows, hidden size]; id -2 - r of a token stands for row
+            r.
 
     Raises:
-        ModelError: transformers can't make the decoder, or a tensor is missing or has a wrong shape.
+        ModelError: transformers can't make the decoder, or a tensor is missing or has a wrong
+            shape.
     """
 
     uncapturable: str | None = None
@@ -53,11 +56,18 @@ class WhisperDecoder(CachedModule):
     both_ways = True  # its attention reads `DevicePlan.limits`
 
     def __init__(
-        self, folder: Path, source: WeightSource, dtype: torch.dtype, device: torch.device, sound: SoundPrefix
+        self,
+        folder: Path,
+        source: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        sound: SoundPrefix,
     ) -> None:
         from transformers import AutoModel
 
-        config, self._decoder = made_part(folder, "decoder", lambda c: AutoModel.from_config(c, dtype=dtype).decoder)
+        config, self._decoder = made_part(
+            folder, "decoder", lambda c: AutoModel.from_config(c, dtype=dtype).decoder
+        )
         take_weights(torch.nn.ModuleDict({"decoder": self._decoder}), source, dtype, device)
         source.ignore("proj_out.weight")  # a copy of the embedding that some checkpoints have
         self._decoder.to(device).eval().requires_grad_(False)
@@ -75,7 +85,9 @@ class WhisperDecoder(CachedModule):
         self.activation_elements = 16 * config.d_model + 2 * config.decoder_ffn_dim
         self.active_parameters = sum(weight.numel() for weight in self._decoder.parameters())
         self._prefix = sound
-        self._over_text, self._over_sound = (AttentionRules(each.scale, causal=causal) for causal in (True, False))
+        self._over_text, self._over_sound = (
+            AttentionRules(each.scale, causal=causal) for causal in (True, False)
+        )
 
     @property
     def fused(self) -> bool:
@@ -84,7 +96,9 @@ class WhisperDecoder(CachedModule):
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache
+    ) -> torch.Tensor:
         """Computes hidden states [T, hidden_size] of text, with zeros for sound tokens, and stores
         all keys and values.
 
@@ -99,7 +113,9 @@ class WhisperDecoder(CachedModule):
         heard_at = plan.store_at[~text]
         own, sound = text_plans(plan, text, self._prefix)
 
-        def over_text(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def over_text(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        ) -> torch.Tensor:
             if len(heard):
                 store_kv(cache, layer, heard_at, q, *self._cross_kv(layer, heard))
             q = store_kv(cache, layer, own.store_at, q, k, v)
@@ -132,9 +148,14 @@ class WhisperDecoder(CachedModule):
             heard = self._heard(ids.clamp(max=-2))
         store_at = token_slots(plan, plan.slots, plan.positions)
 
-        def over_text(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def over_text(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        ) -> torch.Tensor:
             if plan.features:
-                k, v = (torch.where(is_sound, *each) for each in zip(self._cross_kv(layer, heard), (k, v)))
+                k, v = (
+                    torch.where(is_sound, *each)
+                    for each in zip(self._cross_kv(layer, heard), (k, v))
+                )
             kv_store(k, v, store_at, cache, layer)
             attention.attend(q, cache, layer, out := torch.empty_like(q), self._over_text)
             return out
@@ -150,16 +171,25 @@ class WhisperDecoder(CachedModule):
         return found if out is None else out.copy_(found)
 
     def _run_layers(
-        self, ids: torch.Tensor, positions: torch.Tensor, over_text: _OverText, over_sound: _OverSound
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        over_text: _OverText,
+        over_sound: _OverSound,
     ) -> torch.Tensor:
         decoder = self._decoder
         learned = decoder.embed_positions.weight
-        x = decoder.embed_tokens.weight[ids] + learned[(positions - self._prefix.tokens).clamp(0, len(learned) - 1)]
+        x = (
+            decoder.embed_tokens.weight[ids]
+            + learned[(positions - self._prefix.tokens).clamp(0, len(learned) - 1)]
+        )
         for i, layer in enumerate(decoder.layers):
             own = layer.self_attn
             cross = layer.encoder_attn
             normed = layer.self_attn_layer_norm(x)
-            q, k, v = (self._heads(project(normed)) for project in (own.q_proj, own.k_proj, own.v_proj))
+            q, k, v = (
+                self._heads(project(normed)) for project in (own.q_proj, own.k_proj, own.v_proj)
+            )
             x = x + own.out_proj(over_text(i, q, k, v).flatten(1))
             q = self._heads(cross.q_proj(layer.encoder_attn_layer_norm(x)))
             x = x + cross.out_proj(over_sound(i, q).flatten(1))

@@ -70,5 +70,7 @@ def proxies() -> str:
     """Returns the names of the environment variables that set a proxy, as part of a sentence, or ""
     if there are none.
     """
-    names = [name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy")]
+    names = [
+        name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy")
+    ]
     return f", the proxy ({', '.join(names)})" if names else ""

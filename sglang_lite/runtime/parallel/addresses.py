@@ -25,7 +25,9 @@ def address(text: str | None, purpose: int = NODES) -> tuple[str, int]:
     found = re.fullmatch(r"(?:\[([\d.:a-fA-F]+)\]|([^\s:\[\]]+)):(\d{1,5})", text or "")
     if found is None or not 0 < int(found[3]) <= _MAX_PORT:
         problem = f"{text!r} is no host and port of machine 0."
-        raise ParameterError("dist_init_addr", problem, hint='Use one like "10.0.0.1:5000" or "[fd00::1]:5000".')
+        raise ParameterError(
+            "dist_init_addr", problem, hint='Use one like "10.0.0.1:5000" or "[fd00::1]:5000".'
+        )
     return found[1] or found[2], int(found[3]) + purpose
 
 

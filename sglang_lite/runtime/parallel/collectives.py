@@ -92,7 +92,9 @@ class _GlooGroup:
     def __init__(self, parallel: Parallel, store: Any, options: Any) -> None:
         self.parallel = parallel
         self.in_stage: Collectives = self
-        self._group = torch_distributed().ProcessGroupGloo(store, parallel.rank, parallel.ranks, options)
+        self._group = torch_distributed().ProcessGroupGloo(
+            store, parallel.rank, parallel.ranks, options
+        )
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
@@ -135,7 +137,9 @@ class GlooCollectives(_GlooGroup):
         if parallel.pp > 1:
             alone = parallel.tp == 1
             own = parallel.in_stage
-            self.in_stage = ONE_PROCESS if alone else _GlooGroup(own, store_of_stage(store, parallel), options)
+            self.in_stage = (
+                ONE_PROCESS if alone else _GlooGroup(own, store_of_stage(store, parallel), options)
+            )
         self.sum(torch.zeros(1))  # all have met, so the file may be deleted
 
 
@@ -151,7 +155,12 @@ def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of
     host, _, port = meeting.removeprefix(_TCP).rpartition(":")
     try:
         return torch_distributed().TCPStore(
-            host, int(port), parallel.ranks, parallel.rank == 0, timedelta(seconds=timeout_s), wait_for_workers=False
+            host,
+            int(port),
+            parallel.ranks,
+            parallel.rank == 0,
+            timedelta(seconds=timeout_s),
+            wait_for_workers=False,
         )
     except RuntimeError as error:
         what = "listen at" if parallel.rank == 0 else "reach rank 0 at"
@@ -182,7 +191,9 @@ def _own_address(meeting: str) -> str:
         return own
 
 
-def in_turn(ranks: Collectives, x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def in_turn(
+    ranks: Collectives, x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
     """Passes rows through the ranks' stages one after another, and returns the result on every
     rank.
 
@@ -211,7 +222,9 @@ def swap(ranks: Collectives, content: bytes) -> list[bytes]:
     this.
     """
     count = ranks.parallel.ranks
-    lengths = ranks.gather(torch.tensor([[len(content)]], dtype=torch.int32), [1] * count)[0].tolist()
+    lengths = ranks.gather(torch.tensor([[len(content)]], dtype=torch.int32), [1] * count)[
+        0
+    ].tolist()
     own = torch.zeros((1, max(*lengths, 1)), dtype=torch.int32)
     own[0, : len(content)] = torch.tensor(list(content), dtype=torch.int32)
     every = ranks.gather(own, [own.shape[1]] * count).view(count, -1)

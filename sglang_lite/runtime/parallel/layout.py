@@ -47,14 +47,22 @@ class Parallel:
                 raise ParameterError(name, f"{size!r} is not a whole number from 1 to {MAX_RANKS}.")
         if self.tp % self.ep:
             sizes = ", ".join(str(ep) for ep in range(1, self.tp + 1) if self.tp % ep == 0)
-            raise ParameterError("ep_size", f"{self.ep} does not divide tp_size={self.tp}.", hint=f"It can be {sizes}.")
+            raise ParameterError(
+                "ep_size",
+                f"{self.ep} does not divide tp_size={self.tp}.",
+                hint=f"It can be {sizes}.",
+            )
         if self.dp > 1 and self.tp != self.dp:
             problem = f"{self.tp} is not dp_size={self.dp}: each replica is one of the ranks with enable_dp_attention."
             raise ParameterError("tp_size", problem, hint=f"Use tp_size={self.dp}.")
         if self.dp > 1 and self.pp > 1:
-            raise ParameterError("pp_size", "is not here with enable_dp_attention.", hint="Leave one out.")
+            raise ParameterError(
+                "pp_size", "is not here with enable_dp_attention.", hint="Leave one out."
+            )
         if self.ranks % self.nodes:
-            raise ParameterError("nnodes", f"{self.nodes} does not divide {self.ranks} ranks.", hint="Use a divisor.")
+            raise ParameterError(
+                "nnodes", f"{self.nodes} does not divide {self.ranks} ranks.", hint="Use a divisor."
+            )
         if self.rank not in range(self.ranks):
             raise ParameterError("rank", f"{self.rank!r} is not one of the {self.ranks} ranks.")
 

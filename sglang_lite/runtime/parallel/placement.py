@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from sglang_lite.runtime.parallel.layout import Parallel
 
-TURNS = 12  # rows after which the choice of copies repeats: 2, 3, 4, 6 and 12 copies get equal numbers of rows
+# rows after which the choice of copies repeats: 2, 3, 4, 6 and 12 copies get equal numbers of rows
+TURNS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,9 @@ class ExpertPlacement:
             redundant: number of extra copies in each layer.
             ep: number of groups.
         """
-        return cls(tuple(balanced([1] * count, count + redundant, ep) if count else () for count in counts))
+        return cls(
+            tuple(balanced([1] * count, count + redundant, ep) if count else () for count in counts)
+        )
 
     def own(self, layer: int, parallel: Parallel) -> tuple[int, ...]:
         """Returns the experts that a rank holds, in whole or in part."""
@@ -57,7 +60,9 @@ class ExpertPlacement:
         return [[slot if 0 <= slot < each else each for slot in turn] for turn in turns]
 
 
-def balanced(loads: Sequence[int], slots: int, ep: int, groups: int = 1, nodes: int = 1) -> tuple[int, ...]:
+def balanced(
+    loads: Sequence[int], slots: int, ep: int, groups: int = 1, nodes: int = 1
+) -> tuple[int, ...]:
     """Returns a placement of a layer's experts that gives the groups of ranks about the same number
     of rows.
 
@@ -89,8 +94,11 @@ def balanced(loads: Sequence[int], slots: int, ep: int, groups: int = 1, nodes: 
         return tuple(placed)
     copies = [1] * len(loads)
     for _ in range(slots - len(loads)):
-        # No expert gets more copies than there are groups unless all do. Ties go to experts with fewer copies.
-        copied = max(range(len(loads)), key=lambda i: (copies[i] < ep, loads[i] / copies[i], -copies[i], -i))
+        # No expert gets more copies than there are groups unless all do. Ties go to experts with
+        # fewer copies.
+        copied = max(
+            range(len(loads)), key=lambda i: (copies[i] < ep, loads[i] / copies[i], -copies[i], -i)
+        )
         copies[copied] += 1
     every = [expert for expert, count in enumerate(copies) for _ in range(count)]
     each = [load / count for load, count in zip(loads, copies)]

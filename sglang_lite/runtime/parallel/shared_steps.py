@@ -23,8 +23,10 @@ import torch
 from sglang_lite.protocol import BackendError
 from sglang_lite.runtime.parallel.collectives import Collectives
 
-_MESSAGE = Struct("<iqii")  # rank, step, rows and size; short enough for pipes not to interleave several writers
-_REASON_S = 2.0  # delay before a failed step is reported, so that a replica whose end caused it is reported first
+# rank, step, rows and size; short enough for pipes not to interleave several writers
+_MESSAGE = Struct("<iqii")
+# delay before a failed step is reported, so that a replica whose end caused it is reported first
+_REASON_S = 2.0
 
 
 class SharedFeedForward:
@@ -39,7 +41,9 @@ class SharedFeedForward:
         steps: the argument.
     """
 
-    def __init__(self, fed: Callable[[torch.Tensor], torch.Tensor], ranks: Collectives, steps: SharedSteps) -> None:
+    def __init__(
+        self, fed: Callable[[torch.Tensor], torch.Tensor], ranks: Collectives, steps: SharedSteps
+    ) -> None:
         self._fed = fed
         self._ranks = ranks
         self.steps = steps
@@ -49,7 +53,9 @@ class SharedFeedForward:
         number is the step's.
         """
         counts = self.steps.counts
-        every = self._ranks.gather(x.reshape(1, -1), [count * x.shape[1] for count in counts]).view(-1, x.shape[1])
+        every = self._ranks.gather(x.reshape(1, -1), [count * x.shape[1] for count in counts]).view(
+            -1, x.shape[1]
+        )
         return self._ranks.sum_own(self._fed(every), counts)
 
 
@@ -101,7 +107,9 @@ class SharedSteps(Steps):
         idle: function that computes this rank's part of a step in which it has no rows.
     """
 
-    def __init__(self, ranks: Collectives, inbox: BinaryIO, others: Sequence[BinaryIO], timeout_s: float) -> None:
+    def __init__(
+        self, ranks: Collectives, inbox: BinaryIO, others: Sequence[BinaryIO], timeout_s: float
+    ) -> None:
         self.ranks = ranks
         self._inbox = inbox
         self._others = others
@@ -147,7 +155,9 @@ class SharedSteps(Steps):
             time.sleep(_REASON_S)
             own = self.ranks.parallel.rank
             every = self.ranks.parallel.ranks
-            problem = f"replica {own} of {every} failed in a step of all: {type(error).__name__}: {error}"
+            problem = (
+                f"replica {own} of {every} failed in a step of all: {type(error).__name__}: {error}"
+            )
             raise BackendError(problem) from error
 
     @torch.inference_mode()
@@ -168,9 +178,13 @@ class SharedSteps(Steps):
         for pipe in self._others:
             pipe.write(_MESSAGE.pack(own, step, rows, size))
         with self._changed:
-            if not self._changed.wait_for(lambda: len(self._told[step]) == len(self._others), self._timeout_s):
+            if not self._changed.wait_for(
+                lambda: len(self._told[step]) == len(self._others), self._timeout_s
+            ):
                 missing = min({*range(self.ranks.parallel.ranks)} - {own, *self._told[step]})
-                raise BackendError(f"replica {missing} did not begin it within {self._timeout_s:g} s (dist_timeout)")
+                raise BackendError(
+                    f"replica {missing} did not begin it within {self._timeout_s:g} s (dist_timeout)"
+                )
             told = {**self._told.pop(step), own: (rows, size)}
             self._begun = step
         return [told[rank] for rank in range(len(told))]

@@ -10,9 +10,10 @@ from sglang_lite.constraints.unfinished_json import ClosedText, unfinished_json
 from sglang_lite.protocol import Constraint, InOrder, OneOf, StructuralTag
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 
-# Near its limit an output's unfinished values are held back, because they may be left out: sent text can't be taken
-# back. A value that began earlier can't be left out, whether the output is streamed or not, which keeps both
-# the same. Share of a limit's tokens that are held back, and their minimum number:
+# Near its limit an output's unfinished values are held back, because they may be left out: sent
+# text can't be taken back. A value that began earlier can't be left out, whether the output is
+# streamed or not, which keeps both the same. Share of a limit's tokens that are held back, and
+# their minimum number:
 _SHARE = 4
 _MINIMUM = 64
 
@@ -31,7 +32,9 @@ class CutText:
         is_free: whether the output may be free text, which may be cut anywhere.
     """
 
-    def __init__(self, constraint: Constraint, limit: int, fewest_tokens: int | None = None) -> None:
+    def __init__(
+        self, constraint: Constraint, limit: int, fewest_tokens: int | None = None
+    ) -> None:
         self.fewest_tokens = fewest_tokens
         self.is_free = _is_free(constraint)
         self._json = unfinished_json(constraint)
@@ -53,7 +56,9 @@ class CutText:
             return closed.kept
         return len(text) if self._json.begin is None else self._json.begin
 
-    def close(self, text: str, sent: int, ids: Sequence[int], decoder: IncrementalDecoder) -> ClosedText | None:
+    def close(
+        self, text: str, sent: int, ids: Sequence[int], decoder: IncrementalDecoder
+    ) -> ClosedText | None:
         """Closes a text that was cut, if it only lacks values at its end. Returns None otherwise.
 
         Args:
@@ -64,7 +69,9 @@ class CutText:
         """
         if self._json is None:
             return None
-        committed = len(decoder.push(ids[: max(self._held_from, 0)])) if len(ids) >= self._limit else 0
+        committed = (
+            len(decoder.push(ids[: max(self._held_from, 0)])) if len(ids) >= self._limit else 0
+        )
         return self._closed(text, max(sent, committed))
 
     def _closed(self, text: str, first: int) -> ClosedText | None:

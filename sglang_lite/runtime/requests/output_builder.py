@@ -53,7 +53,9 @@ Sink: TypeAlias = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Reason for the end of a generation, and the stop string or token that matched, as in `Generation`."""
+    """Reason for the end of a generation, and the stop string or token that matched, as in
+    `Generation`.
+    """
 
     reason: Literal["stop", "length", "abort"]
     matched: str | int | None
@@ -206,21 +208,25 @@ class OutputBuilder:
         self._scores: list[tuple[float, float]] = []
         self._unsent: list[int] = []
         self._sent = 0
-        for byte in _last_bytes(params):  # slow for a new byte, then cached: done here, off the loop's thread
+        # slow for a new byte, then cached: done here, off the loop's thread
+        for byte in _last_bytes(params):
             tokenizer.tokens_with(byte)
 
     def send(self, event: Event) -> None:
-        """Passes an event to the sink. Logs an exception of the sink, so that other requests continue."""
+        """Passes an event to the sink. Logs an exception of the sink, so that other requests
+        continue.
+        """
         sink = self.sink
         if not isinstance(event, Delta):
-            # The last event. A sink often holds the request, and a cycle would keep both until the collector runs.
+            # The last event. A sink often holds the request, and a cycle would keep both until the
+            # collector runs.
             self.sink = _ignore
         try:
             sink(event)
         except Exception:  # raised by the caller's code
             logger.exception("the sink of request %d failed", self._request_id)
 
-    # --------------------------------------------------------------------------------------------- tokens
+    # --------------------------------------------------------------------------------------- tokens
 
     def process(self, tokens: Sequence[int], logprob: TokenLogprob | None) -> Finish | None:
         """Processes the next tokens: advances the grammar, decodes them, looks for stops, and sends
@@ -309,10 +315,16 @@ class OutputBuilder:
         self.forced_tokens += len(forced)
         return forced, finish
 
-    # ------------------------------------------------------------------------------------------- continuing
+    # ----------------------------------------------------------------------------------- continuing
 
     def replayed(
-        self, ids: Sequence[int], limit: int, matcher: RequestMatcher | None, *, jump: bool, masked: bool
+        self,
+        ids: Sequence[int],
+        limit: int,
+        matcher: RequestMatcher | None,
+        *,
+        jump: bool,
+        masked: bool,
     ) -> tuple[OutputBuilder, list[int], Finish | None]:
         """Creates another builder that has processed the ids the output begins with, as this one
         would have.
@@ -336,15 +348,26 @@ class OutputBuilder:
             ParameterError: the grammar does not allow an id, or the output ends before the last id.
         """
         output = OutputBuilder(
-            self._request_id, self._tokenizer, self.params, self.ends, self.sink, stream=self.stream,
+            self._request_id,
+            self._tokenizer,
+            self.params,
+            self.ends,
+            self.sink,
+            stream=self.stream,
             drawn_by=self.drawn_by,
-        )  # fmt: skip
+        )
         output.cut = self.cut
         forced, finish = output.replay(ids, limit, matcher, jump=jump, masked=masked)
         return output, forced, finish
 
     def replay(
-        self, ids: Sequence[int], limit: int, matcher: RequestMatcher | None, *, jump: bool, masked: bool
+        self,
+        ids: Sequence[int],
+        limit: int,
+        matcher: RequestMatcher | None,
+        *,
+        jump: bool,
+        masked: bool,
     ) -> tuple[list[int], Finish | None]:
         """Processes the ids that the output begins with, before any other token, without sending
         deltas. Arguments, result and errors are those of `rebuild_with_replay`.
@@ -354,12 +377,18 @@ class OutputBuilder:
         self._replaying = True
         index = 0
         while True:
-            forced, finish = self._replay_jump(ids, index, limit, masked=masked) if jump else ([], None)
+            forced, finish = (
+                self._replay_jump(ids, index, limit, masked=masked) if jump else ([], None)
+            )
             index += len(forced)
             if index >= len(ids) or finish is not None:
                 break
             try:
-                finish = self.advance_grammar(ids[index]) if masked else self.process((ids[index],), None)
+                finish = (
+                    self.advance_grammar(ids[index])
+                    if masked
+                    else self.process((ids[index],), None)
+                )
             except ConstraintError as error:
                 raise ParameterError(
                     "output_ids",
@@ -387,7 +416,11 @@ class OutputBuilder:
         """
         forced = self._forced(limit - index)
         known = ids[index : index + len(forced)]
-        return self._append(forced, masked=masked) if forced[: len(known)] == list(known) else ([], None)
+        return (
+            self._append(forced, masked=masked)
+            if forced[: len(known)] == list(known)
+            else ([], None)
+        )
 
     def send_replayed_text(self) -> None:
         """Sends the text of the given ids as the first delta if streaming, because a continued
@@ -417,7 +450,7 @@ class OutputBuilder:
         """Text of the output if a token outside it may end it or has ended it, otherwise None."""
         return None if self.matcher is None else self.matcher.open_text
 
-    # --------------------------------------------------------------------------------------------- results
+    # -------------------------------------------------------------------------------------- results
 
     def generation(
         self,
@@ -454,7 +487,10 @@ class OutputBuilder:
                 meta["repeats"] = {"refused": guard.refused, "repeated": guard.repeated}
         if (draft := self.draft).steps:
             meta |= {"spec_verify_ct": draft.steps, "spec_draft_token_num": draft.drafted}
-            meta |= {"spec_accept_token_num": draft.accepted, "spec_accept_length": 1 + draft.accepted / draft.steps}
+            meta |= {
+                "spec_accept_token_num": draft.accepted,
+                "spec_accept_length": 1 + draft.accepted / draft.steps,
+            }
             meta["spec_accept_rate"] = draft.accepted / draft.drafted
         if self.replayed_count:
             meta["continued_from"] = self.replayed_count
@@ -468,7 +504,12 @@ class OutputBuilder:
             token_ids=output,
             prompt_ids=tuple(prompt.tolist()),
             spans=with_brackets(
-                kept_spans(self._tokenizer, result.ids, result.kept, skip_special=params.skip_special_tokens),
+                kept_spans(
+                    self._tokenizer,
+                    result.ids,
+                    result.kept,
+                    skip_special=params.skip_special_tokens,
+                ),
                 result.brackets,
             ),
             finish_reason=finish.reason,
@@ -487,7 +528,8 @@ class OutputBuilder:
         params = self.params
         open_text = None if self.params.scores_next_token else self._open_text
         ids = output
-        if isinstance(finish.matched, int):  # a stop token, kept if `include_stop` is set and it has text
+        # a stop token, kept if `include_stop` is set and it has text
+        if isinstance(finish.matched, int):
             stop = self._tokenizer.decode(output[-1:], skip_special=params.skip_special_tokens)
             ids = output if stop and params.include_stop else output[:-1]
         if open_text is not None:
@@ -496,7 +538,8 @@ class OutputBuilder:
             self._drop_logprobs(len(ids))
             rest = self._decoder.rest_of(open_text.certain)
         else:
-            rest = self._decoder.push(ids[self.decoded_count :])  # an incomplete character at the end is left out
+            # an incomplete character at the end is left out
+            rest = self._decoder.push(ids[self.decoded_count :])
         if self._stops.matched is None:
             self._text.append(self._stops.flush() + rest)
         elif params.include_stop:
@@ -533,7 +576,10 @@ class OutputBuilder:
         if self.cut is None:
             return False
         decoder = self._new_decoder()
-        return self.cut.close(decoder.push(ids), self._sent_chars, ids, self._new_decoder()) is not None
+        return (
+            self.cut.close(decoder.push(ids), self._sent_chars, ids, self._new_decoder())
+            is not None
+        )
 
     def _new_decoder(self) -> IncrementalDecoder:
         return IncrementalDecoder(self._tokenizer, skip_special=self.params.skip_special_tokens)
@@ -547,7 +593,9 @@ class OutputBuilder:
         return token_scores(self._new_decoder(), result.scored, scores, len(result.kept))
 
     def _with_text(self, logprob: TokenLogprob) -> TokenLogprob:
-        return with_texts(logprob, self._tokenizer) if self.params.return_text_in_logprobs else logprob
+        return (
+            with_texts(logprob, self._tokenizer) if self.params.return_text_in_logprobs else logprob
+        )
 
     def _add(self, text: str) -> None:
         """Adds text that can no longer become part of a stop string to the result, and sends it if
@@ -596,8 +644,7 @@ def _last_bytes(params: ResolvedParams) -> list[int]:
 
 
 def _accept(matcher: Matcher, tokens: Sequence[int]) -> bool:
-    """Advances the matcher by tokens. Returns whether the grammar then allows nothing but the end.
-    """
+    """Advances the matcher by tokens. Returns whether the grammar then allows nothing but the end."""
     try:
         if matcher.accept_all(tokens) if len(tokens) > 1 else matcher.accept(tokens[0]):
             return matcher.finished
@@ -609,5 +656,6 @@ def _accept(matcher: Matcher, tokens: Sequence[int]) -> bool:
 def engine_failed(matcher: Matcher, error: Exception) -> ConstraintError:
     """Returns the error for an exception raised by a grammar engine's library."""
     return ConstraintError(
-        f"{matcher.engine.name} failed: {error!r}", hint="Choose another one with constraint_backend."
+        f"{matcher.engine.name} failed: {error!r}",
+        hint="Choose another one with constraint_backend.",
     )

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 
-def uniforms(seeds: NDArray[np.uint64], positions: Ints, forbidden: Ints | int = 0) -> NDArray[np.float64]:
+def uniforms(
+    seeds: NDArray[np.uint64], positions: Ints, forbidden: Ints | int = 0
+) -> NDArray[np.float64]:
     """Returns uniform random numbers in [0, 1), float64 [R], each a function of its seed, its
     position and a count.
 
@@ -22,17 +24,18 @@ def uniforms(seeds: NDArray[np.uint64], positions: Ints, forbidden: Ints | int =
             was rejected.
     """
     with np.errstate(over="ignore"):
-        # Seeds are mixed first: two seeds that differ by a multiple of the increment must not give shifted copies of
-        # one sequence.
-        places = positions.astype(np.uint64) + (np.asarray(forbidden, dtype=np.uint64) << np.uint64(32))
+        # Seeds are mixed first: two seeds that differ by a multiple of the increment must not give
+        # shifted copies of one sequence.
+        places = positions.astype(np.uint64) + (
+            np.asarray(forbidden, dtype=np.uint64) << np.uint64(32)
+        )
         mixed = _mix(_mix(seeds) + (places + np.uint64(1)) * _INCREMENT)
     numbers: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return numbers
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """Returns the seed of sample number `index` of a request; the first sample's is `seed` itself.
-    """
+    """Returns the seed of sample number `index` of a request; the first sample's is `seed` itself."""
     if not index:
         return seed
     with np.errstate(over="ignore"):

@@ -134,7 +134,9 @@ class Follower(Protocol):
     thread.
     """
 
-    def begin(self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]) -> Request | None:
+    def begin(
+        self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]
+    ) -> Request | None:
         """Begins the next request, if one is prepared, before the result of the ended one is built.
 
         Args:
@@ -150,8 +152,7 @@ class Follower(Protocol):
         ...
 
     def go_on(self, generation: Generation) -> Request | None:
-        """Receives the result. Returns the next request, or None if there is none or it has begun.
-        """
+        """Receives the result. Returns the next request, or None if there is none or it has begun."""
         ...
 
 
@@ -161,8 +162,8 @@ class Request:
 
     Attributes:
         id: number that is unique in the engine.
-        tokens: int32 token ids of the prompt and, after a retraction, the generated tokens. While the request runs,
-            the slot table holds the current ones.
+        tokens: int32 token ids of the prompt and, after a retraction, the generated tokens. While
+            the request runs, the slot table holds the current ones.
         prompt_len: number of prompt tokens.
         limit: maximum length in tokens, prompt included.
         params: resolved sampling parameters.
@@ -176,15 +177,17 @@ class Request:
         admission: sequence number of its last admission.
         cache: its use of the cache.
         jumps: jumps of the grammar, as (index in the output, number of tokens).
-        ending: reason for the end if it is known before the last tokens are computed; no token is drawn then.
+        ending: reason for the end if it is known before the last tokens are computed; no token is
+            drawn then.
         priority: priority of admission under the policy "priority"; higher first.
         retractions: number of retractions.
         passed_over: number of times that a later request was admitted first.
         replayed_count: number of output ids given by the caller, to continue an earlier stream.
-        paced: whether its deltas may be delayed, so not every token has to be inspected for the stream.
+        paced: whether its deltas may be delayed, so not every token has to be inspected for the
+            stream.
         branch: program's branch that it belongs to, if any.
-        follow: finds the next request of the program, which can continue in this request's slot; None if there is
-            none.
+        follow: finds the next request of the program, which can continue in this request's slot;
+            None if there is none.
         times: times of submission, start and first token.
         media: images of its prompt, if it has any.
     """
@@ -236,7 +239,11 @@ class Request:
         """Whether its last token need not be computed, because nothing is drawn after it and its
         own log-probability comes from the token before.
         """
-        return self.limit == self.prompt_len and self.score_from is not None and self.score_from < self.prompt_len
+        return (
+            self.limit == self.prompt_len
+            and self.score_from is not None
+            and self.score_from < self.prompt_len
+        )
 
     @property
     def watched(self) -> WatchedTokens:
@@ -247,13 +254,21 @@ class Request:
         p = self.params
         output = self.output
         if matcher is not None and p.plain and self.processor is None:
-            others = output.stream or p.stop or p.stop_regex or p.stop_token_ids or p.min_tokens or p.return_logprob
+            others = (
+                output.stream
+                or p.stop
+                or p.stop_regex
+                or p.stop_token_ids
+                or p.min_tokens
+                or p.return_logprob
+            )
             return WatchedTokens.DRAWS if others else WatchedTokens.GRAMMAR
         if matcher is not None or not p.plain or p.return_logprob or self.processor is not None:
             return WatchedTokens.DRAWS
         if p.confidence:
             return WatchedTokens.TEXT
-        unclear = any(stop[-1] == "\ufffd" for stop in p.stop)  # U+FFFD stands for bytes that are not UTF-8
+        # U+FFFD stands for bytes that are not UTF-8
+        unclear = any(stop[-1] == "\ufffd" for stop in p.stop)
         if (output.stream and not self.paced) or unclear or p.stop_regex or p.stop_token_ids:
             return WatchedTokens.TEXT
         return WatchedTokens.STOPS if p.stop else WatchedTokens.ENDS
@@ -293,8 +308,11 @@ class Request:
         limit = self.limit - self.prompt_len
         self.output.cut = CutText(constraint, limit, fewest_above(grammar, limit))
         rules = repeat_rules(constraint, self.params.repeats)
-        guard = None if rules is None else RepeatGuard(rules, grammar.endings(), self.output.text_of)
-        if self.params.min_tokens and isinstance(grammar, OpenEndGrammar):  # only the end of sequence ends it
+        guard = (
+            None if rules is None else RepeatGuard(rules, grammar.endings(), self.output.text_of)
+        )
+        # only the end of sequence ends it
+        if self.params.min_tokens and isinstance(grammar, OpenEndGrammar):
             grammar = grammar.inner
             matcher = None
         made = self._limited(grammar.matcher() if matcher is None else matcher, grammar)
@@ -312,7 +330,9 @@ class Request:
             return matcher
         prompt = self.tokens[: self.prompt_len]
         total = self.limit - self.prompt_len
-        return thoughts.limit(matcher, grammar, self.params.thinking, total=total, prompt=prompt.tolist())
+        return thoughts.limit(
+            matcher, grammar, self.params.thinking, total=total, prompt=prompt.tolist()
+        )
 
     def refuses(self, token: int) -> bool:
         """Returns whether a drawn token has to be drawn again because it would repeat an item.
@@ -387,7 +407,9 @@ class Request:
             self.jumps.append((self.limit - self.prompt_len - room, len(tokens)))
         return tokens, finish
 
-    def skip(self, start: int, tokens: Sequence[int], places: Sequence[int], matcher: Matcher) -> bool:
+    def skip(
+        self, start: int, tokens: Sequence[int], places: Sequence[int], matcher: Matcher
+    ) -> bool:
         """Accepts drawn tokens together with those the grammar forces after each. Returns False,
         accepting none, if they have to be inspected one by one.
 
@@ -424,7 +446,9 @@ class Request:
         """Builds the result. Must be called only once, after the request has left its slot and
         `tokens` is complete.
         """
-        output = tuple(self.tokens[self.prompt_len : self.prompt_len + self.params.max_tokens].tolist())
+        output = tuple(
+            self.tokens[self.prompt_len : self.prompt_len + self.params.max_tokens].tolist()
+        )
         drawn_by = self.output.drawn_by
         prompt = self.tokens[:0]
         meta: dict[str, object] = {"num_retractions": self.retractions}
@@ -438,14 +462,22 @@ class Request:
             if self.jumps:
                 meta["forced_tokens"] = [[index, index + count] for index, count in self.jumps]
         return self.output.generation(
-            output, finish, self._usage(len(output)), meta, prompt=prompt, miss=self.cache.miss, jumps=self.jumps
+            output,
+            finish,
+            self._usage(len(output)),
+            meta,
+            prompt=prompt,
+            miss=self.cache.miss,
+            jumps=self.jumps,
         )
 
     def partial(self, known: int) -> Generation:
         """Builds a result without text for the first `known` tokens of a request about to be
         aborted.
         """
-        return Generation("", finish_reason="abort", usage=self._usage(max(known - self.prompt_len, 0)))
+        return Generation(
+            "", finish_reason="abort", usage=self._usage(max(known - self.prompt_len, 0))
+        )
 
     def _usage(self, completion_tokens: int) -> Usage:
         now = time.perf_counter()

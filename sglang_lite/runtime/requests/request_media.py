@@ -57,7 +57,9 @@ class RequestMedia:
         return cls(items, positions)
 
     def put_rows(self, ids: Ints, start: int) -> None:
-        """Replaces the virtual ids among those of positions from `start` on: -2 - r stands for row r of the store."""
+        """Replaces the virtual ids among those of positions from `start` on: -2 - r stands for row
+        r of the store.
+        """
         first, end = np.searchsorted(self.positions, (start, start + len(ids)))
         ids[self.positions[first:end] - start] = -2 - self.rows[first:end]
 
@@ -111,9 +113,14 @@ def _rotary(items: Sequence[MediaItem], positions: Ints) -> tuple[Ints, int]:
     at = 0
     for grid in (grid for item in items for grid in item.grids):
         start = int(positions[at])
-        places = np.indices((len(grid.times), grid.rows, grid.columns), dtype=np.int32).reshape(3, -1)
+        places = np.indices((len(grid.times), grid.rows, grid.columns), dtype=np.int32).reshape(
+            3, -1
+        )
         places[0] = np.array(grid.times, dtype=np.int32)[places[0]]
-        parts += [np.tile(np.arange(end, start, dtype=np.int32) + offset, (3, 1)), places + (start + offset)]
+        parts += [
+            np.tile(np.arange(end, start, dtype=np.int32) + offset, (3, 1)),
+            places + (start + offset),
+        ]
         at = at + grid.size
         end = start + grid.size
         offset += int(places.max()) + 1 - grid.size

@@ -71,14 +71,20 @@ class ResolvedParams:
         """Whether top-p applies to the mass that top-k leaves, as by default in SGLang where min-p
         applies.
         """
-        return self.sampling_order == "sequential" or (self.sampling_order is None and self.min_p > 0)
+        return self.sampling_order == "sequential" or (
+            self.sampling_order is None and self.min_p > 0
+        )
 
     @property
     def scores_next_token(self) -> bool:
         """Whether the request generates no tokens but returns log-probabilities of the next one. A
         token is then drawn and dropped.
         """
-        return not self.max_tokens and self.return_logprob and bool(self.top_logprobs_num or self.token_ids_logprob)
+        return (
+            not self.max_tokens
+            and self.return_logprob
+            and bool(self.top_logprobs_num or self.token_ids_logprob)
+        )
 
     @property
     def scores_tokens(self) -> bool:
@@ -102,7 +108,9 @@ class ResolvedParams:
 
     @property
     def penalised(self) -> bool:
-        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
+        return bool(
+            self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0
+        )
 
     @property
     def plain(self) -> bool:
@@ -124,18 +132,25 @@ def resolve_params(params: SamplingParams, vocab_size: int) -> ResolvedParams:
 
 
 def _resolved(params: SamplingParams, vocab_size: int) -> ResolvedParams:
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given_values(params).items()}
+    values = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given_values(params).items()
+    }
     for parameter in PARAMETERS:
         if parameter.name in values:
             _check(parameter, values[parameter.name], vocab_size)
     for stop in values.get("stop", ()):
         if len(stop) > MAX_STOP_CHARS:
-            raise ParameterError("stop", f"a string of {len(stop):,} characters, the limit is {MAX_STOP_CHARS}.")
+            raise ParameterError(
+                "stop", f"a string of {len(stop):,} characters, the limit is {MAX_STOP_CHARS}."
+            )
     if "stop_regex" in values:
         values["stop_regex"] = {pattern: compiled_stop(pattern) for pattern in values["stop_regex"]}
     resolved = ResolvedParams(**{**_DEFAULTS, **values})
     if resolved.min_tokens > resolved.max_tokens:
-        raise ParameterError("min_tokens", f"{resolved.min_tokens} is more than max_tokens ({resolved.max_tokens}).")
+        raise ParameterError(
+            "min_tokens", f"{resolved.min_tokens} is more than max_tokens ({resolved.max_tokens})."
+        )
     return resolved
 
 

@@ -11,7 +11,9 @@ from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-_COUNTED = 512  # maximum number of uncached tokens to count characters of: more would block the loop's thread too long
+# maximum number of uncached tokens to count characters of: more would block the loop's thread too
+# long
+_COUNTED = 512
 _SHOWN = 40  # maximum number of characters of an excerpt in a CacheMiss
 
 Top: TypeAlias = tuple[tuple[float, int, str | None], ...]
@@ -39,7 +41,10 @@ def miss_fields(miss: Miss, tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def forced_text(
-    decoder: IncrementalDecoder, output: Sequence[int], jumps: Sequence[tuple[int, int]], length: int
+    decoder: IncrementalDecoder,
+    output: Sequence[int],
+    jumps: Sequence[tuple[int, int]],
+    length: int,
 ) -> list[list[int]]:
     """Returns spans of the text that the grammar forced, as [start, end] character offsets within
     the first `length` characters. The decoder must have decoded nothing yet.
@@ -85,7 +90,11 @@ def with_texts(logprob: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:
     """Adds the texts of its tokens to a log-probability."""
 
     def spelled(entries: Top) -> Top:
-        return tuple((value, i, tokenizer.decode((i,), skip_special=False)) for value, i, _ in entries)
+        return tuple(
+            (value, i, tokenizer.decode((i,), skip_special=False)) for value, i, _ in entries
+        )
 
     text = tokenizer.decode((logprob.token_id,), skip_special=False)
-    return TokenLogprob(logprob.logprob, logprob.token_id, text, spelled(logprob.top), spelled(logprob.ids))
+    return TokenLogprob(
+        logprob.logprob, logprob.token_id, text, spelled(logprob.top), spelled(logprob.ids)
+    )

@@ -13,7 +13,8 @@ from sglang_lite.program.play.branch import NOTHING_EXPECTED, ExpectedTokens
 from sglang_lite.protocol import Choices, Number
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 
-_BYTES_A_TOKEN = 4  # rough value for English; affects only the order of programs and the room kept for them
+# rough value for English; affects only the order of programs and the room kept for them
+_BYTES_A_TOKEN = 4
 _NUMBER = 32  # tokens; no number of a typed constraint is longer
 
 
@@ -103,7 +104,9 @@ class ScheduledBranch:
         return self._branch.returns or (self.program.open and self._branch.error is None)
 
 
-def expected_tokens(node: Node, params: ResolvedParams | None, branches: tuple[ExpectedTokens, ...]) -> ExpectedTokens:
+def expected_tokens(
+    node: Node, params: ResolvedParams | None, branches: tuple[ExpectedTokens, ...]
+) -> ExpectedTokens:
     """Estimates the number of tokens that a node will add.
 
     Args:
@@ -120,7 +123,9 @@ def expected_tokens(node: Node, params: ResolvedParams | None, branches: tuple[E
             if isinstance(constraint, Number):
                 most = min(most, _NUMBER)
             elif isinstance(constraint, Choices):
-                lengths = (len(option.encode("utf-8", "surrogatepass")) for option in constraint.options)
+                lengths = (
+                    len(option.encode("utf-8", "surrogatepass")) for option in constraint.options
+                )
                 most = min(most, max(lengths, default=0))
             return ExpectedTokens(0, most * params.n, most)
         case Select(choices=choices):

@@ -27,7 +27,8 @@ from sglang_lite.runtime.scheduler.retraction import slots_of
 
 # A request waits for the cache if another one is computing at least this many tokens of its prompt.
 _SHARED = 32
-_PLANS = 16  # plans after a refusal until requests are reconsidered, if nothing was freed and none has come
+# plans after a refusal until requests are reconsidered, if nothing was freed and none has come
+_PLANS = 16
 
 
 class Admission:
@@ -66,7 +67,8 @@ class Admission:
         self._adapters = adapters
         self._admissions = 0
         self._started: list[Request] = []
-        self._refused: tuple[int, int] | None = None  # pages that were available, and plans since then
+        # pages that were available, and plans since then
+        self._refused: tuple[int, int] | None = None
         self._to_fetch = 0  # pages that the last plan lacked for fetches
         self.refuses = False
         self.solo_request = -1
@@ -86,7 +88,9 @@ class Admission:
         if not self._queues.waiting_any or not table.free or self._still_full(alone):
             return
         promised, window_pages = self._growth()
-        programs = {r.branch: self._ahead(r) for r in self._queues.running() if r.branch is not None}
+        programs = {
+            r.branch: self._ahead(r) for r in self._queues.running() if r.branch is not None
+        }
         admitted: list[Request] = []
         prefilling = {r.slot: r for r in self._queues.prefilling}
         for request in self._candidates(alone):
@@ -104,13 +108,21 @@ class Admission:
             needed = self._pages(request) - len(match.pages)
             if request.branch is not None and request.branch not in programs:
                 programs[request.branch] = self._ahead(request)
-            with store.tree.lock(match.node):  # keeps its own prefix from being evicted to make room for it
-                in_windows = 0 if store.windows is None else min(self._pages(request), store.windows.kept)
-                crowded = in_windows > window_pages and self._queues.running_any  # otherwise each fits by itself
+            # keeps its own prefix from being evicted to make room for it
+            with store.tree.lock(match.node):
+                in_windows = (
+                    0 if store.windows is None else min(self._pages(request), store.windows.kept)
+                )
+                # otherwise each fits by itself
+                crowded = in_windows > window_pages and self._queues.running_any
                 if crowded or not self._has_room(request, needed, promised, programs.values()):
                     self._refused = store.available, 0
                     break
-            while (fetch := self._fetch(request, reusable, match)) is not None and fetch != "later" and fetch.done:
+            while (
+                (fetch := self._fetch(request, reusable, match)) is not None
+                and fetch != "later"
+                and fetch.done
+            ):
                 match = store.match(reusable, request.space)
             if fetch is not None:
                 promised += needed
@@ -127,7 +139,11 @@ class Admission:
                 prompt = tokens[: request.prompt_len]
                 paused = request.branch is not None and request.branch.evicted
                 request.cache.miss = store.miss(
-                    prompt, min(len(reusable), len(prompt)) - 1, match, request.handle, paused=paused
+                    prompt,
+                    min(len(reusable), len(prompt)) - 1,
+                    match,
+                    request.handle,
+                    paused=paused,
                 )
                 self.count(request)
             self.start(request)
@@ -137,10 +153,16 @@ class Admission:
             window_pages = window_pages - in_windows
         queues = self._queues
         queues.leave_waiting(admitted)
-        solo = len(admitted) == 1 and queues.prefilling == admitted and not (queues.waiting_any or queues.decoding)
+        solo = (
+            len(admitted) == 1
+            and queues.prefilling == admitted
+            and not (queues.waiting_any or queues.decoding)
+        )
         self.solo_request = admitted[0].id if solo and admitted[0].ending is None else -1
 
-    def _fetch(self, request: Request, reusable: Ints, match: Match) -> Fetch | DiskRead | Literal["later"] | None:
+    def _fetch(
+        self, request: Request, reusable: Ints, match: Match
+    ) -> Fetch | DiskRead | Literal["later"] | None:
         """Starts to fetch pages of a request's prompt from a lower tier, if that is faster than
         computing them.
         """
@@ -195,16 +217,26 @@ class Admission:
         generate.
         """
         length = len(request.tokens)
-        return -(-(length + self._reserve.of_request(length, request.limit)) // self._store.page_size)
+        return -(
+            -(length + self._reserve.of_request(length, request.limit)) // self._store.page_size
+        )
 
     def _ahead(self, request: Request) -> ExpectedGrowth:
         """Returns the growth of a request's program after it."""
         assert request.branch is not None
-        length = len(request.tokens) if request.handle is None else int(self._store.table.length[request.slot])
+        length = (
+            len(request.tokens)
+            if request.handle is None
+            else int(self._store.table.length[request.slot])
+        )
         length += self._reserve.of_request(length, request.limit)
-        return ExpectedGrowth(request.rank, length, self._pauses.expected.growth(request.branch, length))
+        return ExpectedGrowth(
+            request.rank, length, self._pauses.expected.growth(request.branch, length)
+        )
 
-    def _has_room(self, request: Request, needed: int, promised: int, programs: Iterable[ExpectedGrowth]) -> bool:
+    def _has_room(
+        self, request: Request, needed: int, promised: int, programs: Iterable[ExpectedGrowth]
+    ) -> bool:
         """Returns whether a request can have its pages, taking those of paused branches if
         necessary.
 
@@ -216,14 +248,18 @@ class Admission:
         store = self._store
         pauses = self._pauses
         branch = request.branch
-        # Later programs give way to one that continues; for other requests, only those of lower priority do.
+        # Later programs give way to one that continues; for other requests, only those of lower
+        # priority do.
         after = request.rank if pauses.keeps(branch) else (-request.priority, math.inf)
         below = 0 if store.tiers is None else store.tiers.room_below(pauses.token_s)
         if branch is not None:  # a request without a program ends before programs have grown
             paused, given_up = pauses.before(after, beside=branch)
             growing = [*paused, *[each for each in programs if each.rank <= after]]
             growth = sum([each.growth for each in growing])
-            if needed + promised + given_up - (-growth // store.page_size) > store.available + below:
+            if (
+                needed + promised + given_up - (-growth // store.page_size)
+                > store.available + below
+            ):
                 growth = peak_growth(growing)
             promised += max(given_up - (-growth // store.page_size) - below, 0)
         while (short := needed + promised - store.available) > 0:
@@ -236,7 +272,9 @@ class Admission:
             if pauses.anybody_soon(short, beside=branch):
                 self.refuses = True
                 return False
-            if needed <= store.available or not pauses.give_up_furthest(needed - store.available, beside=branch):
+            if needed <= store.available or not pauses.give_up_furthest(
+                needed - store.available, beside=branch
+            ):
                 return True  # no other request needs pages now, and each fits by itself
         return True
 
@@ -289,7 +327,11 @@ def _match(request: Request, store: PrefixCache) -> tuple[Ints, Match, int]:
     """Returns the tokens of a request whose cached pages it may use, their match, and how many of
     them are cached.
     """
-    tokens = request.tokens if request.score_from is None else request.tokens[: max(request.score_from, 1)]
+    tokens = (
+        request.tokens
+        if request.score_from is None
+        else request.tokens[: max(request.score_from, 1)]
+    )
     match = store.match(tokens, request.space)
     cached = match.cached(store.page_size)
     if request.media is not None and (sure := request.media.sure(cached)) < cached:
@@ -300,7 +342,11 @@ def _match(request: Request, store: PrefixCache) -> tuple[Ints, Match, int]:
 
 
 def _computes(
-    prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints, matched: int, space: PrefixSpace
+    prefilling: Mapping[int, Request],
+    table: SlotTable,
+    tokens: Ints,
+    matched: int,
+    space: PrefixSpace,
 ) -> bool:
     """Returns whether a prefilling request will soon cache at least `_SHARED` more tokens of this
     prompt, so waiting pays.
@@ -315,7 +361,8 @@ def _computes(
     end = matched + _SHARED
     if len(tokens) <= end or not prefilling:
         return False
-    alike = (table.tokens[:, end - 1] == tokens[end - 1]).nonzero()[0]  # prompts mostly differ at this token
+    # prompts mostly differ at this token
+    alike = (table.tokens[:, end - 1] == tokens[end - 1]).nonzero()[0]
     alike = alike[(table.tokens[alike, matched:end] == tokens[matched:end]).all(1)]
     return any(
         len(other.tokens) >= end

@@ -9,8 +9,8 @@ from typing import TypeAlias
 from sglang_lite.runtime.kv_cache.radix import RadixTree
 from sglang_lite.runtime.requests.request import Request
 
-# Takes the requests that continue (retracted ones, and those of programs that keep their prefix), all others
-# that wait, and the radix tree.
+# Takes the requests that continue (retracted ones, and those of programs that keep their prefix),
+# all others that wait, and the radix tree.
 Policy: TypeAlias = Callable[[Sequence[Request], Sequence[Request], RadixTree], Iterable[Request]]
 
 _LOOKED_AT = 128  # matching thousands of requests at each step would cost more than it saves
@@ -18,12 +18,16 @@ AGE_BOUND = 256  # maximum number of later requests admitted before a request
 _ALIKE = 32  # tokens after the cached ones by which requests are grouped
 
 
-def fcfs(returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
+def fcfs(
+    returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree
+) -> Iterable[Request]:
     """Yields requests first come, first served; those that continue go first."""
     return chain(returned, waiting)
 
 
-def lpm(returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
+def lpm(
+    returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree
+) -> Iterable[Request]:
     """Yields requests that continue first, then by longest cached prefix, so prefixes are used
     before they are evicted.
 
@@ -61,7 +65,9 @@ def lpm(returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree
     yield from islice(waiting, _LOOKED_AT, None)
 
 
-def priority(returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
+def priority(
+    returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree
+) -> Iterable[Request]:
     """Sorts by priority, highest first; within a priority, those that continue, then first come,
     first served. Requests that were passed over too often go before all others.
     """

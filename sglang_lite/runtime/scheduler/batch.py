@@ -19,13 +19,14 @@ from sglang_lite.runtime.requests.request import Request
 NO_DRAFTS: Mapping[int, Draft] = {}
 _NO_COPIES: Ints = np.zeros((2, 0), dtype=np.int32)
 
-Row: TypeAlias = tuple[Request, int, int]  # request, start, end: positions start … end-1 are computed
+# request, start, end: positions start … end-1 are computed
+Row: TypeAlias = tuple[Request, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one step: decoding rows first, then prefill rows with one token, then rows with several tokens: prefill
-    rows, and rows with drafts.
+    """Rows of one step: decoding rows first, then prefill rows with one token, then rows with
+    several tokens: prefill rows, and rows with drafts.
 
     Attributes:
         step: number of the step.
@@ -36,7 +37,8 @@ class Batch:
         decoding: number of decoding rows without drafts.
         singles: number of rows that compute one token, including the decoding rows.
         draws: bool [R]; True if the row reaches its last token, so that its next one is drawn.
-        pending: bool [R]; True if its last token was drawn by a step whose result has not been read yet.
+        pending: bool [R]; True if its last token was drawn by a step whose result has not been read
+            yet.
         started: requests that were given their slot since the last step.
         copies: int32 [2, C], source and destination token slots to copy before anything else.
         window_copies: the same in the layers with a window, if they have pages of their own.
@@ -97,7 +99,9 @@ def make_batch(
     streams = streams_of(table, decoding)
     if drafts:
         chunks = chunks + [
-            (r, int(table.computed[r.slot]), int(table.length[r.slot])) for r in decoding if r.id in drafts
+            (r, int(table.computed[r.slot]), int(table.length[r.slot]))
+            for r in decoding
+            if r.id in drafts
         ]
         decoding = [r for r in decoding if r.id not in drafts]
     singles = [c for c in chunks if c[2] - c[1] == 1 and c[0].id not in drafts]
@@ -120,9 +124,13 @@ def make_batch(
         pending=ends > table.known[slots],
         started=tuple(r for r in started if r.handle is not None),
         copies=token_slots(copies, store.page_size),
-        window_copies=_NO_COPIES if windows is None else token_slots(copies, store.page_size, windows.of),
+        window_copies=_NO_COPIES
+        if windows is None
+        else token_slots(copies, store.page_size, windows.of),
         streams=streams,
-        drafts={row: drafts[r.id] for row, r in enumerate(requests) if r.id in drafts} if drafts else NO_DRAFTS,
+        drafts={row: drafts[r.id] for row, r in enumerate(requests) if r.id in drafts}
+        if drafts
+        else NO_DRAFTS,
     )
 
 

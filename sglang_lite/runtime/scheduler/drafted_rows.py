@@ -1,5 +1,4 @@
-"""Drafts of running requests: their pages, and the bookkeeping once they turn out right or wrong.
-"""
+"""Drafts of running requests: their pages, and the bookkeeping once they turn out right or wrong."""
 
 from __future__ import annotations
 
@@ -47,12 +46,17 @@ class DraftedRows:
     """
 
     def __init__(
-        self, store: PrefixCache, queues: Queues, drafting: Drafting, turns: Callable[[], Turns] | None = None
+        self,
+        store: PrefixCache,
+        queues: Queues,
+        drafting: Drafting,
+        turns: Callable[[], Turns] | None = None,
     ) -> None:
         self._store = store
         self._queues = queues
         self.drafting = drafting
-        self._turns = None if turns is None else defaultdict[int, Turns](turns)  # by bit length of the number of rows
+        # by bit length of the number of rows
+        self._turns = None if turns is None else defaultdict[int, Turns](turns)
         self._read = 0.0  # time when the tokens of a step were last read
         self._saved_before = 0
         self._steps = self._saved = 0  # checked drafts, and draws after them that counted
@@ -100,8 +104,10 @@ class DraftedRows:
         self.record_checked()
         length = 1 + self._saved / max(self._steps, 1)
         return {
-            "drafters": self.drafting.stats(), "avg_spec_accept_length": length, "draws_taken_at_once": self._skipped,
-        }  # fmt: skip
+            "drafters": self.drafting.stats(),
+            "avg_spec_accept_length": length,
+            "draws_taken_at_once": self._skipped,
+        }
 
     def plan(
         self, decoding: Sequence[Request], chunks: Sequence[tuple[Request, int, int]], budget: int
@@ -117,10 +123,15 @@ class DraftedRows:
         """
         table = self._store.table
         budget = min(budget, max_drafted(len(table.length)))
-        rows = (*decoding, *(request for request, _, end in chunks if end == table.length[request.slot]))
+        rows = (
+            *decoding,
+            *(request for request, _, end in chunks if end == table.length[request.slot]),
+        )
         slots = slots_of(rows)
         lengths = table.length[slots]
-        rooms = np.minimum(table.limit[slots] - lengths - 1, budget) * (table.known[slots] == lengths)
+        rooms = np.minimum(table.limit[slots] - lengths - 1, budget) * (
+            table.known[slots] == lengths
+        )
         asked: list[OpenRow] = []
         for request, length, room in zip(rows, lengths.tolist(), rooms.tolist()):
             if room <= 0 or not self.drafting.drafts(request):
@@ -129,7 +140,8 @@ class DraftedRows:
             if progress.rest:
                 progress.rest -= 1
                 continue
-            if progress.misses >= _MISSES:  # unlikely drafts take time, among many rows more than they save
+            # unlikely drafts take time, among many rows more than they save
+            if progress.misses >= _MISSES:
                 progress.rest = min(1 << min(progress.misses - _MISSES, 6), len(rows) // 2)
             progress.misses += 1
             asked.append(OpenRow(request, table.tokens[request.slot, :length], room))

@@ -13,7 +13,8 @@ class Isolation:
     """Queue of requests, each of which runs alone until it has one more token or has ended."""
 
     def __init__(self) -> None:
-        self._suspects: deque[tuple[Request, int]] = deque()  # each with its number of tokens when it was queued
+        # each with its number of tokens when it was queued
+        self._suspects: deque[tuple[Request, int]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._suspects)
@@ -28,8 +29,7 @@ class Isolation:
         self._suspects = deque((request, len(request.tokens)) for request in requests)
 
     def advance(self, table: SlotTable) -> bool:
-        """Removes the first request if it has one more token or has ended. Returns whether it did.
-        """
+        """Removes the first request if it has one more token or has ended. Returns whether it did."""
         if not self._suspects:
             return False
         request, known = self._suspects[0]

@@ -29,7 +29,9 @@ class PageReserve:
 
     def of_program(self, expected: ExpectedTokens) -> int:
         """Returns the tokens to reserve for a program's remaining nodes."""
-        return min(expected.text, _LONGEST) + math.ceil(min(expected.generated, _LONGEST) * self._share)
+        return min(expected.text, _LONGEST) + math.ceil(
+            min(expected.generated, _LONGEST) * self._share
+        )
 
     def of_request(self, length: int, limit: int) -> int:
         """Returns the tokens to reserve for a request with `length` tokens and room for up to

@@ -42,12 +42,14 @@ _LAST = 32  # recent values per name, whose median is expected
 _NAMES = 1024  # remembered names
 _SHORT_S = 5.0  # a shorter pause is never too long
 _WORTH = 8
-_IDLE_WORTH = 4  # an idle device takes pages if no branch returns within this multiple of the time to compute them
+# an idle device takes pages if no branch returns within this multiple of the time to compute them
+_IDLE_WORTH = 4
 _IDLE_SHARE = 0.1  # of all computed tokens that may be computed again because the device was idle
 # like _SHORT_S and _WORTH, for waiting requests
 _AGED_S = 60.0
 _AGED_WORTH = 64
-_OUTDATED = 32  # entries of ended pauses that are always tolerated; each keeps its program in memory
+# entries of ended pauses that are always tolerated; each keeps its program in memory
+_OUTDATED = 32
 _MEASURED = 32  # minimum number of tokens of a step whose time counts
 
 
@@ -215,8 +217,10 @@ class Pauses:
         self.token_s = 0.0
         self._pauses: dict[ScheduledBranch, PausedBranch] = {}
         self._wanted: dict[ScheduledBranch, tuple[Ints, PrefixSpace]] = {}
-        self._by_rank: list[tuple[tuple[int, float], int, PausedBranch]] = []  # those with locked pages
-        self._due: list[tuple[float, int, PausedBranch]] = []  # heap: when a pause is too long; entries may be outdated
+        # those with locked pages
+        self._by_rank: list[tuple[tuple[int, float], int, PausedBranch]] = []
+        # heap: when a pause is too long; entries may be outdated
+        self._due: list[tuple[float, int, PausedBranch]] = []
         self._too_long: list[PausedBranch] = []
         self._count = 0
         self._again = 0.0  # tokens that may be given up on an idle device
@@ -232,7 +236,7 @@ class Pauses:
         pause = None if branch is None else self._pauses.get(branch)
         return pause is not None and not pause.given_up
 
-    # --------------------------------------------------------------------------------- beginning and end
+    # ---------------------------------------------------------------------------- beginning and end
 
     def want(self, branch: ScheduledBranch, tokens: Ints, space: PrefixSpace) -> None:
         """Schedules a pause for the next step, when the tokens of running requests have been
@@ -262,7 +266,9 @@ class Pauses:
         self.end(branch)
         rank = -branch.program.priority, branch.program.arrival
         ahead = ExpectedGrowth(rank, len(tokens), self.expected.growth(branch, len(tokens)))
-        pause = PausedBranch(branch, tokens, space, lock, rank, self.now(), self.expected.pause_s(branch), ahead)
+        pause = PausedBranch(
+            branch, tokens, space, lock, rank, self.now(), self.expected.pause_s(branch), ahead
+        )
         self._pauses[branch] = pause
         self._count += 1
         insort(self._by_rank, (rank, self._count, pause))
@@ -311,9 +317,13 @@ class Pauses:
         only meet them when memory is short.
         """
         if len(self._due) + len(self._too_long) > 2 * len(self._pauses) + _OUTDATED:
-            self._due = list({entry[2]: entry for entry in self._due if self._is_current(entry)}.values())
+            self._due = list(
+                {entry[2]: entry for entry in self._due if self._is_current(entry)}.values()
+            )
             heapq.heapify(self._due)
-            self._too_long = [each for each in self._too_long if self._pauses.get(each.branch) is each]
+            self._too_long = [
+                each for each in self._too_long if self._pauses.get(each.branch) is each
+            ]
 
     def _is_current(self, entry: tuple[float, int, PausedBranch]) -> bool:
         """Returns whether the pause of an entry continues and is still due at the same time."""
@@ -326,9 +336,11 @@ class Pauses:
         for branch in list(self._pauses):
             self.end(branch)
 
-    # --------------------------------------------------------------------------------------- expectations
+    # --------------------------------------------------------------------------------- expectations
 
-    def before(self, rank: tuple[int, float], *, beside: ScheduledBranch | None) -> tuple[list[ExpectedGrowth], int]:
+    def before(
+        self, rank: tuple[int, float], *, beside: ScheduledBranch | None
+    ) -> tuple[list[ExpectedGrowth], int]:
         """Returns the growth of paused programs with lower ranks, and the number of pages they gave
         up but need when they return.
 
@@ -336,7 +348,11 @@ class Pauses:
             beside: branch whose program does not count.
         """
         own = None if beside is None else beside.program
-        paused = [each for other, _, each in self._by_rank if other < rank and each.branch.program is not own]
+        paused = [
+            each
+            for other, _, each in self._by_rank
+            if other < rank and each.branch.program is not own
+        ]
         return [each.ahead for each in paused], sum(each.pages for each in paused)
 
     def record_duration(self, tokens: int, seconds: float) -> None:
@@ -356,7 +372,7 @@ class Pauses:
         """Seconds to compute all tokens that fit."""
         return self._store.pool.total * self._store.page_size * self.token_s
 
-    # -------------------------------------------------------------------------------------- giving way
+    # ----------------------------------------------------------------------------------- giving way
 
     def give_up_late(self, pages: int, *, kept: bool = False) -> bool:
         """Gives up pages of branches that return too late, those that return last first. Returns
@@ -369,7 +385,9 @@ class Pauses:
         now = self.now()
         while self._due and self._due[0][0] <= now:
             self._too_long.append(heapq.heappop(self._due)[2])
-        self._too_long = [each for each in self._too_long if self._pauses.get(each.branch) is each and each.locked]
+        self._too_long = [
+            each for each in self._too_long if self._pauses.get(each.branch) is each and each.locked
+        ]
         away = self if kept else [each for each in self._too_long if each.due <= now]
         away = [each for each in away if each.locked and each.branch.awaits_caller]
         enough = self.pages_given_up + pages
@@ -420,7 +438,9 @@ class Pauses:
         now = self.now()
         tokens = pages * self._store.page_size
         soonest = min(each.remaining_s(now) for each in others)
-        if soonest < _SHORT_S and (soonest < _IDLE_WORTH * tokens * self.token_s or tokens > self._again):
+        if soonest < _SHORT_S and (
+            soonest < _IDLE_WORTH * tokens * self.token_s or tokens > self._again
+        ):
             return True
         self._again = max(self._again - tokens, 0.0)
         return False
@@ -436,7 +456,9 @@ class Pauses:
         if waiting := [each for each in others if not each.branch.awaits_caller]:
             return self._shrink(max(waiting, key=lambda each: each.rank), pages)
         now = self.now()
-        return self._shrink(max(others, key=lambda each: each.remaining_s(now)), pages, for_good=True)
+        return self._shrink(
+            max(others, key=lambda each: each.remaining_s(now)), pages, for_good=True
+        )
 
     def _shrink(self, pause: PausedBranch, pages: int, *, for_good: bool = False) -> bool:
         """Gives up the last pages of a pause's prefix. They stay promised unless `for_good` is set:

@@ -10,7 +10,8 @@ from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.scheduler.pauses import PausedBranch, Pauses
 
-_AHEAD_S: Final = 0.25  # a program is prefetched this long before its expected return; longer than copies take
+# a program is prefetched this long before its expected return; longer than copies take
+_AHEAD_S: Final = 0.25
 _EVERY_S: Final = 0.02  # between two looks at the pauses
 _SPARE: Final = 8  # one in this many pages stays available
 

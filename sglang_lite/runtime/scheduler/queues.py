@@ -19,8 +19,8 @@ class Queues:
         store: pages, slots and radix tree.
 
     Attributes:
-        returned: waiting requests that precede others: retracted ones, and those of programs that keep their prefix,
-            by rank.
+        returned: waiting requests that precede others: retracted ones, and those of programs that
+            keep their prefix, by rank.
         waiting: all other waiting requests, in their order.
         prefilling, decoding: running requests in these stages.
     """

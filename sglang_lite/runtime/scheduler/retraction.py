@@ -34,7 +34,9 @@ class Retraction:
         reserve: admission's estimate of growth, which a retraction corrects.
     """
 
-    def __init__(self, store: PrefixCache, queues: Queues, pauses: Pauses, reserve: PageReserve) -> None:
+    def __init__(
+        self, store: PrefixCache, queues: Queues, pauses: Pauses, reserve: PageReserve
+    ) -> None:
         self._store = store
         self._queues = queues
         self._pauses = pauses
@@ -91,7 +93,8 @@ class Retraction:
             if request.state is not State.DECODING:
                 continue  # retracted to make room for one before it
             if waits or not self.make_room(request, int(table.length[request.slot])):
-                waits.add(request.id)  # and so do all after it, because nothing is left to free for them
+                # and so do all after it, because nothing is left to free for them
+                waits.add(request.id)
         return [r for r in decoding if r.state is State.DECODING and r.id not in waits]
 
     def make_room(self, request: Request, end: int) -> bool:
@@ -99,15 +102,21 @@ class Retraction:
         to wait.
         """
         while not self._store.reserve(request.slot, end):
-            if self._store.will_have_pages(request.slot, end):  # pages are in quarantine until a step has ended
+            # pages are in quarantine until a step has ended
+            if self._store.will_have_pages(request.slot, end):
                 return False
-            short = -(-end // self._store.page_size) - int(self._store.table.page_count[request.slot])
-            short -= self._store.available  # not above 0 if only window pages, which no pause holds, are short
+            short = -(-end // self._store.page_size) - int(
+                self._store.table.page_count[request.slot]
+            )
+            # not above 0 if only window pages, which no pause holds, are short
+            short -= self._store.available
             if short > 0 and self._pauses.give_up_late(short):
                 continue
             last = max(self._queues.running(), key=_order)
             # Programs that came after the last running one give way, or any if no running one can.
-            if short > 0 and self._pauses.give_up_last(short, None if last is request else last.rank):
+            if short > 0 and self._pauses.give_up_last(
+                short, None if last is request else last.rank
+            ):
                 continue
             if last is request:
                 if self._store.take_copies(request.slot):

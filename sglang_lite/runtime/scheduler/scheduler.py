@@ -88,7 +88,9 @@ class Scheduler:
         self.queues = Queues(store)
         self.retraction = Retraction(store, self.queues, self.pauses, self._reserve)
         self.adapters = None if adapters is None else AdapterSlots(adapters, self.queues)
-        self.admission = Admission(store, self.queues, self.pauses, self._reserve, policy, self.adapters)
+        self.admission = Admission(
+            store, self.queues, self.pauses, self._reserve, policy, self.adapters
+        )
         self._prefetch = Prefetch(store, self.pauses)
         self.appended_tokens = 0
         turns = Turns if pace is None else None
@@ -143,7 +145,8 @@ class Scheduler:
         """Returns the batch of the next step, with its pages reserved, or None if nothing can run."""
         self._copied = self.store.settle_copies()
         while self._isolation.advance(self.store.table):
-            self.retraction.retract_all()  # the isolated request, or the one that continues in its slot
+            # the isolated request, or the one that continues in its slot
+            self.retraction.retract_all()
         self.retraction.retract_lacking()
         self.pauses.settle()
         self._prefetch.run()
@@ -162,9 +165,12 @@ class Scheduler:
             start = int(table.computed[slot])
             length = int(table.length[slot])
             begins = request.space.start
-            end, cost = _reach(request, start, begins if start < begins < length else length, budget)
+            end, cost = _reach(
+                request, start, begins if start < begins < length else length, budget
+            )
             if request.media is not None and end > start:
-                shorter, longer = request.media.whole(end)  # images that can't be cut may make a first chunk longer
+                # images that can't be cut may make a first chunk longer
+                shorter, longer = request.media.whole(end)
                 if shorter < longer:
                     end = shorter if shorter > start else start if chunks else longer
                     cost = end - start
@@ -181,11 +187,15 @@ class Scheduler:
         started = self.admission.take_started()
         if self.drafts is None or self.isolated or not self.drafts.due:
             return make_batch(self.store, decoding, chunks, started)
-        return make_batch(self.store, decoding, chunks, started, self.drafts.plan(decoding, chunks, budget))
+        return make_batch(
+            self.store, decoding, chunks, started, self.drafts.plan(decoding, chunks, budget)
+        )
 
     def _budget(self, decoding: list[Request]) -> int:
         """Returns how many prompt tokens a step may compute in addition to the decoding rows."""
-        most = (min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens) - len(decoding)
+        most = (
+            min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens
+        ) - len(decoding)
         streams = streams_of(self.store.table, decoding)
         if self._pace is None or not streams:
             return most
@@ -209,17 +219,24 @@ class Scheduler:
         """Returns the remaining seconds of a step with streams, `seconds` after its start; infinite
         without streams.
         """
-        return self._pace.remaining_s(seconds) if self._pace is not None and batch.streams else math.inf
+        return (
+            self._pace.remaining_s(seconds)
+            if self._pace is not None and batch.streams
+            else math.inf
+        )
 
     def record_launch(self, batch: Batch) -> list[int]:
-        """Records that later steps see the batch's keys and values. Returns the rows whose prompts are complete."""
+        """Records that later steps see the batch's keys and values. Returns the rows whose prompts
+        are complete.
+        """
         table = self.store.table
         table.computed[batch.slots] = batch.ends
         complete: list[int] = []
         for row in range(batch.decoding, len(batch.requests)):
             request = batch.requests[row]
             assert request.handle is not None
-            if batch.starts[row] < request.prompt_len:  # generated tokens are published when the request ends
+            # generated tokens are published when the request ends
+            if batch.starts[row] < request.prompt_len:
                 self.store.publish(request.handle, all_but_last=request.may_recompute_last)
             if request.state is State.PREFILLING and batch.ends[row] == table.length[request.slot]:
                 self.queues.decode(request)
@@ -239,7 +256,9 @@ class Scheduler:
         return rows
 
     def count_draws(self, slots: Ints) -> None:
-        """Counts one more token for each of these slots; its id is recorded later by `record_tokens`."""
+        """Counts one more token for each of these slots; its id is recorded later by
+        `record_tokens`.
+        """
         self.store.table.length[slots] += 1
 
     def recompute_last(self, slots: Ints) -> None:
@@ -291,7 +310,9 @@ class Scheduler:
         if self.adapters is not None:
             self.adapters.settle()
 
-    def continue_in_slot(self, request: Request, following: Request, *, appended: bool = False) -> None:
+    def continue_in_slot(
+        self, request: Request, following: Request, *, appended: bool = False
+    ) -> None:
         """Finishes a request and continues with another one in its slot, from the end of their
         common prefix.
 
@@ -303,7 +324,9 @@ class Scheduler:
             appended: whether its tokens are those of the request, possibly without the last, and
                 more.
         """
-        count = start_in_slot(self.store, self.queues, self.admission, request, following, appended=appended)
+        count = start_in_slot(
+            self.store, self.queues, self.admission, request, following, appended=appended
+        )
         if count is None:
             self.finish(request, State.FINISHED)
             self.queues.wait_first(following, State.WAITING)
@@ -353,7 +376,9 @@ class Scheduler:
         if self._pace is None or not streams:
             return ready
         room = self._pace.room(streams)
-        chosen = [r for r in ready if not r.output.stream][: room // 2 if self.queues.prefilling else room]
+        chosen = [r for r in ready if not r.output.stream][
+            : room // 2 if self.queues.prefilling else room
+        ]
         served = {r.id for r in chosen}
         self.queues.move_back(chosen)
         return [r for r in ready if r.output.stream or r.id in served]

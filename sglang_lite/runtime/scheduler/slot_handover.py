@@ -13,7 +13,13 @@ from sglang_lite.runtime.scheduler.queues import Queues
 
 
 def start_in_slot(
-    store: PrefixCache, queues: Queues, admission: Admission, request: Request, following: Request, *, appended: bool
+    store: PrefixCache,
+    queues: Queues,
+    admission: Admission,
+    request: Request,
+    following: Request,
+    *,
+    appended: bool,
 ) -> int | None:
     """Starts a request in the slot of a running one, which is finished.
 
@@ -51,9 +57,11 @@ def start_in_slot(
     table.computed[slot] = min(int(table.computed[slot]), common, len(tokens) - 1)
     table.epoch[slot] += 1
     handle.space = following.space
-    if not appended or len(tokens) - common > store.page_size:  # otherwise the next step gives its pages to the tree
+    # otherwise the next step gives its pages to the tree
+    if not appended or len(tokens) - common > store.page_size:
         store.publish(handle)  # for branches that fork here
-        store.adopt_cached_pages(handle)  # an earlier run of the same program may have left more in the cache
+        # an earlier run of the same program may have left more in the cache
+        store.adopt_cached_pages(handle)
     following.handle = handle
     following.admission = request.admission
     following.times.started = time.perf_counter()

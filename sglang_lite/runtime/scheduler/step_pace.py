@@ -6,7 +6,8 @@ TARGET_S = 0.08  # target for the duration of a step with streams, without the t
 _TIMES_ALONE = 2  # alternative target: this multiple of a streams-only step, if those are slow
 _FORGET = 1.02  # growth of the remembered minimum duration of streams-only steps, per step
 _FIRST = 32  # tokens; about the target on two cores, with a model of 135M parameters
-_MIN_TOKENS = 8  # tokens besides the streams' own, so other requests advance with any number of streams
+# tokens besides the streams' own, so other requests advance with any number of streams
+_MIN_TOKENS = 8
 
 
 class StepPace:
@@ -33,7 +34,9 @@ class StepPace:
     def record_duration(self, tokens: int, seconds: float, *, streams: int) -> None:
         """Adapts the limit to a step of `tokens` tokens, `streams` of which belong to streams."""
         if tokens == streams:
-            self._streams_only_s = min(seconds, self._streams_only_s * _FORGET) if self._streams_only_s else seconds
+            self._streams_only_s = (
+                min(seconds, self._streams_only_s * _FORGET) if self._streams_only_s else seconds
+            )
             return
         fit = tokens * self._target / max(seconds, 1e-6)
         if seconds > self._target:

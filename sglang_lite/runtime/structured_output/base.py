@@ -14,7 +14,8 @@ from sglang_lite.protocol import Constraint, ConstraintError
 
 PreparedGrammar: TypeAlias = Any  # engine-specific and picklable
 TextState: TypeAlias = Any  # state of a text in its grammar, opaque outside the engine
-Mask = NDArray[np.int32]  # token mask: bit i, counted from the least significant bit of word 0, is token i
+# token mask: bit i, counted from the least significant bit of word 0, is token i
+Mask = NDArray[np.int32]
 
 
 class MaskMaker(Protocol):
@@ -26,7 +27,8 @@ class MaskMaker(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def masks(self, matchers: Sequence[Any]) -> NDArray[np.int32]:  # matchers of the engine's own type
+    # matchers of the engine's own type
+    def masks(self, matchers: Sequence[Any]) -> NDArray[np.int32]:
         """Computes the masks [N, words] of matchers. Can be called on any thread; mostly runs
         without the GIL.
         """
@@ -141,7 +143,9 @@ class Matcher(Protocol):
     def thinking(self) -> dict[str, object] | None: ...
 
     def cached_mask(self) -> Mask | None:
-        """Returns the mask of the current position (bit i: token i may come next), or None if it must be computed."""
+        """Returns the mask of the current position (bit i: token i may come next), or None if it
+        must be computed.
+        """
         ...
 
     def set_mask(self, mask: Mask) -> None:
@@ -165,8 +169,9 @@ class Matcher(Protocol):
         ...
 
     def advance(self, text: bytes) -> bool:
-        """Advances by a non-empty text in any tokenisation. Returns False if the text is not allowed or can't be
-        spelled."""
+        """Advances by a non-empty text in any tokenisation. Returns False if the text is not
+        allowed or can't be spelled.
+        """
         ...
 
     def forced(self) -> list[int]:
@@ -303,8 +308,8 @@ class CompiledGrammar(Protocol):
     def combinable(self) -> CompiledGrammar:
         """Returns the same grammar with masks that can be intersected with another grammar's.
 
-        These masks allow every token that continues with allowed text, not only the tokens that a tokenizer would
-        choose. The first call may take as long as loading the grammar.
+        These masks allow every token that continues with allowed text, not only the tokens that a
+        tokenizer would choose. The first call may take as long as loading the grammar.
         """
         ...
 
@@ -324,7 +329,8 @@ class CompiledGrammar(Protocol):
 class GrammarEngine(MaskMaker, Protocol):
     """Library that turns constraints into token masks.
 
-    Compiling may take long or exhaust memory, so a worker process can `prepare` a constraint, and `load` is then quick.
+    Compiling may take long or exhaust memory, so a worker process can `prepare` a constraint, and
+    `load` is then quick.
     """
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
@@ -350,7 +356,8 @@ class GrammarEngine(MaskMaker, Protocol):
 
 def next_mask(matcher: Matcher) -> Mask:
     """Returns the mask at a matcher's position, computing it in the calling thread if necessary."""
-    while (mask := matcher.cached_mask()) is None:  # a loop, as a part's new mask may evict another part's
+    # a loop, as a part's new mask may evict another part's
+    while (mask := matcher.cached_mask()) is None:
         for part in matcher.parts:
             if part.cached_mask() is None:
                 part.set_mask(part.engine.masks([part])[0])

@@ -31,15 +31,29 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime.host.cache_folder import cache_folder
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask, PreparedGrammar
+from sglang_lite.runtime.structured_output.base import (
+    CompiledGrammar,
+    GrammarEngine,
+    Mask,
+    PreparedGrammar,
+)
 from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, GrammarDiskCache
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.grammar_cache import GrammarCache, without_blanks
 from sglang_lite.runtime.structured_output.number import NumberGrammar
-from sglang_lite.runtime.structured_output.open_end import EndTokens, OpenEndGrammar, begins_with_any, end_rule
+from sglang_lite.runtime.structured_output.open_end import (
+    EndTokens,
+    OpenEndGrammar,
+    begins_with_any,
+    end_rule,
+)
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
-from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, unpacked, with_mask_rules
+from sglang_lite.runtime.structured_output.ruled_grammar import (
+    mask_rules_of,
+    unpacked,
+    with_mask_rules,
+)
 from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
 from sglang_lite.runtime.structured_output.worker import Worker
@@ -123,19 +137,22 @@ class Compiler:
             if self._warming is None and self._tokenizer.knows_text and not self._closed:
                 with contextlib.suppress(RuntimeError):  # the pools are being shut down
                     self._warming = [
-                        self._local_pool.submit(self.build, _SMALL), self._worker_pool.submit(self._prepare, _SMALL)
-                    ]  # fmt: skip
+                        self._local_pool.submit(self.build, _SMALL),
+                        self._worker_pool.submit(self._prepare, _SMALL),
+                    ]
             return self._warming or []
 
     def request(self, constraint: Constraint) -> Future[CompiledGrammar]:
         """Starts compiling a constraint, unless it has been compiled or is being compiled.
 
-        The future raises ConstraintError if the constraint can't be enforced, and EngineClosedError if `close` comes
-        first.
+        The future raises ConstraintError if the constraint can't be enforced, and EngineClosedError
+        if `close` comes first.
         """
         if not self._tokenizer.knows_text:
             failed: Future[CompiledGrammar] = Future()
-            failed.set_exception(ConstraintError("the model has no tokenizer, so its tokens have no text."))
+            failed.set_exception(
+                ConstraintError("the model has no tokenizer, so its tokens have no text.")
+            )
             return failed
         if isinstance(constraint, Continuation):
             return self._continued(constraint)
@@ -175,7 +192,9 @@ class Compiler:
         whole.add_done_callback(ready if part is None else lambda _: part.add_done_callback(ready))
         return future
 
-    def continued(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None) -> ContinuedGrammar:
+    def continued(
+        self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None
+    ) -> ContinuedGrammar:
         """Returns the grammar of a text's continuations."""
         return ContinuedGrammar(whole, text, part, self._end)
 
@@ -186,7 +205,9 @@ class Compiler:
             ConstraintError: the constraint can't be enforced.
         """
         if isinstance(constraint, Number):
-            return NumberGrammar(constraint, self._vocabulary, partial(self.build, Regex(PATTERNS[constraint.kind])))
+            return NumberGrammar(
+                constraint, self._vocabulary, partial(self.build, Regex(PATTERNS[constraint.kind]))
+            )
         return self._engine().compile(constraint)
 
     def close(self) -> None:
@@ -198,9 +219,11 @@ class Compiler:
         self._local_pool.shutdown()  # runs the waiting tasks, which fail immediately
         self._worker_pool.shutdown()
 
-    # --------------------------------------------------------------------------------- on the pools' threads
+    # ------------------------------------------------------------------------ on the pools' threads
 
-    def _settle(self, key: Constraint, future: Future[CompiledGrammar], build: Callable[[], CompiledGrammar]) -> None:
+    def _settle(
+        self, key: Constraint, future: Future[CompiledGrammar], build: Callable[[], CompiledGrammar]
+    ) -> None:
         try:
             if self._closed:
                 raise EngineClosedError("the engine is closed.")
@@ -217,10 +240,13 @@ class Compiler:
         themselves.
         """
         rule = end_rule(constraint)
-        if rule is None or (isinstance(constraint, JsonSchema) and not begins_with_any(grammar, self._digits)):
+        if rule is None or (
+            isinstance(constraint, JsonSchema) and not begins_with_any(grammar, self._digits)
+        ):
             return grammar
         if isinstance(constraint, Choices):
-            grammar = grammar.combinable()  # else "J" could continue to "Java" but not, in one token, to "JavaScript"
+            # else "J" could continue to "Java" but not, in one token, to "JavaScript"
+            grammar = grammar.combinable()
         return OpenEndGrammar(grammar, self._end_tokens, rule)
 
     def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
@@ -228,26 +254,42 @@ class Compiler:
             error = EngineClosedError("the engine is closed.")
         elif not isinstance(error, SglError):
             error = ConstraintError(f"the constraint could not be compiled: {error!r}")
-        error.__traceback__ = None  # its frames hold the future, and all that the compiling has made
+        # its frames hold the future, and all that the compiling has made
+        error.__traceback__ = None
         self.cache.keep_error(key, future, error)
         future.set_exception(error)
 
-    def _settle_locally(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
-        self._settle(key, future, lambda: self._with_mask_rules(self.build(constraint), mask_rules_of(constraint)))
+    def _settle_locally(
+        self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint
+    ) -> None:
+        self._settle(
+            key,
+            future,
+            lambda: self._with_mask_rules(self.build(constraint), mask_rules_of(constraint)),
+        )
         with self._lock:
             self._pending -= 1
 
-    def _settle_in_worker(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
+    def _settle_in_worker(
+        self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint
+    ) -> None:
         self._settle(key, future, partial(self._build_in_worker, key, constraint))
         with self._lock:
             self._pending -= 1
             self._pending_in_workers -= 1
             last = not self._pending_in_workers
-        if last:  # compiling may take many times the memory that is kept; without trimming, this would add up
+        # compiling may take many times the memory that is kept; without trimming, this would add up
+        if last:
             trim()
 
-    def _with_mask_rules(self, grammar: CompiledGrammar, positions: tuple[RulePosition, ...] | None) -> CompiledGrammar:
-        return grammar if positions is None else with_mask_rules(grammar, self._ending_tokens, positions)
+    def _with_mask_rules(
+        self, grammar: CompiledGrammar, positions: tuple[RulePosition, ...] | None
+    ) -> CompiledGrammar:
+        return (
+            grammar
+            if positions is None
+            else with_mask_rules(grammar, self._ending_tokens, positions)
+        )
 
     def _build_in_worker(self, key: Constraint, constraint: Constraint) -> CompiledGrammar:
         disk_cache = self.disk_cache()
@@ -257,7 +299,9 @@ class Compiler:
                 prepared, positions = found
                 grammar = self._with_mask_rules(self._load(prepared), unpacked(positions))
             except Exception as error:  # raised by a library if the file was changed
-                logger.warning("a compiled grammar of %s can't be loaded: %s", self._engine().name, error)
+                logger.warning(
+                    "a compiled grammar of %s can't be loaded: %s", self._engine().name, error
+                )
             else:
                 self.disk_hits += 1
                 return grammar
@@ -286,7 +330,9 @@ class Compiler:
         """Returns the disk cache of prepared grammars, creating it on first use."""
         with self._creating:
             if self._on_disk is None:
-                self._on_disk = GrammarDiskCache(cache_folder() / "grammars", self._vocabulary, self._backend)
+                self._on_disk = GrammarDiskCache(
+                    cache_folder() / "grammars", self._vocabulary, self._backend
+                )
             return self._on_disk
 
     def _worker(self) -> Worker:
@@ -296,21 +342,30 @@ class Compiler:
                 return self._idle.pop()
             if self._closed:
                 raise EngineClosedError("the engine is closed.")
-            self._workers.append(Worker(self._vocabulary, self._backend, self._timeout, self._memory))
+            self._workers.append(
+                Worker(self._vocabulary, self._backend, self._timeout, self._memory)
+            )
             return self._workers[-1]
 
     def _engine(self) -> GrammarEngine:
         with self._creating:
             if self._made is None:
                 self._made = make_engine(
-                    self._backend, self._vocabulary, self._tokenizer, self._threads, tracked=self._tracked
+                    self._backend,
+                    self._vocabulary,
+                    self._tokenizer,
+                    self._threads,
+                    tracked=self._tracked,
                 )
             return self._made
 
     @cached_property
     def _digits(self) -> Mask:
         """Mask of the tokens that begin with a digit."""
-        return mask_of((i for i, token in enumerate(self._vocabulary.tokens) if token[:1].isdigit()), self._vocab_size)
+        return mask_of(
+            (i for i, token in enumerate(self._vocabulary.tokens) if token[:1].isdigit()),
+            self._vocab_size,
+        )
 
     @cached_property
     def _end_tokens(self) -> EndTokens:

@@ -33,14 +33,20 @@ def continuations(matcher: Matcher, text: str) -> Completion:
         matcher.accept(byte)
     complete = matcher.complete
     forced = bytearray()
-    while len(allowed := _allowed(matcher)) == 1 and not matcher.complete and len(forced) < _MAX_FORCED:
+    while (
+        len(allowed := _allowed(matcher)) == 1
+        and not matcher.complete
+        and len(forced) < _MAX_FORCED
+    ):
         forced.append(allowed[0])
         matcher.accept(allowed[0])
     forced_text = forced.decode("utf-8", "ignore")
     if len(forced_text.encode()) < len(forced):  # the forced bytes end inside a character
         return Completion(forced_text, "", True, False, complete)
     follows = "".join(chr(byte) for byte in allowed if byte < 128)
-    return Completion(forced_text, follows, any(byte >= 128 for byte in allowed), matcher.complete, complete)
+    return Completion(
+        forced_text, follows, any(byte >= 128 for byte in allowed), matcher.complete, complete
+    )
 
 
 def _allowed(matcher: Matcher) -> list[int]:

@@ -32,7 +32,8 @@ from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 logger = logging.getLogger("sglang_lite")
 
 SLOW_S = 1.0  # seconds of compilation from which a grammar is kept
-MAX_BYTES = 256 << 20  # limit of all files together (least recently used go first), of one file, and of its content
+# limit of all files together (least recently used go first), of one file, and of its content
+MAX_BYTES = 256 << 20
 _DIGEST = 32  # bytes of a SHA-256 digest
 
 
@@ -88,7 +89,9 @@ class GrammarDiskCache:
             logger.warning("a compiled grammar could not be kept in %s: %s", self._folder, error)
 
     def path_of(self, constraint: Constraint) -> Path:
-        name = hashlib.sha256(f"{self._fingerprint} {constraint!r}".encode("utf-8", "surrogatepass")).hexdigest()
+        name = hashlib.sha256(
+            f"{self._fingerprint} {constraint!r}".encode("utf-8", "surrogatepass")
+        ).hexdigest()
         return self._folder / name
 
 
@@ -131,7 +134,9 @@ def _versions() -> str:
     """
     digest = hashlib.sha256()
     package = Path(__file__).parents[2]
-    for path in sorted([*package.glob("constraints/**/*.py"), *package.glob("runtime/structured_output/*.py")]):
+    for path in sorted(
+        [*package.glob("constraints/**/*.py"), *package.glob("runtime/structured_output/*.py")]
+    ):
         digest.update(path.read_bytes())
     return f"{digest.hexdigest()} {[_version(name) for name in LIBRARIES]}"
 

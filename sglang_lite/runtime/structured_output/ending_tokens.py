@@ -36,7 +36,8 @@ class EndingTokens:
         quoting = [(text, token) for text, token in spelled if _QUOTE in text]
         self._beginning: dict[bytes, list[int]] = {}
         self._writing: dict[bytes, list[int]] = {}  # tokens that may write this name
-        self._ending_and_writing: dict[bytes, list[int]] = {}  # tokens that may end a name and write one again
+        # tokens that may end a name and write one again
+        self._ending_and_writing: dict[bytes, list[int]] = {}
         self._writing_twice: list[int] = []  # tokens that may write a name twice
         for text, token in quoting:
             quotes = [at for at, byte in enumerate(text) if byte == _QUOTE]
@@ -45,15 +46,24 @@ class EndingTokens:
             names = [(start, text[start : end + 1]) for start, end in _names(text, quotes)]
             for name in {name for _, name in names}:
                 self._writing.setdefault(name, []).append(token)
-            for begun in {name[:end] for start, name in names if start > quotes[0] for end in range(len(name) + 1)}:
+            for begun in {
+                name[:end]
+                for start, name in names
+                if start > quotes[0]
+                for end in range(len(name) + 1)
+            }:
                 self._ending_and_writing.setdefault(begun, []).append(token)
             if len({name for _, name in names}) < len(names):
                 self._writing_twice.append(token)
         size = len(token_bytes)
         self._whole = mask_of((token for text, token in quoting if text.count(b'"') > 1), size)
-        ending = (token for text, token in quoting if not _ENDS.isdisjoint(text[text.index(_QUOTE) :]))
+        ending = (
+            token for text, token in quoting if not _ENDS.isdisjoint(text[text.index(_QUOTE) :])
+        )
         self._in_string = self._whole | mask_of(ending, size)
-        self._outside = self._whole | mask_of((token for text, token in spelled if not _ENDS.isdisjoint(text)), size)
+        self._outside = self._whole | mask_of(
+            (token for text, token in spelled if not _ENDS.isdisjoint(text)), size
+        )
 
     def text_of(self, token: int) -> bytes:
         """Returns the text of a token; empty if it has none."""
@@ -69,7 +79,9 @@ class EndingTokens:
         """
         found = list(self._writing_twice)
         for names in used:
-            found += (token for name in self._writing.keys() & names for token in self._writing[name])
+            found += (
+                token for name in self._writing.keys() & names for token in self._writing[name]
+            )
         return found
 
     def ending_and_writing(self, begun: bytes) -> Sequence[int]:
@@ -80,7 +92,9 @@ class EndingTokens:
         """Returns the tokens of a mask that may end a name, an item or an object. In a text without
         rules, these are the tokens with two quotation marks.
         """
-        group = self._whole if not text.has_rules else self._in_string if text.quoted else self._outside
+        group = (
+            self._whole if not text.has_rules else self._in_string if text.quoted else self._outside
+        )
         return tokens_of(mask[: len(group)] & group[: len(mask)])
 
 
@@ -89,7 +103,8 @@ def _names(text: bytes, quotes: Sequence[int]) -> list[tuple[int, int]]:
     return [
         (start, end)
         for start, end in combinations(quotes, 2)
-        if text[:start].rstrip(_BLANKS)[-1:] in (b"", b"{", b",") and text[end + 1 :].lstrip(_BLANKS)[:1] in (b"", b":")
+        if text[:start].rstrip(_BLANKS)[-1:] in (b"", b"{", b",")
+        and text[end + 1 :].lstrip(_BLANKS)[:1] in (b"", b":")
     ]
 
 

@@ -51,7 +51,11 @@ _Key = tuple[str, Rests]  # a rule, and the place in which its text begins
 
 
 def fewest_tokens(
-    rules: Mapping[str, Node], start: str, tokens: TokenRests, ending: bytes | None = None, written: bytes = b""
+    rules: Mapping[str, Node],
+    start: str,
+    tokens: TokenRests,
+    ending: bytes | None = None,
+    written: bytes = b"",
 ) -> int | None:
     """Returns the fewest tokens that spell a text of a rule, or None if it has no text. If the
     search takes too much work, returns a lower bound instead.
@@ -99,7 +103,8 @@ class _Search:
         self._users: dict[_Key, dict[_Key, None]] = {}
         self._to_do: dict[_Key, None] = {}
         self._open: list[_Key] = []
-        self.left_out = False  # whether anything was left out because it exceeded the number of tokens
+        # whether anything was left out because it exceeded the number of tokens
+        self.left_out = False
 
     def bound(self, start: str) -> int:
         """Returns a lower bound on the tokens of any text of a rule."""
@@ -116,7 +121,7 @@ class _Search:
         found = self._found[start, place].get(self._start)
         return None if found is None or found > most else found
 
-    # ------------------------------------------------------------------------------------------------ rules
+    # ---------------------------------------------------------------------------------------- rules
 
     def _texts_of(self, name: str, place: Rests, most: int) -> Costs:
         """Returns the tokens that have ended before each place after a rule's texts, as far as they
@@ -145,7 +150,7 @@ class _Search:
             self._found[key] = after
             self._to_do.update(self._users.get(key, {}))
 
-    # ------------------------------------------------------------------------------------------------ nodes
+    # ---------------------------------------------------------------------------------------- nodes
 
     def _after(self, node: Node, costs: Costs, most: int) -> Costs:
         """Returns the tokens that have ended before each place after the texts of a node.
@@ -178,14 +183,23 @@ class _Search:
                 return self._concat(parts, costs, most)
             case Alternation(options):
                 return self._least(
-                    [each for option in options for each in self._after(option, costs, most).items()], most
+                    [
+                        each
+                        for option in options
+                        for each in self._after(option, costs, most).items()
+                    ],
+                    most,
                 )
             case Repeat(inner, least, greatest):
                 return self._repeated(inner, least, greatest, costs, most)
         if any(len(each.text) > _LONG for each in substrings(Language("", {"": node}))):
             return self._after(_without_sources(node), costs, most)
         states = automaton(node)
-        found = [each for place, cost in costs.items() for each in self._by_states(states, place, cost, most)]
+        found = [
+            each
+            for place, cost in costs.items()
+            for each in self._by_states(states, place, cost, most)
+        ]
         return self._least(found, most)
 
     def _concat(self, parts: Sequence[Node], costs: Costs, most: int) -> Costs:
@@ -205,12 +219,18 @@ class _Search:
         written are kept.
         """
         start = self._start
-        found = {place: cost for place, cost in costs.items() if not place.price or cost + (place is not start) <= most}
+        found = {
+            place: cost
+            for place, cost in costs.items()
+            if not place.price or cost + (place is not start) <= most
+        }
         if len(found) < len(costs):
             self.left_out = True
         return found
 
-    def _stepped(self, costs: Costs, low: int, high: int, most: int, *, leave: bool = False) -> Costs:
+    def _stepped(
+        self, costs: Costs, low: int, high: int, most: int, *, leave: bool = False
+    ) -> Costs:
         """Steps over one byte from `low` to `high`."""
         found: list[tuple[Rests, int]] = []
         self._work(len(costs))
@@ -258,9 +278,11 @@ class _Search:
         if self._left < 0:
             raise _TooMuchWorkError
 
-    # ---------------------------------------------------------------------------------------------- repeats
+    # -------------------------------------------------------------------------------------- repeats
 
-    def _repeated(self, inner: Node, least: int, greatest: int | None, costs: Costs, most: int) -> Costs:
+    def _repeated(
+        self, inner: Node, least: int, greatest: int | None, costs: Costs, most: int
+    ) -> Costs:
         own = self._ends.of(inner)
         for i in range(least):
             costs = self._after(inner, costs, most - own * (least - 1 - i))
@@ -273,7 +295,11 @@ class _Search:
         for _ in range(least, greatest):
             new = self._after(inner, new, most)
             both = self._least([*found.items(), *new.items()], most)
-            new = {each: cost for each, cost in new.items() if both.get(each) == cost < found.get(each, _MANY)}
+            new = {
+                each: cost
+                for each, cost in new.items()
+                if both.get(each) == cost < found.get(each, _MANY)
+            }
             found = both
             if not new:
                 break
@@ -281,7 +307,9 @@ class _Search:
 
     def _any_number(self, inner: Node, costs: Costs, most: int) -> Costs:
         options = inner.options if isinstance(inner, Alternation) else (inner,)
-        ranges = union(pair for option in options if isinstance(option, CharSet) for pair in option.ranges)
+        ranges = union(
+            pair for option in options if isinstance(option, CharSet) for pair in option.ranges
+        )
         others = [option for option in options if not isinstance(option, CharSet)]
         seen: Costs = {}
         found: list[tuple[Rests, int]] = []
@@ -323,7 +351,9 @@ class _Search:
                 found += [(each, more) for each, more in costs.items() if more > cost]
         return self._least(found, most)
 
-    def _by_states(self, states: Automaton, place: Rests, cost: int, most: int) -> list[tuple[Rests, int]]:
+    def _by_states(
+        self, states: Automaton, place: Rests, cost: int, most: int
+    ) -> list[tuple[Rests, int]]:
         """Steps over a text of an automaton."""
         known: dict[Term, Costs] = {states.start: {place: cost}}
         found: list[tuple[Rests, int]] = []
@@ -342,7 +372,9 @@ class _Search:
                 if after == state:
                     continue
                 before = known.get(after, {})
-                both = self._least([*before.items(), *self._character(costs, ranges, most).items()], most)
+                both = self._least(
+                    [*before.items(), *self._character(costs, ranges, most).items()], most
+                )
                 new = {each: more for each, more in both.items() if more < before.get(each, _MANY)}
                 if new:
                     known[after] = both
@@ -362,6 +394,8 @@ def _without_sources(node: Node) -> Node:
             for each in others:
                 first = intersection(first, each)
             return first
-        case Complement() if any(len(each.text) > _LONG for each in substrings(Language("", {"": node}))):
+        case Complement() if any(
+            len(each.text) > _LONG for each in substrings(Language("", {"": node}))
+        ):
             return ANY_TEXT
     return mapped(node, _without_sources)

@@ -18,11 +18,14 @@ from sglang_lite.runtime.structured_output.base import CompiledGrammar
 from sglang_lite.runtime.structured_output.worker import TransientError
 
 CACHED = 1024  # most grammars in the cache
-CACHED_BYTES = 128 << 20  # most bytes of cached grammars, without the newest, whose future is not done yet
+# most bytes of cached grammars, without the newest, whose future is not done yet
+CACHED_BYTES = 128 << 20
 _BLANKS = " \t\r\n"
-_LONG = 1 << 15  # most characters of a schema that is cached without its blanks; longer ones would block the loop
-# Strings, punctuation, and text between them. The repeats are possessive, since backtracking keeps 100 bytes for each
-# character. `findall` runs in one call, since a Python callback for each match would block the event loop.
+# most characters of a schema that is cached without its blanks; longer ones would block the loop
+_LONG = 1 << 15
+# Strings, punctuation, and text between them. The repeats are possessive, since backtracking keeps
+# 100 bytes for each character. `findall` runs in one call, since a Python callback for each match
+# would block the event loop.
 _PARTS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^"{}\[\],:]++|"', re.DOTALL)
 
 
@@ -76,7 +79,8 @@ class GrammarCache:
             error = entry.future.exception()
             if error is not None:
                 return _failed(error), False
-            self._count(entry, entry.future.result().size)  # texts written since then may have made it grow
+            # texts written since then may have made it grow
+            self._count(entry, entry.future.result().size)
             return entry.future, False
 
     def keep(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
@@ -87,7 +91,9 @@ class GrammarCache:
                 entry.constraint_bytes = size_of(key)
                 self._count(entry, size)
 
-    def keep_error(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
+    def keep_error(
+        self, key: Constraint, future: Future[CompiledGrammar], error: Exception
+    ) -> None:
         """Keeps the error that the future is about to hold, unless another attempt may succeed."""
         with self._lock:
             entry = self._entries.get(key)
@@ -116,7 +122,8 @@ class GrammarCache:
 def _failed(error: BaseException) -> Future[CompiledGrammar]:
     """Returns a future that has failed with a copy of an error.
 
-    Raising an error adds frames to its traceback; in a cached error, these would keep requests alive.
+    Raising an error adds frames to its traceback; in a cached error, these would keep requests
+    alive.
     """
     future: Future[CompiledGrammar] = Future()
     future.set_exception(copy(error))

@@ -25,7 +25,9 @@ class Kind:
         counted: function that counts the texts of a language; returns None for an empty language.
     """
 
-    def __init__(self, names: DistinctNames, counted: Callable[[Node], CountedTexts | None]) -> None:
+    def __init__(
+        self, names: DistinctNames, counted: Callable[[Node], CountedTexts | None]
+    ) -> None:
         self.required = names.required
         self.min_names = names.least
         self.max_names = names.most
@@ -84,7 +86,8 @@ class MemberNames:
     used: frozenset[bytes] = frozenset()
     counts: Mapping[str, int] = field(default_factory=dict)
     exhausted: frozenset[bytes] = frozenset()
-    _next: dict[tuple[bytes, ...], MemberNames] = field(default_factory=dict)  # cache, as many tokens end the same name
+    # cache, as many tokens end the same name
+    _next: dict[tuple[bytes, ...], MemberNames] = field(default_factory=dict)
 
     def with_name(self, name: bytes) -> MemberNames:
         """Returns the names with one more added."""
@@ -100,17 +103,25 @@ class MemberNames:
         key = name, value
         if key not in self._next:
             parsed = loaded(name)
-            self._next[key] = _with_kinds(self, (each for each in self.possible if each.kind.has_value(parsed, value)))
+            self._next[key] = _with_kinds(
+                self, (each for each in self.possible if each.kind.has_value(parsed, value))
+            )
         return self._next[key]
 
     def depends_on(self, name: bytes) -> bool:
-        """Returns True if several kinds of objects are possible and one restricts the value of the member `name`."""
-        return len(self.possible) > 1 and any(each.kind.restricts(loaded(name)) for each in self.possible)
+        """Returns True if several kinds of objects are possible and one restricts the value of the
+        member `name`.
+        """
+        return len(self.possible) > 1 and any(
+            each.kind.restricts(loaded(name)) for each in self.possible
+        )
 
     @property
     def may_end(self) -> bool:
         """True if the object may end: all required names of some possible kind have come."""
-        ends = (not each.missing and len(self.used) >= each.kind.min_names for each in self.possible)
+        ends = (
+            not each.missing and len(self.used) >= each.kind.min_names for each in self.possible
+        )
         return not self.possible or any(ends)
 
     @property
@@ -120,7 +131,9 @@ class MemberNames:
 
     def has_unused(self, prefix: bytes) -> bool:
         """Returns True if an unused name may begin with `prefix`."""
-        return not self.possible or not any(prefix.startswith(exhausted) for exhausted in self.exhausted)
+        return not self.possible or not any(
+            prefix.startswith(exhausted) for exhausted in self.exhausted
+        )
 
 
 def _after(names: MemberNames, name: bytes) -> MemberNames:
@@ -134,10 +147,14 @@ def _after(names: MemberNames, name: bytes) -> MemberNames:
         counts[text[:end]] = counts.get(text[:end], 0) + 1
     possible = tuple(PossibleKind(each.kind, each.missing - {parsed}) for each in names.possible)
     used = names.used | {name}
-    now = MemberNames(possible, used, counts, _with_exhausted(names.exhausted, name, counts, possible))
+    now = MemberNames(
+        possible, used, counts, _with_exhausted(names.exhausted, name, counts, possible)
+    )
     if len(possible) < 2:
         return now
-    return _with_kinds(now, (each for each in possible if each.kind.has_name(text) and _fits(each, len(used))))
+    return _with_kinds(
+        now, (each for each in possible if each.kind.has_name(text) and _fits(each, len(used)))
+    )
 
 
 def _fits(each: PossibleKind, used: int) -> bool:
@@ -156,13 +173,18 @@ def _with_kinds(names: MemberNames, possible: Iterable[PossibleKind]) -> MemberN
 
 
 def _with_exhausted(
-    exhausted: frozenset[bytes], name: bytes, counts: Mapping[str, int], possible: Sequence[PossibleKind]
+    exhausted: frozenset[bytes],
+    name: bytes,
+    counts: Mapping[str, int],
+    possible: Sequence[PossibleKind],
 ) -> frozenset[bytes]:
     """Returns the exhausted prefixes with the shortest one of a new name added."""
     text = name.decode("utf-8", "ignore")
     counted = [each.kind.prefix_counts(text) for each in possible]
     for end in range(len(text) + 1):
-        if counted and all((count := each[end]) is not None and count <= counts[text[:end]] for each in counted):
+        if counted and all(
+            (count := each[end]) is not None and count <= counts[text[:end]] for each in counted
+        ):
             name = text[:end].encode()
             break
     return frozenset(each for each in exhausted if not each.startswith(name)) | {name}

@@ -38,7 +38,9 @@ class RulePositions:
         self._positions = positions
         self.texts = cache(lambda node: None if node == NOTHING else counted(node))
         self._kinds = {
-            id(each): tuple(PossibleKind(Kind(names, self.texts), names.required) for names in each.names)
+            id(each): tuple(
+                PossibleKind(Kind(names, self.texts), names.required) for names in each.names
+            )
             for each in positions
         }
         self._endless: dict[tuple[int, bytes], bool] = {}
@@ -50,7 +52,9 @@ class RulePositions:
         key = id(texts), text
         if key not in self._endless:
             before = text[:-1] if text[:1] in _SHUT else text
-            counts = [texts.count_with_prefix(each.decode("utf-8", "ignore")) for each in (text, before)]
+            counts = [
+                texts.count_with_prefix(each.decode("utf-8", "ignore")) for each in (text, before)
+            ]
             self._endless[key] = counts[0] == 0 or counts[1] is None
         return self._endless[key]
 
@@ -86,7 +90,9 @@ class _Container:
         "child", "count", "is_object", "name", "names", "pending", "position", "start", "used", "value_start", "values",
     )  # fmt: skip
 
-    def __init__(self, position: RulePosition | None, names: MemberNames, *, is_object: bool) -> None:
+    def __init__(
+        self, position: RulePosition | None, names: MemberNames, *, is_object: bool
+    ) -> None:
         self.position = position
         self.names = names
         self.is_object = is_object
@@ -119,7 +125,11 @@ class _Container:
 
         For items that may be anything, the language has the scalars only.
         """
-        return None if self.position is None or self.position.items is None else self.position.items.at(self.count)
+        return (
+            None
+            if self.position is None or self.position.items is None
+            else self.position.items.at(self.count)
+        )
 
     def record_value(self, text: bytes) -> None:
         """Records the value of the current member at its end."""
@@ -149,7 +159,8 @@ class JsonText:
         self._positions = positions
         self._open: list[_Container] = []
         self._text = b""  # kept only while a container needs it
-        self._used: list[frozenset[bytes]] | None = None  # cached `used_names`; None after a new name or container
+        # cached `used_names`; None after a new name or container
+        self._used: list[frozenset[bytes]] | None = None
         self.quoted = self.escaped = self._is_name = self._name_next = False
 
     def copy(self) -> JsonText:
@@ -157,7 +168,7 @@ class JsonText:
         vars(copied).update(vars(self), _open=[each.copy() for each in self._open])
         return copied
 
-    # -------------------------------------------------------------------------------------------- following
+    # ------------------------------------------------------------------------------------ following
 
     def write(self, text: bytes) -> bool:
         """Appends a text. Returns False if it repeats a name or item, or if no permitted one could
@@ -204,7 +215,12 @@ class JsonText:
             top.pending = False
             if top.differs:
                 top.start = at
-        elif top is not None and top.value_start < 0 and not self._name_next and top.names.depends_on(top.name):
+        elif (
+            top is not None
+            and top.value_start < 0
+            and not self._name_next
+            and top.names.depends_on(top.name)
+        ):
             top.value_start = at
         if byte == _QUOTE:
             self.quoted = True
@@ -215,7 +231,9 @@ class JsonText:
         elif byte in _OPENING:
             position = self._positions[self._open[-1].child if self._open else 0]
             self._used = None
-            self._open.append(_Container(position, self._positions.names(position), is_object=byte == _OPENING[0]))
+            self._open.append(
+                _Container(position, self._positions.names(position), is_object=byte == _OPENING[0])
+            )
             self._name_next = byte == _OPENING[0]
         return True
 
@@ -260,13 +278,19 @@ class JsonText:
         above = self._open[-1] if self._open else None
         return self._end_of_item(above, at + 1) and allowed
 
-    # --------------------------------------------------------------------------------------- what may follow
+    # ------------------------------------------------------------------------------ what may follow
 
     @property
     def missing(self) -> list[bytes]:
-        """JSON texts of names that have to come before the innermost object ends, if a name may come next."""
+        """JSON texts of names that have to come before the innermost object ends, if a name may
+        come next.
+        """
         top = self._open[-1] if self._open and self._name_next and not self.quoted else None
-        return [] if top is None else [json.dumps(name, ensure_ascii=False).encode() for name in top.names.missing]
+        return (
+            []
+            if top is None
+            else [json.dumps(name, ensure_ascii=False).encode() for name in top.names.missing]
+        )
 
     @property
     def has_rules(self) -> bool:
@@ -275,7 +299,11 @@ class JsonText:
     @property
     def name_so_far(self) -> bytes:
         """Beginning of the name that is being written, or nothing."""
-        return self._text[self._open[-1].start :] if self.quoted and self._is_name and self._open else b""
+        return (
+            self._text[self._open[-1].start :]
+            if self.quoted and self._is_name and self._open
+            else b""
+        )
 
     @property
     def used_names(self) -> list[frozenset[bytes]]:
@@ -292,22 +320,37 @@ class JsonText:
         for top, prefix in self._current():
             if top.is_object:
                 found |= {
-                    each[len(prefix) :] for each in top.names.exhausted if each.startswith(prefix) and each != prefix
+                    each[len(prefix) :]
+                    for each in top.names.exhausted
+                    if each.startswith(prefix) and each != prefix
                 }
                 continue
             node = top.allowed()
             texts = None if node is None else self._positions.texts(node)
-            found |= {self._exhausting(texts, top, prefix, used) for used in top.used if used.startswith(prefix)}
+            found |= {
+                self._exhausting(texts, top, prefix, used)
+                for used in top.used
+                if used.startswith(prefix)
+            }
         return sorted(found - {b""})
 
-    def _exhausting(self, texts: CountedTexts | None, top: _Container, prefix: bytes, used: bytes) -> bytes:
+    def _exhausting(
+        self, texts: CountedTexts | None, top: _Container, prefix: bytes, used: bytes
+    ) -> bytes:
         """Returns the shortest continuation towards a used text after which no unused text is
         possible. Empty if every continuation leaves one.
         """
         if texts is None or self._positions.is_endless(texts, used):
             return used[len(prefix) :] if used[:1] == b'"' else b""
         ends = range(len(prefix) + 1, len(used) + 1)
-        return next((used[len(prefix) : end] for end in ends if not _has_unused_text(texts, used[:end], top)), b"")
+        return next(
+            (
+                used[len(prefix) : end]
+                for end in ends
+                if not _has_unused_text(texts, used[:end], top)
+            ),
+            b"",
+        )
 
     def _current(self) -> Iterator[tuple[_Container, bytes]]:
         """Yields the containers whose name or item is being written or must follow, each with that
@@ -330,12 +373,13 @@ class JsonText:
 def _has_unused_text(texts: CountedTexts, prefix: bytes, top: _Container) -> bool:
     """Returns True if an unused text begins with `prefix`, or if such texts are not counted."""
     beginning = prefix.decode("utf-8", "ignore")
-    return texts.count_with_prefix(beginning) == 0 or has_unused(texts, beginning, [used.decode() for used in top.used])
+    return texts.count_with_prefix(beginning) == 0 or has_unused(
+        texts, beginning, [used.decode() for used in top.used]
+    )
 
 
 def hashable(value: Value) -> Value:
-    """Returns the hashable form of a JSON value. Two values are equal exactly if their forms are.
-    """
+    """Returns the hashable form of a JSON value. Two values are equal exactly if their forms are."""
     match value:
         case bool():
             return "boolean", value

@@ -12,10 +12,12 @@ from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.language_states import PIECE, LanguageStates, State
 
-# A state of the language, and the states it belongs to: a slowly growing text may still use older ones than others.
+# A state of the language, and the states it belongs to: a slowly growing text may still use older
+# ones than others.
 Place: TypeAlias = "tuple[State, LanguageStates | None]"
 
-_START: Place = ((-1, b""), None)  # the states' own start, which need not be known before a text advances
+# the states' own start, which need not be known before a text advances
+_START: Place = ((-1, b""), None)
 
 
 class RenewedStates:
@@ -42,12 +44,19 @@ class RenewedStates:
         led to too many, they are replaced by new ones.
         """
         made = self._made
-        if made is not None and not made.automaton.full:  # taking a lock would add a tenth to the time of a token
+        # taking a lock would add a tenth to the time of a token
+        if made is not None and not made.automaton.full:
             return made
         if made is not None or not self._asked:
             with self._making:
                 before = self._made
-                states = before.renewed() if before is not None else None if self._asked else self._make_states()
+                states = (
+                    before.renewed()
+                    if before is not None
+                    else None
+                    if self._asked
+                    else self._make_states()
+                )
                 if states is not None:
                     self._made = states
                 self._asked = True  # last, as other threads read it without the lock
@@ -94,7 +103,8 @@ class LanguageEndings:
 
     def advance(self, state: Place, text: bytes) -> Place | None:
         place: Place | None = state
-        for start in range(0, len(text) or 1, PIECE):  # in pieces, as a long text may need too many states
+        # in pieces, as a long text may need too many states
+        for start in range(0, len(text) or 1, PIECE):
             found = None if place is None else self.known(place)
             at = None if found is None else found[0].advance(found[1], text[start : start + PIECE])
             place = None if at is None or found is None else (at, found[0])

@@ -18,7 +18,8 @@ from sglang_lite.runtime.structured_output.base import Mask
 # State of the automaton, and the bytes of a character that is still incomplete.
 State: TypeAlias = "tuple[int, bytes]"
 
-_MIN_READ = 100  # bytes that states must have read before they are renewed; with fewer, a single search fills them
+# bytes that states must have read before they are renewed; with fewer, a single search fills them
+_MIN_READ = 100
 _MAX_STEPS = 50_000  # most transitions that are cached for one language
 _STEP_BYTES = 300  # memory of a cached transition
 PIECE = 256  # bytes of a long text that are processed under one hold of the lock
@@ -51,12 +52,15 @@ class LanguageStates:
         self.language = language
         self.token_bytes = token_bytes
         self.special = special
-        self.automaton = automaton or Automaton(language.rules[language.start], rules=language.rules)
+        self.automaton = automaton or Automaton(
+            language.rules[language.start], rules=language.rules
+        )
         self.lock = threading.Lock()
         self.start: State = (self.automaton.start, b"")
         self.masks: dict[State, Mask] = {}
         self.hits = self.misses = 0  # lookups that found a mask, and masks that were computed
-        self.forced: dict[tuple[State, int], list[int]] = {}  # forced tokens by state and last token
+        # forced tokens by state and last token
+        self.forced: dict[tuple[State, int], list[int]] = {}
         self._steps: dict[tuple[State, int], State | None] = {}
         self._final: dict[int, bool] = {}  # by states of the automaton
         self.read = 0
@@ -71,7 +75,9 @@ class LanguageStates:
         if not self.automaton.full or self.read < _MIN_READ:
             return self
         with self.lock:
-            return LanguageStates(self.language, self.token_bytes, self.special, renewed(self.automaton))
+            return LanguageStates(
+                self.language, self.token_bytes, self.special, renewed(self.automaton)
+            )
 
     def adopt(self, state: State, before: LanguageStates) -> State:
         """Translates a state of the states that these were renewed from."""
@@ -81,7 +87,8 @@ class LanguageStates:
     @property
     def worth_tracking(self) -> bool:
         """True if texts reach the same states often enough for tracking to pay."""
-        return self.misses < TRIAL or self.hits > 2 * self.misses  # each computed mask is looked up once itself
+        # each computed mask is looked up once itself
+        return self.misses < TRIAL or self.hits > 2 * self.misses
 
     def after(self, state: State, token: int) -> State | None:
         """Returns the state after a token, or None if the state is unknown or the token is not
@@ -157,13 +164,15 @@ class LanguageStates:
         return self._final[at]
 
     def _ends_at(self, at: int) -> bool:
-        """Returns True if the text may end in a state of the automaton and no character may follow.
-        """
+        """Returns True if the text may end in a state of the automaton and no character may follow."""
         machine = self.automaton
         if not machine.accepting(at):
             return False
         try:
             with self.lock:
-                return all(machine.step(at, symbol) == DEAD for _, symbol in machine.classes_between(0, sys.maxunicode))
+                return all(
+                    machine.step(at, symbol) == DEAD
+                    for _, symbol in machine.classes_between(0, sys.maxunicode)
+                )
         except (ConstraintError, RecursionError):  # too many states, or left-recursive rules
             return False

@@ -33,7 +33,8 @@ class LeastEnds:
 
     def __init__(self, rules: Mapping[str, Node], tokens: TokenRests) -> None:
         self._tokens = tokens
-        self._of: dict[int, tuple[Node, int]] = {}  # keeps the node alive, so that its id is not reused
+        # keeps the node alive, so that its id is not reused
+        self._of: dict[int, tuple[Node, int]] = {}
         self._rules = dict.fromkeys(rules, _MANY)
         used = {name: references(body) for name, body in rules.items()}
         users = referring_rules(used)

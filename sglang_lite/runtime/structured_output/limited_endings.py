@@ -13,7 +13,8 @@ from sglang_lite.runtime.structured_output.json_text import JsonText
 from sglang_lite.runtime.structured_output.unique_names import UniqueNames
 
 Text: TypeAlias = JsonText | UniqueNames
-RuledState: TypeAlias = tuple[TextState, Text]  # state in the grammar, and the text so far, which is never mutated
+# state in the grammar, and the text so far, which is never mutated
+RuledState: TypeAlias = tuple[TextState, Text]
 PartState: TypeAlias = tuple[TextState, TextState]  # state in the part, and in the whole
 
 
@@ -84,7 +85,8 @@ class PartEndings:
 
     def characters(self, state: PartState) -> Iterator[tuple[str, PartState]]:
         found = dict.fromkeys([char for char, _ in self.part.characters(state[0])])
-        found |= dict.fromkeys([char for char, _ in self.whole.characters(state[1])])  # the part distinguishes others
+        # the part distinguishes others
+        found |= dict.fromkeys([char for char, _ in self.whole.characters(state[1])])
         for char in found:
             after = self.advance(state, char.encode())
             if after is not None:

@@ -92,7 +92,9 @@ class ListText:
         self._text += text
         for at, byte in enumerate(text, start):
             again |= self._read(byte, at)
-            again |= any(each.bound and self._text[each.end : at + 1] == each.bound for each in self._open)
+            again |= any(
+                each.bound and self._text[each.end : at + 1] == each.bound for each in self._open
+            )
         return again
 
     def _read(self, byte: int, at: int) -> bool:
@@ -179,7 +181,8 @@ class ListText:
             return b""
         self._state = self._endings.advance(self._state, self._text[self._known : end])
         self._known = end
-        places = []  # each character of `again`, with the state before it, and whether it is in a string
+        # each character of `again`, with the state before it, and whether it is in a string
+        places = []
         state = self._state
         quoted = False
         escaped = False
@@ -192,7 +195,9 @@ class ListText:
             state = self._endings.advance(state, char.encode("utf-8", "surrogatepass"))
         if not places[-1][0].endswith(_SHUT) and self._leaves_others(state, _ENDS, quoted=False):
             return b""  # a number may continue
-        while places and not self._leaves_others(places[-1][1], places[-1][0], quoted=places[-1][2]):
+        while places and not self._leaves_others(
+            places[-1][1], places[-1][0], quoted=places[-1][2]
+        ):
             places.pop()
         return "".join(char for char, _, _ in places).encode("utf-8", "surrogatepass")
 

@@ -1,5 +1,4 @@
-"""Enforces constraints with llguidance, which compiles our grammars (constraints/) in milliseconds.
-"""
+"""Enforces constraints with llguidance, which compiles our grammars (constraints/) in milliseconds."""
 
 from __future__ import annotations
 
@@ -42,10 +41,12 @@ from sglang_lite.runtime.structured_output.vocabulary import marks_of, without_s
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-_BYTES = 100_000  # assumed base memory of an unmeasured parser, in addition to a share per character
+# assumed base memory of an unmeasured parser, in addition to a share per character
+_BYTES = 100_000
 
-# Sets of tokens that are allowed or rejected together: inside a string with a length limit, tokens that fit in the
-# remaining characters. llguidance's defaults are 10 and 30, so most of a short string would be walked token by token.
+# Sets of tokens that are allowed or rejected together: inside a string with a length limit, tokens
+# that fit in the remaining characters. llguidance's defaults are 10 and 30, so most of a short
+# string would be walked token by token.
 _IN_STRING = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [
     r"[\x20\x0A\x0D\x09]+",
@@ -56,15 +57,16 @@ _SLICES = [
 # A grammar that takes longer to compile has one lexer shared by all threads.
 _QUICK = 0.02  # seconds of compilation
 _ENOUGH = 4  # texts of a lexer before another lexer is added and masks are shared
-# A lexer of substrings grows by at most this many bytes for each token unlike all before it, and in total for
-# each character of its sources in the grammar's text.
+# A lexer of substrings grows by at most this many bytes for each token unlike all before it, and in
+# total for each character of its sources in the grammar's text.
 _SEEN_BYTES = 16_000
 _SOURCE_BYTES = 1_300
 MAX_GROWN = 256 << 20  # bytes by which a lexer may grow before it is replaced
 _MASK_BYTES = 96 << 20  # limit of cached masks
 LANGUAGE_BYTES = 64 << 20  # limit of cached language states
 _MAX_LENGTHS = 100  # beginnings of a grammar's texts for which the lengths are cached
-_LARGEST = 30_000  # most characters of a grammar whose states are tracked, as a step may try all its alternatives
+# most characters of a grammar whose states are tracked, as a step may try all its alternatives
+_LARGEST = 30_000
 LONG_SOURCES = 20_000  # characters of documents, above which llguidance does not compile them
 
 
@@ -128,12 +130,15 @@ class LlguidanceMatcher(LoneMatcher):
         states: shared states of the language, or None if they are not tracked.
     """
 
-    def __init__(self, grammar: LlguidanceGrammar, lexer: _Lexer, first: Mask, states: LanguageStates | None) -> None:
+    def __init__(
+        self, grammar: LlguidanceGrammar, lexer: _Lexer, first: Mask, states: LanguageStates | None
+    ) -> None:
         self.engine = grammar.engine
         self._grammar = grammar
         self._inner = lexer.start
         self._lexer = lexer
-        self._shares = True  # whether other matchers use the same parser, so that none of them may advance it
+        # whether other matchers use the same parser, so that none of them may advance it
+        self._shares = True
         self._text = _Text()
         lexer.texts.add(self._text)
         self._mask: Mask | None = first
@@ -188,7 +193,9 @@ class LlguidanceMatcher(LoneMatcher):
 
     @property
     def state_key(self) -> Hashable:
-        return id(self) if self.states is None or self.state is None else (id(self.states), self.state)
+        return (
+            id(self) if self.states is None or self.state is None else (id(self.states), self.state)
+        )
 
     def cached_mask(self) -> Mask | None:
         if self.states is None or self.state is None:
@@ -214,7 +221,9 @@ class LlguidanceMatcher(LoneMatcher):
     def copy(self) -> LlguidanceMatcher:
         self._shares = True
         copied = object.__new__(LlguidanceMatcher)
-        vars(copied).update(vars(self), _consumed=self._consumed.copy(), _unconsumed=self._unconsumed.copy())
+        vars(copied).update(
+            vars(self), _consumed=self._consumed.copy(), _unconsumed=self._unconsumed.copy()
+        )
         return copied
 
     def accept(self, token: int) -> bool:
@@ -225,7 +234,9 @@ class LlguidanceMatcher(LoneMatcher):
             self._forced = self._forced[1:] if is_forced else []
         if self.states is not None and self.state is not None:
             mask = self.states.masks.get(self.state)
-            self.state = self.states.after(self.state, token) if self.states.worth_tracking else None
+            self.state = (
+                self.states.after(self.state, token) if self.states.worth_tracking else None
+            )
             allowed = is_forced or (mask is not None and mask[token >> 5] >> (token & 31) & 1)
             if allowed and self.state is not None:
                 self._unconsumed.append(token)
@@ -308,7 +319,9 @@ class LlguidanceGrammar:
         engine: the argument.
     """
 
-    def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Foreign, max_lexers: int) -> None:
+    def __init__(
+        self, engine: LlguidanceEngine, prepared: Prepared, start: Foreign, max_lexers: int
+    ) -> None:
         self.engine = engine
         self._prepared = prepared
         self._max_lexers = max_lexers
@@ -349,7 +362,9 @@ class LlguidanceGrammar:
                 self._lexers.append(lexer)
             if self._grown(lexer) > MAX_GROWN and not lexer.is_renewed:
                 lexer.is_renewed = True
-                threading.Thread(target=self._renew, args=(lexer,), name="sglang_lite-lexer", daemon=True).start()
+                threading.Thread(
+                    target=self._renew, args=(lexer,), name="sglang_lite-lexer", daemon=True
+                ).start()
             self._shared = self._shared or crowded
             states = self.engine.states(self._prepared, self._first) if self._shared else None
             return LlguidanceMatcher(self, lexer, self._first, states)
@@ -419,11 +434,16 @@ class LlguidanceEngine:
         tracked: bool = False,
     ) -> None:
         self.tracked = tracked
-        given = None if tokenizer is None else json.loads(tokenizer.backend.to_str())  # 150,000 tokens take 0.3 s
+        # 150,000 tokens take 0.3 s
+        given = None if tokenizer is None else json.loads(tokenizer.backend.to_str())
         self._marks = {} if given is None else marks_of(given)
         source = "byte" if given is None else without_special_texts(given)
-        self._at_mark = re.compile(b"|".join(map(re.escape, sorted(self._marks, key=len, reverse=True))))
-        self._tokenizer = LLTokenizer(source, n_vocab=vocab_size, eos_token=list(eos_ids) or None, slices=_SLICES)
+        self._at_mark = re.compile(
+            b"|".join(map(re.escape, sorted(self._marks, key=len, reverse=True)))
+        )
+        self._tokenizer = LLTokenizer(
+            source, n_vocab=vocab_size, eos_token=list(eos_ids) or None, slices=_SLICES
+        )
         self.vocab_size: int = self._tokenizer.vocab_size
         self._token_bytes = None if tokenizer is None else tokenizer.token_bytes
         self._special = frozenset(eos_ids) | (tokenizer.special_ids if tokenizer else frozenset())
@@ -431,7 +451,8 @@ class LlguidanceEngine:
         self._local = threading.local()
         self.mask_cache = MaskCache(_MASK_BYTES)
         self._measuring = threading.Lock()
-        self._languages = BoundedCache(LANGUAGE_BYTES)  # grammar text -> states of its language, or None
+        # grammar text -> states of its language, or None
+        self._languages = BoundedCache(LANGUAGE_BYTES)
 
     @cached_property
     def token_rests(self) -> TokenRests:
@@ -440,7 +461,11 @@ class LlguidanceEngine:
 
     @cached_property
     def ending_tokens(self) -> EndingTokens:
-        return byte_tokens() if self._token_bytes is None else EndingTokens(self._token_bytes, self._special)
+        return (
+            byte_tokens()
+            if self._token_bytes is None
+            else EndingTokens(self._token_bytes, self._special)
+        )
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text."""
@@ -458,7 +483,10 @@ class LlguidanceEngine:
         found: list[int] = []
         at = 0
         for mark in self._at_mark.finditer(text) if self._marks else ():
-            found += [*self._tokenizer.tokenize_bytes(text[at : mark.start()]), self._marks[mark[0]]]
+            found += [
+                *self._tokenizer.tokenize_bytes(text[at : mark.start()]),
+                self._marks[mark[0]],
+            ]
             at = mark.end()
         return [*found, *self._tokenizer.tokenize_bytes(text[at:])]
 
@@ -506,7 +534,9 @@ class LlguidanceEngine:
         began = time.perf_counter()
         start = self.parser(prepared.text)
         quick = time.perf_counter() - began < _QUICK
-        return LlguidanceGrammar(self, prepared, start, 2 * self._threads if quick and self._threads > 1 else 1)
+        return LlguidanceGrammar(
+            self, prepared, start, 2 * self._threads if quick and self._threads > 1 else 1
+        )
 
     def parser(self, text: str) -> LLMatcher:
         """Returns a new parser of a grammar.
@@ -517,7 +547,8 @@ class LlguidanceEngine:
         return byte_matcher.start(text, self._tokenizer)
 
     def states(self, prepared: Prepared, first: Mask) -> LanguageStates | None:
-        """Returns the states of a grammar's language, cached within a memory limit, or None if they can't be tracked.
+        """Returns the states of a grammar's language, cached within a memory limit, or None if they
+        can't be tracked.
 
         Args:
             prepared: prepared form of the grammar.
@@ -530,7 +561,9 @@ class LlguidanceEngine:
         if cached is None and states is not None:
             states.masks[states.start] = first
         # Stored again at each call, as the size grows.
-        self._languages.put(prepared.text, states, len(prepared.text) + (0 if states is None else states.size))
+        self._languages.put(
+            prepared.text, states, len(prepared.text) + (0 if states is None else states.size)
+        )
         return states
 
     def endings(self, prepared: Prepared, first: Mask | None = None) -> LanguageEndings | None:
@@ -545,7 +578,9 @@ class LlguidanceEngine:
             return None
 
         def make_states() -> LanguageStates | None:
-            return (None if first is None else self.states(prepared, first)) or self.new_states(prepared)
+            return (None if first is None else self.states(prepared, first)) or self.new_states(
+                prepared
+            )
 
         return LanguageEndings(RenewedStates(make_states))
 
@@ -561,7 +596,9 @@ class LlguidanceEngine:
             return TextLengths()
         before = written.encode("utf-8", "surrogatepass")
         shortest = None if prepared.shortest is None else prepared.shortest.encode()
-        rest = None if shortest is None or not shortest.startswith(before) else shortest[len(before) :]
+        rest = (
+            None if shortest is None or not shortest.startswith(before) else shortest[len(before) :]
+        )
 
         def search() -> int | None:
             with self._measuring:  # `token_rests` is not thread-safe
@@ -585,21 +622,28 @@ class LlguidanceEngine:
             self._local.executor = LLExecutor(1)  # a matcher's own method would hold the GIL
         masks = np.empty((len(matchers), (self.vocab_size + 31) // 32), np.int32)
         parsers = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
-        self._local.executor.unsafe_compute_mask_ptr(parsers, masks.ctypes.data, masks.shape[1] * 4, len(masks))
+        self._local.executor.unsafe_compute_mask_ptr(
+            parsers, masks.ctypes.data, masks.shape[1] * 4, len(masks)
+        )
         return masks
 
 
 def _prepared(constraint: Constraint) -> Prepared:
     language = language_of(constraint)
     strings = None
-    if language.size > LONG_SOURCES and sum(len(each.text) for each in substrings(language)) > LONG_SOURCES:
+    if (
+        language.size > LONG_SOURCES
+        and sum(len(each.text) for each in substrings(language)) > LONG_SOURCES
+    ):
         strings = with_any_strings(language)
     return _of(language, None if strings is None else _of(strings))
 
 
 def _of(language: Language, strings: Prepared | None = None) -> Prepared:
     shortest = ShortestTexts(language.rules)
-    text = "" if strings is not None else byte_matcher.grammar_text(language, shortest.longest_forced)
+    text = (
+        "" if strings is not None else byte_matcher.grammar_text(language, shortest.longest_forced)
+    )
     copies = strings is not None or byte_matcher.substring_characters(text)
     sources = tuple(sorted(each.text for each in substrings(language))) if copies else ()
     least = shortest.text(language.start)

@@ -29,10 +29,11 @@ class MaskFiller:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "sglang_lite-masks")
-        self._results: queue.SimpleQueue[_MaskBatch | None] = queue.SimpleQueue()  # None is an interruption
+        # None is an interruption
+        self._results: queue.SimpleQueue[_MaskBatch | None] = queue.SimpleQueue()
         self._waiting = False  # True while `fill` waits for a mask without a deadline
-        # Keys of matchers whose masks are being computed. Meanwhile these matchers must not be moved, even if their
-        # mask becomes known in another way.
+        # Keys of matchers whose masks are being computed. Meanwhile these matchers must not be
+        # moved, even if their mask becomes known in another way.
         self._locked: set[Hashable] = set()
         self._pending: dict[Hashable, Matcher] = {}
 
@@ -75,7 +76,8 @@ class MaskFiller:
                     self._store(_compute([part]))
             remaining = self._put_cached(matchers, put, remaining)
         can_continue = has_unmasked_rows or len(remaining) < len(matchers)
-        while remaining:  # repeated if a computed mask does not hold for all matchers in its state, or was evicted
+        # repeated if a computed mask does not hold for all matchers in its state, or was evicted
+        while remaining:
             missing = {
                 part.state_key: part
                 for row in remaining
@@ -84,7 +86,9 @@ class MaskFiller:
             }
             while missing:
                 self._start(missing.values())
-                batch = self._wait_until(end) if can_continue else self._wait_for_first(has_other_work)
+                batch = (
+                    self._wait_until(end) if can_continue else self._wait_for_first(has_other_work)
+                )
                 if batch is None:
                     return self._put_cached(matchers, put, remaining)
                 can_continue = True
@@ -94,8 +98,7 @@ class MaskFiller:
         return remaining
 
     def interrupt(self) -> None:
-        """Makes `fill` stop waiting for the first mask. Can be called on any thread; takes no lock.
-        """
+        """Makes `fill` stop waiting for the first mask. Can be called on any thread; takes no lock."""
         if self._waiting:
             self._results.put(None)
 
@@ -111,7 +114,9 @@ class MaskFiller:
                 by_engine.setdefault(id(part.engine), {}).setdefault(part.lock_key, []).append(part)
         for by_lock in by_engine.values():
             self._locked.update(by_lock)
-            self._pending.update({part.state_key: part for group in by_lock.values() for part in group})
+            self._pending.update(
+                {part.state_key: part for group in by_lock.values() for part in group}
+            )
             groups = list(by_lock.values())
             count = min(len(groups), 2 * self._threads)
             for i in range(count):
@@ -127,7 +132,9 @@ class MaskFiller:
         batch: _MaskBatch | None = None
         with contextlib.suppress(queue.Empty):
             while batch is None:
-                batch = self._results.get(timeout=None if end is None else max(end - time.perf_counter(), 0))
+                batch = self._results.get(
+                    timeout=None if end is None else max(end - time.perf_counter(), 0)
+                )
         return batch
 
     def _wait_for_first(self, has_other_work: Callable[[], bool]) -> _MaskBatch | None:

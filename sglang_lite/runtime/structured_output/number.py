@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 
 from sglang_lite.constraints.number_text import NumberText
 from sglang_lite.protocol import Number
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, LoneMatcher, Mask, TextLengths
+from sglang_lite.runtime.structured_output.base import (
+    CompiledGrammar,
+    LoneMatcher,
+    Mask,
+    TextLengths,
+)
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
 
 MAX_DIGITS = 19  # as many as the largest integer of 64 bits has
@@ -51,7 +56,9 @@ class NumberMatcher(LoneMatcher):
         return True
 
     def advance(self, text: bytes) -> bool:
-        self.open_text = NumberText(self.engine.number, self.open_text.text + text.decode("latin-1"))
+        self.open_text = NumberText(
+            self.engine.number, self.open_text.text + text.decode("latin-1")
+        )
         return not self.open_text.finished
 
     @property
@@ -75,20 +82,26 @@ class NumberGrammar:
     name = "number"
     sources = ()
 
-    def __init__(self, number: Number, vocabulary: Vocabulary, combinable: Callable[[], CompiledGrammar]) -> None:
+    def __init__(
+        self, number: Number, vocabulary: Vocabulary, combinable: Callable[[], CompiledGrammar]
+    ) -> None:
         self.number = number
         self.vocab_size = vocabulary.size
         self._tokens = vocabulary.tokens
         self.combinable = cache(combinable)
         self._first, self._after_sign = (
-            mask_of((i for i, token in enumerate(self._tokens) if pattern.match(token)), vocabulary.size)
+            mask_of(
+                (i for i, token in enumerate(self._tokens) if pattern.match(token)), vocabulary.size
+            )
             for pattern in (_FIRST, _AFTER_SIGN)
         )
         self._any = np.full_like(self._first, -1)
         begun = (_NO_DIGIT.split(token, 1)[0] for token in self._tokens)
         self._counts = np.array([len(digits) - digits.count(b",") for digits in begun])
         self._longest = int(self._counts.max(initial=0))
-        self._at_most = cache(lambda digits: mask_of(np.flatnonzero(self._counts <= digits), vocabulary.size))
+        self._at_most = cache(
+            lambda digits: mask_of(np.flatnonzero(self._counts <= digits), vocabulary.size)
+        )
         self.size = (3 + min(self._longest, MAX_DIGITS)) * self._first.nbytes + self._counts.nbytes
 
     def mask(self, prefix: str) -> Mask:
@@ -98,7 +111,11 @@ class NumberGrammar:
         if prefix in "-+":
             return self._after_sign
         left = MAX_DIGITS - sum(map(str.isdigit, prefix))
-        return self._any if self.number.kind == "float" or left >= self._longest else self._at_most(max(left, 0))
+        return (
+            self._any
+            if self.number.kind == "float" or left >= self._longest
+            else self._at_most(max(left, 0))
+        )
 
     def text_of(self, token: int) -> str:
         """Returns the text of a token, decoded as Latin-1 since only ASCII matters here."""

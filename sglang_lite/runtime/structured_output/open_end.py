@@ -26,7 +26,17 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from sglang_lite.protocol import Choices, Constraint, Ebnf, InOrder, JsonSchema, Lark, OneOf, Regex, Repeated
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    Ebnf,
+    InOrder,
+    JsonSchema,
+    Lark,
+    OneOf,
+    Regex,
+    Repeated,
+)
 from sglang_lite.runtime.structured_output.base import (
     CompiledGrammar,
     DelegatingMatcher,
@@ -38,12 +48,14 @@ from sglang_lite.runtime.structured_output.base import (
 )
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
 
-# Whether a text may fall back to an earlier possible end ("read"), or ends only where it is complete ("written").
+# Whether a text may fall back to an earlier possible end ("read"), or ends only where it is
+# complete ("written").
 EndRule: TypeAlias = Literal["read", "written"]
 Kind: TypeAlias = Literal["letter", "digit", "other"]
 
 _CACHED = 512  # maximum number of masks that are kept
-_LEADS = range(0xC3, 0xD7)  # first bytes of the two-byte characters in blocks that have letters with case
+# first bytes of the two-byte characters in blocks that have letters with case
+_LEADS = range(0xC3, 0xD7)
 
 
 def end_rule(constraint: Constraint) -> EndRule | None:
@@ -119,14 +131,17 @@ class EndTokens:
         self.tokens = vocabulary.tokens
         kinds = list(map(first_kind, vocabulary.tokens))
         self._behind = {
-            kind: ~mask_of((token for token, each in enumerate(kinds) if each == kind), vocabulary.size)
+            kind: ~mask_of(
+                (token for token, each in enumerate(kinds) if each == kind), vocabulary.size
+            )
             for kind in ("letter", "digit")
         }
         self.all: Mask = np.full_like(self._behind["digit"], -1)
         self._behind["other"] = self.all
         self._eos = vocabulary.eos_mask()
         self.silent = [token for token in vocabulary.eos_ids if not vocabulary.tokens[token]]
-        # By kind and the id of a mask, which the entry keeps alive: rows with the same mask share this one, too.
+        # By kind and the id of a mask, which the entry keeps alive: rows with the same mask share
+        # this one, too.
         self._joined: dict[tuple[int, Kind], tuple[Mask, Mask]] = {}
         self._lock = threading.Lock()
 
@@ -214,7 +229,8 @@ class OpenEndMatcher(DelegatingMatcher):
         self._grammar = grammar
         self._ends = grammar.ends
         self._text = OpenText()
-        self._may_go_back = False  # whether the text has an earlier possible end that it may fall back to
+        # whether the text has an earlier possible end that it may fall back to
+        self._may_go_back = False
         self._is_open = False  # whether it ever had one, or was ended by a token outside it
         self._ended = False
         self._complete: bool | None = None  # None if it is not known here

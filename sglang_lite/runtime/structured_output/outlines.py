@@ -37,7 +37,8 @@ class OutlinesMatcher(LoneMatcher):
 
     def cached_mask(self) -> Mask:
         """Returns the mask, which the index always has."""
-        # The library's own end-of-sequence token comes after the model's tokens, and may need another word.
+        # The library's own end-of-sequence token comes after the model's tokens, and may need
+        # another word.
         mask = np.zeros(self.engine.vocab_size // 32 + 1, dtype=self.engine.not_eos.dtype)
         if not self._ended:
             self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)

@@ -1,7 +1,7 @@
 """Grammar of a text's continuation, for a generation in the middle of a constrained text.
 
-The whole grammar is compiled once. Each generation advances through the existing text by bytes, as different tokens may
-spell it.
+The whole grammar is compiled once. Each generation advances through the existing text by bytes, as
+different tokens may spell it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class ContinuedGrammar:
         end: mask of the tokens that end a text.
     """
 
-    def __init__(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None, end: Mask) -> None:
+    def __init__(
+        self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None, end: Mask
+    ) -> None:
         self._whole = whole if part is None else whole.combinable()
         self._text = text
         self._part = part
@@ -47,7 +49,11 @@ class ContinuedGrammar:
         grammar begins with it.
         """
         whole = matcher_after(self._whole, self._text)
-        return whole if self._part is None else ContinuedMatcher(whole, self._part.matcher(), self._end)
+        return (
+            whole
+            if self._part is None
+            else ContinuedMatcher(whole, self._part.matcher(), self._end)
+        )
 
     def combinable(self) -> ContinuedGrammar:
         return ContinuedGrammar(self._whole.combinable(), self._text, self._part, self._end)
@@ -128,7 +134,9 @@ class ContinuedMatcher(DelegatingMatcher):
             return False
         self._finished = self._inner.finished
         if self._inner.complete and not self._finished:
-            going_on = self._inner.going_on if isinstance(self._inner, OpenEndMatcher) else self._inner
+            going_on = (
+                self._inner.going_on if isinstance(self._inner, OpenEndMatcher) else self._inner
+            )
             self._finished = not (next_mask(self._whole) & next_mask(going_on) & ~self._end).any()
         return True
 

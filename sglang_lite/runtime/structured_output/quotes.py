@@ -57,7 +57,8 @@ class QuoteTokens:
         self.size = size
         texts = [(b"" if token in special else text) for token, text in enumerate(token_bytes)]
         whole: dict[bytes, list[int]] = {}
-        self._closing: dict[bytes, list[int]] = {}  # tokens by a text before a quotation mark in them
+        # tokens by a text before a quotation mark in them
+        self._closing: dict[bytes, list[int]] = {}
         for token, text in enumerate(texts):
             if text:
                 whole.setdefault(text, []).append(token)
@@ -65,15 +66,19 @@ class QuoteTokens:
                 if byte == _QUOTE:
                     self._closing.setdefault(text[:at], []).append(token)
         self.opening = mask_of(self._closing.pop(b"", []), size)
-        self.passing = mask_of((token for token, text in enumerate(texts) if _QUOTE in text[:-1]), size)
+        self.passing = mask_of(
+            (token for token, text in enumerate(texts) if _QUOTE in text[:-1]), size
+        )
         self._longest = max(map(len, whole), default=0)
-        self._closing_lengths: dict[bytes, set[int]] = {}  # of the texts before one, by their first byte
+        # of the texts before one, by their first byte
+        self._closing_lengths: dict[bytes, set[int]] = {}
         for text in self._closing:
             self._closing_lengths.setdefault(text[:1], set()).add(len(text))
         self._special = frozenset(token for token, text in enumerate(texts) if not text)
         self._texts = sorted(whole)
         self._tokens = [whole[text] for text in self._texts]
-        self._shorter: list[int] = []  # index of the longest other text that each one begins with, or -1
+        # index of the longest other text that each one begins with, or -1
+        self._shorter: list[int] = []
         for index, text in enumerate(self._texts):
             shorter = index - 1
             while shorter >= 0 and not text.startswith(self._texts[shorter]):
@@ -95,7 +100,8 @@ class QuoteTokens:
         closing = set[bytes]()
         for at in places:
             following = text[at : at + self._longest]
-            index = bisect_right(texts, following) - 1  # its chain has all texts that are prefixes of this one
+            # its chain has all texts that are prefixes of this one
+            index = bisect_right(texts, following) - 1
             while index >= 0 and index not in known:
                 if following.startswith(texts[index]):
                     known.add(index)
@@ -127,7 +133,8 @@ class SourceBytes:
             codes = np.frombuffer(source.text.encode("utf-32-le"), np.uint32)
             lengths = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF).astype(np.int64)
             starts = np.concatenate(([0], np.cumsum(lengths)))
-            self.starts = array("Q", starts.astype(np.uint64).tobytes())  # its items are ints, faster than numpy's
+            # its items are ints, faster than numpy's
+            self.starts = array("Q", starts.astype(np.uint64).tobytes())
             cuts = np.zeros(len(self.text) + 1, np.uint8)
             cuts[starts] = np.frombuffer(source.cuts, np.uint8)
             self.cuts = cuts.tobytes()
@@ -160,8 +167,11 @@ class QuoteGrammar:
         self._endings = endings
         self._tokens = tokens
         self._bytes: dict[int, SourceBytes] = {}  # by source number in the states' automaton
-        # Masks outside quotes and where a quote continues in many places, kept as long as the states are in use.
-        self._kept: weakref.WeakKeyDictionary[LanguageStates, dict[State, Mask]] = weakref.WeakKeyDictionary()
+        # Masks outside quotes and where a quote continues in many places, kept as long as the
+        # states are in use.
+        self._kept: weakref.WeakKeyDictionary[LanguageStates, dict[State, Mask]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     @property
     def size(self) -> int:
@@ -172,7 +182,9 @@ class QuoteGrammar:
         return QuoteMatcher(self, self._strings.matcher(), self._endings.start)
 
     def combinable(self) -> QuoteGrammar:
-        return QuoteGrammar(self._strings.combinable(), self._maker, self._endings, self._tokens, self.sources)
+        return QuoteGrammar(
+            self._strings.combinable(), self._maker, self._endings, self._tokens, self.sources
+        )
 
     def lengths(self, written: str = "") -> TextLengths:
         return self._strings.lengths(written)  # bounds for a superset of the texts
@@ -180,7 +192,7 @@ class QuoteGrammar:
     def endings(self) -> LanguageEndings:
         return self._endings
 
-    # ------------------------------------------------------------------------------------------ states
+    # --------------------------------------------------------------------------------------- states
 
     def after(self, place: Place, token: int) -> Place | None:
         """Returns the place after a token, or None if it is not allowed or there are too many
@@ -194,7 +206,7 @@ class QuoteGrammar:
         """
         return self._endings.advance(place, text)
 
-    # ------------------------------------------------------------------------------------------ masks
+    # ---------------------------------------------------------------------------------------- masks
 
     def masks(self, matchers: Sequence[QuoteMatcher]) -> NDArray[np.int32]:
         new = [each.strings for each in matchers if each.strings.cached_mask() is None]
@@ -219,7 +231,9 @@ class QuoteGrammar:
             mask = mask & self._copying(states, state, places)
         if wrong := self._wrong(tokens_of(mask & self._tokens.passing), states, state):
             mask = without(mask, wrong)
-        if len(kept) * mask.nbytes < _KEPT_BYTES and (not places or sum(len(offsets) for _, offsets in places) > _MANY):
+        if len(kept) * mask.nbytes < _KEPT_BYTES and (
+            not places or sum(len(offsets) for _, offsets in places) > _MANY
+        ):
             kept[state] = mask
         return mask
 
@@ -229,7 +243,8 @@ class QuoteGrammar:
         return [
             token
             for token in tokens
-            if known.has_text(token) and not self._continues(known.token_bytes[token], states, state)
+            if known.has_text(token)
+            and not self._continues(known.token_bytes[token], states, state)
         ]
 
     def _continues(self, text: bytes, states: LanguageStates, state: State) -> bool:
@@ -256,7 +271,9 @@ class QuoteGrammar:
             document = self._bytes_of(states, number)
             starts = (document.starts[offset] for offset in offsets)
             if partial:
-                starts = (at + len(partial) for at in starts if document.text.startswith(partial, at))
+                starts = (
+                    at + len(partial) for at in starts if document.text.startswith(partial, at)
+                )
             reached = list(starts)
             ends = ends or any(document.cuts[at] for at in reached)
             found |= self._tokens.continuing(document, reached)

@@ -1,7 +1,7 @@
 """Registry of the grammar engines by name.
 
-An engine is a module in this folder. Its name goes into `ConstraintBackend` and `make_engine`, its package into
-`LIBRARIES`.
+An engine is a module in this folder. Its name goes into `ConstraintBackend` and `make_engine`, its
+package into `LIBRARIES`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 ConstraintBackend = Literal["auto", "llguidance", "xgrammar", "outlines"]
-LIBRARIES = ("llguidance", "xgrammar", "outlines-core")  # packages whose versions are part of a cached grammar's key
+# packages whose versions are part of a cached grammar's key
+LIBRARIES = ("llguidance", "xgrammar", "outlines-core")
 
 
 def make_engine(
-    name: str, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None, threads: int = 1, *, tracked: bool = False
+    name: str,
+    vocabulary: Vocabulary,
+    tokenizer: Tokenizer | None = None,
+    threads: int = 1,
+    *,
+    tracked: bool = False,
 ) -> GrammarEngine:
     """Returns a new engine. Only this function imports the engines' libraries.
 
@@ -40,14 +46,17 @@ def make_engine(
     library = {"xgrammar": "xgrammar", "outlines": "outlines_core"}.get(name)
     if library is not None and not is_installed(library):
         raise ParameterError(
-            "constraint_backend", f"{name!r} needs the package {library}, which is not installed.",
+            "constraint_backend",
+            f"{name!r} needs the package {library}, which is not installed.",
             hint="pip install 'sglang-lite[local]'.",
-        )  # fmt: skip
+        )
     match name:
         case "xgrammar":
             from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
 
-            return XgrammarEngine(vocabulary, None if tokenizer is None else partial(tokenizer.encode, first=False))
+            return XgrammarEngine(
+                vocabulary, None if tokenizer is None else partial(tokenizer.encode, first=False)
+            )
         case "outlines":
             from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
 
@@ -56,6 +65,9 @@ def make_engine(
             from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 
             if tokenizer is None:
-                return LlguidanceEngine(None)  # slow constraints are slow with any vocabulary, so bytes will do
-            return LlguidanceEngine(tokenizer, vocabulary.size, vocabulary.eos_ids, threads, tracked=tracked)
+                # slow constraints are slow with any vocabulary, so bytes will do
+                return LlguidanceEngine(None)
+            return LlguidanceEngine(
+                tokenizer, vocabulary.size, vocabulary.eos_ids, threads, tracked=tracked
+            )
     raise AssertionError(f"no engine {name!r}")

@@ -1,5 +1,4 @@
-"""Rejects draws after which an item of a list would be repeated more often in a row than permitted.
-"""
+"""Rejects draws after which an item of a list would be repeated more often in a row than permitted."""
 
 from __future__ import annotations
 
@@ -23,13 +22,16 @@ class RepeatGuard:
         refused: number of places at which a token was rejected.
     """
 
-    def __init__(self, rules: RepeatRules, endings: Endings | None, text_of: Callable[[Sequence[int]], bytes]) -> None:
+    def __init__(
+        self, rules: RepeatRules, endings: Endings | None, text_of: Callable[[Sequence[int]], bytes]
+    ) -> None:
         self.refused = 0
         self._lists = ListText(rules, endings)
         self._text_of = text_of
         self._tokens: list[int] = []  # rejected at the current place
         self._gives_way = False
-        self._next: tuple[int, ListText] | None = None  # token that was not rejected, and the text including it
+        # token that was not rejected, and the text including it
+        self._next: tuple[int, ListText] | None = None
 
     @property
     def repeated(self) -> int:
@@ -69,8 +71,7 @@ class RepeatGuard:
         self._next = None
 
     def narrowed(self, mask: Mask) -> Mask:
-        """Returns the mask without the rejected tokens, or the mask itself if none would be left.
-        """
+        """Returns the mask without the rejected tokens, or the mask itself if none would be left."""
         if not self._tokens:
             return mask
         allowed: Mask = mask & ~mask_of(self._tokens, 32 * len(mask))

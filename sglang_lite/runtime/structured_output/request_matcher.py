@@ -21,7 +21,9 @@ class RequestMatcher(DelegatingMatcher):
         busy: whether a mask is being computed for it, so that it must not be copied.
     """
 
-    def __init__(self, inner: Matcher, *, repeats: RepeatGuard | None = None, sources: Sequence[str] = ()) -> None:
+    def __init__(
+        self, inner: Matcher, *, repeats: RepeatGuard | None = None, sources: Sequence[str] = ()
+    ) -> None:
         super().__init__(inner)
         self.repeats = repeats
         self.sources = sources
@@ -39,14 +41,19 @@ class RequestMatcher(DelegatingMatcher):
         return True
 
     def accept_all(self, tokens: Sequence[int]) -> bool:
-        return super().accept_all(tokens) if self.repeats is not None else self._inner.accept_all(tokens)
+        return (
+            super().accept_all(tokens)
+            if self.repeats is not None
+            else self._inner.accept_all(tokens)
+        )
 
     def skip(self, inner: Matcher) -> bool:
         """Moves to the position of a copy. Returns False without moving if the guard must see each
         token.
 
         Args:
-            inner: a `copy` that has accepted tokens which the grammar allows, none of which ends the text.
+            inner: a `copy` that has accepted tokens which the grammar allows, none of which ends
+                the text.
         """
         if self.repeats is not None:
             return False

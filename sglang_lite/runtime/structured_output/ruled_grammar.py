@@ -66,7 +66,8 @@ def _is_open(schema: object, location: SchemaLocation) -> bool:
 
 
 def mask_rules_of(constraint: Constraint) -> tuple[RulePosition, ...] | None:
-    """Returns the positions at which masks enforce rules under a constraint, or None if they enforce none.
+    """Returns the positions at which masks enforce rules under a constraint, or None if they
+    enforce none.
 
     The result is empty if only names have to be unique. Takes long for a large schema.
     """
@@ -104,7 +105,9 @@ def with_mask_rules(
     """
     if positions is None:
         return grammar
-    return RuledGrammar(grammar, tokens, JsonText(RulePositions(positions)) if positions else UniqueNames())
+    return RuledGrammar(
+        grammar, tokens, JsonText(RulePositions(positions)) if positions else UniqueNames()
+    )
 
 
 class RuledGrammar:
@@ -116,7 +119,9 @@ class RuledGrammar:
         text: tracker of a text, at its start.
     """
 
-    def __init__(self, grammar: CompiledGrammar, tokens: EndingTokens, text: JsonText | UniqueNames) -> None:
+    def __init__(
+        self, grammar: CompiledGrammar, tokens: EndingTokens, text: JsonText | UniqueNames
+    ) -> None:
         self._grammar = grammar
         self._tokens = tokens
         self._text = text
@@ -151,10 +156,12 @@ class RuledMatcher(DelegatingMatcher):
         self._tokens = tokens
         self._text = text.copy()
         self._mask: Mask | None = None  # what is left of the inner matcher's mask at this place
-        self._used: Sequence[frozenset[bytes]] | None = None  # names that have come in the open objects,
+        # names that have come in the open objects,
+        self._used: Sequence[frozenset[bytes]] | None = None
         self._writing: list[int] = []  # and tokens that may write one of them
         self._watches = True  # whether a token may break a rule at this place, or changes the text
-        self._settled = False  # whether no token may break a rule before JSON punctuation, as the name's prefix is new
+        # whether no token may break a rule before JSON punctuation, as the name's prefix is new
+        self._settled = False
         self._error = ""
 
     def cached_mask(self) -> Mask | None:
@@ -166,8 +173,7 @@ class RuledMatcher(DelegatingMatcher):
         return self._mask
 
     def _rule_breaking(self, mask: Mask) -> list[int]:
-        """Returns the tokens of a mask that repeat a name or an item, or end an object too early.
-        """
+        """Returns the tokens of a mask that repeat a name or an item, or end an object too early."""
         text = self._text
         tokens = self._tokens
         if self._used is not (used := text.used_names):  # changes only at some places
@@ -181,7 +187,9 @@ class RuledMatcher(DelegatingMatcher):
         if not forbidden and not tried:
             self._settled = text.is_naming
             return []
-        found = [each for each in allowed(mask, tried) if not text.copy().write(tokens.token_bytes[each])]
+        found = [
+            each for each in allowed(mask, tried) if not text.copy().write(tokens.token_bytes[each])
+        ]
         others: list[bytes] = []
         for ending in forbidden:
             if ending.endswith(b'"'):
@@ -189,7 +197,11 @@ class RuledMatcher(DelegatingMatcher):
             else:
                 others.append(ending)
         if others:
-            found += (token for token in tokens_of(mask) if tokens.text_of(token).startswith(tuple(others)))
+            found += (
+                token
+                for token in tokens_of(mask)
+                if tokens.text_of(token).startswith(tuple(others))
+            )
         return found
 
     def _tried(self, mask: Mask) -> Sequence[int]:

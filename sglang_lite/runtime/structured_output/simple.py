@@ -71,5 +71,10 @@ def _is_plain_keyword(name: str, value: Any) -> bool:
     if name in _NUMBERS:
         return isinstance(value, int) and value <= MAX_COUNT
     if name == "anyOf":  # the form of Optional[T]
-        return isinstance(value, list) and len(value) == 2 and {"type": "null"} in value and all(map(_is_plain, value))
+        return (
+            isinstance(value, list)
+            and len(value) == 2
+            and {"type": "null"} in value
+            and all(map(_is_plain, value))
+        )
     return name in _PLAIN

@@ -15,7 +15,12 @@ from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 from sglang_lite.protocol import ParameterError, Span
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, DelegatingMatcher, Mask, Matcher
+from sglang_lite.runtime.structured_output.base import (
+    CompiledGrammar,
+    DelegatingMatcher,
+    Mask,
+    Matcher,
+)
 from sglang_lite.runtime.structured_output.free_text import FreeText
 from sglang_lite.runtime.structured_output.vocabulary import mask_of
 from sglang_lite.text.reasoning import closing_text, model_type_of, reasoning_format
@@ -26,7 +31,9 @@ if TYPE_CHECKING:
 GRACE = 32  # tokens after which a thought that must end is ended, if no sentence ends earlier
 _MIN_ROOM = 16  # tokens that an answer gets beyond its shortest text, if the total allows it
 _LOOKED_AT = 64  # last tokens of a prompt that are searched for an open thought
-_SENTENCE_END = re.compile(r"(?:[.!?\u2026\u3002\uff01\uff1f][\"'\u2019\u201d)\]*_`]*[ \t]*|\n[ \t]*)\Z")
+_SENTENCE_END = re.compile(
+    r"(?:[.!?\u2026\u3002\uff01\uff1f][\"'\u2019\u201d)\]*_`]*[ \t]*|\n[ \t]*)\Z"
+)
 
 EndedBy = Literal["model", "limit", "time"]
 
@@ -130,7 +137,9 @@ class ThinkingLimits:
     reserve: int
 
     @staticmethod
-    def of(thinking: int | tuple[str, ...] | None, total: int, shortest: int | None, closing: int) -> ThinkingLimits:
+    def of(
+        thinking: int | tuple[str, ...] | None, total: int, shortest: int | None, closing: int
+    ) -> ThinkingLimits:
         """Returns the limits for a value of the parameter `thinking`.
 
         Args:
@@ -158,7 +167,9 @@ class ThinkingLimits:
         elif thinking is not None:
             (text,) = thinking
             amount = float(text[:-1])
-            tokens, seconds = (int(total * amount / 100), None) if text.endswith("%") else (None, amount)
+            tokens, seconds = (
+                (int(total * amount / 100), None) if text.endswith("%") else (None, amount)
+            )
         return ThinkingLimits(tokens, seconds, total, reserve)
 
     @property
@@ -206,7 +217,8 @@ class ThinkingMatcher(DelegatingMatcher):
         form: format of the model's thoughts.
         limits: limits of the thoughts.
         inside: whether the output begins inside a thought.
-        constrained: whether the answer is constrained, so that a thought comes only at the beginning.
+        constrained: whether the answer is constrained, so that a thought comes only at the
+            beginning.
         now: clock.
     """
 
@@ -233,13 +245,15 @@ class ThinkingMatcher(DelegatingMatcher):
     def thinking(self) -> dict[str, object]:
         """Metadata about the output's thoughts."""
         found: dict[str, object] = {
-            "tokens": self._progress.count, "limit": self._limits.most, "ended_by": self._progress.ended_by
-        }  # fmt: skip
+            "tokens": self._progress.count,
+            "limit": self._limits.most,
+            "ended_by": self._progress.ended_by,
+        }
         if self._limits.seconds is not None:
             found |= {"seconds": self._limits.seconds, "reproducible": False}
         return found
 
-    # ---------------------------------------------------------------------------------------------- tokens
+    # --------------------------------------------------------------------------------------- tokens
 
     def accept(self, token: int) -> bool:
         if not self._inner.accept(token):
@@ -281,7 +295,7 @@ class ThinkingMatcher(DelegatingMatcher):
         vars(copied).update(_inner=inner, _progress=progress)
         return copied
 
-    # -------------------------------------------------------------------------------------------- thoughts
+    # ------------------------------------------------------------------------------------- thoughts
 
     def _follow(self, token: int) -> None:
         """Updates the progress after a token."""
@@ -352,7 +366,8 @@ class ThinkingMatcher(DelegatingMatcher):
         at = progress.tail.find(end)
         if at >= 0:
             place = len(progress.tail)
-            while len(progress.sizes) > 1 and place - progress.sizes[-1] >= at:  # the mark's tokens don't count
+            # the mark's tokens don't count
+            while len(progress.sizes) > 1 and place - progress.sizes[-1] >= at:
                 place -= progress.sizes.pop()
                 progress.count -= 1
             progress.stage = "answer"
@@ -454,4 +469,6 @@ class ThoughtLimiter:
         shortest = None if grammar is None else grammar.lengths().fewest or 1
         limits = ThinkingLimits.of(thinking, total, shortest, closing)
         inside = form.opened_by(prompt)
-        return ThinkingMatcher(inner, form, limits, inside=inside, constrained=constrained, now=self._now)
+        return ThinkingMatcher(
+            inner, form, limits, inside=inside, constrained=constrained, now=self._now
+        )

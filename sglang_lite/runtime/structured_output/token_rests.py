@@ -23,7 +23,8 @@ _FEW = 4096  # most rests for which a run is computed eagerly
 _CHECKED = 24  # most rests of a place for which its `worth` is computed
 _MAX_BYTES = 64 << 20  # approximate memory kept between two searches
 
-Step: TypeAlias = "tuple[Rests | None, bool]"  # place after some bytes, if any; whether a token may end there
+# place after some bytes, if any; whether a token may end there
+Step: TypeAlias = "tuple[Rests | None, bool]"
 Ways: TypeAlias = "list[tuple[Term, Ranges]]"
 Costs: TypeAlias = "dict[Rests, int]"  # fewest tokens that have ended before each place
 
@@ -102,7 +103,11 @@ class ListedRests:
         for rest in self.rests:
             match = pattern.match(rest)
             end = match.end() if match else 0
-            after += [rest[at:] for at in range(end + 1) if at == len(rest) or rest[at] & 0xC0 != 0x80 or not at]
+            after += [
+                rest[at:]
+                for at in range(end + 1)
+                if at == len(rest) or rest[at] & 0xC0 != 0x80 or not at
+            ]
         return self._tokens.place(after)
 
 
@@ -118,7 +123,17 @@ class LongRun:
         ends: whether a token may end in the run.
     """
 
-    __slots__ = ("_ends", "_exits", "_known", "_ranges", "_rests", "_tokens", "ends", "price", "worth")
+    __slots__ = (
+        "_ends",
+        "_exits",
+        "_known",
+        "_ranges",
+        "_rests",
+        "_tokens",
+        "ends",
+        "price",
+        "worth",
+    )
 
     def __init__(self, tokens: TokenRests, rests: Sequence[bytes], ranges: Ranges) -> None:
         self._tokens = tokens
@@ -140,7 +155,9 @@ class LongRun:
         found = self._known.get(key)
         if found is None:
             after = {rest for byte in range(low, high + 1) for rest in self._exits.get(byte, ())}
-            if any(first <= high and low <= last for (first, last), *_ in byte_ranges(self._ranges)):
+            if any(
+                first <= high and low <= last for (first, last), *_ in byte_ranges(self._ranges)
+            ):
                 for rest, end in zip(self._rests, self._ends):
                     after.update([rest[at + 1 :] for at in range(end) if low <= rest[at] <= high])
             found = self._known[key] = self._tokens.place(after)
@@ -199,7 +216,9 @@ class Written:
             if start not in found:
                 match = pattern.match(self.text, start)
                 end = match.end() if match else start
-                found.update(at for at in range(start, end + 1) if not self._is_inside(at) or at == start)
+                found.update(
+                    at for at in range(start, end + 1) if not self._is_inside(at) or at == start
+                )
         return self._at(sorted(found))
 
     def _is_inside(self, at: int) -> bool:
@@ -258,8 +277,7 @@ class TokenRests:
         return found, ends
 
     def ways(self, states: Automaton, state: Term) -> Ways:
-        """Returns the states that one character leads to, each with the characters that lead there.
-        """
+        """Returns the states that one character leads to, each with the characters that lead there."""
         found: dict[Term, list[tuple[int, int]]] = {}
         for symbol in states.classes:
             after = states.step(state, symbol)
@@ -289,7 +307,9 @@ class TokenRests:
             if i < len(rests) and rests[i].startswith(piece):
                 continue
             ends = range(at + 1, min(at + longest + 1, size))
-            best[at] = 1 + min((best[end] for end in ends if text[at:end] in self._texts), default=1 << 29)
+            best[at] = 1 + min(
+                (best[end] for end in ends if text[at:end] in self._texts), default=1 << 29
+            )
         found = 1 << 30
         for at in range(1, min(size, longest + 1)):
             if best[at] + 1 < found and self._ends_token(text[:at]):
@@ -315,7 +335,11 @@ class TokenRests:
         if found is None:
             best = [0] + [1 << 30] * len(text)
             for end in range(1, len(text) + 1):
-                before = [best[i] for i in range(max(0, end - self.longest), end) if text[i:end] in self._texts]
+                before = [
+                    best[i]
+                    for i in range(max(0, end - self.longest), end)
+                    if text[i:end] in self._texts
+                ]
                 best[end] = min(before, default=1 << 30) + 1
             found = self._counts[text] = best[-1]
         return found

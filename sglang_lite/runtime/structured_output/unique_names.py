@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-MARK = re.compile(rb'\\.?|["{}\[\],]', re.DOTALL)  # bytes that begin or end names and containers, and escapes
+# bytes that begin or end names and containers, and escapes
+MARK = re.compile(rb'\\.?|["{}\[\],]', re.DOTALL)
 _QUOTE, _BACKSLASH, _COMMA, _OBJECT, _ARRAY = b'"\\,{['
 
 
@@ -34,11 +35,13 @@ class UniqueNames:
     missing: Sequence[bytes] = ()
 
     def __init__(self) -> None:
-        self._open: list[frozenset[bytes] | None] = []  # names that have come in the open objects; None for an array
+        # names that have come in the open objects; None for an array
+        self._open: list[frozenset[bytes] | None] = []
         self._used: list[frozenset[bytes]] | None = None  # cached `used_names`
         self._name: bytes | None = None  # beginning of the name that is being written
         self.quoted = self.escaped = False
-        self._may_begin = self._expected = False  # whether a name may begin, or must (after a comma)
+        # whether a name may begin, or must (after a comma)
+        self._may_begin = self._expected = False
 
     def copy(self) -> UniqueNames:
         copied = UniqueNames()

@@ -44,5 +44,8 @@ def _split(low: int, high: int) -> Iterator[ByteRanges]:
 @lru_cache(maxsize=512)
 def pattern_of(ranges: Ranges) -> re.Pattern[bytes]:
     """Returns a bytes pattern that matches any number of characters of a set."""
-    options = b"|".join(b"".join(b"[\\x%02x-\\x%02x]" % each for each in sequence) for sequence in byte_ranges(ranges))
+    options = b"|".join(
+        b"".join(b"[\\x%02x-\\x%02x]" % each for each in sequence)
+        for sequence in byte_ranges(ranges)
+    )
     return re.compile(b"(?:%b)*" % options) if options else re.compile(b"")

@@ -44,8 +44,12 @@ class Vocabulary:
             eos_ids: ids that may end a complete text.
         """
         token_bytes = tokenizer.token_bytes[:vocab_size]
-        tokens = (b"" if i in tokenizer.special_ids else token for i, token in enumerate(token_bytes))
-        return Vocabulary((*tokens, *[b""] * (vocab_size - len(token_bytes))), tuple(sorted(eos_ids)))
+        tokens = (
+            b"" if i in tokenizer.special_ids else token for i, token in enumerate(token_bytes)
+        )
+        return Vocabulary(
+            (*tokens, *[b""] * (vocab_size - len(token_bytes))), tuple(sorted(eos_ids))
+        )
 
     @property
     def size(self) -> int:
@@ -75,7 +79,9 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
 def allowed(mask: NDArray[np.int32], tokens: Iterable[int]) -> list[int]:
     """Returns the tokens that a mask allows, out of a few."""
     bits = memoryview(mask.data).cast("B")
-    return [token for token in tokens if token >> 3 < len(bits) and bits[token >> 3] >> (token & 7) & 1]
+    return [
+        token for token in tokens if token >> 3 < len(bits) and bits[token >> 3] >> (token & 7) & 1
+    ]
 
 
 def without(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np.int32]:
@@ -97,7 +103,9 @@ def marks_of(tokenizer: Foreign) -> dict[bytes, int]:
     """
     by_name = isinstance(tokenizer["model"]["vocab"], dict)
     added = [each for each in tokenizer["added_tokens"] if by_name and not each["special"]]
-    return {each["content"].encode(): each["id"] for each in added if _MARK.fullmatch(each["content"])}
+    return {
+        each["content"].encode(): each["id"] for each in added if _MARK.fullmatch(each["content"])
+    }
 
 
 def without_special_texts(tokenizer: Foreign) -> str:
@@ -110,7 +118,11 @@ def without_special_texts(tokenizer: Foreign) -> str:
     """
     secret = secrets.token_hex(8)
     model = tokenizer["model"]
-    names = {each["content"]: f"<{secret} {each['id']}>" for each in tokenizer["added_tokens"] if each["special"]}
+    names = {
+        each["content"]: f"<{secret} {each['id']}>"
+        for each in tokenizer["added_tokens"]
+        if each["special"]
+    }
     marks = marks_of(tokenizer)
     added = [each for each in tokenizer["added_tokens"] if each["content"].encode() not in marks]
     if marks:

@@ -32,8 +32,10 @@ from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, packed
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
-START_SECONDS = 300.0  # for a process to start and import an engine: 1 s of CPU time, but a busy machine gives little
-STILL_SECONDS = 30.0  # seconds without any CPU time after which a process with work to do counts as stuck
+# for a process to start and import an engine: 1 s of CPU time, but a busy machine gives little
+START_SECONDS = 300.0
+# seconds without any CPU time after which a process with work to do counts as stuck
+STILL_SECONDS = 30.0
 PATIENCE = 30  # limit on a constraint's wall-clock time, as a multiple of its CPU time limit
 LONGEST_SECONDS = 1e6  # longest time that timers accept
 MAX_GROWN = 64 << 20  # bytes that a process may grow by before it is replaced
@@ -58,7 +60,9 @@ class Worker:
         memory_mb: memory limit of the process, in MB.
     """
 
-    def __init__(self, vocabulary: Vocabulary, backend: str, timeout_s: float, memory_mb: int) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, backend: str, timeout_s: float, memory_mb: int
+    ) -> None:
         self._vocabulary = vocabulary
         self._backend = backend
         self._timeout = timeout_s
@@ -131,14 +135,19 @@ class Worker:
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the engine is closed.")
-            # Low priority, so that decoding goes first. Niceness applies within a session (autogroups, see sched(7)),
-            # so this process stays in the engine's session.
+            # Low priority, so that decoding goes first. Niceness applies within a session
+            # (autogroups, see sched(7)), so this process stays in the engine's session.
             process, ours = start_child(
-                __name__, self._memory, nice=_NICE, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                __name__,
+                self._memory,
+                nice=_NICE,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C goes to the parent only
-            )  # fmt: skip
-            self._process, self._kill = process, weakref.finalize(self, _kill, process)  # also runs at exit
+            )
+            # also runs at exit
+            self._process, self._kill = process, weakref.finalize(self, _kill, process)
         connection = self._connection = Connection(ours.detach())
         connection.send((self._vocabulary, self._backend, self._timeout))
         try:
@@ -152,8 +161,7 @@ class Worker:
         return connection
 
     def _end(self) -> int | None:
-        """Kills the process, so that the next constraint starts a new one. Returns its exit code.
-        """
+        """Kills the process, so that the next constraint starts a new one. Returns its exit code."""
         self._kill()
         if self._connection is not None:
             self._connection.close()
@@ -177,7 +185,7 @@ def _cpu_ticks(pid: int) -> int | None:
     return int(fields[11]) + int(fields[12])
 
 
-# --------------------------------------------------------------------------------------------- in the process
+# ----------------------------------------------------------------------------------- in the process
 
 
 def main(descriptor: int, memory_mb: int) -> None:
@@ -187,7 +195,8 @@ def main(descriptor: int, memory_mb: int) -> None:
         descriptor: file descriptor of the socket to the parent.
         memory_mb: memory limit of the process, in MB.
     """
-    be_killed_with_parent()  # the parent is the thread that started it, which ends when the compiler is closed
+    # the parent is the thread that started it, which ends when the compiler is closed
+    be_killed_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore it
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
@@ -199,7 +208,8 @@ def main(descriptor: int, memory_mb: int) -> None:
         started = _resident()
         while True:
             gc.collect()
-            gc.freeze()  # memoised objects live on; scanning them would be charged to each constraint
+            # memoised objects live on; scanning them would be charged to each constraint
+            gc.freeze()
             response = _respond(engine, connection.recv(), timeout, memory_mb)
             connection.send((response, _resident() - started))
     os._exit(0)
@@ -207,8 +217,7 @@ def main(descriptor: int, memory_mb: int) -> None:
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Kills the process, whatever it is doing, if the block takes more than `seconds` of CPU time.
-    """
+    """Kills the process, whatever it is doing, if the block takes more than `seconds` of CPU time."""
     signal.setitimer(signal.ITIMER_PROF, min(seconds, LONGEST_SECONDS))
     try:
         yield
@@ -217,8 +226,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 def _resident() -> int:
-    """Returns the resident memory of this process in bytes, or 0 if the system does not report it.
-    """
+    """Returns the resident memory of this process in bytes, or 0 if the system does not report it."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()

@@ -48,10 +48,14 @@ class XgrammarMatcher(LoneMatcher):
         return copied
 
     def accept(self, token: int) -> bool:
-        return self._after_move(not self.inner.is_terminated() and self.inner.accept_token(token), f"token {token}")
+        return self._after_move(
+            not self.inner.is_terminated() and self.inner.accept_token(token), f"token {token}"
+        )
 
     def advance(self, text: bytes) -> bool:
-        return self._after_move(not self.inner.is_terminated() and self.inner.accept_string(text), "the text before it")
+        return self._after_move(
+            not self.inner.is_terminated() and self.inner.accept_string(text), "the text before it"
+        )
 
     def _after_move(self, accepted: bool, what: str) -> bool:
         if self.error or not accepted:
@@ -77,7 +81,8 @@ class XgrammarMatcher(LoneMatcher):
             forced = self.inner.find_jump_forward_string()
         except UnicodeDecodeError:  # the forced text starts or ends inside a character
             return []
-        return self.engine.spell(forced[:_LONGEST])[:-1]  # the last one might merge with what follows
+        # the last one might merge with what follows
+        return self.engine.spell(forced[:_LONGEST])[:-1]
 
     @property
     def complete(self) -> bool:
@@ -122,7 +127,9 @@ class XgrammarEngine:
 
     name = "xgrammar"
 
-    def __init__(self, vocabulary: Vocabulary, spell: Callable[[str], list[int]] | None = None) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, spell: Callable[[str], list[int]] | None = None
+    ) -> None:
         self.spell = spell
         self.vocab_size = vocabulary.size
         self.not_eos = ~vocabulary.eos_mask()
@@ -143,7 +150,9 @@ class XgrammarEngine:
         return str(self._compiled(constraint).serialize_json())
 
     def load(self, prepared: str) -> XgrammarGrammar:
-        return XgrammarGrammar(self, xgrammar.CompiledGrammar.deserialize_json(prepared, self._info))
+        return XgrammarGrammar(
+            self, xgrammar.CompiledGrammar.deserialize_json(prepared, self._info)
+        )
 
     def _compiled(self, constraint: Constraint) -> Any:
         text = to_gbnf(language_of(constraint))
@@ -156,5 +165,7 @@ class XgrammarEngine:
 
     def masks(self, matchers: Sequence[XgrammarMatcher]) -> NDArray[np.int32]:
         masks = np.empty((len(matchers), len(self.not_eos)), np.int32)
-        self._batch.batch_fill_next_token_bitmask([m.inner for m in matchers], masks, list(range(len(matchers))))
+        self._batch.batch_fill_next_token_bitmask(
+            [m.inner for m in matchers], masks, list(range(len(matchers)))
+        )
         return masks

@@ -60,7 +60,9 @@ def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
         backend = _backend(folder)
         size = backend.get_vocab_size(with_added_tokens=True)
         if not 0 < size < MAX_TOKENS:
-            raise ModelError(f"{folder}: the tokenizer has {size:,} tokens.", hint="Fetch the tokenizer again.")
+            raise ModelError(
+                f"{folder}: the tokenizer has {size:,} tokens.", hint="Fetch the tokenizer again."
+            )
         added = json.loads(backend.to_str()).get("added_tokens", ())
         pieces = [(backend.id_to_token(i) or "").encode() for i in range(size)]
         return Tokenizer(backend, pieces, [token["id"] for token in added if token["special"]])
@@ -74,7 +76,9 @@ def _backend(folder: Path) -> Backend:
     try:
         return Backend.from_str(text)
     except Exception as error:  # tokenizers raises bare Exception
-        raise ModelError(f"{path}: not a tokenizer: {error}", hint="Fetch the file again.") from error
+        raise ModelError(
+            f"{path}: not a tokenizer: {error}", hint="Fetch the file again."
+        ) from error
 
 
 def _is_tekken(folder: Path) -> bool:
@@ -86,11 +90,16 @@ def _from_folder(folder: Path, most: int | None) -> Tokenizer:
     largest = max(backend.get_vocab(with_added_tokens=False).values(), default=-1)
     if not 0 <= largest < MAX_TOKENS:
         raise ModelError(
-            f"{folder}: the tokenizer has no tokens, or one with the id {largest:,}.", hint="Fetch the tokenizer again."
+            f"{folder}: the tokenizer has no tokens, or one with the id {largest:,}.",
+            hint="Fetch the tokenizer again.",
         )
     description = json.loads(backend.to_str())
-    if most is not None and any(token["id"] >= most for token in description.get("added_tokens", ())):
-        description["added_tokens"] = [token for token in description["added_tokens"] if token["id"] < most]
+    if most is not None and any(
+        token["id"] >= most for token in description.get("added_tokens", ())
+    ):
+        description["added_tokens"] = [
+            token for token in description["added_tokens"] if token["id"] < most
+        ]
         backend = Backend.from_str(json.dumps(description))
     settings = folder / "tokenizer_config.json"
     config = read_json(settings) if settings.exists() else {}
@@ -113,8 +122,11 @@ def _from_folder(folder: Path, most: int | None) -> Tokenizer:
         if name.endswith("_token") and isinstance(token, str | dict)
     }
     bos = special_tokens.get("bos_token")
-    adds_bos = bos is not None and backend.token_to_id(bos) in backend.encode("a").ids[:-1]  # Whisper appends it
-    eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    # Whisper appends it
+    adds_bos = bos is not None and backend.token_to_id(bos) in backend.encode("a").ids[:-1]
+    eos = (
+        backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    )
     prefixed = _prefix_space(description)
     unknown = backend.token_to_id(_unknown_token(description["model"]))
     return Tokenizer(
@@ -128,7 +140,9 @@ def _from_folder(folder: Path, most: int | None) -> Tokenizer:
         continuation=Backend.from_str(json.dumps(prefixed)) if prefixed else None,
         starts_segments='"Prepend"' in json.dumps(description.get("normalizer")),
         control={
-            i: AddedToken(t["content"], lstrip=t["lstrip"], rstrip=t["rstrip"], single_word=t["single_word"])
+            i: AddedToken(
+                t["content"], lstrip=t["lstrip"], rstrip=t["rstrip"], single_word=t["single_word"]
+            )
             for i, t in control.items()
         },
         unknown_ids=() if unknown is None else (unknown,),
@@ -155,7 +169,8 @@ def _template(config: Mapping[str, Any], file: Path) -> str | None:
         template = next((t.get("template") for t in named if t.get("name") == "default"), None)
     if template is not None and not isinstance(template, str):
         raise ModelError(
-            f"{file}: `chat_template`: {shown(template)} is no text.", hint="Correct it, or fetch the file again."
+            f"{file}: `chat_template`: {shown(template)} is no text.",
+            hint="Correct it, or fetch the file again.",
         )
     return template
 
@@ -182,11 +197,14 @@ def _converted(folder: Path) -> Backend:
             f"sys.stdout = sys.stderr; text = _convert({str(folder.absolute())!r})\n"
             f"sys.__stdout__.buffer.write(text.encode())"
         )
-        done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True
+        )
         if done.returncode:
             raise ModelError(done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2])
         return Backend.from_str(done.stdout.decode())
-    except Exception as error:  # any error from transformers means that the folder has no usable tokenizer
+    # any error from transformers means that the folder has no usable tokenizer
+    except Exception as error:
         raise ModelError(
             f"{folder}: no tokenizer.json, and transformers can't convert another tokenizer: {error}",
             hint="Fetch the tokenizer's files again, or take a folder that has a tokenizer.json.",
@@ -209,7 +227,9 @@ def _prefix_space(description: dict[str, Any]) -> dict[str, Any] | None:
     def strip(part: Any) -> Any:
         nonlocal changed
         if isinstance(part, list):
-            kept = [strip(p) for p in part if not (isinstance(p, dict) and p.get("type") == "Prepend")]
+            kept = [
+                strip(p) for p in part if not (isinstance(p, dict) and p.get("type") == "Prepend")
+            ]
             changed |= len(kept) != len(part)
             return kept
         if isinstance(part, dict):

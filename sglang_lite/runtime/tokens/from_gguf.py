@@ -15,17 +15,31 @@ from sglang_lite.runtime.models.config_fields import (
     check_ids,
     shown,
 )
-from sglang_lite.runtime.tokens.token_bytes import byte_level_bytes, is_control, sentencepiece_bytes, tokenizer_errors
+from sglang_lite.runtime.tokens.token_bytes import (
+    byte_level_bytes,
+    is_control,
+    sentencepiece_bytes,
+    tokenizer_errors,
+)
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.tool_formats import marks_among
 
-# Pre-tokenizers by name in `tokenizer.ggml.pre`: the patterns that split text before BPE, and whether whole words
-# in the vocabulary skip the merges.
+# Pre-tokenizers by name in `tokenizer.ggml.pre`: the patterns that split text before BPE, and
+# whether whole words in the vocabulary skip the merges.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CASELESS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LLAMA3 = _CASELESS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_QWEN2 = _CASELESS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_QWEN35 = _CASELESS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    _CASELESS
+    + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = (
+    _CASELESS
+    + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN35 = (
+    _CASELESS
+    + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORDS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
@@ -50,8 +64,14 @@ _CASED = (
     "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
     "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-_DEEPSEEK = (r"[\r\n]", rf"\s?[{_CASED}]+", "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-             r"\s+$", _EAST_ASIAN, r"\p{N}+")  # fmt: skip
+_DEEPSEEK = (
+    r"[\r\n]",
+    rf"\s?[{_CASED}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    _EAST_ASIAN,
+    r"\p{N}+",
+)
 _PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
     "default": ((_GPT2,), False),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), ((_GPT2,), False)),
@@ -68,13 +88,18 @@ _PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
     "command-r": ((r"\p{N}", _GPT2), False),
     "deepseek-llm": (_DEEPSEEK, False),
     "deepseek-coder": ((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}"), False),
-    "deepseek-v3": ((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3), False),
+    "deepseek-v3": (
+        (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3),
+        False,
+    ),
 }
 _LONGEST_PIECE = 512  # most characters of a SentencePiece token, as every way to cut it is tried
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF token types
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, Foreign], label: str, *, later: bool = False) -> Tokenizer:
+def tokenizer_from_gguf(
+    metadata: Mapping[str, Foreign], label: str, *, later: bool = False
+) -> Tokenizer:
     """Builds the tokenizer that a GGUF file describes, including its pre-tokenizer.
 
     Args:
@@ -99,38 +124,57 @@ def _from_gguf(metadata: Mapping[str, Any], label: str, *, later: bool) -> Token
         if kind == "gpt2":
             make = partial(_gguf_byte_level, metadata, tokens, label)
             table = [
-                byte_level_bytes(token) if types[i] == _NORMAL else token.encode() for i, token in enumerate(tokens)
+                byte_level_bytes(token) if types[i] == _NORMAL else token.encode()
+                for i, token in enumerate(tokens)
             ]
         elif kind == "llama":
             make, make_continuation = _sentencepiece_backends(metadata, tokens, label)
             table = [
-                token.encode() if types[i] in (_CONTROL, _USER_DEFINED) else sentencepiece_bytes(token)
+                token.encode()
+                if types[i] in (_CONTROL, _USER_DEFINED)
+                else sentencepiece_bytes(token)
                 for i, token in enumerate(tokens)
             ]
         else:
             raise ModelError(
-                f"{label}: tokenizer {kind!r} is not supported.", hint="Supported: gpt2 (byte-level), llama."
+                f"{label}: tokenizer {kind!r} is not supported.",
+                hint="Supported: gpt2 (byte-level), llama.",
             )
     except KeyError as error:
         raise _missing_key(label, error) from error
     template = metadata.get("tokenizer.chat_template")
     unknown = [i for i, t in enumerate(types) if t == _UNKNOWN]
     named = [
-        i for i, t in enumerate(types) if t == _CONTROL or (t == _USER_DEFINED and is_control(tokens[i], template))
+        i
+        for i, t in enumerate(types)
+        if t == _CONTROL or (t == _USER_DEFINED and is_control(tokens[i], template))
     ]
     marks = marks_among(tokens)
-    types = [_USER_DEFINED if t == _CONTROL and tokens[i] in marks else t for i, t in enumerate(types)]
+    types = [
+        _USER_DEFINED if t == _CONTROL and tokens[i] in marks else t for i, t in enumerate(types)
+    ]
     special = [i for i, t in enumerate(types) if t in (_CONTROL, _UNKNOWN)]
     written = [i for i, t in enumerate(types) if t in (_CONTROL, _USER_DEFINED)]
     added = [AddedToken(tokens[i], special=types[i] == _CONTROL, normalized=False) for i in written]
     for key in (*_GGUF_SPECIALS.values(), "eot"):
-        check_ids(metadata.get(f"tokenizer.ggml.{key}_token_id"), len(tokens), label, f"tokenizer.ggml.{key}_token_id")
-    names = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _GGUF_SPECIALS.items()}
+        check_ids(
+            metadata.get(f"tokenizer.ggml.{key}_token_id"),
+            len(tokens),
+            label,
+            f"tokenizer.ggml.{key}_token_id",
+        )
+    names = {
+        name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _GGUF_SPECIALS.items()
+    }
     special_tokens = {name: tokens[i] for name, i in names.items() if i is not None}
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")
     ends = (names["eos_token"], metadata.get("tokenizer.ggml.eot_token_id"))
     backend = partial(_with_tokens, make, added, label)
-    continuation = None if make_continuation is None else partial(_with_tokens, make_continuation, added, label)
+    continuation = (
+        None
+        if make_continuation is None
+        else partial(_with_tokens, make_continuation, added, label)
+    )
     return Tokenizer(
         backend if later else backend(),
         table,
@@ -174,7 +218,12 @@ def _tokens_and_types(metadata: Mapping[str, Any], label: str) -> tuple[list[str
     return tokens, metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
 
 
-_GGUF_SPECIALS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_GGUF_SPECIALS = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+}
 
 
 def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str) -> Backend:
@@ -188,7 +237,9 @@ def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str)
     vocab = {t: i for i, t in enumerate(tokens)}
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     for merge in merges:
-        if len(merge) != 2 or not (merge[0] in vocab and merge[1] in vocab and "".join(merge) in vocab):
+        if len(merge) != 2 or not (
+            merge[0] in vocab and merge[1] in vocab and "".join(merge) in vocab
+        ):
             raise ModelError(
                 f"{label}: the merge {shown(' '.join(merge))} is not of tokens of the vocabulary.",
                 hint="Fetch the file again.",
@@ -220,7 +271,9 @@ def _sentencepiece_backends(
     return partial(make, prefix_space=space), partial(make, prefix_space=False) if space else None
 
 
-def _gguf_sentencepiece(tokens: list[str], scores: list[float], label: str, *, prefix_space: bool) -> Backend:
+def _gguf_sentencepiece(
+    tokens: list[str], scores: list[float], label: str, *, prefix_space: bool
+) -> Backend:
     """Builds a SentencePiece BPE backend. SentencePiece joins the neighbours whose union has the
     best score, so merges are ranked by that score.
     """
@@ -249,5 +302,7 @@ def _gguf_sentencepiece(tokens: list[str], scores: list[float], label: str, *, p
     )
     steps: list[Any] = [normalizers.Prepend("▁")] if prefix_space else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return backend

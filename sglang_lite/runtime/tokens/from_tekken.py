@@ -18,8 +18,11 @@ from sglang_lite.runtime.tokens.token_bytes import byte_level_text
 
 TEKKEN = "tekken.json"
 SPECIAL_TOKENS = {
-    "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>",
-}  # fmt: skip
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+}
 _FIRST_SPECIALS = (  # by id, for files that don't list them
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
@@ -39,25 +42,36 @@ def tekken_backend(file: Path) -> Backend:
         config = content["config"]
         specials = _specials(content, config["default_num_special_tokens"])
         size: int = config.get("default_vocab_size", len(content["vocab"]) + len(specials))
-        tokens = [base64.b64decode(each["token_bytes"]) for each in content["vocab"][: size - len(specials)]]
+        tokens = [
+            base64.b64decode(each["token_bytes"])
+            for each in content["vocab"][: size - len(specials)]
+        ]
         split = Regex(config["pattern"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ModelError(f"{file}: damaged: {error!r}", hint="Fetch the file again.") from error
     if len(tokens) + len(specials) != size or len(set(tokens)) < len(tokens):
         raise ModelError(
-            f"{file}: has {len(set(tokens)):,} tokens, and says {size - len(specials):,}.", hint="Fetch the file again."
+            f"{file}: has {len(set(tokens)):,} tokens, and says {size - len(specials):,}.",
+            hint="Fetch the file again.",
         )
     texts = list(map(byte_level_text, tokens))
     vocab = {text: i for i, text in enumerate((*specials, *texts))}
     merges = [(texts[left], texts[right]) for left, right in _merges(tokens, file)]
     backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(split, behavior="isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        [
+            pre_tokenizers.Split(split, behavior="isolated"),
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ]
     )
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
+    backend.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in specials]
+    )
     bos = SPECIAL_TOKENS["bos_token"]
-    backend.post_processor = processors.TemplateProcessing(f"{bos} $A", special_tokens=[(bos, vocab[bos])])
+    backend.post_processor = processors.TemplateProcessing(
+        f"{bos} $A", special_tokens=[(bos, vocab[bos])]
+    )
     return backend
 
 
@@ -87,5 +101,7 @@ def _merges(tokens: list[bytes], file: Path) -> list[tuple[int, int]]:
                 hint="Fetch the file again.",
             )
         cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
-        merges += sorted((rank[left], rank[right]) for left, right in cuts if left in rank and right in rank)
+        merges += sorted(
+            (rank[left], rank[right]) for left, right in cuts if left in rank and right in rank
+        )
     return merges

@@ -47,5 +47,9 @@ def by_kind(name: str, value: UserValue) -> dict[str, UserValue]:
     if not isinstance(found, Mapping) or not set(found) <= set(_KINDS):
         if found is None:
             return {}
-        raise ParameterError(name, f"{shown(value)} is no object with {', '.join(_KINDS)}.", hint='Write {"image": …}.')
+        raise ParameterError(
+            name,
+            f"{shown(value)} is no object with {', '.join(_KINDS)}.",
+            hint='Write {"image": …}.',
+        )
     return dict(found)

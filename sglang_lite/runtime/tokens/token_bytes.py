@@ -28,7 +28,8 @@ def tokenizer_errors(label: str) -> Iterator[None]:
         ):
             raise
         raise ModelError(
-            f"{label}: the tokenizer can't be used: {error!r}"[:1000], hint="Fetch the tokenizer again."
+            f"{label}: the tokenizer can't be used: {error!r}"[:1000],
+            hint="Fetch the tokenizer again.",
         ) from error
 
 

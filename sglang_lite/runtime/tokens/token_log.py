@@ -1,7 +1,8 @@
 """Token ids of a growing prompt. Generated text keeps its ids, and the text between generations is
 tokenised as one.
 
-Used both for single calls and for whole programs, so that their tokens, cache hits and scores agree.
+Used both for single calls and for whole programs, so that their tokens, cache hits and scores
+agree.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ class TokenLog:
         open: spans of text after these.
     """
 
-    def __init__(self, tokenizer: Tokenizer, spans: Iterable[Span] = (), *, all_special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, spans: Iterable[Span] = (), *, all_special: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._all_special = all_special
         self.fixed = array("i")  # up to the last generated token
         self.open: list[Span] = []  # text after these
         self.media: tuple[MediaItem, ...] = ()  # images among these ids
         self._known: array[int] | None = None  # ids of the open text, if encoded
-        self._placeholder: Span | None = None  # token in the model's text for the image with which the fixed ids end
+        # token in the model's text for the image with which the fixed ids end
+        self._placeholder: Span | None = None
         self.append(spans)
 
     def append(self, spans: Iterable[Span]) -> None:
@@ -56,7 +60,9 @@ class TokenLog:
                 self._known = None
 
     def _append_image(self, span: ImageSpan) -> None:
-        """Appends virtual ids. The text before them is encoded as text before the placeholder token."""
+        """Appends virtual ids. The text before them is encoded as text before the placeholder
+        token.
+        """
         token = Span(span.text)
         if self.open or not self.fixed:
             self.fixed += self.encode([*self.open, token])[:-1]
@@ -82,7 +88,9 @@ class TokenLog:
         return self.encode_after([self._placeholder, *spans], first=False)[1:]
 
     def encode_after(self, spans: Iterable[Span], *, first: bool) -> array[int]:
-        """Encodes spans that follow other text, or that start a prompt if `first`. May be called on any thread."""
+        """Encodes spans that follow other text, or that start a prompt if `first`. May be called on
+        any thread.
+        """
         if self._all_special:
             spans = [Span(span.text) for span in spans]
         return self._tokenizer.encode_spans(spans, first=first)
@@ -116,11 +124,14 @@ class TokenLog:
         return twin
 
 
-def kept_spans(tokenizer: Tokenizer, ids: tuple[int, ...], text: str, *, skip_special: bool = True) -> tuple[Span, ...]:
+def kept_spans(
+    tokenizer: Tokenizer, ids: tuple[int, ...], text: str, *, skip_special: bool = True
+) -> tuple[Span, ...]:
     """Returns the spans of a generation for the prompt that follows it.
 
-    The longest prefix of its tokens whose text lies within `text` (a stop may cut inside a token) keeps its ids. The
-    rest of the text is tokenised together with the text that follows, and can't name special tokens.
+    The longest prefix of its tokens whose text lies within `text` (a stop may cut inside a token)
+    keeps its ids. The rest of the text is tokenised together with the text that follows, and can't
+    name special tokens.
 
     Args:
         tokenizer: tokenizer of the model.
@@ -128,7 +139,11 @@ def kept_spans(tokenizer: Tokenizer, ids: tuple[int, ...], text: str, *, skip_sp
         text: text of `ids`, or its beginning.
         skip_special: whether that text leaves out special tokens.
     """
-    if ids and tokenizer.decode(ids, skip_special=skip_special) == text and not text.endswith("\ufffd"):
+    if (
+        ids
+        and tokenizer.decode(ids, skip_special=skip_special) == text
+        and not text.endswith("\ufffd")
+    ):
         return (Span(text, ids),)
     decoder = IncrementalDecoder(tokenizer, skip_special=skip_special)
     kept = length = at = 0

@@ -1,7 +1,7 @@
 """Encodes text to token ids and decodes token ids to bytes.
 
-The `tokenizers` library encodes; decoding uses a table of bytes, one entry per id, so that any split of the ids gives
-the same bytes. Independent of requests and models.
+The `tokenizers` library encodes; decoding uses a table of bytes, one entry per id, so that any
+split of the ids gives the same bytes. Independent of requests and models.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tokenizers.models import BPE
 
 from sglang_lite.protocol import ParameterError, Span
 
-# Long text is encoded in blocks, so that only the last block of a growing text must be encoded again. Blocks end where
-# no token can span the end: between a letter and a single blank.
+# Long text is encoded in blocks, so that only the last block of a growing text must be encoded
+# again. Blocks end where no token can span the end: between a letter and a single blank.
 BLOCK = 512  # characters; 2 % slower than encoding new texts as a whole (256: 5 %)
 _LONGEST_KEPT = 16_384
 _CUT = re.compile(r"(?<=[^\W\d_])(?=[ \n]\S)")
@@ -74,14 +74,19 @@ class Tokenizer:
         self.token_bytes = list(token_bytes)
         self._with_byte: dict[int, NDArray[np.bool_]] = {}
         self.special_ids = frozenset(special_ids)
-        self._text_bytes = [b"" if i in self.special_ids else token for i, token in enumerate(self.token_bytes)]
+        self._text_bytes = [
+            b"" if i in self.special_ids else token for i, token in enumerate(self.token_bytes)
+        ]
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
         self._starts_segments = starts_segments
         if control is None:
-            control = {i: AddedToken(self.token_bytes[i].decode("utf-8", "replace")) for i in self.special_ids}
+            control = {
+                i: AddedToken(self.token_bytes[i].decode("utf-8", "replace"))
+                for i in self.special_ids
+            }
         self._control = control
         self._control_id = {token.content: i for i, token in control.items()}
         self._at_control = _pattern(control.values())
@@ -129,7 +134,9 @@ class Tokenizer:
         once per byte.
         """
         if byte not in self._with_byte:
-            found = np.fromiter((byte in token for token in self.token_bytes), bool, self.vocab_size)
+            found = np.fromiter(
+                (byte in token for token in self.token_bytes), bool, self.vocab_size
+            )
             self._with_byte[byte] = found
         return self._with_byte[byte]
 
@@ -156,7 +163,11 @@ class Tokenizer:
             if after is not None and self._control[after].lstrip:
                 text = text.rstrip()
             if text:
-                starts = first if before is None else self._starts_segments and before in self.special_ids
+                starts = (
+                    first
+                    if before is None
+                    else self._starts_segments and before in self.special_ids
+                )
                 ids += self._encode_piece(text, starts)
             if after is not None:
                 ids.append(after)
@@ -170,7 +181,9 @@ class Tokenizer:
         token is recognised only if it lies entirely in spans that can name special tokens.
         """
         text = ""
-        for special, group in groupby((span for span in spans if span.text), key=lambda span: span.special):
+        for special, group in groupby(
+            (span for span in spans if span.text), key=lambda span: span.special
+        ):
             run = "".join([span.text for span in group])
             start = 0
             for found in self._at_control.finditer(run) if special and self._at_control else ():
@@ -183,7 +196,9 @@ class Tokenizer:
     def _encode_piece(self, text: str, first: bool) -> array[int]:
         ids = array("i")
         start = 0
-        while self._cuts and len(text) - start > BLOCK and (cut := _CUT.search(text, start + BLOCK)):
+        while (
+            self._cuts and len(text) - start > BLOCK and (cut := _CUT.search(text, start + BLOCK))
+        ):
             ids += self._encode_block(text[start : cut.start()], first and not start)
             start = cut.start()
         rest = text[start:]
@@ -197,17 +212,23 @@ class Tokenizer:
             # Only the batch method releases the GIL; otherwise an engine's loop would wait.
             encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
         except TypeError:  # raised by `tokenizers` for text that can't be encoded as UTF-8
-            raise ParameterError("prompt", "is no valid Unicode: it has unpaired surrogates.") from None
+            raise ParameterError(
+                "prompt", "is no valid Unicode: it has unpaired surrogates."
+            ) from None
         ids = array("i", encoding.ids)
         if self._never_text.isdisjoint(ids):
             return ids
-        # A control token was found in plain text, as a piece of the vocabulary or an added token that the library does
-        # not treat as special: the text is cut so that no part is a control token.
+        # A control token was found in plain text, as a piece of the vocabulary or an added token
+        # that the library does not treat as special: the text is cut so that no part is a control
+        # token.
         offsets = backend.encode(text, add_special_tokens=False).offsets
         cuts = [a + 1 for i, (a, b) in zip(ids, offsets) if i in self._never_text and b - a > 1]
         if not cuts:  # a single character, which has no other spelling
             return array("i", [i for i in ids if i not in self._never_text])
-        parts = [self._encode_uncached(text[a:b], first and not a) for a, b in pairwise([0, *cuts, len(text)])]
+        parts = [
+            self._encode_uncached(text[a:b], first and not a)
+            for a, b in pairwise([0, *cuts, len(text)])
+        ]
         return sum(parts, array("i"))
 
     @cached_property
@@ -258,7 +279,9 @@ class NoTokenizer(Tokenizer):
     def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> array[int]:
         if any(span.text for span in spans):
             raise ParameterError(
-                "prompt", "is text, and the model has no tokenizer (skip_tokenizer_init).", hint="Give input_ids."
+                "prompt",
+                "is text, and the model has no tokenizer (skip_tokenizer_init).",
+                hint="Give input_ids.",
             )
         return array("i")
 
@@ -267,13 +290,18 @@ def _make_backend(given: Backend | Callable[[], Backend]) -> Backend:
     backend: Backend = given() if callable(given) else given
     backend.no_truncation()
     backend.no_padding()
-    backend.encode_special_tokens = True  # encodes special tokens as text: `Tokenizer` finds them itself
+    # encodes special tokens as text: `Tokenizer` finds them itself
+    backend.encode_special_tokens = True
     return backend
 
 
 def _pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:
-    """Returns a pattern that finds the tokens in a text, the longest first, or None without tokens.
-    """
-    longest_first = sorted((token for token in tokens if token.content), key=lambda t: len(t.content), reverse=True)
-    found = [rf"(?<!\w){re.escape(t.content)}(?!\w)" if t.single_word else re.escape(t.content) for t in longest_first]
+    """Returns a pattern that finds the tokens in a text, the longest first, or None without tokens."""
+    longest_first = sorted(
+        (token for token in tokens if token.content), key=lambda t: len(t.content), reverse=True
+    )
+    found = [
+        rf"(?<!\w){re.escape(t.content)}(?!\w)" if t.single_word else re.escape(t.content)
+        for t in longest_first
+    ]
     return re.compile("|".join(found)) if found else None

@@ -29,4 +29,6 @@ def virtual_positions(tokens: Ints, vocab_size: int) -> Ints:
 
 def real_ids(tokens: Ints, vocab_size: int) -> Ints:
     """Returns the token ids without the virtual ones."""
-    return tokens if not len(tokens) or int(tokens.max()) < vocab_size else tokens[tokens < vocab_size]
+    return (
+        tokens if not len(tokens) or int(tokens.max()) < vocab_size else tokens[tokens < vocab_size]
+    )

@@ -79,14 +79,18 @@ async def count_tokens(service: Service, call: HttpRequest) -> Response:
     return answer({"input_tokens": found})
 
 
-def _read(reader: RequestReader, call: HttpRequest) -> tuple[MessagesRequest, RenderedConversation, Sequence[int]]:
+def _read(
+    reader: RequestReader, call: HttpRequest
+) -> tuple[MessagesRequest, RenderedConversation, Sequence[int]]:
     """Returns the request without its conversation and tools, the rendered conversation, and the
     token ids, whose number the answer begins with. The ids are empty if images are still to be
     fetched.
     """
     body = call.read(MESSAGES)
     if body.max_tokens < 1:
-        raise ParameterError("max_tokens", f"{body.max_tokens} is less than 1.", hint="Give 1 or more.")
+        raise ParameterError(
+            "max_tokens", f"{body.max_tokens} is less than 1.", hint="Give 1 or more."
+        )
     rendered = reader.render(conversation_of(body, call.unused, _images(reader)), call.unused)
     budgets = {"thinking.budget_tokens": body.budget_tokens}
     report_thinking(rendered, budgets, ("output_config.effort", body.effort), call.unused)
@@ -109,7 +113,7 @@ def _count(reader: RequestReader, call: HttpRequest) -> tuple[str | None, int | 
     return body.model, prompt if addresses(prompt) else len(reader.ids(prompt))
 
 
-# -------------------------------------------------------------------------------------------------------- answers
+# ------------------------------------------------------------------------------------------ answers
 
 
 async def _stream(
@@ -192,14 +196,18 @@ class _Message:
 
     def _text(self, kind: Literal["text", "thinking"], text: str) -> Iterator[dict[str, Any]]:
         if not self._open or self.blocks[-1]["type"] != kind:
-            yield from self._begun({"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})})
+            yield from self._begun(
+                {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
+            )
         if kind == "text" or self.body.shows_thinking:
             self.blocks[-1][kind] += text
             yield self._delta({"type": f"{kind}_delta", kind: text})
 
     def _call(self, part: CallDelta) -> Iterator[dict[str, Any]]:
         if part.begins:
-            yield from self._begun({"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}})
+            yield from self._begun(
+                {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
+            )
         if part.arguments:
             self._arguments += part.arguments
             yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
@@ -209,14 +217,19 @@ class _Message:
         self.blocks.append(block)
         self._open = True
         self._arguments = ""
-        yield {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}
+        yield {
+            "type": "content_block_start",
+            "index": len(self.blocks) - 1,
+            "content_block": dict(block),
+        }
 
     def _closed(self) -> Iterator[dict[str, Any]]:
         if not self._open:
             return
         self._open = False
         block = self.blocks[-1]
-        if block["type"] == "thinking":  # no server checks the signature, but clients drop thinking without one
+        # no server checks the signature, but clients drop thinking without one
+        if block["type"] == "thinking":
             block["signature"] = hashlib.sha256(block["thinking"].encode()).hexdigest()
             yield self._delta({"type": "signature_delta", "signature": block["signature"]})
         if block["type"] == "tool_use":
@@ -233,7 +246,9 @@ class _Message:
             **_NOT_CREATED,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"thinking_tokens": await self.service.tokens(self.sample.reasoning)},
+            "output_tokens_details": {
+                "thinking_tokens": await self.service.tokens(self.sample.reasoning)
+            },
         }
 
 

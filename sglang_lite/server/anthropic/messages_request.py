@@ -25,12 +25,16 @@ class TextBlock(_Block, tag="text"):
     citations: list[Any] | None = None  # of an earlier answer, returned by the client unchanged
 
 
-class TextSource(msgspec.Struct, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+class TextSource(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True
+):
     data: str
     media_type: Literal["text/plain"] = "text/plain"
 
 
-class ContentSource(msgspec.Struct, kw_only=True, tag_field="type", tag="content", forbid_unknown_fields=True):
+class ContentSource(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="content", forbid_unknown_fields=True
+):
     content: str | list[TextBlock]
 
 
@@ -69,7 +73,9 @@ class SearchResultBlock(_Block, tag="search_result"):
     citations: Citations | None = None
 
 
-class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking", forbid_unknown_fields=True):
+class ThinkingBlock(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="thinking", forbid_unknown_fields=True
+):
     thinking: str
     signature: str | None = None
 
@@ -96,15 +102,23 @@ class ToolResultBlock(_Block, tag="tool_result"):
     toolset_name: None = None
 
 
-class UserMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="user", forbid_unknown_fields=True):
-    content: str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock]
+class UserMessage(
+    msgspec.Struct, kw_only=True, tag_field="role", tag="user", forbid_unknown_fields=True
+):
+    content: (
+        str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock]
+    )
 
 
-class AssistantMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="assistant", forbid_unknown_fields=True):
+class AssistantMessage(
+    msgspec.Struct, kw_only=True, tag_field="role", tag="assistant", forbid_unknown_fields=True
+):
     content: str | list[TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock]
 
 
-class SystemMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="system", forbid_unknown_fields=True):
+class SystemMessage(
+    msgspec.Struct, kw_only=True, tag_field="role", tag="system", forbid_unknown_fields=True
+):
     content: str | list[TextBlock]
 
 
@@ -135,7 +149,9 @@ class Thinking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class JsonOutputFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+class JsonOutputFormat(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
+):
     schema: dict[str, Any]
 
 
@@ -175,7 +191,9 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
         return self.thinking is None or self.thinking.display != "omitted"
 
 
-def conversation_of(body: CountTokensRequest, unused: list[str], images: RequestImages) -> Conversation:
+def conversation_of(
+    body: CountTokensRequest, unused: list[str], images: RequestImages
+) -> Conversation:
     """Converts a request to the conversation that it continues.
 
     Args:
@@ -223,7 +241,9 @@ def conversation_of(body: CountTokensRequest, unused: list[str], images: Request
 def _format(body: CountTokensRequest) -> Constraint | None:
     configured = None if body.output_config is None else body.output_config.format
     if configured is not None and body.output_format is not None:
-        raise ParameterError("output_format", "and output_config.format are both given. Give one of them.")
+        raise ParameterError(
+            "output_format", "and output_config.format are both given. Give one of them."
+        )
     found = configured or body.output_format
     return None if found is None else client_schema(found.schema)
 
@@ -243,12 +263,16 @@ def _choice(
         raise ParameterError("tool_choice.name", f"needs the type 'tool', not {choice.type!r}.")
     if choice.type in ("any", "tool"):
         if not tools:
-            raise ParameterError("tool_choice", "the request has no tools that can be called. Give some in tools.")
+            raise ParameterError(
+                "tool_choice", "the request has no tools that can be called. Give some in tools."
+            )
         return "required" if choice.type == "any" else "named"
     return "auto" if choice.type == "auto" else "none"
 
 
-def _tools(given: Sequence[Mapping[str, Any]], unused: list[str]) -> tuple[list[Tool], dict[str, str]]:
+def _tools(
+    given: Sequence[Mapping[str, Any]], unused: list[str]
+) -> tuple[list[Tool], dict[str, str]]:
     """Separates the caller's tools from Anthropic's hosted ones, whose types it returns by name;
     those are never called.
     """
@@ -265,12 +289,14 @@ def _tools(given: Sequence[Mapping[str, Any]], unused: list[str]) -> tuple[list[
         if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
             unused.append(f"{where} {tool.name}")  # callable only by code that runs at Anthropic
             continue
-        unused += [f"{where}.{name}" for name in ("defer_loading", "input_examples") if getattr(tool, name)]
+        unused += [
+            f"{where}.{name}" for name in ("defer_loading", "input_examples") if getattr(tool, name)
+        ]
         tools.append(Tool(tool.name, tool.description, tool.input_schema, strict=bool(tool.strict)))
     return tools, hosted
 
 
-# ------------------------------------------------------------------------------------------------------ messages
+# ----------------------------------------------------------------------------------------- messages
 
 
 def _system(system: str | list[TextBlock] | None, unused: list[str]) -> str:
@@ -291,7 +317,10 @@ def _is_billing(text: str) -> bool:
 
 
 def _template_messages(
-    message: UserMessage | AssistantMessage | SystemMessage, where: str, unused: list[str], images: RequestImages
+    message: UserMessage | AssistantMessage | SystemMessage,
+    where: str,
+    unused: list[str],
+    images: RequestImages,
 ) -> list[dict[str, Any]]:
     """Converts a message to the form that templates take; each tool result becomes a message of its
     own.
@@ -326,7 +355,9 @@ def _require_texts(blocks: Sequence[msgspec.Struct], where: str) -> None:
     """Raises ParameterError if a text block is empty."""
     for i, block in enumerate(blocks):
         if isinstance(block, TextBlock) and not block.text:
-            raise ParameterError(f"{where}[{i}].text", "is empty.", hint="Give text, or leave the block out.")
+            raise ParameterError(
+                f"{where}[{i}].text", "is empty.", hint="Give text, or leave the block out."
+            )
 
 
 def _image(block: ImageBlock, where: str, images: RequestImages) -> dict[str, str]:
@@ -334,7 +365,9 @@ def _image(block: ImageBlock, where: str, images: RequestImages) -> dict[str, st
     for name, value in source.items():
         if name not in ("type", "data", "url", "file_id", "media_type") and value is not None:
             raise ParameterError(
-                f"{where}.source.{name[:60]}", "is not supported by this server.", hint="Leave it out."
+                f"{where}.source.{name[:60]}",
+                "is not supported by this server.",
+                hint="Leave it out.",
             )
     if block.transformations is not None:
         raise CapabilityError("images are shown as they are.", parameter=f"{where}.transformations")
@@ -343,7 +376,9 @@ def _image(block: ImageBlock, where: str, images: RequestImages) -> dict[str, st
 
 
 def _assistant(message: AssistantMessage, where: str, unused: list[str]) -> dict[str, Any]:
-    blocks = [TextBlock(text=message.content)] if isinstance(message.content, str) else message.content
+    blocks = (
+        [TextBlock(text=message.content)] if isinstance(message.content, str) else message.content
+    )
     texts = []
     thoughts = []
     calls = []
@@ -356,7 +391,8 @@ def _assistant(message: AssistantMessage, where: str, unused: list[str]) -> dict
             function = {"name": block.name, "arguments": block.input}
             calls.append({"type": "function", "id": block.id, "function": function})
         else:
-            unused.append(f"{where}[{i}] redacted_thinking")  # only the model that wrote this thinking can decrypt it
+            # only the model that wrote this thinking can decrypt it
+            unused.append(f"{where}[{i}] redacted_thinking")
     shown: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     if thought := "\n".join(filter(None, thoughts)):
         shown["reasoning_content"] = thought
@@ -367,7 +403,9 @@ def _result(block: ToolResultBlock, where: str) -> dict[str, Any]:
     if isinstance(block.content, str):
         text = block.content
     else:
-        text = "\n".join(_text(each, f"{where}.content[{i}]") for i, each in enumerate(block.content or ()))
+        text = "\n".join(
+            _text(each, f"{where}.content[{i}]") for i, each in enumerate(block.content or ())
+        )
     if block.is_error:
         text = f"Error: {text}"
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
@@ -379,14 +417,20 @@ def _text(block: Shown, where: str) -> str:
     if isinstance(block, ImageBlock):
         raise CapabilityError("the result of a tool can't have images here.", parameter=where)
     if block.citations is not None and block.citations.enabled:
-        raise ParameterError(f"{where}.citations", "is not supported by this server.", hint="Leave it out.")
+        raise ParameterError(
+            f"{where}.citations", "is not supported by this server.", hint="Leave it out."
+        )
     if isinstance(block, SearchResultBlock):
         return "\n".join((block.title, block.source, *(each.text for each in block.content)))
     source = block.source
     if isinstance(source, TextSource):
         told = source.data
     elif isinstance(source, ContentSource):
-        told = source.content if isinstance(source.content, str) else "\n".join(each.text for each in source.content)
+        told = (
+            source.content
+            if isinstance(source.content, str)
+            else "\n".join(each.text for each in source.content)
+        )
     else:
         kind = source.__struct_config__.tag
         raise CapabilityError(f"documents are read as text, not of type {kind}.", parameter=where)

@@ -1,1 +1,3 @@
-"""Conversations of all chat protocols: messages become a prompt, and generated text becomes parts of an answer."""
+"""Conversations of all chat protocols: messages become a prompt, and generated text becomes parts
+of an answer.
+"""

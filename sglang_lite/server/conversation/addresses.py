@@ -46,7 +46,9 @@ class ImageFetcher:
         self._held = 0
         self._threads = ThreadPoolExecutor(_AT_ONCE, "sglang_lite-fetch")
         most = _AT_ONCE_PER_KEY if len(settings.api_key) > 1 else _AT_ONCE
-        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, most))
+        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            partial(asyncio.Semaphore, most)
+        )
 
     async def prompt(self, prompt: Prompt) -> Prompt:
         """Returns the prompt with the bytes of its images.
@@ -61,7 +63,9 @@ class ImageFetcher:
     async def requests(self, requests: Sequence[GenerateRequest]) -> list[GenerateRequest]:
         """Returns requests with the bytes of their images. Raises like `fetch_prompt`."""
         found = await self._fetched([each.prompt for each in requests])
-        return [replace(each, prompt=_with(each.prompt, found)) if found else each for each in requests]
+        return [
+            replace(each, prompt=_with(each.prompt, found)) if found else each for each in requests
+        ]
 
     async def branches(self, branches: Sequence[Sequence[Node]]) -> Sequence[Sequence[Node]]:
         """Returns the nodes of a program's branches with the bytes of their images. Raises like
@@ -80,15 +84,18 @@ class ImageFetcher:
             self._check(each)
         if len(urls) > _MAX_ADDRESSES:
             raise ParameterError(
-                "image", f"{len(urls):,} images are at addresses, and {_MAX_ADDRESSES} is the limit.",
+                "image",
+                f"{len(urls):,} images are at addresses, and {_MAX_ADDRESSES} is the limit.",
                 hint="Send the bytes as data URLs.",
-            )  # fmt: skip
+            )
         if not self._bounds.domains:
             raise unfetched(urls[0], "image")
         end = FetchEnd(self._bounds.seconds)
         turn = self._turns[key_in_use.get()]
         await turn.acquire()
-        fetching = asyncio.get_running_loop().run_in_executor(self._threads, fetch, urls, self._bounds, "image", end)
+        fetching = asyncio.get_running_loop().run_in_executor(
+            self._threads, fetch, urls, self._bounds, "image", end
+        )
         fetching.add_done_callback(partial(_over, turn))
         try:
             found = await asyncio.shield(fetching)
@@ -128,13 +135,19 @@ def _over(turn: asyncio.Semaphore, fetching: asyncio.Future[Any]) -> None:
 
 def addresses(prompt: object) -> list[str]:
     """Returns the addresses of a prompt's images."""
-    return [each.address for each in prompt.images if each.address] if isinstance(prompt, Prompt) else []
+    return (
+        [each.address for each in prompt.images if each.address]
+        if isinstance(prompt, Prompt)
+        else []
+    )
 
 
 def _with(prompt: P, found: Mapping[str, bytes]) -> P:
     if not found or not isinstance(prompt, Prompt):
         return prompt
-    filled: Any = msgspec.structs.replace(prompt, images=tuple(_with_bytes(each, found) for each in prompt.images))
+    filled: Any = msgspec.structs.replace(
+        prompt, images=tuple(_with_bytes(each, found) for each in prompt.images)
+    )
     return filled  # type: ignore[no-any-return] # a Prompt, as P is here
 
 
@@ -160,6 +173,8 @@ def _filled(nodes: Sequence[Node], found: Mapping[str, bytes]) -> Sequence[Node]
         if isinstance(node, ImagePart):
             node = msgspec.structs.replace(node, image=_with_bytes(node.image, found))
         elif isinstance(node, Fork):
-            node = msgspec.structs.replace(node, branches=tuple(tuple(_filled(each, found)) for each in node.branches))
+            node = msgspec.structs.replace(
+                node, branches=tuple(tuple(_filled(each, found)) for each in node.branches)
+            )
         filled.append(node)
     return filled

@@ -29,7 +29,13 @@ class RequestImages:
         self.found: list[Media] = []
 
     def part(
-        self, source: object, name: str, where: str, *, role: str = "user", kind: MediaKind = "image"
+        self,
+        source: object,
+        name: str,
+        where: str,
+        *,
+        role: str = "user",
+        kind: MediaKind = "image",
     ) -> dict[str, str]:
         """Adds an image, a video or a sound, and returns the part of a message that stands for it.
 
@@ -61,7 +67,9 @@ def _source(given: object, where: str) -> object:
         return given
     for name, value in given.items():
         if name not in ("url", "data", *MEDIA_NEUTRAL) and value is not None:
-            raise ParameterError(f"{where}.{name}", "is not supported by this server.", hint="Leave it out.")
+            raise ParameterError(
+                f"{where}.{name}", "is not supported by this server.", hint="Leave it out."
+            )
     return given.get("url", given.get("data"))
 
 

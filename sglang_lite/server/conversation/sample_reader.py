@@ -43,8 +43,10 @@ class CallDelta:
 
 
 DeltaPiece: TypeAlias = (
-    tuple[Literal["reasoning"], str] | tuple[Literal["content"], str] | tuple[Literal["call"], CallDelta]
-)  # fmt: skip
+    tuple[Literal["reasoning"], str]
+    | tuple[Literal["content"], str]
+    | tuple[Literal["call"], CallDelta]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,9 @@ class SampleDelta:
     calls: tuple[CallDelta, ...] = ()
 
     def __add__(self, other: SampleDelta) -> SampleDelta:
-        return SampleDelta(self.reasoning + other.reasoning, self.content + other.content, self.calls + other.calls)
+        return SampleDelta(
+            self.reasoning + other.reasoning, self.content + other.content, self.calls + other.calls
+        )
 
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.calls)
@@ -111,7 +115,8 @@ class SampleReader:
     reasoning: str = field(default="", init=False)
     logprobs: int = field(default=0, init=False)
     _reasoning: str = field(default="", init=False)  # reasoning that is returned once it has ended
-    _inputs: dict[int, str] = field(default_factory=dict, init=False)  # custom tools' incomplete inputs
+    # custom tools' incomplete inputs
+    _inputs: dict[int, str] = field(default_factory=dict, init=False)
     length: int = field(default=0, init=False)
     _reader: AnswerReader = field(init=False)
 
@@ -144,7 +149,11 @@ class SampleReader:
         other call.
         """
         found = shortened_of(generation)
-        return {"shortened": [""]} if not found and self.cut and generation.finish_reason == "length" else found
+        return (
+            {"shortened": [""]}
+            if not found and self.cut and generation.finish_reason == "length"
+            else found
+        )
 
     @property
     def ended(self) -> int:
@@ -199,10 +208,14 @@ class SampleReader:
         """Returns the complete inputs of custom tools whose calls have ended, and clears them."""
         found = self._inputs
         self._inputs = {}
-        return [self._more(self.calls[index], input_of(arguments)) for index, arguments in found.items()]
+        return [
+            self._more(self.calls[index], input_of(arguments)) for index, arguments in found.items()
+        ]
 
 
-def entries_of(token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob]) -> list[dict[str, Json]]:
+def entries_of(
+    token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob]
+) -> list[dict[str, Json]]:
     """Converts log-probabilities of tokens to the form of OpenAI's protocols."""
 
     def entry(logprob: float | None, token_id: int, text: str | None) -> dict[str, Any]:
@@ -210,7 +223,10 @@ def entries_of(token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob]) ->
         return {"token": text or "", "logprob": logprob, "bytes": spelled}
 
     return [
-        {**entry(each.logprob, each.token_id, each.text), "top_logprobs": [entry(*top) for top in each.top]}
+        {
+            **entry(each.logprob, each.token_id, each.text),
+            "top_logprobs": [entry(*top) for top in each.top],
+        }
         for each in entries
     ]
 

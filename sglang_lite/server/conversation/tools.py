@@ -1,6 +1,8 @@
-"""Tools and reasoning effort in the form that several protocols share: custom tools, arguments, effort.
+"""Tools and reasoning effort in the form that several protocols share: custom tools, arguments,
+effort.
 
-A custom tool is called with text: as a function of one argument, or with the whole answer as its input.
+A custom tool is called with text: as a function of one argument, or with the whole answer as its
+input.
 """
 
 from __future__ import annotations
@@ -70,12 +72,17 @@ def with_tools(
         return replace(conversation, tools=tools, tool_choice=choice, allowed=allowed)
     if conversation.answer is not None:
         raise ParameterError(
-            "tool_choice", "a custom tool is forced, which excludes another format of the answer. Give one of them."
+            "tool_choice",
+            "a custom tool is forced, which excludes another format of the answer. Give one of them.",
         )
     constraint: Constraint | None = None
     if (grammar := forced.grammar) is not None:
-        constraint = Regex(grammar.definition) if grammar.syntax == "regex" else Lark(grammar.definition)
-    return replace(conversation, tools=tools, tool_choice="shown", answer=constraint, input_of=forced.name)
+        constraint = (
+            Regex(grammar.definition) if grammar.syntax == "regex" else Lark(grammar.definition)
+        )
+    return replace(
+        conversation, tools=tools, tool_choice="shown", answer=constraint, input_of=forced.name
+    )
 
 
 def _tool(definition: FunctionDefinition | CustomDefinition, *, forced: bool) -> Tool:
@@ -100,7 +107,12 @@ def _tool(definition: FunctionDefinition | CustomDefinition, *, forced: bool) ->
                 parameter="tools",
                 hint="Name the tool in tool_choice, or give it a regex.",
             )
-    parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+    parameters = {
+        "type": "object",
+        "properties": {INPUT: text},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
     return Tool(name, definition.description, parameters, strict=True, custom=True)
 
 
@@ -115,8 +127,7 @@ def input_of(arguments: str) -> str:
 
 
 def arguments_of(given: str | dict[str, Json], name: str) -> dict[str, Json]:
-    """Returns the arguments of an earlier call. Raises ParameterError if they aren't a JSON object.
-    """
+    """Returns the arguments of an earlier call. Raises ParameterError if they aren't a JSON object."""
     found: Any = given
     if isinstance(given, str):
         try:

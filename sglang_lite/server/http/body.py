@@ -27,7 +27,8 @@ async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
     """Reads the body of a request.
 
     Raises:
-        TooLargeError: the body has more than `most` bytes, or is announced to have; the rest is not read.
+        TooLargeError: the body has more than `most` bytes, or is announced to have; the rest is not
+            read.
         SlowRequestError: the body has not arrived after `seconds`.
     """
     if int(request.headers.get("content-length", 0)) > most:
@@ -50,7 +51,9 @@ async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
 
 
 def _too_large(most: int) -> TooLargeError:
-    return TooLargeError(f"the body is larger than {most:,} bytes.", hint="Send less, or raise max_body_mb.")
+    return TooLargeError(
+        f"the body is larger than {most:,} bytes.", hint="Send less, or raise max_body_mb."
+    )
 
 
 def parse_object(data: bytes, limits: Limits) -> dict[str, Json]:

@@ -31,7 +31,8 @@ def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
     except OSError as error:
         found.close()
         raise BackendError(
-            f"can't listen on port {port} of {host}: {error}.", hint=f"Choose another port with {flag}."
+            f"can't listen on port {port} of {host}: {error}.",
+            hint=f"Choose another port with {flag}.",
         ) from error
     return found
 
@@ -50,7 +51,9 @@ def allow_connections(count: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < wanted:
         room = max(hard - _OTHER_FILES, 1)
         logger.warning(
-            "this system allows %d open files: start with --max-connections %d, or raise its limit.", hard, room
+            "this system allows %d open files: start with --max-connections %d, or raise its limit.",
+            hard,
+            room,
         )
         wanted = hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -62,4 +65,6 @@ def limit_unread(connection: socket.socket, seconds: float) -> None:
     it is gone or doesn't read. Does nothing on systems without this limit (all but Linux).
     """
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(round(seconds * 1000), 1))
+        connection.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(round(seconds * 1000), 1)
+        )

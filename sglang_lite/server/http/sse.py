@@ -28,7 +28,11 @@ def event(content: object, name: str | None = None) -> bytes:
         name: type of the event, in protocols with typed events.
     """
     data = one_line(_encode(content))
-    return b"data: %b\n\n" % data if name is None else b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+    return (
+        b"data: %b\n\n" % data
+        if name is None
+        else b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+    )
 
 
 class EventStream(Response):
@@ -52,7 +56,9 @@ class EventStream(Response):
         protocol: Protocol,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})})
+        super().__init__(
+            headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})}
+        )
         del self.headers["content-length"]
         self._events = events
         self._write = write
@@ -68,10 +74,17 @@ class EventStream(Response):
         async def send_part(part: bytes, *, more: bool = True) -> None:
             await send_or_raise({"type": "http.response.body", "body": part, "more_body": more})
 
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        start = {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
         # Closing the parts before their first step would not close the events.
         with contextlib.suppress(ClientDisconnect):
-            async with contextlib.aclosing(self._events), contextlib.aclosing(self._write(self._events)) as parts:
+            async with (
+                contextlib.aclosing(self._events),
+                contextlib.aclosing(self._write(self._events)) as parts,
+            ):
                 await send_or_raise(start)
                 try:
                     async for part in parts:
@@ -82,4 +95,8 @@ class EventStream(Response):
 
     def failed(self, content: Mapping[str, Json]) -> bytes:
         """Encodes the error that ends a stream, from its content."""
-        return event(content, content["type"]) if self._protocol == "anthropic" else event(content) + DONE
+        return (
+            event(content, content["type"])
+            if self._protocol == "anthropic"
+            else event(content) + DONE
+        )

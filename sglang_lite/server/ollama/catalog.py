@@ -21,7 +21,8 @@ from sglang_lite.server.ollama.ollama_request import OllamaRequest, read_options
 from sglang_lite.server.service import Service
 from sglang_lite.version import __version__
 
-_SPOKEN = "0.12.6"  # version of Ollama whose protocol this is; clients compare it with what they need
+# version of Ollama whose protocol this is; clients compare it with what they need
+_SPOKEN = "0.12.6"
 _LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # Ollama's names
 _NEVER = "9999-12-31T23:59:59Z"  # when the model will be unloaded
 
@@ -58,9 +59,13 @@ async def embed(service: Service, call: HttpRequest) -> Response:
     """Returns embeddings of texts, of unit length."""
     body = await read_record(service, call, EMBED)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    rows, tokens = await _embedded(service, call, body, texts, body.dimensions, truncate=body.truncate)
+    rows, tokens = await _embedded(
+        service, call, body, texts, body.dimensions, truncate=body.truncate
+    )
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-    return answer({"model": body.model, "embeddings": rows.tolist(), "prompt_eval_count": sum(tokens)})
+    return answer(
+        {"model": body.model, "embeddings": rows.tolist(), "prompt_eval_count": sum(tokens)}
+    )
 
 
 async def embeddings(service: Service, call: HttpRequest) -> Response:
@@ -71,9 +76,14 @@ async def embeddings(service: Service, call: HttpRequest) -> Response:
 
 
 async def _embedded(
-    service: Service, call: HttpRequest, body: OllamaRequest, texts: list[str], dimensions: int | None, *,
+    service: Service,
+    call: HttpRequest,
+    body: OllamaRequest,
+    texts: list[str],
+    dimensions: int | None,
+    *,
     truncate: bool,
-) -> embedding.Numbers:  # fmt: skip
+) -> embedding.Numbers:
     adapter = service.adapter_of(served_name(service, body.model))
     read_options(body, call)
     if not texts:
@@ -91,12 +101,16 @@ class _Files:
     def __init__(self, service: Service) -> None:
         config = service.engine.config
         path = resolve_served(config.model, config.revision)
-        files = sorted(each for each in (path.rglob("*") if path.is_dir() else [path]) if each.is_file())
+        files = sorted(
+            each for each in (path.rglob("*") if path.is_dir() else [path]) if each.is_file()
+        )
         sizes = {str(each.relative_to(path)): each.stat().st_size for each in files}
         self.size = sum(sizes.values())
         self.changed = max(each.stat().st_mtime for each in files)
         # Not of the contents, which may be hundreds of gigabytes.
-        self.digest = hashlib.sha256(msgspec.json.encode([str(path), sizes, self.changed])).hexdigest()
+        self.digest = hashlib.sha256(
+            msgspec.json.encode([str(path), sizes, self.changed])
+        ).hexdigest()
         self.config = _config(path)
 
     @property
@@ -129,9 +143,12 @@ def _details(service: Service, files: _Files, adapter: str | None) -> dict[str, 
 def _card(service: Service, files: _Files, adapter: str | None) -> dict[str, Any]:
     name = service.model_name if adapter is None else adapter
     return {
-        "name": name, "model": name, "size": files.size, "digest": files.digest,
+        "name": name,
+        "model": name,
+        "size": files.size,
+        "digest": files.digest,
         "details": _details(service, files, adapter),
-    }  # fmt: skip
+    }
 
 
 async def tags(service: Service, _: HttpRequest) -> Response:
@@ -165,16 +182,23 @@ async def show(service: Service, call: HttpRequest) -> Response:
     architecture = files.architecture or "unknown"
     template = engine.chat_template()
     reads = engine.core.encoder is not None
-    sizes = {"context_length": engine.context_length, "embedding_length": files.config.get("hidden_size")}
+    sizes = {
+        "context_length": engine.context_length,
+        "embedding_length": files.config.get("hidden_size"),
+    }
     info = {f"{architecture}.{key}": value for key, value in sizes.items() if value is not None}
-    return answer({
-        "modelfile": f"FROM {name}\n", "parameters": "", "license": "",
-        "template": "" if template is None else template.source,
-        "details": _details(service, files, adapter),
-        "model_info": {"general.architecture": architecture, **info},
-        "capabilities": ["embedding"] if reads else _capabilities(service),
-        "modified_at": datetime.fromtimestamp(files.changed, UTC).isoformat(),
-    })  # fmt: skip
+    return answer(
+        {
+            "modelfile": f"FROM {name}\n",
+            "parameters": "",
+            "license": "",
+            "template": "" if template is None else template.source,
+            "details": _details(service, files, adapter),
+            "model_info": {"general.architecture": architecture, **info},
+            "capabilities": ["embedding"] if reads else _capabilities(service),
+            "modified_at": datetime.fromtimestamp(files.changed, UTC).isoformat(),
+        }
+    )
 
 
 def _capabilities(service: Service) -> list[str]:
@@ -199,13 +223,33 @@ async def version(_: Service, __: HttpRequest) -> Response:
 
 
 ROUTES = (
-    Route("/", alive, "Is the server there?", ("HEAD",), protocol="ollama", access="open", media_type=""),
+    Route(
+        "/",
+        alive,
+        "Is the server there?",
+        ("HEAD",),
+        protocol="ollama",
+        access="open",
+        media_type="",
+    ),
     Route("/api/tags", tags, "The models", ("GET",), protocol="ollama"),
     Route("/api/ps", loaded, "The models that are loaded", ("GET",), protocol="ollama"),
     Route("/api/show", show, "A model", protocol="ollama", fields=SHOW),
     Route("/api/version", version, "The version of the protocol", ("GET",), protocol="ollama"),
-    Route("/api/embed", embed, "Embeddings of texts", protocol="ollama", fields=EMBED, counts_as_open=True),
     Route(
-        "/api/embeddings", embeddings, "Embedding of a text", protocol="ollama", fields=EMBEDDINGS, counts_as_open=True
+        "/api/embed",
+        embed,
+        "Embeddings of texts",
+        protocol="ollama",
+        fields=EMBED,
+        counts_as_open=True,
+    ),
+    Route(
+        "/api/embeddings",
+        embeddings,
+        "Embedding of a text",
+        protocol="ollama",
+        fields=EMBEDDINGS,
+        counts_as_open=True,
     ),
 )

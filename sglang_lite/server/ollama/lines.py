@@ -66,8 +66,10 @@ class _Sample:
         calls = self.reader.calls[self.calls : ended]
         self.calls = ended
         message: dict[str, Any] = {
-            "content": new.content, "thinking": new.reasoning, "tool_calls": [_call(call) for call in calls],
-        }  # fmt: skip
+            "content": new.content,
+            "thinking": new.reasoning,
+            "tool_calls": [_call(call) for call in calls],
+        }
         entries = each.logprobs if isinstance(each, Delta) else logprobs_of(each)[sent:]
         return {name: value for name, value in message.items() if value}, entries
 
@@ -81,12 +83,18 @@ class _Sample:
 
 
 def _line(
-    service: Service, body: OllamaChat | OllamaGenerate, message: dict[str, Any], entries: Sequence[TokenLogprob] = ()
+    service: Service,
+    body: OllamaChat | OllamaGenerate,
+    message: dict[str, Any],
+    entries: Sequence[TokenLogprob] = (),
 ) -> dict[str, Any]:
     """Creates the line for a part of an answer."""
     content = message.get("content", "")
     if isinstance(body, OllamaGenerate):
-        said = {"response": content, **{name: each for name, each in message.items() if name != "content"}}
+        said = {
+            "response": content,
+            **{name: each for name, each in message.items() if name != "content"},
+        }
     else:
         said = {"message": {"role": "assistant", **message, "content": content}}
     if body.logprobs:
@@ -100,7 +108,10 @@ def _call(call: PartialToolCall) -> dict[str, Any]:
         arguments = msgspec.json.decode(call.arguments or "{}")
     except msgspec.DecodeError as error:
         raise BackendError(f"the model's call of {call.name} can't be read: {error}.") from error
-    return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}
+    return {
+        "id": call.id,
+        "function": {"index": call.index, "name": call.name, "arguments": arguments},
+    }
 
 
 def _ended(sample: SampleReader, generation: Generation) -> dict[str, Any]:
@@ -142,7 +153,9 @@ def _answers(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable
         streams = body.stream is not False
         if rendered is None:  # without a prompt, Ollama only loads the model
             return answer({**_line(service, body, {}), "done": True, "done_reason": "load"})
-        params = with_thinking(params, rendered, body.think if isinstance(body.think, str) else None)
+        params = with_thinking(
+            params, rendered, body.think if isinstance(body.think, str) else None
+        )
         request = GenerateRequest(rendered.prompt, params, rendered.constraint, stream=streams)
         request = service.adapted(name, request)
         sample = _Sample(service, body, SampleReader(rendered))
@@ -150,7 +163,9 @@ def _answers(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable
             events = await with_first_event(service.async_engine.generate(request))
             return JsonLines(events, partial(_stream, sample), "ollama")
         (generation,) = await service.async_engine.results(request)
-        return answer({**_line(service, body, *sample.read(generation)), **_ended(sample.reader, generation)})
+        return answer(
+            {**_line(service, body, *sample.read(generation)), **_ended(sample.reader, generation)}
+        )
 
     return handle
 

@@ -1,4 +1,6 @@
-"""Requests of Ollama's `/api/chat` and `/api/generate`: options become sampling parameters, messages a conversation."""
+"""Requests of Ollama's `/api/chat` and `/api/generate`: options become sampling parameters,
+messages a conversation.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from sglang_lite.protocol import Constraint, ParameterError, Prompt, SamplingPar
 from sglang_lite.server.conversation.images import Part, RequestImages, joined
 from sglang_lite.server.conversation.tools import variables_of_effort
 from sglang_lite.server.endpoint import HttpRequest
-from sglang_lite.server.fields import OLLAMA_NEUTRAL, OLLAMA_OPTIONS_NEUTRAL, OLLAMA_OPTIONS_REFUSED, Fields
+from sglang_lite.server.fields import (
+    OLLAMA_NEUTRAL,
+    OLLAMA_OPTIONS_NEUTRAL,
+    OLLAMA_OPTIONS_REFUSED,
+    Fields,
+)
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.text.chat_format import Conversation, RenderedConversation, Tool
@@ -114,14 +121,20 @@ class OllamaGenerate(_Answered, kw_only=True):
 
 
 _OF_GENERATE: Mapping[str, tuple[object, ...]] = {
-    "suffix": ("",), "template": ("",), "context": ([],), "width": (0,), "height": (0,), "steps": (0,),
-}  # fmt: skip
+    "suffix": ("",),
+    "template": ("",),
+    "context": ([],),
+    "width": (0,),
+    "height": (0,),
+    "steps": (0,),
+}
 CHAT = Fields(OllamaChat, OLLAMA_NEUTRAL, {})
 GENERATE = Fields(OllamaGenerate, OLLAMA_NEUTRAL, _OF_GENERATE)
 OPTIONS = Fields(OllamaOptions, OLLAMA_OPTIONS_NEUTRAL, OLLAMA_OPTIONS_REFUSED)
 _WITHOUT_EFFECT = ("num_ctx", "num_keep", "repeat_last_n", "penalize_newline")
 _NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-_OF_TEMPLATES = {"name": "tool_name", "reasoning_content": "thinking"}  # templates' names of fields of messages
+# templates' names of fields of messages
+_OF_TEMPLATES = {"name": "tool_name", "reasoning_content": "thinking"}
 
 Read: TypeAlias = tuple[OllamaChat | OllamaGenerate, RenderedConversation | None, SamplingParams]
 
@@ -132,7 +145,10 @@ def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
     """
     body = call.read(CHAT)
     images = RequestImages(reader.media_kinds)
-    messages = [_template_message(each, f"messages[{i}]", images) for i, each in enumerate(body.messages or ())]
+    messages = [
+        _template_message(each, f"messages[{i}]", images)
+        for i, each in enumerate(body.messages or ())
+    ]
     tools = [
         Tool(each.name, each.description, _schema(each.parameters), each.strict is True)
         for each in (tool.function for tool in body.tools or ())
@@ -152,10 +168,14 @@ def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
     if body.raw:
         for name in ("system", "images", "think"):
             if getattr(body, name):
-                raise ParameterError(name, "can't be combined with raw, whose prompt is the whole text.")
+                raise ParameterError(
+                    name, "can't be combined with raw, whose prompt is the whole text."
+                )
         prompt = reader.prompt(Prompt((Span(text),)))
         assert isinstance(prompt, Prompt)
-        rendered = RenderedConversation(prompt, _constraint(body.format), None, None, {}) if text else None
+        rendered = (
+            RenderedConversation(prompt, _constraint(body.format), None, None, {}) if text else None
+        )
     else:
         asked = OllamaMessage(role="user", content=text, images=body.images)
         messages = [_template_message(asked, "", images)] if text or body.images else []
@@ -168,19 +188,31 @@ def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
 
 
 def _rendered(
-    reader: RequestReader, call: HttpRequest, body: OllamaChat | OllamaGenerate, messages: list[dict[str, Any]],
-    images: RequestImages, tools: list[Tool] | None = None,
-) -> RenderedConversation | None:  # fmt: skip
+    reader: RequestReader,
+    call: HttpRequest,
+    body: OllamaChat | OllamaGenerate,
+    messages: list[dict[str, Any]],
+    images: RequestImages,
+    tools: list[Tool] | None = None,
+) -> RenderedConversation | None:
     if not messages:
         return None
     variables: dict[str, Any] = {}
     if body.think is not None:
         think = body.think
-        variables = {"think": variables_of_effort(think) if isinstance(think, str) else {"enable_thinking": think}}
+        variables = {
+            "think": variables_of_effort(think)
+            if isinstance(think, str)
+            else {"enable_thinking": think}
+        }
     conversation = Conversation(
-        messages, tools or (), answer=_constraint(body.format), variables=variables, images=images.found,
+        messages,
+        tools or (),
+        answer=_constraint(body.format),
+        variables=variables,
+        images=images.found,
         continue_final=messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"),
-    )  # fmt: skip
+    )
     unused: list[str] = []
     rendered = reader.render(conversation, unused)
     call.unused.extend(map(_field, unused))
@@ -199,7 +231,9 @@ def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     found: dict[str, Any] = dict(parameters or {"type": "object", "properties": {}})
     if isinstance(found.get("properties"), dict):
-        found["properties"] = {name: _with_types(each) for name, each in found["properties"].items()}
+        found["properties"] = {
+            name: _with_types(each) for name, each in found["properties"].items()
+        }
     return found
 
 
@@ -216,16 +250,20 @@ def _template_message(message: OllamaMessage, where: str, images: RequestImages)
         for i, image in enumerate(message.images or ())
     ]
     shown: dict[str, Any] = {
-        "role": message.role, "content": joined([*parts, message.content or ""]) if parts else message.content or "",
-    }  # fmt: skip
+        "role": message.role,
+        "content": joined([*parts, message.content or ""]) if parts else message.content or "",
+    }
     if message.thinking is not None:
         shown["reasoning_content"] = message.thinking
     if message.tool_calls:
         shown["tool_calls"] = [
-            {"type": "function", "id": each.id,
-             "function": {"name": each.function.name, "arguments": each.function.arguments}}
+            {
+                "type": "function",
+                "id": each.id,
+                "function": {"name": each.function.name, "arguments": each.function.arguments},
+            }
             for each in message.tool_calls
-        ]  # fmt: skip
+        ]
     if message.tool_name is not None:
         shown["name"] = message.tool_name
     if message.tool_call_id is not None:
@@ -241,18 +279,28 @@ def _constraint(format: str | Mapping[str, Any] | None) -> Constraint | None:
     return client_schema({"type": "object"} if isinstance(format, str) else format)
 
 
-def _params(reader: RequestReader, call: HttpRequest, body: OllamaChat | OllamaGenerate) -> SamplingParams:
+def _params(
+    reader: RequestReader, call: HttpRequest, body: OllamaChat | OllamaGenerate
+) -> SamplingParams:
     options = read_options(body, call)
     if not body.logprobs and body.top_logprobs:
         raise ParameterError("top_logprobs", "needs logprobs: true.")
     scored = bool(body.logprobs)
     try:
         return sampling.read(
-            options, _NAMES, max_tokens=reader.context_length, return_logprob=scored,
-            top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=scored,
-        )  # fmt: skip
+            options,
+            _NAMES,
+            max_tokens=reader.context_length,
+            return_logprob=scored,
+            top_logprobs_num=body.top_logprobs or 0,
+            return_text_in_logprobs=scored,
+        )
     except ParameterError as error:
-        own = "top_logprobs" if error.parameter == "top_logprobs_num" else f"options.{error.parameter}"
+        own = (
+            "top_logprobs"
+            if error.parameter == "top_logprobs_num"
+            else f"options.{error.parameter}"
+        )
         raise _renamed(error, own) from None
 
 
@@ -274,7 +322,9 @@ def read_options(body: OllamaRequest, call: HttpRequest) -> OllamaOptions:
     call.unused.extend(f"options.{name}" for name in unknown or ())
     if body.keep_alive is not None:
         call.unused.append("keep_alive")
-    call.unused.extend(f"options.{name}" for name in _WITHOUT_EFFECT if getattr(options, name) is not None)
+    call.unused.extend(
+        f"options.{name}" for name in _WITHOUT_EFFECT if getattr(options, name) is not None
+    )
     # In Ollama, negative values mean no limit and no seed.
     if options.num_predict is not None and options.num_predict < 0:
         options.num_predict = None

@@ -1,2 +1,3 @@
-"""OpenAI's protocols: chat completions, completions, responses, decisions and embeddings; with scores, reranking and
-pooling."""
+"""OpenAI's protocols: chat completions, completions, responses, decisions and embeddings; with
+scores, reranking and pooling.
+"""

@@ -20,7 +20,12 @@ from sglang_lite.server.conversation.sample_reader import (
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.openai.chat_answer import delta_of, message_of, usage_of
-from sglang_lite.server.openai.chat_request import CHAT, ChatStreamOptions, RenderedChat, render_chat
+from sglang_lite.server.openai.chat_request import (
+    CHAT,
+    ChatStreamOptions,
+    RenderedChat,
+    render_chat,
+)
 from sglang_lite.server.parameters.completion_fields import check_stream
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
@@ -33,21 +38,30 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     service.adapter_of(body.model)  # rejects an unknown model
     check_stream(body.stream, body.stream_options, call.unused)
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
-        raise ParameterError("stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage.")
+        raise ParameterError(
+            "stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage."
+        )
     [request] = await service.images.requests([chat.request(service.engine.context_length)])
     [request] = with_priorities(service, call, [service.adapted(body.model, request)])
     head = {
-        "id": f"chatcmpl-{random_id()}", "object": f"chat.completion{'.chunk' if body.stream else ''}",
-        "created": int(time.time()), "model": service.name_of(body.model),
-    }  # fmt: skip
+        "id": f"chatcmpl-{random_id()}",
+        "object": f"chat.completion{'.chunk' if body.stream else ''}",
+        "created": int(time.time()),
+        "model": service.name_of(body.model),
+    }
     if body.stream:
         events = await with_first_event(service.async_engine.generate(request))
         return EventStream(events, partial(_stream, service, chat, head), "openai")
     found = await service.async_engine.results(request)
-    choices = [{**_choice_of(service, chat, each), **body.ids_of(service, request, each)} for each in found]
-    reasoning = sum([await service.tokens(choice["message"].get("reasoning_content", "")) for choice in choices])
+    choices = [
+        {**_choice_of(service, chat, each), **body.ids_of(service, request, each)} for each in found
+    ]
+    reasoning = sum(
+        [await service.tokens(choice["message"].get("reasoning_content", "")) for choice in choices]
+    )
     usage = usage_of([generation.usage for generation in found], reasoning)
-    prompt = {"prompt_token_ids": choices[0]["prompt_token_ids"]} if body.return_token_ids else {}  # like vLLM
+    # like vLLM
+    prompt = {"prompt_token_ids": choices[0]["prompt_token_ids"]} if body.return_token_ids else {}
     return answer({**head, **prompt, "choices": choices, "usage": usage})
 
 
@@ -70,7 +84,10 @@ def _choice_of(service: Service, chat: RenderedChat, generation: Generation) -> 
 
 
 async def _stream(
-    service: Service, chat: RenderedChat, head: dict[str, Any], events: AsyncGenerator[list[Delta | Generation], None]
+    service: Service,
+    chat: RenderedChat,
+    head: dict[str, Any],
+    events: AsyncGenerator[list[Delta | Generation], None],
 ) -> AsyncGenerator[bytes, None]:
     """Yields the chunks of a stream, which all have the fields of `head`."""
     body = chat.body
@@ -80,8 +97,20 @@ async def _stream(
     samples: dict[int, SampleReader] = {}
     usages: dict[int, Usage] = {}
 
-    def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **more}
+    def chunk(
+        index: int,
+        delta: dict[str, Any],
+        finish: str | None = None,
+        logprobs: Any = None,
+        **more: Any,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+            **more,
+        }
         return event({**head, "choices": [choice]})
 
     async for batch in events:
@@ -118,7 +147,12 @@ def _logprobs(service: Service, entries: Sequence[TokenLogprob]) -> dict[str, An
 
 ROUTES = (
     Route(
-        "/v1/chat/completions", complete, "Answer a conversation", protocol="openai", fields=CHAT, streams=True,
+        "/v1/chat/completions",
+        complete,
+        "Answer a conversation",
+        protocol="openai",
+        fields=CHAT,
+        streams=True,
         counts_as_open=True,
     ),
-)  # fmt: skip
+)

@@ -24,8 +24,16 @@ def message_of(text: str, reasoning: str, calls: Sequence[PartialToolCall]) -> d
 def _as_call(call: PartialToolCall) -> dict[str, Json]:
     """Converts a call, as received so far, to the protocol's form."""
     if call.custom:
-        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        return {
+            "id": call.id,
+            "type": "custom",
+            "custom": {"name": call.name, "input": call.arguments},
+        }
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
 
 
 def delta_of(new: SampleDelta) -> dict[str, Json]:
@@ -45,7 +53,10 @@ def _call_delta(part: CallDelta) -> dict[str, Json]:
     new = part.arguments
     if part.begins:
         return {"index": call.index, **_as_call(replace(call, arguments=new))}
-    return {"index": call.index, **({"custom": {"input": new}} if call.custom else {"function": {"arguments": new}})}
+    return {
+        "index": call.index,
+        **({"custom": {"input": new}} if call.custom else {"function": {"arguments": new}}),
+    }
 
 
 def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:
@@ -56,6 +67,9 @@ def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens, **usages[0].image_counts},
+        "prompt_tokens_details": {
+            "cached_tokens": usages[0].cached_tokens,
+            **usages[0].image_counts,
+        },
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }

@@ -51,7 +51,8 @@ class RefusalPart(_Part, tag="refusal"):
 
 class ImageUrlPart(_Part, tag="image_url"):
     image_url: Any
-    modalities: Literal["image"] = "image"  # SGLang's field, whose other values change how some models see images
+    # SGLang's field, whose other values change how some models see images
+    modalities: Literal["image"] = "image"
 
 
 class AudioPart(_Part, tag="input_audio"):
@@ -66,7 +67,9 @@ class FilePart(_Part, tag="file"):
     file: Any
 
 
-Content: TypeAlias = str | list[TextPart | RefusalPart | ImageUrlPart | AudioPart | VideoUrlPart | FilePart]
+Content: TypeAlias = (
+    str | list[TextPart | RefusalPart | ImageUrlPart | AudioPart | VideoUrlPart | FilePart]
+)
 
 
 class _Message(msgspec.Struct, kw_only=True, tag_field="role", forbid_unknown_fields=True):
@@ -100,13 +103,17 @@ class CalledCustom(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     input: str
 
 
-class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True):
+class FunctionCall(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True
+):
     function: CalledFunction
     id: str | None = None
     index: int | None = None
 
 
-class CustomCall(msgspec.Struct, kw_only=True, tag_field="type", tag="custom", forbid_unknown_fields=True):
+class CustomCall(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="custom", forbid_unknown_fields=True
+):
     custom: CalledCustom
     id: str | None = None
     index: int | None = None
@@ -126,11 +133,15 @@ class AssistantMessage(_Message, tag="assistant"):
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
-class TextFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+class TextFormat(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True
+):
     pass
 
 
-class GrammarFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="grammar", forbid_unknown_fields=True):
+class GrammarFormat(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="grammar", forbid_unknown_fields=True
+):
     grammar: GrammarText
 
 
@@ -142,12 +153,16 @@ class Custom(CustomDefinition, kw_only=True, forbid_unknown_fields=True):
         return self.format.grammar if isinstance(self.format, GrammarFormat) else None
 
 
-class FunctionTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True):
+class FunctionTool(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True
+):
     function: FunctionDefinition
     cache_control: dict[str, Any] | None = None
 
 
-class CustomTool(msgspec.Struct, kw_only=True, tag_field="type", tag="custom", forbid_unknown_fields=True):
+class CustomTool(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="custom", forbid_unknown_fields=True
+):
     custom: Custom
 
 
@@ -156,9 +171,10 @@ class Allowed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tools: list[dict[str, Any]]
 
 
-class AllowedTools(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
-    """Choice that limits which tools may be called; with the mode "required", one of them must be.
-    """
+class AllowedTools(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True
+):
+    """Choice that limits which tools may be called; with the mode "required", one of them must be."""
 
     allowed_tools: Allowed
 
@@ -190,7 +206,11 @@ class ChatRequest(CompletionFields, kw_only=True):
 
 
 CHAT = Fields(ChatRequest, CHAT_NEUTRAL, CHAT_REFUSED)
-_NAMES = {"max_completion_tokens": "max_tokens", "thinking_token_budget": "thinking", "max_think_tokens": "thinking"}
+_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "thinking_token_budget": "thinking",
+    "max_think_tokens": "thinking",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,15 +236,25 @@ class RenderedChat:
         if not body.logprobs and body.top_logprobs:
             raise ParameterError("top_logprobs", "needs logprobs: true.")
         params = sampling.read(
-            body, _NAMES, max_tokens=context_length, return_logprob=bool(body.logprobs),
-            top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=bool(body.logprobs),
+            body,
+            _NAMES,
+            max_tokens=context_length,
+            return_logprob=bool(body.logprobs),
+            top_logprobs_num=body.top_logprobs or 0,
+            return_text_in_logprobs=bool(body.logprobs),
             return_prompt_token_ids=body.asks_for_ids,
-        )  # fmt: skip
+        )
         params = with_thinking(params, self.rendered, body.reasoning_effort)
         return GenerateRequest(
-            self.rendered.prompt, params, self.rendered.constraint, stream=bool(body.stream),
-            namespace=body.cache_salt or "", priority=body.priority or 0, rid=body.rid, routed_dp_rank=body.replica,
-        )  # fmt: skip
+            self.rendered.prompt,
+            params,
+            self.rendered.constraint,
+            stream=bool(body.stream),
+            namespace=body.cache_salt or "",
+            priority=body.priority or 0,
+            rid=body.rid,
+            routed_dp_rank=body.replica,
+        )
 
     def sample(self) -> SampleReader:
         """Creates a reader for a new sample."""
@@ -250,7 +280,7 @@ def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> 
     return RenderedChat(body, rendered)
 
 
-# ------------------------------------------------------------------------------------------------------ conversion
+# --------------------------------------------------------------------------------------- conversion
 
 
 def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages) -> Conversation:
@@ -271,15 +301,21 @@ def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages)
     continues = bool(body.continue_final_message)
     if continues and not isinstance(body.messages[-1], AssistantMessage):
         raise ParameterError(
-            "continue_final_message", "the last message is not an assistant message, so it can't be continued."
+            "continue_final_message",
+            "the last message is not an assistant message, so it can't be continued.",
         )
     if body.add_generation_prompt is not None and body.add_generation_prompt == continues:
         raise ParameterError(
-            "add_generation_prompt", "and continue_final_message must differ. Leave add_generation_prompt out."
+            "add_generation_prompt",
+            "and continue_final_message must differ. Leave add_generation_prompt out.",
         )
     if body.verbosity not in (None, "medium"):
         unused.append("verbosity")  # the model has no such setting
-    effort = {} if body.reasoning_effort is None else {"reasoning_effort": variables_of_effort(body.reasoning_effort)}
+    effort = (
+        {}
+        if body.reasoning_effort is None
+        else {"reasoning_effort": variables_of_effort(body.reasoning_effort)}
+    )
     variables = {**effort, **variables_of_template(body.chat_template_kwargs)}
     conversation = Conversation(
         messages=messages,
@@ -289,7 +325,10 @@ def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages)
         variables=variables,
         images=images.found,
     )
-    tools = [tool.function if isinstance(tool, FunctionTool) else tool.custom for tool in body.tools or ()]
+    tools = [
+        tool.function if isinstance(tool, FunctionTool) else tool.custom
+        for tool in body.tools or ()
+    ]
     return with_tools(conversation, tools, choice, allowed)
 
 
@@ -302,7 +341,9 @@ def template_messages(messages: Sequence[Message], images: RequestImages) -> lis
     """
     if not messages:
         raise ParameterError("messages", "is empty.")
-    return [_template_message(message, f"messages[{i}]", images) for i, message in enumerate(messages)]
+    return [
+        _template_message(message, f"messages[{i}]", images) for i, message in enumerate(messages)
+    ]
 
 
 def _choice(
@@ -324,7 +365,8 @@ def _choice(
         if not allowed.tools and allowed.mode == "required":
             raise ParameterError("tool_choice.allowed_tools.tools", "is empty.")
         return allowed.mode, [
-            _named(each, f"tool_choice.allowed_tools.tools[{i}]") for i, each in enumerate(allowed.tools)
+            _named(each, f"tool_choice.allowed_tools.tools[{i}]")
+            for i, each in enumerate(allowed.tools)
         ]
     if isinstance(given, dict):
         return "named", [_named(given, "tool_choice")]
@@ -342,23 +384,34 @@ def _named(given: dict[str, Any], where: str) -> str:
 def _template_message(message: Message, where: str, images: RequestImages) -> dict[str, Any]:
     """Converts a message to the form that templates take."""
     role = str(message.__struct_config__.tag)
-    shown: dict[str, Any] = {"role": role, "content": _content(message.content, where, role, images)}
+    shown: dict[str, Any] = {
+        "role": role,
+        "content": _content(message.content, where, role, images),
+    }
     if message.name is not None:
         shown["name"] = message.name
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
         shown["tool_call_id"] = message.tool_call_id
     if isinstance(message, AssistantMessage):
-        thought = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+        thought = (
+            message.reasoning_content
+            if message.reasoning_content is not None
+            else message.reasoning
+        )
         if thought is not None:
             shown["reasoning_content"] = thought
         if message.refusal is not None and not shown["content"]:
             shown["content"] = message.refusal
         if message.tool_calls:
-            shown["tool_calls"] = [_called(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(message.tool_calls)]
+            shown["tool_calls"] = [
+                _called(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(message.tool_calls)
+            ]
     return shown
 
 
-def _content(content: Content | None, where: str, role: str, images: RequestImages) -> str | list[dict[str, Any]]:
+def _content(
+    content: Content | None, where: str, role: str, images: RequestImages
+) -> str | list[dict[str, Any]]:
     if content is None or isinstance(content, str):
         return content or ""
     parts: list[Part] = []
@@ -368,12 +421,20 @@ def _content(content: Content | None, where: str, role: str, images: RequestImag
         elif isinstance(part, RefusalPart):
             parts.append(part.refusal)
         elif isinstance(part, ImageUrlPart):
-            parts.append(images.part(part.image_url, "image_url", f"{where}.content[{i}]", role=role))
+            parts.append(
+                images.part(part.image_url, "image_url", f"{where}.content[{i}]", role=role)
+            )
         elif isinstance(part, VideoUrlPart):
-            parts.append(images.part(part.video_url, "video_url", f"{where}.content[{i}]", role=role, kind="video"))
+            parts.append(
+                images.part(
+                    part.video_url, "video_url", f"{where}.content[{i}]", role=role, kind="video"
+                )
+            )
         elif isinstance(part, AudioPart):
             sound = part.input_audio
-            parts.append(images.part(sound, "input_audio", f"{where}.content[{i}]", role=role, kind="audio"))
+            parts.append(
+                images.part(sound, "input_audio", f"{where}.content[{i}]", role=role, kind="audio")
+            )
         else:
             raise unread_part(str(part.__struct_config__.tag), f"{where}.content[{i}]")
     return joined(parts)

@@ -29,7 +29,11 @@ from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_p
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.parameters import sampling
-from sglang_lite.server.parameters.completion_fields import CompletionFields, StreamOptions, check_stream
+from sglang_lite.server.parameters.completion_fields import (
+    CompletionFields,
+    StreamOptions,
+    check_stream,
+)
 from sglang_lite.server.programs import program
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
@@ -60,16 +64,20 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     check_stream(body.stream, body.stream_options, call.unused)
     requests = with_priorities(service, call, requests)
     head = {
-        "id": f"cmpl-{random_id()}", "object": "text_completion", "created": int(time.time()),
+        "id": f"cmpl-{random_id()}",
+        "object": "text_completion",
+        "created": int(time.time()),
         "model": service.name_of(body.model),
-    }  # fmt: skip
+    }
     parsed = _ParsedCompletions(body, head, requests, texts)
     engine = service.async_engine
     if body.stream:
         events = await with_first_event(merged([engine.generate(request) for request in requests]))
         return EventStream(events, partial(_stream, service, parsed), "openai")
     found: dict[int, list[Generation]] = {index: [] for index in range(len(requests))}
-    async with contextlib.aclosing(merged([engine.generate(request) for request in requests])) as events:
+    async with contextlib.aclosing(
+        merged([engine.generate(request) for request in requests])
+    ) as events:
         async for index, batch in events:
             found[index] += (each for each in batch if isinstance(each, Generation))
     choices = []
@@ -93,11 +101,19 @@ def _program(body: CompletionRequest) -> dict[str, Any]:
     assert body.program is not None
     for name in body.__struct_fields__:
         value = getattr(body, name)
-        if name not in ("prompt", "model", "stream", "program") and value is not None and value is not _ADDED.get(name):
-            raise ParameterError(name, "can't be combined with `program`.", hint="Set it in the program.")
+        if (
+            name not in ("prompt", "model", "stream", "program")
+            and value is not None
+            and value is not _ADDED.get(name)
+        ):
+            raise ParameterError(
+                name, "can't be combined with `program`.", hint="Set it in the program."
+            )
     streams = body.program.get("stream") or body.program.get("open") or False
     if bool(body.stream) is not bool(streams):
-        raise ParameterError("stream", "differs from the value in the program.", hint="Set both, or neither.")
+        raise ParameterError(
+            "stream", "differs from the value in the program.", hint="Set both, or neither."
+        )
     return body.program
 
 
@@ -112,7 +128,9 @@ def _read(
         parsed = program.parse_request(reader, call, _program(body), "/program")
         return replace(parsed, models=(body.model, *parsed.models))
     requests = _requests(reader, body)
-    texts = [each if isinstance(each, str) and body.echo else None for each in _prompts(body.prompt)]
+    texts = [
+        each if isinstance(each, str) and body.echo else None for each in _prompts(body.prompt)
+    ]
     body.prompt = ""
     return body, texts, requests
 
@@ -124,24 +142,34 @@ def _requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRe
     several = len(prompts) > 1
     if several and body.rid is not None:
         raise ParameterError(
-            "rid", "names one request, but `prompt` has several. Send them one by one, or leave rid out."
+            "rid",
+            "names one request, but `prompt` has several. Send them one by one, or leave rid out.",
         )
     scored = body.logprobs is not None
     params = sampling.read(
-        body, max_tokens=_MAX_TOKENS, return_logprob=scored, top_logprobs_num=body.logprobs or 0,
-        return_text_in_logprobs=scored, logprob_start_len=0 if scored and body.echo else -1,
+        body,
+        max_tokens=_MAX_TOKENS,
+        return_logprob=scored,
+        top_logprobs_num=body.logprobs or 0,
+        return_text_in_logprobs=scored,
+        logprob_start_len=0 if scored and body.echo else -1,
         return_prompt_token_ids=body.asks_for_ids,
-    )  # fmt: skip
+    )
     schema = None if body.json_schema is None else client_schema(body.json_schema)
     constraint = body.constraint(json_schema=schema)
     return [
         GenerateRequest(
-            reader.prompt(prompt), params, constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
-            priority=body.priority or 0, rid=body.rid,
+            reader.prompt(prompt),
+            params,
+            constraint,
+            stream=bool(body.stream),
+            namespace=body.cache_salt or "",
+            priority=body.priority or 0,
+            rid=body.rid,
             routed_dp_rank=body.replica,
         )
         for prompt in prompts
-    ]  # fmt: skip
+    ]
 
 
 def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Sequence[int]]:
@@ -157,7 +185,9 @@ def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Seq
     if ids and prompts:
         raise ParameterError("prompt", "mixes token ids and prompts. Give only one kind.")
     if len({type(each) for each in prompts}) > 1:
-        raise ParameterError("prompt", "mixes texts and lists of token ids.", hint="Send two requests.")
+        raise ParameterError(
+            "prompt", "mixes texts and lists of token ids.", hint="Send two requests."
+        )
     return prompts or [ids]
 
 
@@ -174,7 +204,9 @@ class _ParsedCompletions:
 
     def sample(self, service: Service, prompt: int, index: int) -> _Sample:
         request = self.requests[prompt]
-        return _Sample(service, self.body, request, self.texts[prompt], prompt * request.samples + index)
+        return _Sample(
+            service, self.body, request, self.texts[prompt], prompt * request.samples + index
+        )
 
 
 @dataclass(slots=True)
@@ -200,7 +232,9 @@ class _Sample:
     told: int = 0
     entries: int = 0
 
-    def choice(self, text: str, entries: Sequence[TokenLogprob], generation: Generation | None) -> dict[str, Any]:
+    def choice(
+        self, text: str, entries: Sequence[TokenLogprob], generation: Generation | None
+    ) -> dict[str, Any]:
         """Returns the choice for further text.
 
         Args:
@@ -252,14 +286,17 @@ class _Sample:
             "tokens": [each.text or "" for each in entries],
             "token_logprobs": [each.logprob for each in entries],
             "top_logprobs": [
-                None if each.logprob is None else {text or "": value for value, _, text in each.top} for each in entries
+                None if each.logprob is None else {text or "": value for value, _, text in each.top}
+                for each in entries
             ],
             "text_offset": offsets,
         }
 
 
 async def _stream(
-    service: Service, parsed: _ParsedCompletions, events: AsyncGenerator[tuple[int, list[Delta | Generation]], None]
+    service: Service,
+    parsed: _ParsedCompletions,
+    events: AsyncGenerator[tuple[int, list[Delta | Generation]], None],
 ) -> AsyncGenerator[bytes, None]:
     head = parsed.head
     options = parsed.body.stream_options or StreamOptions()
@@ -292,7 +329,9 @@ def usage_of(usages: Sequence[Sequence[Usage]]) -> dict[str, Json]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(samples[0].cached_tokens for samples in usages)},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(samples[0].cached_tokens for samples in usages)
+        },
     }
 
 

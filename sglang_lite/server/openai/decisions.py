@@ -1,12 +1,14 @@
 """OpenAI's decisions: probabilities of given answers, without generating any.
 
-The questions of a decision are forks of one prefix: the input is computed once, and all choices of all questions are
-scored together after it. Each choice is written as JSON (a quoted text, or `true`), and the model is told to answer in
-this form. No JSON text or boolean is a prefix of another one. So the sum of the log-probabilities of a choice's tokens
-is the log-probability of answering with this choice and nothing more, whatever its length and its similarity to other
-choices; it isn't divided by the length. A quotation mark that all choices begin with would add the same value to each
-sum, and is left out. The softmax of these sums over the choices is the model's own distribution, on the condition that
-it answers with one of them. There is no further calibration.
+The questions of a decision are forks of one prefix: the input is computed once, and all choices of
+all questions are scored together after it. Each choice is written as JSON (a quoted text, or
+`true`), and the model is told to answer in this form. No JSON text or boolean is a prefix of
+another one. So the sum of the log-probabilities of a choice's tokens is the log-probability of
+answering with this choice and nothing more, whatever its length and its similarity to other
+choices; it isn't divided by the length. A quotation mark that all choices begin with would add the
+same value to each sum, and is left out. The softmax of these sums over the choices is the model's
+own distribution, on the condition that it answers with one of them. There is no further
+calibration.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ from sglang_lite.text.reasoning import reasoning_format
 
 MAX_QUESTIONS = 400
 MAX_ROWS = 1024  # choices that are scored together, each as one request of the engine
-_UNSCORED = (ParameterError, ConstraintError, CapabilityError)  # errors that concern only one question
+# errors that concern only one question
+_UNSCORED = (ParameterError, ConstraintError, CapabilityError)
 _TASK = "Answer a question about this in JSON, with exactly one of its choices."
 
 
@@ -81,7 +84,9 @@ class _QuestionTemplate:
         return (Text(options.text, special=False), *self.after, Text(quote, special=False), choice)
 
 
-def _question_template(reader: RequestReader, messages: Sequence[Mapping[str, Any]]) -> _QuestionTemplate:
+def _question_template(
+    reader: RequestReader, messages: Sequence[Mapping[str, Any]]
+) -> _QuestionTemplate:
     """Renders the input with a place for the questions, and tokenises the part before it.
 
     Raises:
@@ -91,7 +96,10 @@ def _question_template(reader: RequestReader, messages: Sequence[Mapping[str, An
     marker = random_id()
     task = f"{_TASK}\n\n{marker}"
     if messages[-1]["role"] == "user":  # some templates require alternating roles
-        messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{task}"}]
+        messages = [
+            *messages[:-1],
+            {**messages[-1], "content": f"{messages[-1]['content']}\n\n{task}"},
+        ]
     else:
         messages = [*messages, {"role": "user", "content": task}]
     variables = {"": {"enable_thinking": False}}  # no field of the request sets this
@@ -107,10 +115,13 @@ def _question_template(reader: RequestReader, messages: Sequence[Mapping[str, An
             if placeholder:
                 after.append(Text(tail, special=span.special))
     if not after:
-        raise TemplateError("the chat template changes the last message, so no question can be asked after it.")
+        raise TemplateError(
+            "the chat template changes the last message, so no question can be asked after it."
+        )
     if rendered.reasoning is not None:
         markers = reasoning_format(rendered.reasoning)
-        if rendered.prompt.text.rstrip().endswith(markers.start):  # the template has begun the reasoning
+        # the template has begun the reasoning
+        if rendered.prompt.text.rstrip().endswith(markers.start):
             after.append(Text(f"\n{markers.end}\n\n"))
     ids = reader.tokenizer.encode_spans(before, first=True)
     if len(ids) >= reader.longest:
@@ -125,25 +136,34 @@ async def decide(service: Service, call: HttpRequest) -> Response:
     """Answers the questions of a request."""
     body, questions, template = await read(service, call, _read)
     adapter = service.adapter_of(body.model)
-    # The input goes first, by itself: it is computed only once, and the number of its cached tokens is known.
+    # The input goes first, by itself: it is computed only once, and the number of its cached tokens
+    # is known.
     alone = SamplingParams(max_tokens=0, lora_path=UNSET if adapter is None else (adapter,))
     (input_only,) = await service.async_engine.results(GenerateRequest(template.ids, alone))
     found: dict[int, Selection] = {}
     for wave in _waves(questions):
         found.update(await _selections(service, template, wave, alone.lora_path))
-    answers = [_answer(question, questions[i], found.get(i)) for i, question in enumerate(body.questions)]
+    answers = [
+        _answer(question, questions[i], found.get(i)) for i, question in enumerate(body.questions)
+    ]
     usage = _usage(input_only.usage, found.values())
     return answer({"model": service.name_of(body.model), "answers": answers, "usage": usage})
 
 
-def _read(reader: RequestReader, call: HttpRequest) -> tuple[DecisionRequest, list[Options | None], _QuestionTemplate]:
+def _read(
+    reader: RequestReader, call: HttpRequest
+) -> tuple[DecisionRequest, list[Options | None], _QuestionTemplate]:
     """Returns the request without its input, the options of each question, and the prompt around
     each.
     """
     body = call.read(DECISIONS)
     if not 1 <= len(body.questions) <= MAX_QUESTIONS:
-        raise ParameterError("questions", f"has {len(body.questions):,} questions. Give 1 to {MAX_QUESTIONS}.")
-    questions = [options_of(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
+        raise ParameterError(
+            "questions", f"has {len(body.questions):,} questions. Give 1 to {MAX_QUESTIONS}."
+        )
+    questions = [
+        options_of(question, f"questions[{i}]") for i, question in enumerate(body.questions)
+    ]
     template = _question_template(reader, messages_of(body.input))
     body.input = ""
     return body, questions, template
@@ -167,7 +187,10 @@ def _waves(questions: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
 
 
 async def _selections(
-    service: Service, template: _QuestionTemplate, wave: Mapping[int, Options], lora_path: tuple[str, ...] | Unset
+    service: Service,
+    template: _QuestionTemplate,
+    wave: Mapping[int, Options],
+    lora_path: tuple[str, ...] | Unset,
 ) -> dict[int, Selection]:
     """Returns the scores of questions by index, without those that can't be scored.
 
@@ -177,7 +200,9 @@ async def _selections(
     indices = list(wave)
     program = Program((Fork(tuple(template.branch(wave[i], lora_path) for i in indices)),))
     found: dict[int, Selection] = {}
-    async with contextlib.aclosing(service.async_engine.play(ProgramRequest(template.prompt, program))) as events:
+    async with contextlib.aclosing(
+        service.async_engine.play(ProgramRequest(template.prompt, program))
+    ) as events:
         async for batch in events:
             for event in batch:
                 if isinstance(event, SglError):
@@ -191,7 +216,9 @@ async def _selections(
     return found
 
 
-def _answer(question: Question, options: Options | None, selection: Selection | None) -> dict[str, Any]:
+def _answer(
+    question: Question, options: Options | None, selection: Selection | None
+) -> dict[str, Any]:
     """Returns the answer to a question, or a refusal if nothing could be scored."""
     head = {"type": question.__struct_config__.tag, "name": question.name}
     logprobs = [] if selection is None else [sum(score.logprobs) for score in selection.scores]
@@ -203,14 +230,22 @@ def _answer(question: Question, options: Options | None, selection: Selection | 
     confidence = _confidence(shares)
     if isinstance(question, ChoiceQuestion):
         best = max(range(len(shares)), key=shares.__getitem__)
-        probabilities = [{"value": value, "probability": p} for value, p in zip(options.values, shares)]
-        return {**head, "choice": options.values[best], "confidence": confidence, "probabilities": probabilities}
+        probabilities = [
+            {"value": value, "probability": p} for value, p in zip(options.values, shares)
+        ]
+        return {
+            **head,
+            "choice": options.values[best],
+            "confidence": confidence,
+            "probabilities": probabilities,
+        }
     return {
         **head,
         "score": sum(i * p for i, p in enumerate(shares)),
         "confidence": confidence,
         "probabilities": [
-            {"value": i, "label": label, "probability": p} for i, (label, p) in enumerate(zip(options.values, shares))
+            {"value": i, "label": label, "probability": p}
+            for i, (label, p) in enumerate(zip(options.values, shares))
         ],
     }
 
@@ -224,17 +259,21 @@ def _confidence(shares: Sequence[float]) -> float:
 
 
 def _usage(input_usage: Usage, selections: Iterable[Selection]) -> dict[str, Any]:
-    """Returns the token counts; each token of the input, of a question and of a choice counts once.
-    """
+    """Returns the token counts; each token of the input, of a question and of a choice counts once."""
     total = input_usage.prompt_tokens
     for selection in selections:
         choices = sum(len(score.token_ids) for score in selection.scores)
-        question = (selection.usage.prompt_tokens - choices) // len(selection.scores) - input_usage.prompt_tokens
+        question = (selection.usage.prompt_tokens - choices) // len(
+            selection.scores
+        ) - input_usage.prompt_tokens
         total += question + choices
     cached = input_usage.cached_tokens
     return {
         "input_tokens": total,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": input_usage.prompt_tokens - cached},
+        "input_tokens_details": {
+            "cached_tokens": cached,
+            "cache_write_tokens": input_usage.prompt_tokens - cached,
+        },
         "output_tokens": 0,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": total,

@@ -1,4 +1,6 @@
-"""Requests of OpenAI's decisions: converts the input to messages, and each question to text and choices."""
+"""Requests of OpenAI's decisions: converts the input to messages, and each question to text and
+choices.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class OutputText(ContentPart, tag="output_text"):
 Parts: TypeAlias = list[InputText | InputImage | InputJson | OutputText | OutputRefusal]
 
 
-class InputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message", forbid_unknown_fields=True):
+class InputMessage(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="message", forbid_unknown_fields=True
+):
     role: Literal["user", "developer", "system", "assistant"]
     content: str | Parts
     phase: Literal["commentary", "final_answer"] | None = None
@@ -72,7 +76,9 @@ class InputCustomCallOutput(_Item, tag="custom_tool_call_output"):
     output: str | list[InputText | InputImage]
 
 
-Item: TypeAlias = InputMessage | InputCall | InputCallOutput | InputCustomCall | InputCustomCallOutput
+Item: TypeAlias = (
+    InputMessage | InputCall | InputCallOutput | InputCustomCall | InputCustomCallOutput
+)
 
 
 class _Question(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
@@ -160,9 +166,15 @@ def messages_of(given: str | list[dict[str, Json]]) -> list[dict[str, Json]]:
         else:
             kind = InputCall if isinstance(item, InputCallOutput) else InputCustomCall
             if (kind, item.call_id) not in calls:
-                raise ParameterError(f"{where}.call_id", f"{item.call_id!r:.80} is not the id of an earlier call.")
+                raise ParameterError(
+                    f"{where}.call_id", f"{item.call_id!r:.80} is not the id of an earlier call."
+                )
             messages.append(
-                {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, f"{where}.output")}
+                {
+                    "role": "tool",
+                    "tool_call_id": item.call_id,
+                    "content": _text(item.output, f"{where}.output"),
+                }
             )
     return messages
 
@@ -172,12 +184,18 @@ def _item(data: dict[str, Any], where: str) -> Item:
         item: Item = msgspec.convert({"type": "message", **data} if "role" in data else data, Item)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
-        raise ParameterError(where + path.rstrip("`"), f"{message[:1].lower()}{message[1:]}.") from None
+        raise ParameterError(
+            where + path.rstrip("`"), f"{message[:1].lower()}{message[1:]}."
+        ) from None
     return item
 
 
 def _arguments(item: InputCall | InputCustomCall, where: str) -> dict[str, Json]:
-    return {INPUT: item.input} if isinstance(item, InputCustomCall) else arguments_of(item.arguments, where)
+    return (
+        {INPUT: item.input}
+        if isinstance(item, InputCustomCall)
+        else arguments_of(item.arguments, where)
+    )
 
 
 def _text(content: str | Sequence[ContentPart], where: str) -> str:
@@ -193,14 +211,18 @@ def _text(content: str | Sequence[ContentPart], where: str) -> str:
             texts.append(_json(part, f"{where}[{i}].data"))
         else:
             kind = part.__struct_config__.tag
-            raise CapabilityError(f"decisions read only text, no {kind}.", parameter=f"{where}[{i}]")
+            raise CapabilityError(
+                f"decisions read only text, no {kind}.", parameter=f"{where}[{i}]"
+            )
     return "\n".join(texts)
 
 
 def _json(part: InputJson, where: str) -> str:
     written = msgspec.json.encode(part.data)
     if len(written) > _JSON_BYTES:
-        raise ParameterError(where, f"has {len(written):,} bytes of JSON; the limit is {_JSON_BYTES:,}.")
+        raise ParameterError(
+            where, f"has {len(written):,} bytes of JSON; the limit is {_JSON_BYTES:,}."
+        )
     depths = list(_depths(part.data, 1))
     if max(depths) > _JSON_DEPTH:
         raise ParameterError(where, f"is nested more than {_JSON_DEPTH} levels deep.")
@@ -210,9 +232,13 @@ def _json(part: InputJson, where: str) -> str:
 
 
 def _depths(value: Any, depth: int) -> Iterator[int]:  # of plain data
-    """Yields the depth of each value: the number of containers around it, itself included if it is one."""
+    """Yields the depth of each value: the number of containers around it, itself included if it is
+    one.
+    """
     yield depth if isinstance(value, dict | list) else depth - 1
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for each in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from _depths(each, depth + 1)
 
 
@@ -245,13 +271,17 @@ def _values(question: Question, where: str) -> tuple[Sequence[str | bool], Seque
     if isinstance(question, PredicateQuestion):
         return (True, False), (None, None)
     if isinstance(question, ChoiceQuestion):
-        found: list[tuple[str | bool, str | None]] = [(each.value, each.description) for each in question.choices]
+        found: list[tuple[str | bool, str | None]] = [
+            (each.value, each.description) for each in question.choices
+        ]
         name = "choices"
     else:
         found = [(each.label, each.description) for each in question.levels]
         name = "levels"
     if not 2 <= len(found) <= MAX_CHOICES:
-        raise ParameterError(f"{where}.{name}", f"has {len(found):,} entries. Give 2 to {MAX_CHOICES}.")
+        raise ParameterError(
+            f"{where}.{name}", f"has {len(found):,} entries. Give 2 to {MAX_CHOICES}."
+        )
     if len({(type(value), value) for value, _ in found}) < len(found):
         raise ParameterError(f"{where}.{name}", "has an entry twice. Remove one of them.")
     return [value for value, _ in found], [description for _, description in found]

@@ -1,4 +1,6 @@
-"""Routes of models that embed or classify texts: embeddings and reranking, in the forms of OpenAI, SGLang and vLLM."""
+"""Routes of models that embed or classify texts: embeddings and reranking, in the forms of OpenAI,
+SGLang and vLLM.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +75,14 @@ async def embeddings(service: Service, call: HttpRequest) -> Response:
     """Returns the embeddings of texts."""
     body, texts = await read(service, call, _read)
     vectors, tokens = await service.encode(
-        embedding.embeddings, texts, body.dimensions, truncate=body.truncate, prompt_name=body.prompt_name,
-        lora_path=service.adapter_of(body.model), field="input",
-    )  # fmt: skip
+        embedding.embeddings,
+        texts,
+        body.dimensions,
+        truncate=body.truncate,
+        prompt_name=body.prompt_name,
+        lora_path=service.adapter_of(body.model),
+        field="input",
+    )
     found = encoded_rows(vectors, body.encoding_format)
     data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(found)]
     model = service.name_of(body.model)
@@ -91,34 +98,49 @@ def _read(
     spec = reader.encoder
     if reader.tokenises and spec is not None and spec.classifier is None:
         prompt = embedding.prompt_named(spec, body.prompt_name)
-        texts = embedding.tokenised(reader.tokenizer, spec, texts, truncate=body.truncate, field="input", prompt=prompt)
+        texts = embedding.tokenised(
+            reader.tokenizer, spec, texts, truncate=body.truncate, field="input", prompt=prompt
+        )
     body.input = ""
     return body, texts
 
 
 async def encode(service: Service, call: HttpRequest) -> Response:
-    """Returns embeddings, or the outputs of a reward model, in SGLang's form; with `--encoder-only`, features of media
-    (features.py)."""
+    """Returns embeddings, or the outputs of a reward model, in SGLang's form; with
+    `--encoder-only`, features of media (features.py).
+    """
     if service.engine.config.encoder_only:
         return await features.encode(service, call)
     body = await read_record(service, call, ENCODE)
     if (body.text is None) == (body.input_ids is None):
         raise ParameterError(
-            "text", "is missing." if body.text is None else "and input_ids are both given. Give one of them."
+            "text",
+            "is missing."
+            if body.text is None
+            else "and input_ids are both given. Give one of them.",
         )
     spec = service.engine.core.encoder
     if spec is None or spec.classifier is None:
-        options: Any = {"dimensions": body.dimensions, "prompt_name": body.prompt_name, "lora_path": body.lora_path}
+        options: Any = {
+            "dimensions": body.dimensions,
+            "prompt_name": body.prompt_name,
+            "lora_path": body.lora_path,
+        }
         return await sglang_answer(service, body, partial(embedding.embeddings, **options))
     for name in ("dimensions", "prompt_name"):
         if getattr(body, name) is not None:
             raise ParameterError(
-                name, f"{service.model_name} gives a number for each label, not vectors. Leave it out."
+                name,
+                f"{service.model_name} gives a number for each label, not vectors. Leave it out.",
             )
-    return await sglang_answer(service, body, partial(embedding.label_numbers, plain=True, lora_path=body.lora_path))
+    return await sglang_answer(
+        service, body, partial(embedding.label_numbers, plain=True, lora_path=body.lora_path)
+    )
 
 
-async def sglang_answer(service: Service, body: NativeTexts, compute: Callable[..., embedding.Numbers]) -> Response:
+async def sglang_answer(
+    service: Service, body: NativeTexts, compute: Callable[..., embedding.Numbers]
+) -> Response:
     """Computes a response in SGLang's form, with `embedding.embeddings` or `label_numbers` and
     their other arguments.
     """
@@ -126,7 +148,9 @@ async def sglang_answer(service: Service, body: NativeTexts, compute: Callable[.
     given: Any = getattr(body, field)
     texts_of(given, field)
     compute = partial(compute, truncate=body.truncate, field=field)
-    return answer(await service.encode(lambda engine: embedding.sglang_form(partial(compute, engine), given)))
+    return answer(
+        await service.encode(lambda engine: embedding.sglang_form(partial(compute, engine), given))
+    )
 
 
 async def rerank(service: Service, call: HttpRequest) -> Response:
@@ -145,15 +169,18 @@ async def rerank(service: Service, call: HttpRequest) -> Response:
     if body.return_documents:
         for result in results:
             result["document"] = {"text": documents[result["index"]]}
-    return answer({
-        "id": f"rerank-{random_id()}", "model": service.name_of(body.model), "usage": usage_of(tokens),
-        "results": results,
-    })  # fmt: skip
+    return answer(
+        {
+            "id": f"rerank-{random_id()}",
+            "model": service.name_of(body.model),
+            "usage": usage_of(tokens),
+            "results": results,
+        }
+    )
 
 
 def encoded_rows(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
-    """Encodes rows of numbers in an `encoding_format`: lists, or little-endian float32 in base64.
-    """
+    """Encodes rows of numbers in an `encoding_format`: lists, or little-endian float32 in base64."""
     if form == "base64":
         return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows]
     lists: Sequence[Json] = rows.tolist()
@@ -161,8 +188,7 @@ def encoded_rows(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
 
 
 def texts_of(given: Any, field: str) -> list[Any]:  # each a text or token ids
-    """Returns the texts of a field as a list. Raises ParameterError if there are none or too many.
-    """
+    """Returns the texts of a field as a list. Raises ParameterError if there are none or too many."""
     texts = [given] if isinstance(given, str) or are_ids(given) else given
     if not 1 <= len(texts) <= _MAX_TEXTS:
         raise ParameterError(field, f"has {len(texts):,} texts. Give 1 to {_MAX_TEXTS:,}.")
@@ -176,11 +202,31 @@ def usage_of(tokens: Sequence[int]) -> dict[str, int]:
 
 ROUTES = (
     Route(
-        "/v1/embeddings", embeddings, "Embeddings of texts", protocol="openai", fields=EMBEDDINGS, counts_as_open=True
+        "/v1/embeddings",
+        embeddings,
+        "Embeddings of texts",
+        protocol="openai",
+        fields=EMBEDDINGS,
+        counts_as_open=True,
     ),
-    Route("/encode", encode, "Embeddings or rewards of texts", ("POST", "PUT"), fields=ENCODE, counts_as_open=True),
+    Route(
+        "/encode",
+        encode,
+        "Embeddings or rewards of texts",
+        ("POST", "PUT"),
+        fields=ENCODE,
+        counts_as_open=True,
+    ),
     *(
-        Route(path, rerank, "Order documents by a query", methods, "openai", fields=RERANK, counts_as_open=True)
+        Route(
+            path,
+            rerank,
+            "Order documents by a query",
+            methods,
+            "openai",
+            fields=RERANK,
+            counts_as_open=True,
+        )
         for path, methods in (("/v1/rerank", ("POST", "PUT")), ("/rerank", ("POST",)))
     ),
 )

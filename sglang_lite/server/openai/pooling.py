@@ -35,8 +35,9 @@ from sglang_lite.text.chat_format import Conversation
 
 
 class ClassifyRequest(NativeTexts, kw_only=True):
-    """Request for labels in vLLM's form (texts, token ids, or a conversation to be rendered), or for the outputs of a
-    reward model in SGLang's form (`text` or `input_ids`)."""
+    """Request for labels in vLLM's form (texts, token ids, or a conversation to be rendered), or
+    for the outputs of a reward model in SGLang's form (`text` or `input_ids`).
+    """
 
     input: str | list[str | int | list[int]] | None = None
     messages: list[Message] | None = None
@@ -71,10 +72,17 @@ async def classify(service: Service, call: HttpRequest) -> Response:
     """Returns the labels of texts; in SGLang's form, the outputs of a reward model."""
     body, ids = await read(service, call, _read, (CLASSIFY,))
     adapter = service.adapter_of(body.model)
-    given = [name for name in ("input", "messages", "text", "input_ids") if getattr(body, name) is not None]
+    given = [
+        name
+        for name in ("input", "messages", "text", "input_ids")
+        if getattr(body, name) is not None
+    ]
     if len(given) != 1:
         raise ParameterError(
-            "input", "is missing." if not given else f"{' and '.join(given)} are given together. Give one of them."
+            "input",
+            "is missing."
+            if not given
+            else f"{' and '.join(given)} are given together. Give one of them.",
         )
     if given[0] in ("text", "input_ids"):
         _check_template(body)
@@ -85,7 +93,12 @@ async def classify(service: Service, call: HttpRequest) -> Response:
         embedding.classes, texts, truncate=body.truncate, lora_path=adapter, field=field
     )
     data = [
-        {"index": i, "label": each["label"], "probs": list(each["probs"].values()), "num_classes": len(each["probs"])}
+        {
+            "index": i,
+            "label": each["label"],
+            "probs": list(each["probs"].values()),
+            "num_classes": len(each["probs"]),
+        }
         for i, each in enumerate(found)
     ]
     return _listed(service, "classify", body, data, tokens)
@@ -97,17 +110,26 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
     adapter = service.adapter_of(body.model)
     if (body.input is None) == (body.messages is None):
         raise ParameterError(
-            "input", "is missing." if body.input is None else "and messages are both given. Give one of them."
+            "input",
+            "is missing."
+            if body.input is None
+            else "and messages are both given. Give one of them.",
         )
     spec = embedding.spec_of(service.engine)
     _check_kind(body, spec, service.model_name)
     texts, field = _readable(service, body, ids)
     if spec.classifier is None:
-        compute: Callable[..., embedding.Numbers] = partial(embedding.embeddings, dimensions=body.dimensions)
+        compute: Callable[..., embedding.Numbers] = partial(
+            embedding.embeddings, dimensions=body.dimensions
+        )
     else:
-        plain = spec.classifier.raw_score if body.use_activation is None else not body.use_activation
+        plain = (
+            spec.classifier.raw_score if body.use_activation is None else not body.use_activation
+        )
         compute = partial(embedding.label_numbers, plain=plain)
-    rows, tokens = await service.encode(compute, texts, truncate=body.truncate, lora_path=adapter, field=field)
+    rows, tokens = await service.encode(
+        compute, texts, truncate=body.truncate, lora_path=adapter, field=field
+    )
     found = encoded_rows(rows, body.encoding_format)
     data = [{"index": i, "object": "pooling", "data": each} for i, each in enumerate(found)]
     return _listed(service, "pool", body, data, tokens)
@@ -117,14 +139,23 @@ def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
     """Raises ParameterError if a field is meant for models of the other kind."""
     if spec.classifier is None:
         if body.task == "classify":
-            raise ParameterError("task", f"'classify' is for models with labels; {model} gives vectors.")
+            raise ParameterError(
+                "task", f"'classify' is for models with labels; {model} gives vectors."
+            )
         if body.use_activation not in (None, spec.normalise):
             kind = "normalised" if spec.normalise else "not normalised"
-            raise ParameterError("use_activation", f"the model's vectors are {kind}.", hint="Leave it out.")
+            raise ParameterError(
+                "use_activation", f"the model's vectors are {kind}.", hint="Leave it out."
+            )
     elif body.task == "embed":
-        raise ParameterError("task", f"'embed' is for models that give vectors; {model} gives a number for each label.")
+        raise ParameterError(
+            "task",
+            f"'embed' is for models that give vectors; {model} gives a number for each label.",
+        )
     elif body.dimensions is not None:
-        raise ParameterError("dimensions", f"{model} gives a number for each label, not vectors. Leave it out.")
+        raise ParameterError(
+            "dimensions", f"{model} gives a number for each label, not vectors. Leave it out."
+        )
 
 
 def _read(reader: RequestReader, call: HttpRequest, fields: Fields[B]) -> tuple[B, Sequence[int]]:
@@ -137,9 +168,10 @@ def _read(reader: RequestReader, call: HttpRequest, fields: Fields[B]) -> tuple[
     if body.messages is None:
         return body, ()
     conversation = Conversation(
-        template_messages(body.messages, RequestImages(frozenset())), complete=not body.add_generation_prompt,
+        template_messages(body.messages, RequestImages(frozenset())),
+        complete=not body.add_generation_prompt,
         variables=variables_of_template(body.chat_template_kwargs),
-    )  # fmt: skip
+    )
     body.messages = []
     return body, reader.ids(reader.render(conversation, call.unused).prompt)
 
@@ -167,19 +199,43 @@ def _check_template(body: ClassifyRequest | PoolingRequest) -> None:
 
 
 def _listed(
-    service: Service, name: str, body: ClassifyRequest | PoolingRequest, data: list[dict[str, Any]],
+    service: Service,
+    name: str,
+    body: ClassifyRequest | PoolingRequest,
+    data: list[dict[str, Any]],
     tokens: Sequence[int],
-) -> Response:  # fmt: skip
-    return answer({
-        "id": f"{name}-{random_id()}", "object": "list", "created": int(time.time()),
-        "model": service.name_of(body.model), "data": data, "usage": usage_of(tokens),
-    })  # fmt: skip
+) -> Response:
+    return answer(
+        {
+            "id": f"{name}-{random_id()}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": service.name_of(body.model),
+            "data": data,
+            "usage": usage_of(tokens),
+        }
+    )
 
 
 ROUTES = (
     *(
-        Route(path, classify, "Labels or rewards of texts", methods, "openai", fields=CLASSIFY, counts_as_open=True)
+        Route(
+            path,
+            classify,
+            "Labels or rewards of texts",
+            methods,
+            "openai",
+            fields=CLASSIFY,
+            counts_as_open=True,
+        )
         for path, methods in (("/classify", ("POST", "PUT")), ("/v1/classify", ("POST",)))
     ),
-    Route("/pooling", pooling, "Vectors or numbers of texts", protocol="openai", fields=POOLING, counts_as_open=True),
+    Route(
+        "/pooling",
+        pooling,
+        "Vectors or numbers of texts",
+        protocol="openai",
+        fields=POOLING,
+        counts_as_open=True,
+    ),
 )

@@ -62,21 +62,36 @@ async def create(service: Service, call: HttpRequest) -> Response:
     check_stream(body.stream, body.stream_options, call.unused)
     scored = LOGPROBS in (body.include or ())
     params = sampling.read(
-        body, _NAMES, max_tokens=service.engine.context_length, return_logprob=scored,
-        top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=scored,
-    )  # fmt: skip
-    params = with_thinking(params, rendered, None if body.reasoning is None else body.reasoning.effort)
+        body,
+        _NAMES,
+        max_tokens=service.engine.context_length,
+        return_logprob=scored,
+        top_logprobs_num=body.top_logprobs or 0,
+        return_text_in_logprobs=scored,
+    )
+    params = with_thinking(
+        params, rendered, None if body.reasoning is None else body.reasoning.effort
+    )
     made = _Response(
-        service, call.key, body, found.items, len(call.data) + before_bytes,
+        service,
+        call.key,
+        body,
+        found.items,
+        len(call.data) + before_bytes,
         ResponseAnswer(
             SampleReader(rendered),
             TextLogprobs(service.engine.tokenizer.token_bytes) if scored else None,
         ),
-    )  # fmt: skip
+    )
     generate = GenerateRequest(
-        rendered.prompt, params, rendered.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
-        priority=body.priority or 0, rid=made.id,
-    )  # fmt: skip
+        rendered.prompt,
+        params,
+        rendered.constraint,
+        stream=bool(body.stream),
+        namespace=body.cache_salt or "",
+        priority=body.priority or 0,
+        rid=made.id,
+    )
     [generate] = with_priorities(service, call, [service.adapted(body.model, generate)])
     [generate] = await service.images.requests([generate])
     if body.store is not False:
@@ -102,8 +117,9 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Parts of the store for a request: the conversation with the earlier response (`StoredResponse.input` and the
-    items of its answer), and items by id."""
+    """Parts of the store for a request: the conversation with the earlier response
+    (`StoredResponse.input` and the items of its answer), and items by id.
+    """
 
     input: bytes
     output: Sequence[Item]
@@ -125,7 +141,9 @@ class _Parsed:
     rendered: RenderedConversation
 
 
-async def _parsed(service: Service, call: HttpRequest, function: Callable[..., T | _Wanted]) -> tuple[T, int]:
+async def _parsed(
+    service: Service, call: HttpRequest, function: Callable[..., T | _Wanted]
+) -> tuple[T, int]:
     """Reads a request with a function that may need the parts of the store that the request refers
     to. Returns the function's result, and the size of the conversation before the request in bytes.
 
@@ -138,7 +156,11 @@ async def _parsed(service: Service, call: HttpRequest, function: Callable[..., T
     items = {id: dict(service.stored.item(call.key, id)) for id in found.items}
     before = None if found.response is None else _ended(service, call.key, found.response)
     size = 0 if before is None else before.conversation_bytes
-    known = _Known(PACK([]), (), items) if before is None else _Known(before.input, before.content["output"], items)
+    known = (
+        _Known(PACK([]), (), items)
+        if before is None
+        else _Known(before.input, before.content["output"], items)
+    )
     again = await read(service, call, function, (known,), size)
     assert not isinstance(again, _Wanted)
     return again, size
@@ -197,7 +219,10 @@ async def _stream(
     made.store()
     numbered = made.answer.numbered
     try:
-        yield made.encoded(numbered(f"response.{kind}", response=made.content) for kind in ("created", "in_progress"))
+        yield made.encoded(
+            numbered(f"response.{kind}", response=made.content)
+            for kind in ("created", "in_progress")
+        )
         async for batch in events:
             new = [event for each in batch for event in made.answer.events_of(each)]
             if isinstance(batch[-1], Generation):
@@ -214,7 +239,8 @@ async def _stream(
         if made.content["status"] == "in_progress":  # the client has disconnected
             new = list(made.answer.closed("incomplete"))
             made.content = {**made.content, "status": "cancelled", "output": made.answer.items}
-            made.encoded([*new, numbered("response.incomplete", response=made.content)])  # for other readers of the log
+            # for other readers of the log
+            made.encoded([*new, numbered("response.incomplete", response=made.content)])
         log.end()
         if made.stored is not None:
             made.service.stored.update(made.key, made.stored, made.content)
@@ -228,7 +254,8 @@ class _Response:
         service: service of the server.
         key: API key of the request.
         body: request of the response.
-        items: input of the response, with the whole conversation before it, as `StoredResponse.input`.
+        items: input of the response, with the whole conversation before it, as
+            `StoredResponse.input`.
         input_bytes: size of the items in bytes.
         answer: answer to the conversation.
 
@@ -270,7 +297,10 @@ class _Response:
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+            "reasoning": {
+                "effort": None if reasoning is None else reasoning.effort,
+                "summary": None,
+            },
             "service_tier": "default",
             "store": body.store is not False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
@@ -303,7 +333,10 @@ class _Response:
             **self.content,
             "status": "incomplete" if cut else "completed",
             "completed_at": int(time.time()),
-            "incomplete_details": {"reason": "max_output_tokens", **self.answer.sample.shortened(generation)}
+            "incomplete_details": {
+                "reason": "max_output_tokens",
+                **self.answer.sample.shortened(generation),
+            }
             if cut
             else None,
             "output": self.answer.items,
@@ -317,7 +350,10 @@ class _Response:
             self.content["status"] = "cancelled"
             return
         told = content_of(error, "openai")["error"]
-        self.content |= {"status": "failed", "error": {"code": "server_error", "message": told["message"]}}
+        self.content |= {
+            "status": "failed",
+            "error": {"code": "server_error", "message": told["message"]},
+        }
 
     async def _usage(self, usage: Usage) -> dict[str, Any]:
         return {
@@ -328,12 +364,14 @@ class _Response:
                 **usage.image_counts,
             },
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": await self.service.tokens(self.answer.sample.reasoning)},
+            "output_tokens_details": {
+                "reasoning_tokens": await self.service.tokens(self.answer.sample.reasoning)
+            },
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
 
 
-# ------------------------------------------------------------------------------------------------ stored responses
+# --------------------------------------------------------------------------------- stored responses
 
 
 async def retrieve(service: Service, call: HttpRequest) -> Response:
@@ -346,13 +384,16 @@ async def retrieve(service: Service, call: HttpRequest) -> Response:
         raise ParameterError("stream", f"{stream!r:.40} is neither true nor false.")
     if stream == "false":
         if after is not None:
-            raise ParameterError("starting_after", "needs a stream.", hint="Set stream=true, or leave it out.")
+            raise ParameterError(
+                "starting_after", "needs a stream.", hint="Set stream=true, or leave it out."
+            )
         return answer(found.content)
     if found.log is None:
         raise ParameterError(
-            "stream", "the response was not streamed, so it has no events.",
+            "stream",
+            "the response was not streamed, so it has no events.",
             hint="Leave it out, or make the response with stream=true.",
-        )  # fmt: skip
+        )
     written = found.log.after(-1 if after is None else _event_number(after, found.log))
     return EventStream(written, lambda parts: parts, "openai")
 
@@ -361,7 +402,9 @@ def _event_number(given: str, log: EventLog) -> int:
     if not (given.isascii() and given.isdigit()):
         raise ParameterError("starting_after", f"{given!r:.40} is not the number of an event.")
     if int(given[:9]) >= len(log):
-        raise ParameterError("starting_after", f"there is no event {given:.40}; the last one is {len(log) - 1}.")
+        raise ParameterError(
+            "starting_after", f"there is no event {given:.40}; the last one is {len(log) - 1}."
+        )
     return int(given)
 
 
@@ -374,7 +417,9 @@ async def input_tokens(service: Service, call: HttpRequest) -> Response:
     return answer({"object": "response.input_tokens", "input_tokens": found})
 
 
-def _count(reader: RequestReader, call: HttpRequest, known: _Known | None) -> tuple[str | None, int | Prompt] | _Wanted:
+def _count(
+    reader: RequestReader, call: HttpRequest, known: _Known | None
+) -> tuple[str | None, int | Prompt] | _Wanted:
     """Returns the model's name, and the number of the prompt's tokens, or the prompt if its images
     are still to be fetched. Returns what the request refers to if that is not known.
     """
@@ -409,7 +454,9 @@ async def cancel(service: Service, call: HttpRequest) -> Response:
             service.engine.abort(found.id)
         return answer({**found.content, "status": "cancelled"})
     if found.status != "cancelled":
-        raise ParameterError("response_id", f"is {found.status}. Only a running response can be cancelled.")
+        raise ParameterError(
+            "response_id", f"is {found.status}. Only a running response can be cancelled."
+        )
     return answer(found.content)
 
 
@@ -434,7 +481,13 @@ async def input_items(service: Service, call: HttpRequest) -> Response:
     data = items[: int(limit)]
     ends = (data[0]["id"], data[-1]["id"]) if data else ("", "")
     return answer(
-        {"object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": len(data) < len(items)}
+        {
+            "object": "list",
+            "data": data,
+            "first_id": ends[0],
+            "last_id": ends[1],
+            "has_more": len(data) < len(items),
+        }
     )
 
 
@@ -442,10 +495,15 @@ def _check_query(call: HttpRequest, known: Sequence[str]) -> None:
     """Raises ParameterError if the URL has an unknown parameter."""
     for name in call.query:
         if name not in known:
-            raise ParameterError(name[:100], "is not a parameter of this request.", hint=f"It has: {', '.join(known)}.")
+            raise ParameterError(
+                name[:100],
+                "is not a parameter of this request.",
+                hint=f"It has: {', '.join(known)}.",
+            )
 
 
-# `include` is accepted without effect: its values name parts that are always included, or parts of hosted tools.
+# `include` is accepted without effect: its values name parts that are always included, or parts of
+# hosted tools.
 _OF_RESPONSE = ("include", "include[]", "include_obfuscation", "starting_after", "stream")
 _OF_ITEMS = ("include", "include[]", "limit", "order", "after")
 _PATH = "/v1/responses/{id}"

@@ -1,4 +1,6 @@
-"""Answers of OpenAI's Responses as they arrive: output items, and the numbered events that describe them."""
+"""Answers of OpenAI's Responses as they arrive: output items, and the numbered events that describe
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,22 @@ from typing import Any
 
 from sglang_lite.protocol import Delta, Generation, TokenLogprob
 from sglang_lite.protocol.anything import Json
-from sglang_lite.server.conversation.sample_reader import CallDelta, SampleDelta, SampleReader, entries_of, logprobs_of
+from sglang_lite.server.conversation.sample_reader import (
+    CallDelta,
+    SampleDelta,
+    SampleReader,
+    entries_of,
+    logprobs_of,
+)
 from sglang_lite.server.openai.responses_items import new_id
 
 Event = dict[str, Any]
 _DONE = {
-    "reasoning": "response.reasoning_text", "message": "response.output_text",
-    "function_call": "response.function_call_arguments", "custom_tool_call": "response.custom_tool_call_input",
-}  # fmt: skip
+    "reasoning": "response.reasoning_text",
+    "message": "response.output_text",
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
+}
 
 
 _EMPTY: dict[str, dict[str, Any]] = {
@@ -46,7 +56,8 @@ class TextLogprobs:
         self._text = ""
         self._told = 0  # index of the character after the last part
         self._begins = 0  # index of the character at which the next token begins
-        self._entries: deque[tuple[int, TokenLogprob]] = deque()  # with the index at which each begins
+        # with the index at which each begins
+        self._entries: deque[tuple[int, TokenLogprob]] = deque()
 
     def add(self, text: str, entries: Sequence[TokenLogprob]) -> None:
         """Appends further text and its tokens."""
@@ -54,7 +65,9 @@ class TextLogprobs:
         for entry in entries:
             self._entries.append((self._begins, entry))
             known = entry.token_id < len(self._token_bytes)
-            self._begins += len(self._decoder.decode(self._token_bytes[entry.token_id])) if known else 0
+            self._begins += (
+                len(self._decoder.decode(self._token_bytes[entry.token_id])) if known else 0
+            )
 
     def of(self, part: str, *, last: bool) -> list[dict[str, Json]]:
         """Returns the log-probabilities of the next part of the text.
@@ -155,7 +168,9 @@ class ResponseAnswer:
 
     def _call(self, part: CallDelta) -> Iterator[Event]:
         call = part.call
-        kind, name = ("custom_tool_call", "input") if call.custom else ("function_call", "arguments")
+        kind, name = (
+            ("custom_tool_call", "input") if call.custom else ("function_call", "arguments")
+        )
         if part.begins:
             yield from self._begun(kind, call_id=call.id, name=call.name, **{name: ""})
         if part.arguments:
@@ -179,7 +194,9 @@ class ResponseAnswer:
             yield self._at("response.content_part.added", content_index=0, part=_part(kind))
 
     def _at(self, kind: str, **content: Any) -> Event:
-        return self.numbered(kind, item_id=self.items[-1]["id"], output_index=len(self.items) - 1, **content)
+        return self.numbered(
+            kind, item_id=self.items[-1]["id"], output_index=len(self.items) - 1, **content
+        )
 
     def _of_item(self, kind: str, item: dict[str, Any]) -> Event:
         return self.numbered(kind, output_index=len(self.items) - 1, item=item)

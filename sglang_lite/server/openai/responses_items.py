@@ -64,7 +64,9 @@ class InputAudio(_Unseen, tag="input_audio"):
     pass
 
 
-Content: TypeAlias = str | list[InputText | OutputText | OutputRefusal | InputImage | InputFile | InputAudio]
+Content: TypeAlias = (
+    str | list[InputText | OutputText | OutputRefusal | InputImage | InputFile | InputAudio]
+)
 
 
 class _Item(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
@@ -116,19 +118,29 @@ class ReasoningItem(_Item, tag="reasoning"):
     encrypted_content: str | None = None
 
 
-class ItemReference(msgspec.Struct, kw_only=True, tag_field="type", tag="item_reference", forbid_unknown_fields=True):
+class ItemReference(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="item_reference", forbid_unknown_fields=True
+):
     id: str
 
 
 _ITEMS: Mapping[str, Any] = {
-    "message": MessageItem, "function_call": FunctionCallItem, "custom_tool_call": CustomCallItem,
-    "function_call_output": FunctionOutputItem, "custom_tool_call_output": CustomOutputItem,
-    "reasoning": ReasoningItem, "item_reference": ItemReference,
-}  # fmt: skip
+    "message": MessageItem,
+    "function_call": FunctionCallItem,
+    "custom_tool_call": CustomCallItem,
+    "function_call_output": FunctionOutputItem,
+    "custom_tool_call_output": CustomOutputItem,
+    "reasoning": ReasoningItem,
+    "item_reference": ItemReference,
+}
 _PREFIXES = {
-    "message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "function_call_output": "fco",
-    "custom_tool_call_output": "ctco", "reasoning": "rs",
-}  # fmt: skip
+    "message": "msg",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "function_call_output": "fco",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
 
 
 def new_id(kind: str) -> str:
@@ -137,7 +149,11 @@ def new_id(kind: str) -> str:
 
 
 def items_of(
-    given: str | Sequence[Item] | None, known: Callable[[str], Item], unused: list[str], *, reads_images: bool
+    given: str | Sequence[Item] | None,
+    known: Callable[[str], Item],
+    unused: list[str],
+    *,
+    reads_images: bool,
 ) -> list[Item]:
     """Returns the items of an input, each complete and with an id.
 
@@ -152,22 +168,33 @@ def items_of(
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_item(each, f"input[{i}]", known, unused, reads_images) for i, each in enumerate(given or ())]
+    return [
+        _item(each, f"input[{i}]", known, unused, reads_images)
+        for i, each in enumerate(given or ())
+    ]
 
 
-def _item(given: Item, where: str, known: Callable[[str], Item], unused: list[str], reads_images: bool) -> Item:
+def _item(
+    given: Item, where: str, known: Callable[[str], Item], unused: list[str], reads_images: bool
+) -> Item:
     kind = given.get("type")
     if kind is None:
         kind = "message" if "role" in given else "item_reference"
     if not isinstance(kind, str):
         raise ParameterError(f"{where}.type", "is not a string.")
     if kind not in _ITEMS:
-        raise CapabilityError(f"{kind!r:.60} is an item of a tool that this server does not have.", parameter=where)
+        raise CapabilityError(
+            f"{kind!r:.60} is an item of a tool that this server does not have.", parameter=where
+        )
     named = {**{name: value for name, value in given.items() if value is not None}, "type": kind}
     item = convert(named, _ITEMS[kind], where)
     if isinstance(item, ItemReference):
         return known(item.id)
-    whole: Item = {"type": kind, "id": item.id or new_id(kind), "status": item.status or "completed"}
+    whole: Item = {
+        "type": kind,
+        "id": item.id or new_id(kind),
+        "status": item.status or "completed",
+    }
     match item:
         case MessageItem():
             shows = reads_images and item.role == "user"
@@ -175,16 +202,24 @@ def _item(given: Item, where: str, known: Callable[[str], Item], unused: list[st
             return {**whole, "role": item.role, "content": content}
         case FunctionCallItem():
             arguments_of(item.arguments, f"{where}.arguments")
-            return {**whole, "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            return {
+                **whole,
+                "call_id": item.call_id,
+                "name": item.name,
+                "arguments": item.arguments,
+            }
         case CustomCallItem():
             return {**whole, "call_id": item.call_id, "name": item.name, "input": item.input}
         case ReasoningItem():
             if item.encrypted_content is not None and not item.content and not item.summary:
-                unused.append(f"{where}.encrypted_content")  # only the model that wrote this reasoning can decrypt it
+                # only the model that wrote this reasoning can decrypt it
+                unused.append(f"{where}.encrypted_content")
             return {
                 **whole,
                 "summary": [{"type": "summary_text", "text": part.text} for part in item.summary],
-                "content": [{"type": "reasoning_text", "text": part.text} for part in item.content or ()],
+                "content": [
+                    {"type": "reasoning_text", "text": part.text} for part in item.content or ()
+                ],
             }
         case _:
             output = item.output
@@ -199,13 +234,16 @@ def _parts(content: Content, role: str, where: str, *, images: bool = False) -> 
             parts.append({"type": "refusal", "refusal": part.refusal})
         elif isinstance(part, InputText | OutputText):
             told = {"type": "input_text", "text": part.text}
-            parts.append({**told, "type": "output_text", "annotations": []} if role == "assistant" else told)
+            parts.append(
+                {**told, "type": "output_text", "annotations": []} if role == "assistant" else told
+            )
         elif images and isinstance(part, InputImage):
             if part.image_url is None:
                 raise CapabilityError(
-                    "no files are stored here, so an image has no file_id.", parameter=f"{where}[{i}]",
+                    "no files are stored here, so an image has no file_id.",
+                    parameter=f"{where}[{i}]",
                     hint="Send the image as image_url: data:image/png;base64,…",
-                )  # fmt: skip
+                )
             medium_from(part.image_url, f"{where}[{i}].image_url")
             parts.append({"type": "input_image", "image_url": part.image_url, "detail": "auto"})
         else:
@@ -237,12 +275,18 @@ def messages_of(items: Sequence[Item], images: RequestImages) -> list[dict[str, 
                 thoughts += [part["text"] for part in item["content"] or item["summary"]]
             case "message" if item["role"] == "assistant":
                 message = assistant()
-                message["content"] = "\n".join(filter(None, (message["content"], _text(item["content"]))))
+                message["content"] = "\n".join(
+                    filter(None, (message["content"], _text(item["content"])))
+                )
             case "message":
-                messages.append({"role": item["role"], "content": _content(item["content"], images)})
+                messages.append(
+                    {"role": item["role"], "content": _content(item["content"], images)}
+                )
             case "function_call" | "custom_tool_call":
                 custom = item["type"] == "custom_tool_call"
-                arguments = {INPUT: item["input"]} if custom else _arguments_or_empty(item["arguments"])
+                arguments = (
+                    {INPUT: item["input"]} if custom else _arguments_or_empty(item["arguments"])
+                )
                 function = {"name": item["name"], "arguments": arguments}
                 call = {"type": "function", "id": item["call_id"], "function": function}
                 assistant().setdefault("tool_calls", []).append(call)
@@ -267,11 +311,17 @@ def _arguments_or_empty(arguments: str) -> dict[str, Any]:
 
 def _content(parts: Sequence[Item], images: RequestImages) -> str | list[dict[str, Any]]:
     """Returns the content of a message that is not the assistant's."""
-    return joined([
-        images.part(part["image_url"], "input_image", "input") if part["type"] == "input_image" else _text([part])
-        for part in parts
-    ])  # fmt: skip
+    return joined(
+        [
+            images.part(part["image_url"], "input_image", "input")
+            if part["type"] == "input_image"
+            else _text([part])
+            for part in parts
+        ]
+    )
 
 
 def _text(parts: Sequence[Item]) -> str:
-    return "\n".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts)
+    return "\n".join(
+        part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts
+    )

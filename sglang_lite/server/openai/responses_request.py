@@ -31,14 +31,18 @@ from sglang_lite.server.parameters.completion_fields import EventOptions
 from sglang_lite.text.chat_format import Conversation
 
 
-class FunctionTool(FunctionDefinition, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True):
+class FunctionTool(
+    FunctionDefinition, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True
+):
     is_async: bool | None = msgspec.field(name="async", default=None)
     allowed_callers: list[str] | None = None
     defer_loading: bool | None = None
     output_schema: dict[str, Any] | None = None
 
 
-class TextInput(msgspec.Struct, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+class TextInput(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True
+):
     pass
 
 
@@ -46,7 +50,9 @@ class GrammarInput(GrammarText, tag_field="type", tag="grammar"):
     pass
 
 
-class CustomTool(CustomDefinition, kw_only=True, tag_field="type", tag="custom", forbid_unknown_fields=True):
+class CustomTool(
+    CustomDefinition, kw_only=True, tag_field="type", tag="custom", forbid_unknown_fields=True
+):
     format: TextInput | GrammarInput | None = None
     is_async: bool | None = msgspec.field(name="async", default=None)
     allowed_callers: list[str] | None = None
@@ -65,8 +71,7 @@ class Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Allowed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Choice that limits which tools may be called; with the mode "required", one of them must be.
-    """
+    """Choice that limits which tools may be called; with the mode "required", one of them must be."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -117,7 +122,9 @@ class ResponsesRequest(sampling.OpenAiSampling, kw_only=True):
 
 
 class InputTokensRequest(msgspec.Struct, kw_only=True):
-    """Request to count the tokens of a prompt, with the fields of a response that affect its prompt."""
+    """Request to count the tokens of a prompt, with the fields of a response that affect its
+    prompt.
+    """
 
     input: str | list[dict[str, Any]] | None = None
     model: str | None = None
@@ -137,13 +144,19 @@ HOSTED = re.compile(  # types of tools that run at OpenAI, or that its models we
 )
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = {  # values without effect: of tools and models that this server doesn't have
-    "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
-    "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
     "reasoning.encrypted_content",
-}  # fmt: skip
+}
 
 
-def conversation_of(body: ResponsesRequest, items: Sequence[Item], unused: list[str]) -> Conversation:
+def conversation_of(
+    body: ResponsesRequest, items: Sequence[Item], unused: list[str]
+) -> Conversation:
     """Converts a request to the conversation that it continues.
 
     Args:
@@ -169,7 +182,8 @@ def conversation_of(body: ResponsesRequest, items: Sequence[Item], unused: list[
             parameter="image.context_compression",
             hint='Use "auto", or leave it out.',
         )
-    images = RequestImages(frozenset({"image"}))  # `items_of` refuses images if the model reads none
+    # `items_of` refuses images if the model reads none
+    images = RequestImages(frozenset({"image"}))
     messages = messages_of(items, images)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
@@ -186,7 +200,9 @@ def conversation_of(body: ResponsesRequest, items: Sequence[Item], unused: list[
 def _check_include(body: ResponsesRequest) -> None:
     for i, name in enumerate(body.include or ()):
         if name != LOGPROBS and name not in _INCLUDED:
-            raise ParameterError(f"include[{i}]", f"{name!r:.60} is unknown.", hint=f"Known: {LOGPROBS}.")
+            raise ParameterError(
+                f"include[{i}]", f"{name!r:.60} is unknown.", hint=f"Known: {LOGPROBS}."
+            )
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
         raise ParameterError("top_logprobs", f"needs {LOGPROBS!r} in `include`.")
 
@@ -196,7 +212,11 @@ def _variables(reasoning: Reasoning | None, unused: list[str]) -> dict[str, dict
         return {}
     if reasoning.summary is not None or reasoning.generate_summary is not None:
         unused.append("reasoning.summary")  # reasoning is returned whole
-    return {} if reasoning.effort is None else {"reasoning.effort": variables_of_effort(reasoning.effort)}
+    return (
+        {}
+        if reasoning.effort is None
+        else {"reasoning.effort": variables_of_effort(reasoning.effort)}
+    )
 
 
 def _format(format: Mapping[str, Any] | None) -> Constraint | None:
@@ -221,19 +241,30 @@ def _tools(
         if kind not in ("function", "custom"):
             if not (isinstance(kind, str) and HOSTED.fullmatch(kind)):
                 raise ParameterError(
-                    f"{where}.type", "is missing." if kind is None else f"{kind!r:.60} is not supported."
+                    f"{where}.type",
+                    "is missing." if kind is None else f"{kind!r:.60} is not supported.",
                 )
             hosted.add(kind)
             unused.append(f"{where} {kind}")
             continue
-        tool = convert(each, FunctionTool, where) if kind == "function" else convert(each, CustomTool, where)
+        tool = (
+            convert(each, FunctionTool, where)
+            if kind == "function"
+            else convert(each, CustomTool, where)
+        )
         if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
             unused.append(f"{where} {tool.name}")  # callable only by code that runs at OpenAI
             continue
-        unread = {"async": tool.is_async, "defer_loading": tool.defer_loading, "output_schema": _output_schema(tool)}
+        unread = {
+            "async": tool.is_async,
+            "defer_loading": tool.defer_loading,
+            "output_schema": _output_schema(tool),
+        }
         unused += [f"{where}.{name}" for name, value in unread.items() if value]
         if tool.name in tools:
-            raise ParameterError(where, f"another tool has the name {tool.name!r:.80}, too. Rename one.")
+            raise ParameterError(
+                where, f"another tool has the name {tool.name!r:.80}, too. Rename one."
+            )
         tools[tool.name] = tool
     return tools, frozenset(hosted)
 
@@ -243,7 +274,9 @@ def _output_schema(tool: FunctionTool | CustomTool) -> dict[str, Any] | None:
 
 
 def _choice(
-    given: str | dict[str, Any] | None, tools: Mapping[str, FunctionTool | CustomTool], hosted: frozenset[str]
+    given: str | dict[str, Any] | None,
+    tools: Mapping[str, FunctionTool | CustomTool],
+    hosted: frozenset[str],
 ) -> tuple[Literal["auto", "required", "named", "none"], list[str] | None]:
     """Returns the mode of tool calling, and the names of the tools that may be called, or None for
     all.
@@ -254,7 +287,9 @@ def _choice(
         return "none", None
     if given == "required":
         if not tools:
-            raise ParameterError("tool_choice", "the request has no tools that can be called. Give some in tools.")
+            raise ParameterError(
+                "tool_choice", "the request has no tools that can be called. Give some in tools."
+            )
         return "required", None
     kind = given.get("type") if isinstance(given, dict) else given
     if isinstance(given, dict) and kind in ("function", "custom"):
@@ -270,11 +305,15 @@ def _choice(
             raise ParameterError("tool_choice.tools", "names no tool that can be called.")
         return allowed.mode, names
     if isinstance(given, dict) and isinstance(kind, str) and HOSTED.fullmatch(kind):
-        raise ParameterError("tool_choice", f"{kind!r:.60} is a hosted tool, which this server does not run.")
+        raise ParameterError(
+            "tool_choice", f"{kind!r:.60} is a hosted tool, which this server does not run."
+        )
     raise ParameterError("tool_choice", f"{given!r:.80} is not auto, none, required or a tool.")
 
 
-def _named(given: Mapping[str, Any], where: str, tools: Mapping[str, FunctionTool | CustomTool]) -> str:
+def _named(
+    given: Mapping[str, Any], where: str, tools: Mapping[str, FunctionTool | CustomTool]
+) -> str:
     named = convert(given, Named, where)
     found = tools.get(named.name)
     if found is None or found.__struct_config__.tag != named.type:

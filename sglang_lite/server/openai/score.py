@@ -19,8 +19,10 @@ _MAX_TEXTS = 1024  # texts that are scored together, each as one request of the 
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):
-    """Request for scores: of `continuations` of a `prompt` (this server's form); of labels after SGLang's `query` and
-    `items`; or of vLLM's pairs of `text_1` and `text_2`, by a cross-encoder."""
+    """Request for scores: of `continuations` of a `prompt` (this server's form); of labels after
+    SGLang's `query` and `items`; or of vLLM's pairs of `text_1` and `text_2`, by a
+    cross-encoder.
+    """
 
     model: str | None = None
     prompt: str | None = None
@@ -45,13 +47,18 @@ async def score(service: Service, call: HttpRequest) -> Response:
         return await _pairs(service, body)
     ours = {"prompt": body.prompt, "continuations": body.continuations}
     theirs = {
-        "query": body.query, "items": body.items, "label_token_ids": body.label_token_ids,
-        "apply_softmax": body.apply_softmax, "item_first": body.item_first,
-    }  # fmt: skip
+        "query": body.query,
+        "items": body.items,
+        "label_token_ids": body.label_token_ids,
+        "apply_softmax": body.apply_softmax,
+        "item_first": body.item_first,
+    }
     if any(value is not None for value in ours.values()):
         for name, value in theirs.items():
             if value is not None:
-                raise ParameterError(name, "and continuations are both given.", hint="Give prompt and continuations.")
+                raise ParameterError(
+                    name, "and continuations are both given.", hint="Give prompt and continuations."
+                )
         return await _continuations(service, body)
     for name in ("query", "items", "label_token_ids"):
         if theirs[name] is None:
@@ -61,31 +68,51 @@ async def score(service: Service, call: HttpRequest) -> Response:
 
 async def _pairs(service: Service, body: ScoreRequest) -> Response:
     """Scores each pair of texts: one text with several, or two lists of equal length."""
-    for name in ("prompt", "continuations", "query", "items", "label_token_ids", "apply_softmax", "item_first"):
+    for name in (
+        "prompt",
+        "continuations",
+        "query",
+        "items",
+        "label_token_ids",
+        "apply_softmax",
+        "item_first",
+    ):
         if getattr(body, name) is not None:
             raise ParameterError(name, "and text_1 are both given.", hint="Give text_1 and text_2.")
     for name in ("text_1", "text_2"):
         if not getattr(body, name):
             raise ParameterError(name, "is missing.")
-    first, second = ([text] if isinstance(text, str) else text or [] for text in (body.text_1, body.text_2))
+    first, second = (
+        [text] if isinstance(text, str) else text or [] for text in (body.text_1, body.text_2)
+    )
     if isinstance(body.text_1, str):
         first *= len(second)
     if len(first) != len(second):
-        raise ParameterError("text_2", f"has {len(second)} texts, but text_1 has {len(first)}. Give as many.")
+        raise ParameterError(
+            "text_2", f"has {len(second)} texts, but text_1 has {len(first)}. Give as many."
+        )
     if len(first) > _MAX_TEXTS:
         raise ParameterError("text_2", f"has {len(second):,} texts. Give 1 to {_MAX_TEXTS:,}.")
     adapter = service.adapter_of(body.model)
     pairs = list(zip(first, second))
-    scores, tokens = await service.encode(embedding.pair_scores, pairs, lora_path=adapter, field="text_2")
-    data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores.tolist())]
+    scores, tokens = await service.encode(
+        embedding.pair_scores, pairs, lora_path=adapter, field="text_2"
+    )
+    data = [
+        {"index": i, "object": "score", "score": score} for i, score in enumerate(scores.tolist())
+    ]
     usage = {"prompt_tokens": sum(tokens), "completion_tokens": 0, "total_tokens": sum(tokens)}
-    return answer({"object": "list", "model": service.name_of(body.model), "data": data, "usage": usage})
+    return answer(
+        {"object": "list", "model": service.name_of(body.model), "data": data, "usage": usage}
+    )
 
 
 async def _continuations(service: Service, body: ScoreRequest) -> Response:
     texts = body.continuations
     if not texts or not all(texts) or len(texts) > _MAX_TEXTS:
-        raise ParameterError("continuations", f"Give 1 to {_MAX_TEXTS:,} texts, none of them empty.")
+        raise ParameterError(
+            "continuations", f"Give 1 to {_MAX_TEXTS:,} texts, none of them empty."
+        )
     selection = await service.async_engine.select(
         SelectRequest(body.prompt or "", texts, lora_path=service.adapter_of(body.model))
     )
@@ -100,9 +127,15 @@ async def _continuations(service: Service, body: ScoreRequest) -> Response:
         for i, each in enumerate(selection.scores)
     ]
     usage = selection.usage
-    counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": 0, "total_tokens": usage.prompt_tokens,
-              "prompt_tokens_details": {"cached_tokens": usage.cached_tokens}}  # fmt: skip
-    return answer({"object": "score", "model": service.name_of(body.model), "scores": scores, "usage": counts})
+    counts = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": 0,
+        "total_tokens": usage.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+    return answer(
+        {"object": "score", "model": service.name_of(body.model), "scores": scores, "usage": counts}
+    )
 
 
 async def _labels(service: Service, body: ScoreRequest) -> Response:
@@ -119,13 +152,29 @@ async def _labels(service: Service, body: ScoreRequest) -> Response:
         for each in label_calls(body.query, items, body.label_token_ids, size, item_first=first)
     ]
     found = await asyncio.gather(*(service.async_engine.results(call) for call in calls))
-    rows = [label_logprobs(call, generations[0].output_logprobs[0].ids) for call, generations in zip(calls, found)]
+    rows = [
+        label_logprobs(call, generations[0].output_logprobs[0].ids)
+        for call, generations in zip(calls, found)
+    ]
     scores = [label_scores(row, apply_softmax=bool(body.apply_softmax)) for row in rows]
     usages = [generations[0].usage for generations in found]
     prompt = sum(usage.prompt_tokens for usage in usages)
-    counts = {"prompt_tokens": prompt, "completion_tokens": 0, "total_tokens": prompt,
-              "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)}}  # fmt: skip
-    return answer({"object": "scoring", "model": service.name_of(body.model), "scores": scores, "usage": counts})
+    counts = {
+        "prompt_tokens": prompt,
+        "completion_tokens": 0,
+        "total_tokens": prompt,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+    }
+    return answer(
+        {
+            "object": "scoring",
+            "model": service.name_of(body.model),
+            "scores": scores,
+            "usage": counts,
+        }
+    )
 
 
-ROUTES = (Route("/v1/score", score, "Score texts", protocol="openai", fields=SCORE, counts_as_open=True),)
+ROUTES = (
+    Route("/v1/score", score, "Score texts", protocol="openai", fields=SCORE, counts_as_open=True),
+)

@@ -15,7 +15,14 @@ import msgspec
 from starlette.responses import Response
 
 from sglang_lite.media_files import wav_of
-from sglang_lite.protocol import CapabilityError, Generation, Media, ParameterError, Prompt, SamplingParams
+from sglang_lite.protocol import (
+    CapabilityError,
+    Generation,
+    Media,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+)
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.media.sound_families import SoundFormat
 from sglang_lite.runtime.media.speech import Task, VoxtralSpeech, WhisperSpeech
@@ -52,9 +59,15 @@ class TranscriptionRequest(msgspec.Struct, kw_only=True):
 
 
 TRANSCRIPTIONS: Fields[TranscriptionRequest] = Fields(
-    TranscriptionRequest, {}, {"include": (), "chunking_strategy": (), "known_speaker_names": (),
-                               "known_speaker_references": ()},
-)  # fmt: skip
+    TranscriptionRequest,
+    {},
+    {
+        "include": (),
+        "chunking_strategy": (),
+        "known_speaker_names": (),
+        "known_speaker_references": (),
+    },
+)
 _FORMAT = "response_format"
 
 
@@ -90,7 +103,12 @@ class _Transcript:
     """
 
     def __init__(
-        self, service: Service, body: TranscriptionRequest, task: Task, heard: NDArray[np.float32], form: SoundFormat
+        self,
+        service: Service,
+        body: TranscriptionRequest,
+        task: Task,
+        heard: NDArray[np.float32],
+        form: SoundFormat,
     ) -> None:
         self._service = service
         self._body = body
@@ -100,14 +118,17 @@ class _Transcript:
         self.language = body.language
         self.seconds = len(heard) / form.rate
 
-    async def parts(self, speech: WhisperSpeech | VoxtralSpeech) -> AsyncGenerator[list[_Part], None]:
+    async def parts(
+        self, speech: WhisperSpeech | VoxtralSpeech
+    ) -> AsyncGenerator[list[_Part], None]:
         """Yields the parts of the transcript as they are generated. Closing the generator ends the
         work.
         """
         params = SamplingParams(
-            max_tokens=self._service.engine.context_length, temperature=self._body.temperature or 0.0,
+            max_tokens=self._service.engine.context_length,
+            temperature=self._body.temperature or 0.0,
             return_logprob=self._body.timed,
-        )  # fmt: skip
+        )
         if isinstance(speech, VoxtralSpeech):
             found = await self._generate(speech.prompt(_sound(self._body), self.language), params)
             yield [_Part(0.0, self.seconds, found.text, {})]
@@ -117,7 +138,8 @@ class _Transcript:
             self.language = await self._language(speech, instructions)
         at = 0
         form = self._form
-        timed = self._body.timed or len(self._heard) > form.window  # timestamps show where the next window begins
+        # timestamps show where the next window begins
+        timed = self._body.timed or len(self._heard) > form.window
         instructions = speech.instructions(self.language, self._task, timed=timed)
         while at < len(self._heard):
             window = self._heard[at : at + form.window]
@@ -127,14 +149,18 @@ class _Transcript:
             start = at / form.rate
             segments, complete = speech.segments(found.token_ids, seconds)
             yield [
-                _Part(start + part.start, start + part.end, self._text(part.ids), self._details(found, part.ids, start))
+                _Part(
+                    start + part.start,
+                    start + part.end,
+                    self._text(part.ids),
+                    self._details(found, part.ids, start),
+                )
                 for part in segments
             ]
             at += max(round(complete * form.rate), 1)
 
     async def _language(self, speech: WhisperSpeech, instructions: Sequence[int]) -> str:
-        """Returns the code of the language that the model finds most likely, from the first window.
-        """
+        """Returns the code of the language that the model finds most likely, from the first window."""
         first = wav_of(self._heard[: self._form.window], self._form.rate)
         biases = tuple((token, 100.0) for token in speech.languages.values())
         params = SamplingParams(max_tokens=1, temperature=0.0, logit_bias=biases)
@@ -145,7 +171,9 @@ class _Transcript:
         self, prompt: Prompt, params: SamplingParams, rules: LogitProcessor | None = None
     ) -> Generation:
         request = GenerateRequest(prompt, params, logit_processor=rules)
-        (found,) = await self._service.async_engine.results(self._service.adapted(self._body.model, request))
+        (found,) = await self._service.async_engine.results(
+            self._service.adapted(self._body.model, request)
+        )
         return found
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -157,10 +185,12 @@ class _Transcript:
         text = self._text(ids).encode()
         logprobs = [each.logprob or 0.0 for each in found.output_logprobs]
         return {
-            "seek": round(start * 100), "tokens": list(ids), "temperature": self._body.temperature or 0.0,
+            "seek": round(start * 100),
+            "tokens": list(ids),
+            "temperature": self._body.temperature or 0.0,
             "avg_logprob": sum(logprobs) / max(len(logprobs), 1),
             "compression_ratio": len(text) / len(zlib.compress(text)),
-        }  # fmt: skip
+        }
 
 
 async def transcribe(service: Service, call: HttpRequest) -> Response:
@@ -193,16 +223,21 @@ async def _answer(service: Service, call: HttpRequest, task: Task) -> Response:
         case "text":
             return Response(f"{text}\n", media_type="text/plain")
         case "srt" | "vtt" as kind:
-            return Response(_subtitles(found, kind), media_type="text/vtt" if kind == "vtt" else "text/plain")
+            return Response(
+                _subtitles(found, kind), media_type="text/vtt" if kind == "vtt" else "text/plain"
+            )
         case "verbose_json":
             segments = [
                 {"id": i, "start": part.start, "end": part.end, "text": part.text, **part.details}
                 for i, part in enumerate(found)
             ]
             content = {
-                "task": task, "language": transcript.language or "en", "duration": transcript.seconds, "text": text,
+                "task": task,
+                "language": transcript.language or "en",
+                "duration": transcript.seconds,
+                "text": text,
                 "segments": segments,
-            }  # fmt: skip
+            }
             return answer({**content, "usage": _usage(transcript)})
     return answer({"text": text, "usage": _usage(transcript)})
 
@@ -228,20 +263,28 @@ def _check(body: TranscriptionRequest, speech: WhisperSpeech | VoxtralSpeech, ta
     """Raises ParameterError or CapabilityError for what the model, or this server, can't do."""
     if others := [each for each in body.timestamp_granularities if each != "segment"]:
         hint = 'Leave it out, or use "segment".'
-        raise ParameterError("timestamp_granularities", f"{others[0]!r:.50} is not supported.", hint=hint)
+        raise ParameterError(
+            "timestamp_granularities", f"{others[0]!r:.50} is not supported.", hint=hint
+        )
     if body.timestamp_granularities and body.response_format != "verbose_json":
         hint = 'Use response_format="verbose_json".'
-        raise ParameterError("timestamp_granularities", "is for the detailed answer alone.", hint=hint)
+        raise ParameterError(
+            "timestamp_granularities", "is for the detailed answer alone.", hint=hint
+        )
     if body.temperature is not None and not 0 <= body.temperature <= 1:
         raise ParameterError("temperature", f"{body.temperature:g} is not between 0 and 1.")
     if body.stream and body.response_format not in ("json", "text"):
-        raise ParameterError(_FORMAT, f"{body.response_format!r} is not streamed.", hint='Use "json" or "text".')
+        raise ParameterError(
+            _FORMAT, f"{body.response_format!r} is not streamed.", hint='Use "json" or "text".'
+        )
     if isinstance(speech, WhisperSpeech):
         return
     told = {_FORMAT: body.timed, "prompt": body.prompt, "language": task == "translate"}
     if name := next((name for name, wanted in told.items() if wanted), None):
         problem = "the model writes transcripts alone, without times and what was said before."
-        raise CapabilityError(problem, parameter=name, hint='Use /v1/audio/transcriptions with "json" or "text".')
+        raise CapabilityError(
+            problem, parameter=name, hint='Use /v1/audio/transcriptions with "json" or "text".'
+        )
 
 
 def _sound(body: TranscriptionRequest) -> Media:
@@ -252,7 +295,9 @@ def _usage(transcript: _Transcript) -> dict[str, Any]:
     return {"type": "duration", "seconds": math.ceil(transcript.seconds)}
 
 
-async def _stream(transcript: _Transcript, parts: AsyncGenerator[list[_Part], None]) -> AsyncGenerator[bytes, None]:
+async def _stream(
+    transcript: _Transcript, parts: AsyncGenerator[list[_Part], None]
+) -> AsyncGenerator[bytes, None]:
     """Yields the events of a transcript, one for the text of each window."""
     text = ""
     async for some in parts:
@@ -268,7 +313,9 @@ def _subtitles(parts: Sequence[_Part], kind: Literal["srt", "vtt"]) -> str:
     lines = ["WEBVTT\n"] if kind == "vtt" else []
     for i, part in enumerate(parts, 1):
         number = f"{i}\n" if kind == "srt" else ""
-        lines.append(f"{number}{_clock(part.start, kind)} --> {_clock(part.end, kind)}\n{part.text.strip()}\n")
+        lines.append(
+            f"{number}{_clock(part.start, kind)} --> {_clock(part.end, kind)}\n{part.text.strip()}\n"
+        )
     return "\n".join(lines)
 
 
@@ -282,10 +329,17 @@ def _clock(seconds: float, kind: Literal["srt", "vtt"]) -> str:
 
 ROUTES = tuple(
     Route(
-        f"/v1/audio/{name}", handler, summary, protocol="openai", fields=TRANSCRIPTIONS,
-        body_type="multipart/form-data", streams=True, counts_as_open=True,
+        f"/v1/audio/{name}",
+        handler,
+        summary,
+        protocol="openai",
+        fields=TRANSCRIPTIONS,
+        body_type="multipart/form-data",
+        streams=True,
+        counts_as_open=True,
     )
     for name, handler, summary in (
-        ("transcriptions", transcribe, "Write what is said"), ("translations", translate, "Write it in English"),
+        ("transcriptions", transcribe, "Write what is said"),
+        ("translations", translate, "Write it in English"),
     )
-)  # fmt: skip
+)

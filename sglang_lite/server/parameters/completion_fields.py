@@ -1,4 +1,6 @@
-"""Fields that OpenAI's completions of chats and of texts share, with those that SGLang and vLLM add."""
+"""Fields that OpenAI's completions of chats and of texts share, with those that SGLang and vLLM
+add.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 class EventOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of the events of a stream."""
 
-    include_obfuscation: bool = False  # reported: events are not padded to hide their sizes from eavesdroppers
+    # reported: events are not padded to hide their sizes from eavesdroppers
+    include_obfuscation: bool = False
 
 
 class StreamOptions(EventOptions, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +48,9 @@ def check_stream(stream: bool | None, options: EventOptions | None, unused: list
     if options is None:
         return
     if not stream:
-        raise ParameterError("stream_options", "needs stream: true.", hint="Leave it out, or set stream.")
+        raise ParameterError(
+            "stream_options", "needs stream: true.", hint="Leave it out, or set stream."
+        )
     if options.include_obfuscation:
         unused.append("stream_options.include_obfuscation")
 
@@ -93,7 +98,9 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
             **more,
             regex=None if self.regex is None else Regex(self.regex),
             ebnf=None if self.ebnf is None else Ebnf(self.ebnf),
-            structural_tag=None if self.structural_tag is None else structural_tag.parse(self.structural_tag),
+            structural_tag=None
+            if self.structural_tag is None
+            else structural_tag.parse(self.structural_tag),
             structured_outputs=constraints.structured_outputs(self.structured_outputs),
         )
 
@@ -105,11 +112,15 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
         for name in ("return_token_ids", "return_prompt_token_ids", "return_meta_info"):
             if getattr(self, name):
                 if self.stream:
-                    raise ParameterError(name, "has no place in a stream.", hint="Set stream: false.")
+                    raise ParameterError(
+                        name, "has no place in a stream.", hint="Set stream: false."
+                    )
                 return True
         return False
 
-    def ids_of(self, service: Service, request: GenerateRequest, generation: Generation) -> dict[str, Json]:
+    def ids_of(
+        self, service: Service, request: GenerateRequest, generation: Generation
+    ) -> dict[str, Json]:
         """Returns the requested fields of a choice about token ids."""
         found: dict[str, Json] = {}
         if self.return_token_ids or self.return_prompt_token_ids:
@@ -119,6 +130,8 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
         if self.return_meta_info:
             decode = service.engine.tokenizer.decode
             version = service.engine.config.weight_version
-            answer = SampleAnswer(request, generation.prompt_ids, None, decode, weight_version=version)
+            answer = SampleAnswer(
+                request, generation.prompt_ids, None, decode, weight_version=version
+            )
             found["meta_info"] = answer.add_event(generation)["meta_info"]
         return found

@@ -12,7 +12,8 @@ from sglang_lite.protocol import Choices, Constraint, Ebnf, Lark, ParameterError
 from sglang_lite.protocol.anything import Json
 
 _JSON_OBJECT = {"type": "object"}
-# Members of a `response_format` besides its type. llama.cpp and Together write a schema without a name.
+# Members of a `response_format` besides its type. llama.cpp and Together write a schema without a
+# name.
 _MEMBERS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
 
 
@@ -27,7 +28,9 @@ def single_constraint(**given: Constraint | None) -> Constraint | None:
     return next(iter(found.values()), None)
 
 
-def response_format(format: Mapping[str, Json] | None, name: str = "response_format") -> Constraint | None:
+def response_format(
+    format: Mapping[str, Json] | None, name: str = "response_format"
+) -> Constraint | None:
     """Returns the constraint of a chat request's `response_format`.
 
     Raises:
@@ -52,7 +55,9 @@ def response_format(format: Mapping[str, Json] | None, name: str = "response_for
         return schema(inner, f"{name}.json_schema")
     if kind == "structural_tag":
         return structural_tag.parse(json.dumps(format))
-    raise ParameterError(f"{name}.type", f"{kind!r:.60} is not text, json_object, json_schema or structural_tag.")
+    raise ParameterError(
+        f"{name}.type", f"{kind!r:.60} is not text, json_object, json_schema or structural_tag."
+    )
 
 
 def schema(inner: Mapping[str, Json], name: str) -> Constraint:
@@ -77,7 +82,9 @@ def _check_members(given: Mapping[str, Json], known: Sequence[str], name: str) -
             hint = f"It has: {listed}."
             if member == "schema":
                 hint = 'A schema is enforced by {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}.'
-            raise ParameterError(f"{name}.{member[:60]}", "is not a field of the format.", hint=hint)
+            raise ParameterError(
+                f"{name}.{member[:60]}", "is not a field of the format.", hint=hint
+            )
 
 
 def structured_outputs(given: Mapping[str, Json] | None) -> Constraint | None:
@@ -86,12 +93,16 @@ def structured_outputs(given: Mapping[str, Json] | None) -> Constraint | None:
     """
     if given is None:
         return None
-    found = {name: value for name, value in given.items() if value is not None and value is not False}
+    found = {
+        name: value for name, value in given.items() if value is not None and value is not False
+    }
     if len(found) != 1:
         raise ParameterError("structured_outputs", f"Give exactly one of {', '.join(_STRUCTURED)}.")
     ((name, value),) = found.items()
     if name not in _STRUCTURED:
-        raise ParameterError(f"structured_outputs.{name[:60]}", f"is unknown. Use one of {', '.join(_STRUCTURED)}.")
+        raise ParameterError(
+            f"structured_outputs.{name[:60]}", f"is unknown. Use one of {', '.join(_STRUCTURED)}."
+        )
     kinds, read = _STRUCTURED[name]
     if not isinstance(value, kinds):
         raise ParameterError(f"structured_outputs.{name}", f"{value!r:.60} has the wrong type.")

@@ -17,15 +17,25 @@ _TABLE = {each.name: each for each in PARAMETERS}
 
 
 _TYPES: dict[Kind, Any] = {
-    "int": int, "float": float, "bool": bool, "strings": str | list[str], "token ids": list[int],
-    "biases": dict[str, float], "order": str, "budget": int | str,
-}  # fmt: skip
-_OWN_NAMES = {"include_stop": "no_stop_trim"}  # SGLang's names by this package's, where OpenAI's routes use SGLang's
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "strings": str | list[str],
+    "token ids": list[int],
+    "biases": dict[str, float],
+    "order": str,
+    "budget": int | str,
+}
+# SGLang's names by this package's, where OpenAI's routes use SGLang's
+_OWN_NAMES = {"include_stop": "no_stop_trim"}
 
 
 def _fields(place: Place) -> list[tuple[str, Any, None]]:
     """Returns the optional fields of the parameters that can be given in a place."""
-    return [(_OWN_NAMES.get(each.name, each.name), _TYPES[each.kind] | None, None) for each in named(place).values()]
+    return [
+        (_OWN_NAMES.get(each.name, each.name), _TYPES[each.kind] | None, None)
+        for each in named(place).values()
+    ]
 
 
 if TYPE_CHECKING:  # with the fields that code names
@@ -39,20 +49,34 @@ if TYPE_CHECKING:  # with the fields that code names
         max_tokens: int | None = None
 else:
     OpenAiSampling = msgspec.defstruct(
-        "OpenAiSampling", _fields("openai"), module=__name__, kw_only=True, omit_defaults=True,
-        namespace={"__doc__": "Sampling parameters that all of OpenAI's protocols have."},
-    )  # fmt: skip
-    CompletionSampling = msgspec.defstruct(
-        "CompletionSampling", _fields("completions"), bases=(OpenAiSampling,), module=__name__, kw_only=True,
+        "OpenAiSampling",
+        _fields("openai"),
+        module=__name__,
+        kw_only=True,
         omit_defaults=True,
-        namespace={"__doc__": "Sampling parameters of OpenAI's completions, of chats and of texts."},
-    )  # fmt: skip
+        namespace={"__doc__": "Sampling parameters that all of OpenAI's protocols have."},
+    )
+    CompletionSampling = msgspec.defstruct(
+        "CompletionSampling",
+        _fields("completions"),
+        bases=(OpenAiSampling,),
+        module=__name__,
+        kw_only=True,
+        omit_defaults=True,
+        namespace={
+            "__doc__": "Sampling parameters of OpenAI's completions, of chats and of texts."
+        },
+    )
 
 
-_NAMES = {name: name for name in CompletionSampling.__struct_fields__} | {own: ours for ours, own in _OWN_NAMES.items()}
+_NAMES = {name: name for name in CompletionSampling.__struct_fields__} | {
+    own: ours for ours, own in _OWN_NAMES.items()
+}
 
 
-def read(request: msgspec.Struct, names: Mapping[str, str] | None = None, **values: Json) -> SamplingParams:
+def read(
+    request: msgspec.Struct, names: Mapping[str, str] | None = None, **values: Json
+) -> SamplingParams:
     """Reads the sampling parameters of a request.
 
     Args:
@@ -70,9 +94,13 @@ def read(request: msgspec.Struct, names: Mapping[str, str] | None = None, **valu
     for name in written:
         other = taken.setdefault(table[name].name, name)
         if other != name:
-            raise ParameterError(name, f"and {other} are both given, but they are one parameter. Give one of them.")
+            raise ParameterError(
+                name, f"and {other} are both given, but they are one parameter. Give one of them."
+            )
     defaults = {name: value for name, value in values.items() if name not in taken}
-    params = read_params({**defaults, **written}, {**{name: _TABLE[name] for name in defaults}, **table})
+    params = read_params(
+        {**defaults, **written}, {**{name: _TABLE[name] for name in defaults}, **table}
+    )
     for name in written:
         _check_engine(name, table[name], params)
     _check_biases(getattr(request, "logit_bias", None) or {})
@@ -84,9 +112,10 @@ def _check_biases(biases: Mapping[str, float]) -> None:
     for token, bias in biases.items():
         if not -_MAX_BIAS <= bias <= _MAX_BIAS:
             raise ParameterError(
-                f"logit_bias.{token[:20]}", f"{bias:g} is not between -{_MAX_BIAS} and {_MAX_BIAS}.",
+                f"logit_bias.{token[:20]}",
+                f"{bias:g} is not between -{_MAX_BIAS} and {_MAX_BIAS}.",
                 hint=f"-{_MAX_BIAS} forbids a token, {_MAX_BIAS} chooses it.",
-            )  # fmt: skip
+            )
 
 
 def _check_engine(name: str, parameter: Parameter, params: SamplingParams) -> None:

@@ -9,7 +9,9 @@ from sglang_lite.text.chat_format import RenderedConversation
 from sglang_lite.text.reasoning import thinking_of_effort
 
 
-def with_thinking(params: SamplingParams, rendered: RenderedConversation, effort: str | None) -> SamplingParams:
+def with_thinking(
+    params: SamplingParams, rendered: RenderedConversation, effort: str | None
+) -> SamplingParams:
     """Adds the limit on thinking to the parameters of an answer.
 
     Args:
@@ -40,7 +42,10 @@ def with_budget(params: SamplingParams, field: str, budget: int | None) -> Sampl
 
 
 def report_thinking(
-    rendered: RenderedConversation, budgets: dict[str, int | None], effort: tuple[str, str | None], unused: list[str]
+    rendered: RenderedConversation,
+    budgets: dict[str, int | None],
+    effort: tuple[str, str | None],
+    unused: list[str],
 ) -> None:
     """Reports which fields about thinking have no effect.
 

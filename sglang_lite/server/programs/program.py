@@ -1,5 +1,6 @@
-"""Routes for programs: a complete program is one request; an open one is extended by further requests until it ends.
-Programs are data, and run no code of the client."""
+"""Routes for programs: a complete program is one request; an open one is extended by further
+requests until it ends. Programs are data, and run no code of the client.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ from starlette.responses import Response
 
 from sglang_lite import wire
 from sglang_lite.engine.core import OpenProgram
-from sglang_lite.program.nodes import Fork, Gen, ImagePart, Mark, Node, Path, Program, Select, Verdict
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    ImagePart,
+    Mark,
+    Node,
+    Path,
+    Program,
+    Select,
+    Verdict,
+)
 from sglang_lite.protocol import (
     CapabilityError,
     Generation,
@@ -69,7 +80,9 @@ class PlayRequest(msgspec.Struct, kw_only=True):
 
 
 class ProgramAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Further nodes of a branch, a verdict on one of its nodes, its end, or the winding down of the whole program."""
+    """Further nodes of a branch, a verdict on one of its nodes, its end, or the winding down of the
+    whole program.
+    """
 
     path: list[int]
     nodes: list[dict[str, Any]] | None = None
@@ -92,7 +105,7 @@ PLAY: Fields[PlayRequest] = Fields(PlayRequest, GATEWAY_NEUTRAL, {})
 ANSWERS: Fields[ProgramAnswers] = Fields(ProgramAnswers, GATEWAY_NEUTRAL, {})
 
 
-# --------------------------------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 @dataclass(slots=True)
@@ -104,8 +117,8 @@ class ProgramBudget:
         nodes: number of nodes that may still be added.
         branches: number of branches that may still be forked.
         vocab_size: vocabulary size of the model, for checks of sampling parameters.
-        open: whether the program is open: a generation with an invalid parameter then fails its branch when it is
-            played, and costs no tokens.
+        open: whether the program is open: a generation with an invalid parameter then fails its
+            branch when it is played, and costs no tokens.
         media_kinds: kinds of media that the model takes.
     """
 
@@ -124,7 +137,8 @@ class ProgramBudget:
             pointer: JSON Pointer to the list of nodes.
 
         Raises:
-            ParameterError: a node exceeds the budget, or has an invalid parameter; the error has its JSON Pointer.
+            ParameterError: a node exceeds the budget, or has an invalid parameter; the error has
+                its JSON Pointer.
             CapabilityError: a node is an image, and the model reads none.
         """
         remaining = replace(self)
@@ -144,7 +158,10 @@ class ProgramBudget:
         """
         self.nodes -= 1
         if self.nodes < 0:
-            raise ParameterError(pointer, f"the program has too many nodes: {most.nodes:,} more are allowed. Split it.")
+            raise ParameterError(
+                pointer,
+                f"the program has too many nodes: {most.nodes:,} more are allowed. Split it.",
+            )
         if isinstance(node, Gen):
             try:
                 params = resolve_params(node.params, self.vocab_size)
@@ -152,13 +169,16 @@ class ProgramBudget:
                 if self.open:
                     return
                 problem = error.message.removeprefix(f"{error.parameter}: ")
-                raise ParameterError(f"{pointer}/params/{error.parameter}", problem, hint=error.hint) from None
+                raise ParameterError(
+                    f"{pointer}/params/{error.parameter}", problem, hint=error.hint
+                ) from None
             self.tokens -= params.max_tokens * params.n
             if self.tokens < 0:
                 raise ParameterError(
-                    f"{pointer}/params/max_tokens", f"the program may generate {most.tokens:,} more tokens at most.",
+                    f"{pointer}/params/max_tokens",
+                    f"the program may generate {most.tokens:,} more tokens at most.",
                     hint="Lower max_tokens.",
-                )  # fmt: skip
+                )
         elif isinstance(node, Select):
             if not node.choices:
                 raise ParameterError(f"{pointer}/choices", "is empty. Give at least one choice.")
@@ -170,7 +190,9 @@ class ProgramBudget:
                     f"the program has too many branches: {most.branches:,} more are allowed. Fork less.",
                 )
         elif isinstance(node, ImagePart) and node.image.kind not in self.media_kinds:
-            raise CapabilityError(f"the model reads no {NAMES[node.image.kind]}s.", parameter=pointer)
+            raise CapabilityError(
+                f"the model reads no {NAMES[node.image.kind]}s.", parameter=pointer
+            )
 
 
 def _walked(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:
@@ -189,10 +211,13 @@ def check_version(body: Mapping[str, Json], pointer: str) -> None:
         hint = f"This server has version {wire.VERSION}."
         if version is None:
             raise ParameterError(f"{pointer}/version".lstrip("/"), "is missing.", hint=hint)
-        raise ParameterError(f"{pointer}/version", f"{version!r:.60} is not {wire.VERSION}.", hint=hint)
+        raise ParameterError(
+            f"{pointer}/version", f"{version!r:.60} is not {wire.VERSION}.", hint=hint
+        )
 
 
-def record_of(name: str, data: object, pointer: str, call: HttpRequest) -> Any:  # the record of that name
+# the record of that name
+def record_of(name: str, data: object, pointer: str, call: HttpRequest) -> Any:
     """Decodes the record of a name from data. Raises WireError if the data is invalid, with its
     pointer into the body.
     """
@@ -228,14 +253,17 @@ class ParsedProgram:
     priority: int
 
 
-def parse_request(reader: RequestReader, call: HttpRequest, given: Mapping[str, Json], pointer: str) -> ParsedProgram:
+def parse_request(
+    reader: RequestReader, call: HttpRequest, given: Mapping[str, Json], pointer: str
+) -> ParsedProgram:
     """Reads and checks the body of a request.
 
     Args:
         pointer: JSON Pointer to `given` in the body.
 
     Raises:
-        ParameterError, WireError, CapabilityError: the body is invalid, or the program exceeds a limit.
+        ParameterError, WireError, CapabilityError: the body is invalid, or the program exceeds a
+            limit.
     """
     check_version(given, pointer)
     body = PLAY.read(given, call.unused if call.reports else None)
@@ -245,10 +273,16 @@ def parse_request(reader: RequestReader, call: HttpRequest, given: Mapping[str, 
     else:
         prompt = record_of("Prompt", body.prompt, f"{pointer}/prompt", call)
     if body.open and prompt != "":
-        raise ParameterError(f"{pointer}/prompt", 'is "" where a program is open.', hint="Give the text as Text nodes.")
+        raise ParameterError(
+            f"{pointer}/prompt",
+            'is "" where a program is open.',
+            hint="Give the text as Text nodes.",
+        )
     program = _program(body.program, f"{pointer}/program", call)
     if body.close and not body.open:
-        raise ParameterError(f"{pointer}/close", "is of programs that are open.", hint="Leave it out.")
+        raise ParameterError(
+            f"{pointer}/close", "is of programs that are open.", hint="Leave it out."
+        )
     budget, seconds = limits_of(reader, body.limits, pointer)
     budget.open = bool(body.open)
     remaining = budget.minus(program.nodes, f"{pointer}/program/nodes")
@@ -258,7 +292,9 @@ def parse_request(reader: RequestReader, call: HttpRequest, given: Mapping[str, 
     )  # fmt: skip
 
 
-def limits_of(reader: RequestReader, given: ProgramLimits | None, pointer: str) -> tuple[ProgramBudget, float]:
+def limits_of(
+    reader: RequestReader, given: ProgramLimits | None, pointer: str
+) -> tuple[ProgramBudget, float]:
     """Returns the budget and time limit (seconds) of a program: the lower of the client's and the
     server's limits.
     """
@@ -282,7 +318,7 @@ def _least(name: str, given: float | None, most: float, pointer: str) -> float:
     return min(given, most)
 
 
-# ------------------------------------------------------------------------------------------------------------ answers
+# ------------------------------------------------------------------------------------------ answers
 
 
 async def play(service: Service, call: HttpRequest) -> Response:
@@ -302,7 +338,9 @@ async def played(service: Service, call: HttpRequest, request: ParsedProgram) ->
     if request.open:
         events = _open_events(service, call, request)
     else:
-        whole = ProgramRequest(request.prompt, request.program, request.stream, request.namespace, request.priority)
+        whole = ProgramRequest(
+            request.prompt, request.program, request.stream, request.namespace, request.priority
+        )
         events = service.async_engine.play(whole, request.seconds)
     if request.open or request.stream:
         events = await with_first_event(events)
@@ -388,13 +426,17 @@ class _Usages:
             return
         usage = event.event.usage
         self._of.append((event.path, event.name, usage))
-        if isinstance(event.event, Selection) or not event.event.index:  # samples share their prompt
+        # samples share their prompt
+        if isinstance(event.event, Selection) or not event.event.index:
             self._prompts += usage.prompt_tokens
             self._cached += usage.cached_tokens
 
     @property
     def segments(self) -> list[dict[str, Any]]:
-        return [{"path": path, "name": name, **msgspec.to_builtins(usage)} for path, name, usage in self._of]
+        return [
+            {"path": path, "name": name, **msgspec.to_builtins(usage)}
+            for path, name, usage in self._of
+        ]
 
     @property
     def total(self) -> Usage:
@@ -407,7 +449,7 @@ class _Usages:
         )
 
 
-# ----------------------------------------------------------------------------------------------------- open programs
+# ------------------------------------------------------------------------------------ open programs
 
 
 @dataclass(slots=True)
@@ -429,7 +471,9 @@ async def _open_events(
     service: Service, call: HttpRequest, request: ParsedProgram
 ) -> AsyncGenerator[list[ProgramEvent], None]:
     def begin(program: OpenProgram) -> None:
-        service.programs[request.id] = _OpenProgramEntry(program, call.key, request.remaining, request.close)
+        service.programs[request.id] = _OpenProgramEntry(
+            program, call.key, request.remaining, request.close
+        )
         if request.program.nodes:
             program.extend((), request.program.nodes)
         if request.close:
@@ -451,7 +495,9 @@ async def extend(service: Service, call: HttpRequest) -> Response:
     """
     changes, close = await read(service, call, _read_answers)
     branches = await service.images.branches([change.nodes for change in changes])
-    changes = [replace(change, nodes=nodes) for change, nodes in zip(changes, branches, strict=True)]
+    changes = [
+        replace(change, nodes=nodes) for change, nodes in zip(changes, branches, strict=True)
+    ]
     id = call.path["id"]
     entry = service.programs.get(id)
     if not isinstance(entry, _OpenProgramEntry) or entry.key != call.key:
@@ -504,7 +550,9 @@ def _change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Change:
     path = tuple(given.path)
     place = given.place
     if len(path) % 2 or any(index < 0 for index in path):
-        raise ParameterError(f"{pointer}/path", f"{given.path!r:.60} is no branch's: pairs of a fork and an index.")
+        raise ParameterError(
+            f"{pointer}/path", f"{given.path!r:.60} is no branch's: pairs of a fork and an index."
+        )
     others = given.drop + given.wind_down + (given.pause is not None)
     if bool(given.nodes) + (given.verdict is not None) + others != 1:
         problem = "has to have nodes, a verdict, a pause, drop: true or wind_down: true. Give one of them."
@@ -512,7 +560,9 @@ def _change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Change:
     if given.wind_down and path:
         raise ParameterError(f"{pointer}/path", "is to be []: the whole program winds down.")
     if (given.verdict is None) != (place is None) or (place is not None and place < 0):
-        raise ParameterError(f"{pointer}/place", "is the index of the node that a verdict is given on.")
+        raise ParameterError(
+            f"{pointer}/place", "is the index of the node that a verdict is given on."
+        )
     if given.nodes:
         return _Change(path, _program({"nodes": given.nodes}, pointer, call).nodes)
     if given.pause is not None and not 0 <= given.pause < math.inf:
@@ -531,7 +581,9 @@ def _after(remaining: ProgramBudget, changes: Sequence[_Change]) -> ProgramBudge
         if change.nodes:
             remaining = remaining.minus(change.nodes, f"{pointer}/nodes")
         elif change.verdict is not None and change.verdict.again is not None:
-            remaining = replace(remaining, open=False).minus((change.verdict.again,), f"{pointer}/verdict/again")
+            remaining = replace(remaining, open=False).minus(
+                (change.verdict.again,), f"{pointer}/verdict/again"
+            )
         else:  # any other change costs as much as a node
             remaining = remaining.minus((Mark(),), pointer)
     return replace(remaining, open=True)
@@ -540,13 +592,18 @@ def _after(remaining: ProgramBudget, changes: Sequence[_Change]) -> ProgramBudge
 async def refuse_rows(service: Service, call: HttpRequest) -> Response:
     """Rejects rows of compiled programs, which clients of earlier versions send."""
     raise ParameterError(
-        "rows", "this server plays no rows of compiled programs.",
+        "rows",
+        "this server plays no rows of compiled programs.",
         hint="Use sglang-lite of the server's version: run_batch sends each row's program to POST /program.",
-    )  # fmt: skip
+    )
 
 
 ROUTES = (
-    Route("/program/rows", refuse_rows, "Refused: rows of compiled programs, which earlier versions sent"),
+    Route(
+        "/program/rows",
+        refuse_rows,
+        "Refused: rows of compiled programs, which earlier versions sent",
+    ),
     Route("/program", play, "Play a program", fields=PLAY, streams=True, counts_as_open=True),
     Route("/program/{id}/answer", extend, "Give an open program more nodes", fields=ANSWERS),
 )

@@ -34,7 +34,9 @@ def _resolved(url: str) -> set[str]:
     except UnicodeError as error:  # of a label that is empty or too long
         raise OSError(str(error)) from error
     return {
-        f"http://[{address[0]}]:{address[1]}" if family == socket.AF_INET6 else f"http://{address[0]}:{address[1]}"
+        f"http://[{address[0]}]:{address[1]}"
+        if family == socket.AF_INET6
+        else f"http://{address[0]}:{address[1]}"
         for family, _, _, _, address in known
     }
 
@@ -46,7 +48,9 @@ def _listed(file: Path) -> set[str]:
         try:
             check_worker(url)
         except ParameterError as error:
-            raise ParameterError("workers", f"{file}: {error.message.removeprefix('workers: ')}") from None
+            raise ParameterError(
+                "workers", f"{file}: {error.message.removeprefix('workers: ')}"
+            ) from None
     if not urls:  # perhaps it is being written
         raise ParameterError("workers", f"{file} names no server.")
     return urls

@@ -1,8 +1,8 @@
-"""The gateway in front of several servers: a third-party package in a process of its own, which learns about its
-workers over HTTP.
+"""The gateway in front of several servers: a third-party package in a process of its own, which
+learns about its workers over HTTP.
 
-`smg` continues `sglang-router`; both have the same settings and routes. Neither checks the health of workers here: the
-supervisor watches them, and adds and removes them.
+`smg` continues `sglang-router`; both have the same settings and routes. Neither checks the health
+of workers here: the supervisor watches them, and adds and removes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from sglang_lite.server.settings import QUOTAS, ReplicaSettings, ServerSettings
 
 logger = logging.getLogger("sglang_lite.server")
 
-PACKAGES = {"smg": "smg", "sglang-router": "sglang_router"}  # name of the distribution: name of the module
+# name of the distribution: name of the module
+PACKAGES = {"smg": "smg", "sglang-router": "sglang_router"}
 _LOOK_S = 0.25  # between two comparisons of its workers with the wanted ones
 _TIMEOUT_S = 5.0  # of a request to the gateway
 _AGAIN_S = 5.0  # before a missing worker is registered again
@@ -64,7 +65,9 @@ class Gateway:
         failed: True if the gateway ended before its first answer; it is then not restarted.
     """
 
-    def __init__(self, settings: ServerSettings, replicas: ReplicaSettings, host: str, port: int) -> None:
+    def __init__(
+        self, settings: ServerSettings, replicas: ReplicaSettings, host: str, port: int
+    ) -> None:
         for name, problem in (
             ("allowed_host", "a gateway doesn't check names."),
             ("allowed_origin", "a gateway doesn't check pages."),
@@ -76,7 +79,9 @@ class Gateway:
         self.package = package_of(replicas.gateway)
         if len(settings.api_key) > 1:
             raise ParameterError(
-                "api_key", "a gateway accepts only one key.", hint="Give one key, or serve without replicas."
+                "api_key",
+                "a gateway accepts only one key.",
+                hint="Give one key, or serve without replicas.",
             )
         self._host = host
         self._port = port
@@ -91,22 +96,25 @@ class Gateway:
             "log_level": {"warning": "warn", "error": "error"}.get(settings.log_level, "warn"),
             "log_json": settings.log_format == "json",
             "max_payload_size": int(settings.max_body_mb * 2**20),
-            "max_buffered_request_bytes": int(settings.max_body_mb * 2**20),  # smg retries only buffered requests
+            # smg retries only buffered requests
+            "max_buffered_request_bytes": int(settings.max_body_mb * 2**20),
             "max_concurrent_requests": -1,  # the workers limit their own
-            # A cached prefix saves less time than waiting for an overloaded server costs: with the packages' default
-            # thresholds (64 more requests, and 1.5 times as many), one of two servers got 60 to 84 % of requests that
-            # begin alike.
+            # A cached prefix saves less time than waiting for an overloaded server costs: with the
+            # packages' default thresholds (64 more requests, and 1.5 times as many), one of two
+            # servers got 60 to 84 % of requests that begin alike.
             "balance_abs_threshold": 8,
             "balance_rel_threshold": 1.05,
-            # `smg` sends almost nothing to a server whose load it hasn't polled yet, while it knows the load of
-            # another; by default it polls all servers every 10 s.
+            # `smg` sends almost nothing to a server whose load it hasn't polled yet, while it knows
+            # the load of another; by default it polls all servers every 10 s.
             "load_monitor_interval": 1,
-            # The retries together take longer than it takes to notice that a worker has died, and to remove it.
+            # The retries together take longer than it takes to notice that a worker has died, and
+            # to remove it.
             "retry_max_retries": 12,
             "retry_initial_backoff_ms": 50,
             "retry_max_backoff_ms": 500,
-            # `smg` sends nothing to a server in whose queue eight requests wait. When another server has just died,
-            # that leaves none, and requests are refused (503) instead of tried again.
+            # `smg` sends nothing to a server in whose queue eight requests wait. When another
+            # server has just died, that leaves none, and requests are refused (503) instead of
+            # tried again.
             "worker_overload_protection": False,
             "disable_health_check": True,
             "shutdown_grace_period_secs": max(int(settings.drain_s), 1),
@@ -119,7 +127,8 @@ class Gateway:
         self.known: set[str] = set()
         self.healthy: set[str] = set()
         self._sure = True  # False after a call without an answer, whose effect is unknown
-        self._registered_at: dict[str, float] = {}  # times of registering workers that the gateway doesn't list yet
+        # times of registering workers that the gateway doesn't list yet
+        self._registered_at: dict[str, float] = {}
         self._changed = threading.Condition()
         self._lock = threading.Lock()
         self._over = self._answered = self.failed = False
@@ -140,7 +149,10 @@ class Gateway:
         with socket.socket() as free:  # port for metrics, which would otherwise be a fixed one
             free.bind(("127.0.0.1", 0))
             counts = free.getsockname()[1]
-        content = {"package": self.package, "settings": {**self._settings, "prometheus_port": counts}}
+        content = {
+            "package": self.package,
+            "settings": {**self._settings, "prometheus_port": counts},
+        }
         process = TiedProcess("sglang_lite.server.replicas.gateway:run", content)
         logger.info("the gateway at %s is process %d", self.url, process.pid)
         return process
@@ -183,7 +195,8 @@ class Gateway:
                 self._registered_at = {}
                 try:
                     self._process = self._started()
-                except (BackendError, OSError) as error:  # out of memory or descriptors: the next attempt may succeed
+                # out of memory or descriptors: the next attempt may succeed
+                except (BackendError, OSError) as error:
                     logger.error("the gateway can't be started: %s", error)
             try:
                 self._adjust()
@@ -209,9 +222,15 @@ class Gateway:
                 key = {} if self._key is None else {"api_key": self._key}
                 self._request("POST", "/workers", {"url": url, "runtime": "sglang", **key})
                 self._registered_at[url] = now
-        self.healthy = healthy = {url for url, worker in there.items() if worker.get("is_healthy") and url in wanted}
-        self._registered_at = {url: when for url, when in self._registered_at.items() if url in wanted - healthy}
-        self.known = {url for url in there if url in healthy or there[url].get("status") != "draining"}
+        self.healthy = healthy = {
+            url for url, worker in there.items() if worker.get("is_healthy") and url in wanted
+        }
+        self._registered_at = {
+            url: when for url, when in self._registered_at.items() if url in wanted - healthy
+        }
+        self.known = {
+            url for url in there if url in healthy or there[url].get("status") != "draining"
+        }
         self._sure = True
 
     def _request(self, method: str, path: str, body: object = None) -> Any:
@@ -221,8 +240,7 @@ class Gateway:
         return response.json()
 
     def terminate(self) -> None:
-        """Stops the gateway from accepting requests, and lets it end when the open ones have ended.
-        """
+        """Stops the gateway from accepting requests, and lets it end when the open ones have ended."""
         self._over = True
         self._process.terminate()
 
@@ -240,6 +258,8 @@ def run(content: dict[str, Json]) -> int:
     launcher = importlib.import_module(f"{PACKAGES[content['package']]}.launch_router")
     known = {each.name for each in dataclasses.fields(launcher.RouterArgs)}
     settings = {name: value for name, value in content["settings"].items() if name in known}
-    settings["control_plane_api_keys"] = [tuple(each) for each in settings["control_plane_api_keys"]]
+    settings["control_plane_api_keys"] = [
+        tuple(each) for each in settings["control_plane_api_keys"]
+    ]
     launcher.launch_router(launcher.RouterArgs(**settings))
     return 0

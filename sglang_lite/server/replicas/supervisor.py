@@ -68,10 +68,11 @@ def serve(
         host, port = listening.getsockname()[:2]
     gateway = Gateway(settings, replicas, host, port)
     workers: list[_Worker] = [
-        _Remote(source, settings.health_timeout_s, gateway) if (find := found_by(source)) is None
+        _Remote(source, settings.health_timeout_s, gateway)
+        if (find := found_by(source)) is None
         else _Found(source, find, settings.health_timeout_s, gateway)
         for source in replicas.workers
-    ]  # fmt: skip
+    ]
     each: list[str | None] = [*devices] if devices else [None] * replicas.replicas
     workers += [_Replica(settings, engine, device, gateway) for device in each]
     supervisor = _Supervisor(gateway, workers, settings.drain_s)
@@ -80,8 +81,12 @@ def serve(
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, supervisor.on_restart)
     sources = [source for source in replicas.workers if found_by(source)]
-    served = " and ".join([f"{len(workers) - len(sources)} servers", *(f"those of {source}" for source in sources)])
-    return supervisor.run(lambda: announce(f"Serving {served} at {gateway.url} by {gateway.package}"))
+    served = " and ".join(
+        [f"{len(workers) - len(sources)} servers", *(f"those of {source}" for source in sources)]
+    )
+    return supervisor.run(
+        lambda: announce(f"Serving {served} at {gateway.url} by {gateway.package}")
+    )
 
 
 class _Supervisor:
@@ -108,7 +113,9 @@ class _Supervisor:
         for worker in self._workers:
             if not worker.restart():
                 if not worker.over.is_set():
-                    logger.error("a server has not come back: the restart ends here, and the others keep running")
+                    logger.error(
+                        "a server has not come back: the restart ends here, and the others keep running"
+                    )
                 return
 
     def run(self, announce: Callable[[], object]) -> int:
@@ -124,7 +131,9 @@ class _Supervisor:
             self._bell.clear()
             if self._restarts and not (self._restarting and self._restarting.is_alive()):
                 self._restarts = False
-                self._restarting = threading.Thread(target=self._restart, name="sglang_lite-restart", daemon=True)
+                self._restarting = threading.Thread(
+                    target=self._restart, name="sglang_lite-restart", daemon=True
+                )
                 self._restarting.start()
             failed = self._gateway.failed or any(worker.failed for worker in self._workers)
             failed = failed or all(worker.given_up for worker in self._workers)
@@ -134,11 +143,15 @@ class _Supervisor:
         for worker in self._workers:
             worker.over.set()
         self._gateway.terminate()
-        now = failed or not self._waited(self._drain_s + _END_S, lambda: self._gateway.wait(0.1) is not None)
+        now = failed or not self._waited(
+            self._drain_s + _END_S, lambda: self._gateway.wait(0.1) is not None
+        )
         if not now:
             for worker in self._workers:
                 worker.terminate()
-            self._waited(self._drain_s + _END_S, lambda: all(worker.ended for worker in self._workers))
+            self._waited(
+                self._drain_s + _END_S, lambda: all(worker.ended for worker in self._workers)
+            )
         self._gateway.kill()
         for worker in self._workers:
             worker.kill()
@@ -181,7 +194,9 @@ class _Worker(ABC):
 
     @abstractmethod
     def _watch(self) -> None:
-        """Adds the server to the gateway while it is healthy, and removes it while it isn't, until `over`."""
+        """Adds the server to the gateway while it is healthy, and removes it while it isn't, until
+        `over`.
+        """
 
     # These methods do nothing to a server that this process has not started.
 
@@ -255,7 +270,9 @@ class _Found(_Worker):
         find: function that returns their addresses: see `lookup_for`.
     """
 
-    def __init__(self, source: str, find: Callable[[], set[str]], health_timeout_s: float, gateway: Gateway) -> None:
+    def __init__(
+        self, source: str, find: Callable[[], set[str]], health_timeout_s: float, gateway: Gateway
+    ) -> None:
         super().__init__(gateway, health_timeout_s)
         self._source = source
         self._find = find
@@ -291,7 +308,11 @@ class _Replica(_Worker):
     """
 
     def __init__(
-        self, settings: ServerSettings, engine: Mapping[str, Any], device: str | None, gateway: Gateway
+        self,
+        settings: ServerSettings,
+        engine: Mapping[str, Any],
+        device: str | None,
+        gateway: Gateway,
     ) -> None:
         super().__init__(gateway, settings.health_timeout_s)
         self._settings = settings
@@ -301,7 +322,8 @@ class _Replica(_Worker):
         self._lock = threading.Lock()
         self._lived = False
         self._old = threading.Event()  # is to be restarted
-        self._starts = self._reached = 0  # number of starts, and of the last one that the gateway knows
+        # number of starts, and of the last one that the gateway knows
+        self._starts = self._reached = 0
 
     def _watch(self) -> None:
         deaths = 0
@@ -316,7 +338,8 @@ class _Replica(_Worker):
                 with bound("127.0.0.1", 0) as listening:
                     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
                     process = self._started(url, listening)
-            except (BackendError, OSError) as error:  # out of memory or descriptors: the next attempt may succeed
+            # out of memory or descriptors: the next attempt may succeed
+            except (BackendError, OSError) as error:
                 reason = f"did not start: {error}"
             else:
                 if process is None:
@@ -348,16 +371,28 @@ class _Replica(_Worker):
 
     def _started(self, url: str, listening: socket.socket) -> TiedProcess | None:
         environment = {} if self._device is None else {"CUDA_VISIBLE_DEVICES": self._device}
-        settings = dataclasses.asdict(dataclasses.replace(
-            self._settings, host="127.0.0.1", port=0,
-            max_connections_per_client=self._settings.max_connections,  # the gateway is the only client
-        ))  # fmt: skip
-        content = {"descriptor": listening.fileno(), "settings": settings, "engine": dict(self._engine)}
+        settings = dataclasses.asdict(
+            dataclasses.replace(
+                self._settings,
+                host="127.0.0.1",
+                port=0,
+                # the gateway is the only client
+                max_connections_per_client=self._settings.max_connections,
+            )
+        )
+        content = {
+            "descriptor": listening.fileno(),
+            "settings": settings,
+            "engine": dict(self._engine),
+        }
         with self._lock:  # otherwise `kill` could miss the process
             if self.over.is_set():
                 return None
             self._process = TiedProcess(
-                "sglang_lite.server.replicas.supervisor:run", content, environment, [listening.fileno()]
+                "sglang_lite.server.replicas.supervisor:run",
+                content,
+                environment,
+                [listening.fileno()],
             )
             logger.info("the server at %s is process %d", url, self._process.pid)
             return self._process
@@ -397,11 +432,15 @@ class _Replica(_Worker):
         requests have ended.
         """
         until = time.monotonic() + self._settings.drain_s + _END_S
-        while url in self._gateway.known and time.monotonic() < until and not self.over.wait(_PAUSE_S):
+        while (
+            url in self._gateway.known and time.monotonic() < until and not self.over.wait(_PAUSE_S)
+        ):
             pass
         logger.info("the server at %s is restarted when its requests have ended", url)
         process.terminate()
-        while process.wait(_PAUSE_S) is None and time.monotonic() < until and not self.over.is_set():
+        while (
+            process.wait(_PAUSE_S) is None and time.monotonic() < until and not self.over.is_set()
+        ):
             pass
         if not self.over.is_set():
             process.kill()
@@ -413,7 +452,11 @@ class _Replica(_Worker):
         if self.given_up:
             self.given_up = False
             self.start()
-        while self._reached < wanted and self._starts <= wanted and not (self.given_up or self.over.wait(_PAUSE_S)):
+        while (
+            self._reached < wanted
+            and self._starts <= wanted
+            and not (self.given_up or self.over.wait(_PAUSE_S))
+        ):
             pass
         return self._reached >= wanted
 
@@ -439,11 +482,14 @@ def run(content: dict[str, Json]) -> int:
 
     name_process("sglang-server")
     settings: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in content["settings"].items()
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in content["settings"].items()
     }
     try:
         with socket.socket(fileno=content["descriptor"]) as listening:
-            return serve_one(ServerSettings(**settings), content["engine"], lambda _: None, listening)
+            return serve_one(
+                ServerSettings(**settings), content["engine"], lambda _: None, listening
+            )
     except SglError as error:
         print(f"sglang-lite: {error}", flush=True)
         return 1
@@ -466,14 +512,23 @@ def _devices(device: str, count: int) -> list[str] | None:
     if device == "cpu" or not count:
         return None
     if device not in ("auto", "cuda"):
-        raise ParameterError("device", f"{device!r} is one device, but each server needs its own.", hint='Use "cuda".')
+        raise ParameterError(
+            "device",
+            f"{device!r} is one device, but each server needs its own.",
+            hint='Use "cuda".',
+        )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = [each.strip() for each in visible.split(",") if each.strip()] if visible is not None else _all_gpus()
+    found = (
+        [each.strip() for each in visible.split(",") if each.strip()]
+        if visible is not None
+        else _all_gpus()
+    )
     if not found and device == "auto":
         return None
     if len(found) < count:
         raise ParameterError(
-            "replicas", f"{count} servers need a GPU each, but there are {len(found)}. Lower it to the number of GPUs."
+            "replicas",
+            f"{count} servers need a GPU each, but there are {len(found)}. Lower it to the number of GPUs.",
         )
     return found[:count]
 
@@ -481,5 +536,7 @@ def _devices(device: str, count: int) -> list[str] | None:
 def _all_gpus() -> list[str]:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-        return subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+        return subprocess.run(
+            query, capture_output=True, text=True, check=True, timeout=60
+        ).stdout.split()
     return []

@@ -1,9 +1,9 @@
 """A child process that ends with this one, however this one ends.
 
-The process is started by its own command line, which has no settings in it. Its task arrives on its standard input,
-whose other end this process holds open as long as it lives. A forked copy of the child, made before anything else is
-loaded, waits for the end of that input and then kills the child, which may be busy in code that lets no Python thread
-run.
+The process is started by its own command line, which has no settings in it. Its task arrives on its
+standard input, whose other end this process holds open as long as it lives. A forked copy of the
+child, made before anything else is loaded, waits for the end of that input and then kills the
+child, which may be busy in code that lets no Python thread run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class TiedProcess:
     """Child process that is killed when this process ends.
 
     Args:
-        function: function to run, as `module:name`; called with the content, it returns the exit status.
+        function: function to run, as `module:name`; called with the content, it returns the exit
+            status.
         content: plain data.
         environment: variables to add to this process's environment.
         descriptors: file descriptors of this process to inherit.
@@ -49,18 +50,23 @@ class TiedProcess:
         code = f"import sys; sys.path[:] = {import_paths()!r}; from {__name__} import main; main()"
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=subprocess.PIPE, pass_fds=descriptors,
+                [sys.executable, "-c", code],
+                stdin=subprocess.PIPE,
+                pass_fds=descriptors,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,  # the parent handles Ctrl-C, and ends the others in order
-            )  # fmt: skip
+            )
         except OSError as error:
             raise BackendError(
-                f"a server's process can't be started: {error}.", hint="Free memory or processes, or lower replicas."
+                f"a server's process can't be started: {error}.",
+                hint="Free memory or processes, or lower replicas.",
             ) from error
         self.pid = self._process.pid
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the process has ended, and `wait` reports that
-            self._process.stdin.write(json.dumps({"function": function, "content": content}).encode() + b"\n")
+            self._process.stdin.write(
+                json.dumps({"function": function, "content": content}).encode() + b"\n"
+            )
             self._process.stdin.flush()
 
     def wait(self, timeout_s: float | None = None) -> int | None:

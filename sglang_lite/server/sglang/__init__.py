@@ -1,1 +1,3 @@
-"""SGLang's own protocol and settings: its dictionaries as requests and answers, over HTTP and in `sgl.Engine`."""
+"""SGLang's own protocol and settings: its dictionaries as requests and answers, over HTTP and in
+`sgl.Engine`.
+"""

@@ -24,18 +24,21 @@ from sglang_lite.runtime.core.submission import GenerateRequest
 
 
 class SampleAnswer:
-    """Answer of one sample as a dictionary of the protocol; after every event, `add_event` returns everything so far.
+    """Answer of one sample as a dictionary of the protocol; after every event, `add_event` returns
+    everything so far.
 
     Args:
         call: request of the sample.
         prompt_ids: token ids of the prompt.
-        index: index of the sample in a streamed batch; None if the answer isn't a list or isn't streamed.
+        index: index of the sample in a streamed batch; None if the answer isn't a list or isn't
+            streamed.
         decode: function that decodes token ids to text.
         rid: name of the sample; None for the name of the request.
         weight_version: version name of the model's weights.
 
     Attributes:
-        outcome: final dictionary, or the error that ended the sample; None while the sample is running.
+        outcome: final dictionary, or the error that ended the sample; None while the sample is
+            running.
     """
 
     def __init__(
@@ -58,11 +61,14 @@ class SampleAnswer:
         self._logprobs: list[TokenLogprob] = []
         self.outcome: dict[str, Any] | SglError | None = None
 
-    def add_event(self, event: Delta | Generation | SglError, cached_tokens: int = 0) -> dict[str, Json]:
+    def add_event(
+        self, event: Delta | Generation | SglError, cached_tokens: int = 0
+    ) -> dict[str, Json]:
         """Adds an event, and returns the answer's dictionary after it.
 
         Args:
-            cached_tokens: number of tokens of the prompt that were found in the cache, for an incomplete answer.
+            cached_tokens: number of tokens of the prompt that were found in the cache, for an
+                incomplete answer.
         """
         if isinstance(event, Delta):
             self._texts.append(event.text)
@@ -79,13 +85,25 @@ class SampleAnswer:
         return answer
 
     def _partial(self, finish: dict[str, Any] | None, cached_tokens: int) -> dict[str, Any]:
-        return self._answer("".join(self._texts), self._ids, finish, cached_tokens, {}, (), self._logprobs)
+        return self._answer(
+            "".join(self._texts), self._ids, finish, cached_tokens, {}, (), self._logprobs
+        )
 
     def _whole(self, generation: Generation, finish: dict[str, Any]) -> dict[str, Any]:
         usage = generation.usage
         scores = {} if generation.scores is None else generation.scores.as_meta()
-        told = {"e2e_latency": usage.total_s, "queue_time": usage.queue_s, "cached_tokens_details": _by_tier(usage)}
-        meta = {**told, **usage.image_counts, **generation.meta, **scores, **self._recorded(generation)}
+        told = {
+            "e2e_latency": usage.total_s,
+            "queue_time": usage.queue_s,
+            "cached_tokens_details": _by_tier(usage),
+        }
+        meta = {
+            **told,
+            **usage.image_counts,
+            **generation.meta,
+            **scores,
+            **self._recorded(generation),
+        }
         return self._answer(
             generation.text,
             generation.token_ids,
@@ -140,7 +158,9 @@ class SampleAnswer:
             found["hidden_states"] = [rows[:count], *rows[count:]]
         return found
 
-    def _logprob_fields(self, prompt: Sequence[TokenLogprob], output: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _logprob_fields(
+        self, prompt: Sequence[TokenLogprob], output: Sequence[TokenLogprob]
+    ) -> dict[str, Any]:
         params = self._call.params
         entries = self._of_prompt(prompt)
         fields: dict[str, Any] = {
@@ -193,4 +213,9 @@ def _failure(error: SglError) -> dict[str, Any]:
         status = 503
     elif isinstance(error, RequestAbortedError):
         status = 499  # nginx's status for a client that has disconnected
-    return {"type": "abort", "message": str(error), "status_code": status, "err_type": type(error).__name__}
+    return {
+        "type": "abort",
+        "message": str(error),
+        "status_code": status,
+        "err_type": type(error).__name__,
+    }

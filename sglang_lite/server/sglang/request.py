@@ -1,5 +1,6 @@
-"""Requests of SGLang's native protocol: the fields of `Engine.generate`, which are also those of a server's
-`/generate`."""
+"""Requests of SGLang's native protocol: the fields of `Engine.generate`, which are also those of a
+server's `/generate`.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def read_request(
     """Creates a request from the given fields, which `Engine.generate` documents.
 
     Raises:
-        ParameterError: a field is invalid, unknown, or one of SGLang's that this engine doesn't support.
+        ParameterError: a field is invalid, unknown, or one of SGLang's that this engine doesn't
+            support.
         ConstraintError: a structural tag is invalid or not supported.
     """
     _refuse(unsupported)
@@ -98,24 +100,45 @@ def read_request(
     salts = _each("cache_salt", cache_salt, count)
     loras = _each("lora_path", lora_path, count)
     rids = _rids(rid, count, is_list)
-    media = _media({"image": image_data, "video": video_data, "audio": audio_data}, count, is_list, modalities)
+    media = _media(
+        {"image": image_data, "video": video_data, "audio": audio_data}, count, is_list, modalities
+    )
     outputs: list[Any] = [output_ids] if not is_list else _each("output_ids", output_ids, count)
     calls = []
     for i in range(count):
-        logprobs: dict[str, Any] = {} if not flags[i] else {
-            "return_logprob": flags[i], "logprob_start_len": starts[i], "top_logprobs_num": tops[i],
-            "return_text_in_logprobs": return_text_in_logprobs, "token_ids_logprob": ids[i],
-        }  # fmt: skip
-        more = {"return_confidence": return_confidence, "return_prompt_token_ids": return_prompt_token_ids,
-                "return_routed_experts": return_routed_experts, "return_hidden_states": return_hidden_states,
-                "lora_path": loras[i]}  # fmt: skip
+        logprobs: dict[str, Any] = (
+            {}
+            if not flags[i]
+            else {
+                "return_logprob": flags[i],
+                "logprob_start_len": starts[i],
+                "top_logprobs_num": tops[i],
+                "return_text_in_logprobs": return_text_in_logprobs,
+                "token_ids_logprob": ids[i],
+            }
+        )
+        more = {
+            "return_confidence": return_confidence,
+            "return_prompt_token_ids": return_prompt_token_ids,
+            "return_routed_experts": return_routed_experts,
+            "return_hidden_states": return_hidden_states,
+            "lora_path": loras[i],
+        }
         read, constraint = read_sampling(params[i], {**logprobs, **more})
-        calls.append(GenerateRequest(
-            _seen(prompts[i], media[i]), read, constraint, namespace="" if salts[i] is None else salts[i],
-            priority=0 if priorities[i] is None else priorities[i], logit_processor=_processor(processors[i]),
-            rid=rids[i], output_ids=() if outputs[i] is None else outputs[i], stream=stream,
-            routed_dp_rank=replica_rank(routed_dp_rank, data_parallel_rank),
-        ))  # fmt: skip
+        calls.append(
+            GenerateRequest(
+                _seen(prompts[i], media[i]),
+                read,
+                constraint,
+                namespace="" if salts[i] is None else salts[i],
+                priority=0 if priorities[i] is None else priorities[i],
+                logit_processor=_processor(processors[i]),
+                rid=rids[i],
+                output_ids=() if outputs[i] is None else outputs[i],
+                stream=stream,
+                routed_dp_rank=replica_rank(routed_dp_rank, data_parallel_rank),
+            )
+        )
     return NativeRequest(calls, is_list or any(call.samples != 1 for call in calls), stream)
 
 
@@ -175,7 +198,9 @@ def replica_rank(routed_dp_rank: int | None, data_parallel_rank: int | None) -> 
     Raises ParameterError if these differ.
     """
     if None not in (routed_dp_rank, data_parallel_rank) and routed_dp_rank != data_parallel_rank:
-        raise ParameterError("data_parallel_rank", f"routed_dp_rank is {routed_dp_rank!r}.", hint="Give one of them.")
+        raise ParameterError(
+            "data_parallel_rank", f"routed_dp_rank is {routed_dp_rank!r}.", hint="Give one of them."
+        )
     return data_parallel_rank if routed_dp_rank is None else routed_dp_rank
 
 
@@ -183,7 +208,9 @@ def _prompts(prompt: Any) -> tuple[list[Any], bool]:
     if isinstance(prompt, str):
         return [prompt], False
     if not isinstance(prompt, list | tuple) or not all(isinstance(p, str) for p in prompt):
-        raise ParameterError("prompt", "is neither text nor a list of texts.", hint="Token ids are input_ids.")
+        raise ParameterError(
+            "prompt", "is neither text nor a list of texts.", hint="Token ids are input_ids."
+        )
     return list(prompt), True
 
 
@@ -193,11 +220,15 @@ def _seen(prompt: Any, images: Sequence[Media]) -> Any:
         return prompt
     if not isinstance(prompt, str):
         name = f"{images[0].kind}_data"
-        raise ParameterError(name, "goes with text: token ids name no image.", hint="Give the prompt as text.")
+        raise ParameterError(
+            name, "goes with text: token ids name no image.", hint="Give the prompt as text."
+        )
     return Prompt((Span(prompt),), images=tuple(images))
 
 
-def _media(by_kind: Mapping[MediaKind, object], count: int, is_list: bool, modalities: object) -> list[list[Media]]:
+def _media(
+    by_kind: Mapping[MediaKind, object], count: int, is_list: bool, modalities: object
+) -> list[list[Media]]:
     """Returns the media of each prompt, whose kinds SGLang's `modalities` may name. For a single
     prompt, a kind has one medium or a list; for a list of prompts, it has one medium, a list or
     None for each.
@@ -205,8 +236,12 @@ def _media(by_kind: Mapping[MediaKind, object], count: int, is_list: bool, modal
     found: list[list[Media]] = [[] for _ in range(count)]
     for kind, given in by_kind.items():
         if given is not None and given != []:
-            for own, each in zip(found, _each(f"{kind}_data", given, count) if is_list else [given]):
-                several = each if isinstance(each, list | tuple) else [each] if each is not None else []
+            for own, each in zip(
+                found, _each(f"{kind}_data", given, count) if is_list else [given]
+            ):
+                several = (
+                    each if isinstance(each, list | tuple) else [each] if each is not None else []
+                )
                 own += [_medium(kind, one) for one in several]
     _check_modalities(modalities, found)
     return found
@@ -219,7 +254,9 @@ def _check_modalities(given: object, media: Sequence[Sequence[Media]]) -> None:
         for name in each if isinstance(each, list | tuple) else [each]:
             if name not in kinds:
                 problem = f"{shown(name)} is not the kind of what is given ({', '.join(kinds) or 'nothing'})."
-                raise ParameterError("modalities", problem, hint="Leave it out: image_data and others tell the kind.")
+                raise ParameterError(
+                    "modalities", problem, hint="Leave it out: image_data and others tell the kind."
+                )
 
 
 def _medium(kind: MediaKind, given: object) -> Media:
@@ -227,7 +264,9 @@ def _medium(kind: MediaKind, given: object) -> Media:
         return given
     if isinstance(given, dict):
         for name in given.keys() - {"url", "detail"}:
-            raise ParameterError(f"{kind}_data.{name}", "is not supported by this engine.", hint="Leave it out.")
+            raise ParameterError(
+                f"{kind}_data.{name}", "is not supported by this engine.", hint="Leave it out."
+            )
         given = given.get("url")
     return medium_from(given, f"{kind}_data", kind)
 
@@ -262,7 +301,11 @@ def _each(name: str, value: Any, count: int) -> list[Any]:
 
 
 def _each_ids(value: Any, count: int) -> list[Any]:
-    several = isinstance(value, list | tuple) and value and all(isinstance(ids, list | tuple | None) for ids in value)
+    several = (
+        isinstance(value, list | tuple)
+        and value
+        and all(isinstance(ids, list | tuple | None) for ids in value)
+    )
     return _each("token_ids_logprob", value, count) if several else [value] * count
 
 
@@ -317,7 +360,8 @@ def read_sampling(
         logprobs: fields of the request itself about log-probabilities and confidence.
 
     Raises:
-        ParameterError: a key is unknown, a value isn't supported, or more than one grammar is given.
+        ParameterError: a key is unknown, a value isn't supported, or more than one grammar is
+            given.
         ConstraintError: a structural tag is invalid or not supported.
     """
     if not isinstance(given, Mapping):
@@ -326,7 +370,8 @@ def read_sampling(
     for name, value in given.items():
         if name in _PARAMS:
             written[name] = value
-        elif name not in _GRAMMARS and name != "spaces_between_special_tokens":  # tokens are decoded to their bytes
+        # tokens are decoded to their bytes
+        elif name not in _GRAMMARS and name != "spaces_between_special_tokens":
             known = sorted(SAMPLING_FIELDS)
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"It has: {', '.join(known)}."
@@ -335,13 +380,16 @@ def read_sampling(
 
 
 def _constraint(given: Mapping[str, Any]) -> Constraint | None:
-    grammars = [name for name in _GRAMMARS if given.get(name)]  # an empty value stands for no grammar
+    # an empty value stands for no grammar
+    grammars = [name for name in _GRAMMARS if given.get(name)]
     if not grammars:
         return None
     name = grammars[0]
     text = given[grammars[0]]
     if given.get("max_think_tokens") is not None:
-        problem = f"is given with {name}, whose text begins with the answer, so there are no thoughts."
+        problem = (
+            f"is given with {name}, whose text begins with the answer, so there are no thoughts."
+        )
         raise ParameterError("max_think_tokens", problem, hint="Leave it out, or send a chat.")
     if len(grammars) > 1:
         raise ParameterError(name, f"and {grammars[1]} are both given; only one grammar can hold.")

@@ -10,7 +10,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sglang_lite.protocol import BatchError, Delta, Generation, OverloadedError, RequestAbortedError, SglError
+from sglang_lite.protocol import (
+    BatchError,
+    Delta,
+    Generation,
+    OverloadedError,
+    RequestAbortedError,
+    SglError,
+)
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.sglang.answer import SampleAnswer
 from sglang_lite.server.sglang.request import NativeRequest
@@ -57,7 +64,8 @@ class NativeRun:
         self._request = request
         self._flush = flush
         self._answers: list[SampleAnswer] = []
-        self._waiting: deque[tuple[int, GenerateRequest]] = deque()  # with the index of the call's first answer
+        # with the index of the call's first answer
+        self._waiting: deque[tuple[int, GenerateRequest]] = deque()
         decode = partial(engine.tokenizer.decode, skip_special=False)
         in_list = request.is_list and request.stream
         for number, call in enumerate(request.calls):
@@ -74,15 +82,21 @@ class NativeRun:
                 rid = call.rid if call.samples == 1 else f"{call.rid}_{index - first}"
                 place = index if in_list else None
                 version = engine.config.weight_version
-                self._answers.append(SampleAnswer(call, ids, place, decode, rid=rid, weight_version=version))
-        self._tickets: list[Ticket | None] = [None] * len(self._answers)  # the samples of a call share one ticket
+                self._answers.append(
+                    SampleAnswer(call, ids, place, decode, rid=rid, weight_version=version)
+                )
+        # the samples of a call share one ticket
+        self._tickets: list[Ticket | None] = [None] * len(self._answers)
         self._open = len(self._answers)
         self._running = 0  # samples whose last event has not arrived
-        self._call: Callable[[], object] | None = None  # callback that waits for room in the engine, if any
+        # callback that waits for room in the engine, if any
+        self._call: Callable[[], object] | None = None
         self._submit()
 
     def _submit(self) -> None:
-        """Submits requests until the engine has no more room; the others are submitted when a sample has ended."""
+        """Submits requests until the engine has no more room; the others are submitted when a
+        sample has ended.
+        """
         while self._waiting:
             first, call = self._waiting[0]
             try:
@@ -123,7 +137,8 @@ class NativeRun:
         ticket = self._tickets[at]
         changed = [self._answers[at]]
         assert ticket is not None
-        if isinstance(event, SglError) and not isinstance(event, RequestAbortedError):  # ends all samples
+        # ends all samples
+        if isinstance(event, SglError) and not isinstance(event, RequestAbortedError):
             ticket.abort()
             changed = [answer for answer, t in zip(self._answers, self._tickets) if t is ticket]
         changed = [answer for answer in changed if answer.outcome is None]
@@ -141,7 +156,8 @@ class NativeRun:
 
         Raises:
             SglError: the only prompt failed.
-            BatchError: some prompts of a list failed; `results` of the error are dictionaries and exceptions.
+            BatchError: some prompts of a list failed; `results` of the error are dictionaries and
+                exceptions.
         """
         outcomes = [answer.outcome for answer in self._answers]
         failures = [outcome for outcome in outcomes if isinstance(outcome, SglError)]

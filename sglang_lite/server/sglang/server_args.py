@@ -1,5 +1,6 @@
-"""SGLang's ServerArgs: the setting of this engine that each one stands for, or why it needs none, or what to use
-instead; and the record of them all. The table is server_args.json."""
+"""SGLang's ServerArgs: the setting of this engine that each one stands for, or why it needs none,
+or what to use instead; and the record of them all. The table is server_args.json.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +18,20 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.host import startup_messages
 
 # Other names of fields: SGLang's older ones, and those of its flags.
-OTHER_NAMES: Mapping[str, str] = MappingProxyType({
-    "tensor_parallel_size": "tp_size", "pipeline_parallel_size": "pp_size", "data_parallel_size": "dp_size",
-    "expert_parallel_size": "ep_size", "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
-    "cuda_graph_bs": "cuda_graph_bs_decode",
-})  # fmt: skip
+OTHER_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "tensor_parallel_size": "tp_size",
+        "pipeline_parallel_size": "pp_size",
+        "data_parallel_size": "dp_size",
+        "expert_parallel_size": "ep_size",
+        "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
+        "cuda_graph_bs": "cuda_graph_bs_decode",
+    }
+)
 _RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
-    # Matrices are always quantised one by one, and read by the page cache, not by a GPU's own reads of files.
+    # Matrices are always quantised one by one, and read by the page cache, not by a GPU's own reads
+    # of files.
     "load_format": {"layered": "auto", "fastsafetensors": "safetensors"},
     "attention_backend": {"torch_native": "torch", "fa4": "flash_attn"},
     "speculative_algorithm": {"NGRAM": "auto"},
@@ -34,7 +41,8 @@ _OWN_DEFAULTS = frozenset({"speculative_ngram_capacity", "speculative_ngram_max_
 _FORMATS = "bitsandbytes flash_rl private runai_streamer"
 _KERNELS = "fa3 flashmla cutlass_mla trtllm_mla trtllm_mha dual_chunk_flash_attn aiter wave intel_amx ascend"
 _ALGORITHMS = "EAGLE EAGLE3 FROZEN_KV_MTP NEXTN STANDALONE DFLASH DSPARK"
-_REFUSED_VALUES: Mapping[str, tuple[frozenset[str], str]] = {  # SGLang's values of our settings, and what to use instead
+# SGLang's values of our settings, and what to use instead
+_REFUSED_VALUES: Mapping[str, tuple[frozenset[str], str]] = {
     "load_format": (
         frozenset(_FORMATS.split()),
         'Use "auto", which reads safetensors, .bin and GGUF files of a folder or of the hub, as they are quantised.',
@@ -62,11 +70,11 @@ class ServerArg:
         name: SGLang's name of the field.
         kind: type of its values, as "int"; "object" for any other type.
         default: SGLang's default.
-        support: "engine" or "server": a setting of the engine or the server; "always": any value is accepted and
-            ignored, because this engine always behaves so; "served": the same for a server, and "neutral" for an
-            engine; "neutral": only the default is accepted.
-        meaning: name of the setting, "not …" if its values are inverted; otherwise the reason why it is always so, or
-            advice on what to use instead.
+        support: "engine" or "server": a setting of the engine or the server; "always": any value is
+            accepted and ignored, because this engine always behaves so; "served": the same for a
+            server, and "neutral" for an engine; "neutral": only the default is accepted.
+        meaning: name of the setting, "not …" if its values are inverted; otherwise the reason why
+            it is always so, or advice on what to use instead.
         required: True if the field has no default.
     """
 
@@ -79,9 +87,13 @@ class ServerArg:
 
     @property
     def reversed(self) -> str | None:
-        """Name of the setting that the field turns off, or None if the field isn't the inverse of a setting."""
+        """Name of the setting that the field turns off, or None if the field isn't the inverse of a
+        setting.
+        """
         return (
-            self.meaning.removeprefix("not ") if self.support == "engine" and self.meaning.startswith("not ") else None
+            self.meaning.removeprefix("not ")
+            if self.support == "engine" and self.meaning.startswith("not ")
+            else None
         )
 
     def allows(self, value: object) -> bool:
@@ -95,10 +107,13 @@ class ServerArg:
 
     def refusal(self) -> str:
         """Returns advice on what to use instead of a value that isn't supported."""
-        return "It is a setting of `sglang-lite serve`." if self.support == "server" else self.meaning
+        return (
+            "It is a setting of `sglang-lite serve`." if self.support == "server" else self.meaning
+        )
 
 
-FLAG_OPTIONS: Mapping[str, dict[str, Any]] = {  # of argparse, for the kinds that a command line can express
+# of argparse, for the kinds that a command line can express
+FLAG_OPTIONS: Mapping[str, dict[str, Any]] = {
     "bool": {"action": argparse.BooleanOptionalAction},
     "int": {"type": int},
     "float": {"type": float},
@@ -114,7 +129,9 @@ def server_args() -> Mapping[str, ServerArg]:
     found: dict[str, ServerArg] = {}
 
     def add(name: str, support: Any, setting: str, kind: str, *default: Any) -> None:
-        found[name] = ServerArg(name, kind, default[0] if default else None, support, setting, not default)
+        found[name] = ServerArg(
+            name, kind, default[0] if default else None, support, setting, not default
+        )
 
     for support in ("engine", "server"):
         for name, (setting, kind, *default) in table[support].items():
@@ -130,8 +147,11 @@ def names_of(setting: str) -> list[str]:
     """Returns the names of the ServerArgs that stand for a setting of an engine under another name
     than the setting's.
     """
-    return [each.name for each in server_args().values()
-            if each.support == "engine" and each.meaning == setting and each.name != setting]  # fmt: skip
+    return [
+        each.name
+        for each in server_args().values()
+        if each.support == "engine" and each.meaning == setting and each.name != setting
+    ]
 
 
 def own_value(name: str, value: UserValue) -> UserValue:
@@ -168,9 +188,10 @@ def _load_threads(value: UserValue) -> int:
         return found
     if not isinstance(found, Mapping) or found.keys() - {"enable_multithread_load", "num_threads"}:
         raise ParameterError(
-            "model_loader_extra_config", f"{value!r:.80} is not of enable_multithread_load and num_threads.",
+            "model_loader_extra_config",
+            f"{value!r:.80} is not of enable_multithread_load and num_threads.",
             hint='Use \'{"enable_multithread_load": true, "num_threads": 8}\'.',
-        )  # fmt: skip
+        )
     threads: int = found.get("num_threads", 8) if found.get("enable_multithread_load") else 1
     return threads
 
@@ -180,8 +201,8 @@ def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
     EngineConfig with the same meaning. A message names each one that changes nothing.
 
     Raises:
-        ParameterError: a ServerArg without equivalent has another value than its default, or a setting is given under
-            two names.
+        ParameterError: a ServerArg without equivalent has another value than its default, or a
+            setting is given under two names.
     """
     settings: dict[str, Any] = {}
     for name, value in given.items():
@@ -205,7 +226,11 @@ def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
             message = f"{value!r:.60} is not supported, only {arg.default!r}."
             raise ParameterError(name, message, hint=arg.refusal())
         if ours in settings:
-            raise ParameterError(name, f"{ours} is given, too.", hint="They are one setting under two names. Give one.")
+            raise ParameterError(
+                name,
+                f"{ours} is given, too.",
+                hint="They are one setting under two names. Give one.",
+            )
         settings[ours] = value
     if given.get("quantize_and_serve"):
         settings["quantization"] = _format_on_loading(settings.get("quantization"))
@@ -231,7 +256,9 @@ class _CommandLine:
             if options is not None:
                 flag = f"--{arg.name.replace('_', '-')}"
                 text = arg.meaning.replace("%", "%%")
-                parser.add_argument(flag, default=arg.default, required=arg.required, help=text, **options)
+                parser.add_argument(
+                    flag, default=arg.default, required=arg.required, help=text, **options
+                )
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Any:
@@ -254,12 +281,14 @@ meaning of each for this engine."""
 
 
 def record_type(module: str) -> Any:  # a class whose fields no type checker can know
-    """Creates SGLang's `ServerArgs`: a data class of all fields. It takes 20 ms, so it happens only at the first import
-    of the name.
+    """Creates SGLang's `ServerArgs`: a data class of all fields. It takes 20 ms, so it happens only
+    at the first import of the name.
 
     Args:
         module: module that exports the class, where pickle looks for it.
     """
-    made: Any = make_dataclass("ServerArgs", _fields(), bases=(_CommandLine,), namespace={"__doc__": _DOC})
+    made: Any = make_dataclass(
+        "ServerArgs", _fields(), bases=(_CommandLine,), namespace={"__doc__": _DOC}
+    )
     made.__module__ = module
     return made

@@ -1,4 +1,6 @@
-"""Parts that the fake vllm and sglang share: a log of what they were asked for, a clock of their own, and ways to fail."""
+"""Parts that the fake vllm and sglang share: a log of what they were asked for, a clock of their
+own, and ways to fail.
+"""
 
 import itertools
 import json

@@ -19,10 +19,15 @@ class Engine:
 
     def generate(self, prompt=None, sampling_params=None, input_ids=None):
         assert prompt is None
-        assert all(params.keys() == {"temperature", "max_new_tokens", "ignore_eos"} for params in sampling_params)
+        assert all(
+            params.keys() == {"temperature", "max_new_tokens", "ignore_eos"}
+            for params in sampling_params
+        )
         assert all(params["ignore_eos"] for params in sampling_params)
         (temperature,) = {params["temperature"] for params in sampling_params}
-        lengths = fake_peer.generate(input_ids, [params["max_new_tokens"] for params in sampling_params], temperature)
+        lengths = fake_peer.generate(
+            input_ids, [params["max_new_tokens"] for params in sampling_params], temperature
+        )
         return [{"output_ids": [0] * length} for length in lengths]
 
     def flush_cache(self):

@@ -36,8 +36,12 @@ class LLM:
         assert all(params.ignore_eos and not params.detokenize for params in sampling_params)
         (temperature,) = {params.temperature for params in sampling_params}
         ids = [prompt["prompt_token_ids"] for prompt in prompts]
-        lengths = fake_peer.generate(ids, [params.max_tokens for params in sampling_params], temperature)
-        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * length)]) for length in lengths]
+        lengths = fake_peer.generate(
+            ids, [params.max_tokens for params in sampling_params], temperature
+        )
+        return [
+            SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * length)]) for length in lengths
+        ]
 
     def reset_prefix_cache(self, reset_running_requests=False, reset_connector=False):
         return fake_peer.flush()

@@ -1,4 +1,6 @@
-"""Types of `Engine.generate`, beside what it takes and returns. (lang/test_right_types.py has calls.)"""
+"""Types of `Engine.generate`, beside what it takes and returns. (lang/test_right_types.py has
+calls.)
+"""
 
 import inspect
 
@@ -8,8 +10,11 @@ from sglang_lite.server.sglang.request import SAMPLING_FIELDS, read_request
 
 def test_type_checkers_know_what_a_request_takes():
     assert {*OneSample.__annotations__} == SAMPLING_FIELDS - {"n"}
-    told = {"prompt", "sampling_params", "input_ids", "stream", "unsupported"}  # which Generates names
-    assert {*GenerateFields.__annotations__} == inspect.signature(read_request).parameters.keys() - told
+    # which Generates names
+    told = {"prompt", "sampling_params", "input_ids", "stream", "unsupported"}
+    assert {*GenerateFields.__annotations__} == inspect.signature(
+        read_request
+    ).parameters.keys() - told
 
 
 def test_answers_have_only_what_type_checkers_know(small_engine):
@@ -21,4 +26,6 @@ def test_answers_have_only_what_type_checkers_know(small_engine):
     *_, last = small_engine.generate(["ab"], params, **options, stream=True)
     assert last.keys() - Answer.__annotations__.keys() == set()
     assert last["meta_info"].keys() - MetaInfo.__annotations__.keys() == set()
-    assert {"output_top_logprobs", "output_allowed_logprobs", "constraint_backend"} < last["meta_info"].keys()
+    assert {"output_top_logprobs", "output_allowed_logprobs", "constraint_backend"} < last[
+        "meta_info"
+    ].keys()

@@ -12,7 +12,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.compat.sglang.answers import OneSample
-from sglang_lite.protocol import Ebnf, Generation, JsonSchema, Regex, SamplingParams, StructuralTag, Tag, TokenLogprob
+from sglang_lite.protocol import (
+    Ebnf,
+    Generation,
+    JsonSchema,
+    Regex,
+    SamplingParams,
+    StructuralTag,
+    Tag,
+    TokenLogprob,
+)
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.sglang.answer import SampleAnswer
 from sglang_lite.server.sglang.request import read_request, read_sampling
@@ -32,16 +41,28 @@ def small():
         yield engine
 
 
-# ------------------------------------------------------------------------------------------------ translation
+# -------------------------------------------------------------------------------------- translation
 
 
 WITHOUT_EFFECT = [
-    ({"top_logprobs_num": 2}, "top_logprobs_num: has no effect, as no log-probabilities are returned"),
-    ({"top_logprobs_num": [0, 2], "return_logprob": [True, False]}, r"top_logprobs_num\[1\]: has no effect"),
+    (
+        {"top_logprobs_num": 2},
+        "top_logprobs_num: has no effect, as no log-probabilities are returned",
+    ),
+    (
+        {"top_logprobs_num": [0, 2], "return_logprob": [True, False]},
+        r"top_logprobs_num\[1\]: has no effect",
+    ),
     ({"logprob_start_len": 0}, "logprob_start_len: has no effect"),
     ({"token_ids_logprob": np.array([3])}, "token_ids_logprob: has no effect"),
-    ({"token_ids_logprob": [[], [3]], "return_logprob": [True, False]}, r"token_ids_logprob\[1\]: has no effect"),
-    ({"return_text_in_logprobs": True, "top_logprobs_num": 1}, "top_logprobs_num, return_text_in_logprobs: has no eff"),
+    (
+        {"token_ids_logprob": [[], [3]], "return_logprob": [True, False]},
+        r"token_ids_logprob\[1\]: has no effect",
+    ),
+    (
+        {"return_text_in_logprobs": True, "top_logprobs_num": 1},
+        "top_logprobs_num, return_text_in_logprobs: has no eff",
+    ),
     ({"priority": 3}, "priority: has no effect, as the engine's policy is 'lpm'"),
     ({"priority": [0, 3]}, "priority: has no effect"),
 ]
@@ -86,13 +107,18 @@ def test_sampling_params_are_translated_and_null_is_the_default():
     assert read_sampling({"ebnf": 'root ::= "a"'})[1] == Ebnf('root ::= "a"')
     tag = '{"structures": [{"begin": "<a>", "schema": {"type": "null"}, "end": "</a>"}], "triggers": ["<a"]}'
     content = JsonSchema('{"type": "null"}')
-    assert read_sampling({"structural_tag": tag})[1] == StructuralTag((Tag("<a>", content, "</a>"),), ("<a",))
+    assert read_sampling({"structural_tag": tag})[1] == StructuralTag(
+        (Tag("<a>", content, "</a>"),), ("<a",)
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"max_tokens": 3}, "max_tokens: sampling_params has no such field. Did you mean max_new_tokens"),
+        (
+            {"max_tokens": 3},
+            "max_tokens: sampling_params has no such field. Did you mean max_new_tokens",
+        ),
         ({"quux": 3}, "quux: sampling_params has no such field. It has: .*max_new_tokens"),
         ({"regex": "a", "json_schema": "{}"}, "json_schema: and regex are both given"),
         ({"ebnf": 3}, "ebnf: int is not a string"),
@@ -115,13 +141,22 @@ def test_sampling_params_that_are_refused(given, message):
         ({"prompt": 7}, "prompt: is neither text"),
         ({"prompt": [1, 2]}, "prompt: .* Token ids are input_ids"),
         ({"input_ids": "a"}, "input_ids: is no list"),
-        ({"prompt": ["a", "b"], "sampling_params": [{}]}, "sampling_params: 1 entries for 2 prompts"),
+        (
+            {"prompt": ["a", "b"], "sampling_params": [{}]},
+            "sampling_params: 1 entries for 2 prompts",
+        ),
         ({"prompt": ["a", "b"], "rid": ["x", "x"]}, "rid: .* not all different"),
-        ({"prompt": "a", "custom_logit_processor": "gASV"}, "custom_logit_processor: is not callable.*pickled"),
+        (
+            {"prompt": "a", "custom_logit_processor": "gASV"},
+            "custom_logit_processor: is not callable.*pickled",
+        ),
         ({"prompt": ["a", "b"], "lora_path": ["x"]}, "lora_path: 1 entries for 2 prompts"),
         ({"prompt": "a", "image_data": 7}, "image_data: 7 is no data URL"),
         ({"input_ids": [1], "image_data": "aGk="}, "image_data: goes with text"),
-        ({"prompt": "a", "modalities": ["image"]}, "modalities: 'image' is not the kind of what is given"),
+        (
+            {"prompt": "a", "modalities": ["image"]},
+            "modalities: 'image' is not the kind of what is given",
+        ),
         ({"prompt": "a", "temperature": 1}, "temperature: generate has no such parameter"),
         ({"prompts": "a"}, r"prompts: generate has no such parameter\. Did you mean prompt=\?"),
     ],
@@ -146,7 +181,11 @@ def test_fields_are_for_all_prompts_or_one_for_each():
     assert request.is_list
     assert [(c.rid, c.samples, c.namespace) for c in calls] == [("x_0", 2, "s"), ("x_1", 1, "t")]
     assert calls[0].params == SamplingParams(
-        n=2, return_logprob=True, return_text_in_logprobs=False, top_logprobs_num=3, token_ids_logprob=(1,)
+        n=2,
+        return_logprob=True,
+        return_text_in_logprobs=False,
+        top_logprobs_num=3,
+        token_ids_logprob=(1,),
     )
     assert calls[1].params == SamplingParams()
 
@@ -155,9 +194,14 @@ def test_input_logprobs_begin_with_a_null_where_nothing_is_before_them():
     entry = TokenLogprob(-1.0, 5, "e", top=((-0.5, 6, "f"),))
     for start, reported in ((0, 3), (1, 3), (2, 2), (3, 1)):
         params = SamplingParams(
-            return_logprob=True, logprob_start_len=start, top_logprobs_num=1, return_text_in_logprobs=True
+            return_logprob=True,
+            logprob_start_len=start,
+            top_logprobs_num=1,
+            return_text_in_logprobs=True,
         )
-        answer = SampleAnswer(GenerateRequest("", params, rid="r"), [3, 4, 5, 5], None, lambda ids: f"<{ids[0]}>")
+        answer = SampleAnswer(
+            GenerateRequest("", params, rid="r"), [3, 4, 5, 5], None, lambda ids: f"<{ids[0]}>"
+        )
         meta = answer.add_event(Generation("", prompt_logprobs=(entry,) * reported))["meta_info"]
         nothing = [(None, 3, "<3>")] if start == 0 else []
         assert meta["input_token_logprobs"] == nothing + [(-1.0, 5, "e")] * reported
@@ -171,9 +215,15 @@ def test_input_logprobs_begin_with_a_null_where_nothing_is_before_them():
         ({"model_path": "m", "random_seed": 3, "dcp_size": 1}, {"model": "m", "seed": 3}),
         ({"tensor_parallel_size": 2, "dist_timeout": 9}, {"tp_size": 2, "dist_timeout": 9}),
         ({"pipeline_parallel_size": 2}, {"pp_size": 2}),
-        ({"chunked_prefill_size": 64, "max_running_requests": 8}, {"step_tokens": 64, "max_running": 8}),
+        (
+            {"chunked_prefill_size": 64, "max_running_requests": 8},
+            {"step_tokens": 64, "max_running": 8},
+        ),
         ({"mem_fraction_static": 0.8}, {"mem_fraction": 0.8}),
-        ({"kv_cache_dtype": "fp8_e4m3", "quantization": "fp8"}, {"kv_dtype": "fp8", "quantization": "fp8"}),
+        (
+            {"kv_cache_dtype": "fp8_e4m3", "quantization": "fp8"},
+            {"kv_dtype": "fp8", "quantization": "fp8"},
+        ),
         ({"attention_backend": "torch_native"}, {"attention_backend": "torch"}),
         ({"attention_backend": "triton"}, {"attention_backend": "triton"}),
         ({"speculative_algorithm": "NGRAM"}, {"speculation": "auto"}),
@@ -182,7 +232,10 @@ def test_input_logprobs_begin_with_a_null_where_nothing_is_before_them():
         ({"speculative_algorithm": None, "speculative_num_draft_tokens": None}, {}),
         ({"speculative_ngram_max_trie_depth": 4}, {"draft_context": 4}),
         ({"speculative_ngram_max_trie_depth": 18, "speculative_ngram_capacity": 10_000_000}, {}),
-        ({"disable_radix_cache": True, "disable_cuda_graph": True}, {"prefix_cache": False, "cuda_graphs": False}),
+        (
+            {"disable_radix_cache": True, "disable_cuda_graph": True},
+            {"prefix_cache": False, "cuda_graphs": False},
+        ),
         ({"context_length": 9, "page_size": 4}, {"context_length": 9, "page_size": 4}),
     ],
 )
@@ -196,7 +249,10 @@ def test_server_args_with_a_meaning_here_are_translated(given, settings):
         ({"dcp_size": 2}, "dcp_size: 2 is not supported, only 1"),
         ({"model_path": "a", "model": "b"}, "model: model is given, too.* Give one"),
         ({"lora_strict_loading": True}, "lora_strict_loading: True is not supported"),
-        ({"speculative_algorithm": "EAGLE"}, "speculative_algorithm: 'EAGLE' is SGLang's.* Use \"NGRAM\""),
+        (
+            {"speculative_algorithm": "EAGLE"},
+            "speculative_algorithm: 'EAGLE' is SGLang's.* Use \"NGRAM\"",
+        ),
         ({"speculative_ngram_max_trie_depth": 20}, "draft_context: 20 is more than 16"),
     ],
 )
@@ -205,7 +261,7 @@ def test_server_args_without_one_are_refused_by_name(given, message):
         sgl.Engine(**given, in_process=True)
 
 
-# ---------------------------------------------------------------------------------------------------- answers
+# ------------------------------------------------------------------------------------------ answers
 
 
 def test_one_prompt_gives_one_dictionary(engine):
@@ -223,7 +279,9 @@ def test_lists_give_lists_in_order_and_samples_are_grouped(small):
     answers = small.generate(["ab", "ba"], [{**GREEDY, "n": 2}, GREEDY])
     assert [a["meta_info"]["prompt_tokens"] for a in answers] == [2, 2, 2]
     assert answers[0]["text"] == answers[1]["text"] == small.generate("ab", GREEDY)["text"]
-    assert answers[2]["text"] == small.generate(input_ids=[[2, 1]], sampling_params=GREEDY)[0]["text"]
+    assert (
+        answers[2]["text"] == small.generate(input_ids=[[2, 1]], sampling_params=GREEDY)[0]["text"]
+    )
     params = {"max_new_tokens": 8, "sampling_seed": 4, "ignore_eos": True}
     drawn = [a["text"] for a in small.generate("ab", {**params, "n": 3})]
     assert len(set(drawn)) == 3
@@ -241,7 +299,9 @@ def test_stops_tell_what_was_matched(small):
         answer = small.generate("ab", {**GREEDY, "ignore_eos": True, key: value})
         assert answer["text"] == text[: text.index(text[2])]
         assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": matched}
-        kept = small.generate("ab", {**GREEDY, "ignore_eos": True, key: value, "no_stop_trim": True})
+        kept = small.generate(
+            "ab", {**GREEDY, "ignore_eos": True, key: value, "no_stop_trim": True}
+        )
         assert kept["text"] == text[: text.index(text[2]) + 1]
 
 
@@ -258,7 +318,13 @@ def test_logprobs_cover_prompt_and_output(engine):
     meta = answer["meta_info"]
     prompt_ids = engine.tokenizer.encode("The capital of France is")
     assert [i for _, i, _ in meta["input_token_logprobs"]] == prompt_ids
-    assert [text for _, _, text in meta["input_token_logprobs"]] == ["The", " capital", " of", " France", " is"]
+    assert [text for _, _, text in meta["input_token_logprobs"]] == [
+        "The",
+        " capital",
+        " of",
+        " France",
+        " is",
+    ]
     assert [i for _, i, _ in meta["output_token_logprobs"]] == answer["output_ids"]
     assert meta["output_token_logprobs_length"] == 3
     assert meta["input_top_logprobs"][0] is None
@@ -278,7 +344,10 @@ def test_a_stream_is_cumulative_and_ends_with_the_answer(small):
     assert [p["text"] for p in partial] == [last["text"][: i + 1] for i in range(6)]
     assert [p["output_ids"] for p in partial] == [last["output_ids"][: i + 1] for i in range(6)]
     assert all(p["meta_info"]["finish_reason"] is None for p in partial)
-    assert partial[2]["meta_info"]["output_token_logprobs"] == last["meta_info"]["output_token_logprobs"][:3]
+    assert (
+        partial[2]["meta_info"]["output_token_logprobs"]
+        == last["meta_info"]["output_token_logprobs"][:3]
+    )
     assert partial[-1]["meta_info"]["cached_tokens"] == last["meta_info"]["cached_tokens"]
 
 
@@ -294,12 +363,19 @@ def test_streams_of_a_batch_tell_the_index(small):
 
 def test_asyncio_gives_the_same(small):
     async def main():
-        one, many = await asyncio.gather(small.async_generate("ab", GREEDY), small.async_generate(["ab", "ba"], GREEDY))
+        one, many = await asyncio.gather(
+            small.async_generate("ab", GREEDY), small.async_generate(["ab", "ba"], GREEDY)
+        )
         streamed = [a async for a in await small.async_generate("ab", GREEDY, stream=True)]
         return one, many, streamed
 
     one, many, streamed = asyncio.run(main())
-    assert one["text"] == many[0]["text"] == streamed[-1]["text"] == small.generate("ab", GREEDY)["text"]
+    assert (
+        one["text"]
+        == many[0]["text"]
+        == streamed[-1]["text"]
+        == small.generate("ab", GREEDY)["text"]
+    )
 
 
 def test_the_twins_have_one_signature():
@@ -329,14 +405,18 @@ def test_an_aborted_request_says_so(small):
     started, answers, held = threading.Event(), [], Held()
 
     def run():
-        for answer in small.generate("ab", FOR_EVER, rid="mine", stream=True, custom_logit_processor=held):
+        for answer in small.generate(
+            "ab", FOR_EVER, rid="mine", stream=True, custom_logit_processor=held
+        ):
             answers.append(answer)
             started.set()
 
     thread = threading.Thread(target=run)
     thread.start()
     assert started.wait(60)
-    with pytest.raises(sgl.ParameterError, match="rid: 'mine' is the name of a request that has not ended"):
+    with pytest.raises(
+        sgl.ParameterError, match="rid: 'mine' is the name of a request that has not ended"
+    ):
         small.generate("ab", rid="mine")
     small.abort("mine")
     held.left.set()
@@ -344,7 +424,8 @@ def test_an_aborted_request_says_so(small):
     last = answers[-1]["meta_info"]["finish_reason"]
     assert (last["type"], last["err_type"]) == ("abort", "RequestAbortedError")
     assert answers[-1]["text"].startswith(answers[0]["text"])
-    assert small.generate("ab", GREEDY, rid="mine")["meta_info"]["id"] == "mine"  # the name is free again
+    # the name is free again
+    assert small.generate("ab", GREEDY, rid="mine")["meta_info"]["id"] == "mine"
 
 
 def test_an_aborted_request_that_did_not_stream_keeps_what_it_has(small):
@@ -352,7 +433,9 @@ def test_an_aborted_request_that_did_not_stream_keeps_what_it_has(small):
         samples = asyncio.ensure_future(
             small.async_generate("ab", {**FOR_EVER, "sampling_seed": 3, "n": 2}, rid="mine")
         )
-        scored = asyncio.ensure_future(small.async_generate("ab", FOR_EVER, rid="too", return_logprob=True))
+        scored = asyncio.ensure_future(
+            small.async_generate("ab", FOR_EVER, rid="too", return_logprob=True)
+        )
         await asyncio.sleep(0)
         beside = {"max_new_tokens": 20, "ignore_eos": True}
         await small.async_generate("ba", beside, custom_logit_processor=abort_both)
@@ -424,7 +507,9 @@ def test_a_batch_may_be_longer_than_the_queue():
     prompts = [scripted.LETTERS[1 + i % 20] * (1 + i // 20) for i in range(60)]
     with sgl.Engine.of(scripted.loaded(), max_running=2, max_queued=3) as engine:
         answers = engine.generate(prompts, {**GREEDY, "n": 2})
-        assert [a["meta_info"]["prompt_tokens"] for a in answers] == [len(p) for p in prompts for _ in range(2)]
+        assert [a["meta_info"]["prompt_tokens"] for a in answers] == [
+            len(p) for p in prompts for _ in range(2)
+        ]
         others = engine.generate(prompts[:40], GREEDY, stream=True)
         assert len({a["index"] for a in others if a["meta_info"]["finish_reason"]}) == 40
 
@@ -432,13 +517,20 @@ def test_a_batch_may_be_longer_than_the_queue():
 def test_a_cache_salt_keeps_prefixes_apart(small):
     small.flush_cache()
     prompt = "abcdefgh" * 8
-    cached = [small.generate(prompt, GREEDY, cache_salt=salt)["meta_info"]["cached_tokens"] for salt in ("x", "y", "x")]
+    cached = [
+        small.generate(prompt, GREEDY, cache_salt=salt)["meta_info"]["cached_tokens"]
+        for salt in ("x", "y", "x")
+    ]
     assert cached == [0, 0, 63]
 
 
 def test_the_rest_of_the_offline_engine(small):
     info = small.get_server_info()
-    assert (info["served_model_name"], info["max_running"], info["vocab_size"]) == ("scripted", 64, scripted.VOCAB)
+    assert (info["served_model_name"], info["max_running"], info["vocab_size"]) == (
+        "scripted",
+        64,
+        scripted.VOCAB,
+    )
     assert info["internal_states"][0]["running"] == 0
     assert small.flush_cache() >= 0
     with pytest.raises(sgl.CapabilityError, match="this needs an embedding model"):
@@ -475,7 +567,8 @@ def test_weights_are_updated_between_steps_and_nothing_of_the_old_ones_stays(tmp
         running = engine.generate("xyz", {"max_new_tokens": 180, "ignore_eos": True}, stream=True)
         next(running)
         with pytest.raises(
-            sgl.ModelError, match=r"another architecture than the running model's: hidden_size, .* differ"
+            sgl.ModelError,
+            match=r"another architecture than the running model's: hidden_size, .* differ",
         ):
             engine.update_weights(other)
         assert engine.generate(prompt, GREEDY)["text"] == before["text"] != expected
@@ -489,7 +582,7 @@ def test_weights_are_updated_between_steps_and_nothing_of_the_old_ones_stays(tmp
         assert engine.get_server_info()["model_path"] == new
 
 
-# ------------------------------------------------------------------------------------------ room, and streams dropped
+# ------------------------------------------------------------------------ room, and streams dropped
 
 
 def test_gathered_requests_wait_for_room_as_a_list_does():
@@ -497,7 +590,9 @@ def test_gathered_requests_wait_for_room_as_a_list_does():
     params = [{**GREEDY, "n": 1 + i % 3} for i in range(60)]
 
     async def gathered(engine):
-        answers = await asyncio.gather(*(engine.async_generate(p, q) for p, q in zip(prompts, params)))
+        answers = await asyncio.gather(
+            *(engine.async_generate(p, q) for p, q in zip(prompts, params))
+        )
         cancelled = [asyncio.ensure_future(engine.async_generate(p, GREEDY)) for p in prompts]
         await asyncio.sleep(0)
         for task in cancelled[::2]:
@@ -509,7 +604,9 @@ def test_gathered_requests_wait_for_room_as_a_list_does():
         answers, left = asyncio.run(gathered(engine))
         alone = [engine.generate(p, GREEDY) for p in prompts]
         assert left == [answer["text"] for answer in alone[1::2]]
-        assert [a["text"] if isinstance(a, dict) else a[0]["text"] for a in answers] == [a["text"] for a in alone]
+        assert [a["text"] if isinstance(a, dict) else a[0]["text"] for a in answers] == [
+            a["text"] for a in alone
+        ]
         with ThreadPoolExecutor(60) as threads:
             assert list(threads.map(lambda p: engine.generate(p, GREEDY)["text"], prompts)) == [
                 a["text"] for a in alone
@@ -519,7 +616,12 @@ def test_gathered_requests_wait_for_room_as_a_list_does():
         held = Held()
         with pytest.raises(sgl.OverloadedError):  # the low level says so at once
             for _ in range(6):
-                engine.submit("ab", SamplingParams(max_tokens=400), logit_processor=held, sink=lambda event: None)
+                engine.submit(
+                    "ab",
+                    SamplingParams(max_tokens=400),
+                    logit_processor=held,
+                    sink=lambda event: None,
+                )
         held.left.set()
 
 
@@ -535,7 +637,9 @@ def test_programs_wait_for_room_too():
 
     with sgl.Engine.of(scripted.loaded(), max_running=2, max_queued=2) as engine:
         states = asyncio.run(gathered())
-        assert [s.text() for s in states] == [program.run(i, seed=1, backend=engine).text() for i in range(40)]
+        assert [s.text() for s in states] == [
+            program.run(i, seed=1, backend=engine).text() for i in range(40)
+        ]
 
 
 def test_who_waits_for_room_is_told_when_the_engine_is_closed():
@@ -546,7 +650,10 @@ def test_who_waits_for_room_is_told_when_the_engine_is_closed():
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     outcomes = asyncio.run(gathered(sgl.Engine.of(scripted.loaded(), max_running=1, max_queued=2)))
-    assert {type(outcome) for outcome in outcomes} <= {sgl.EngineClosedError, sgl.RequestAbortedError}
+    assert {type(outcome) for outcome in outcomes} <= {
+        sgl.EngineClosedError,
+        sgl.RequestAbortedError,
+    }
 
 
 class Held:
@@ -588,7 +695,9 @@ def test_an_asynchronous_stream_that_is_left_ends_its_request(small, end, begun)
     held = Held()
 
     async def leave():
-        stream = await small.async_generate("ab", FOR_EVER, stream=True, custom_logit_processor=held)
+        stream = await small.async_generate(
+            "ab", FOR_EVER, stream=True, custom_logit_processor=held
+        )
         if begun:
             await anext(stream)
         if end == "close":

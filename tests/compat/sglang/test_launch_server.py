@@ -1,4 +1,6 @@
-"""SGLang's `launch_server`: its arguments become the server's settings, and its callback is called once."""
+"""SGLang's `launch_server`: its arguments become the server's settings, and its callback is called
+once.
+"""
 
 import json
 
@@ -36,7 +38,8 @@ def test_the_callback_is_called_once_the_server_can_be_reached(served):
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"), [({"port": "x"}, "port: invalid int value: 'x'"), ({"dtype": "none"}, "dtype: invalid choice")]
+    ("settings", "why"),
+    [({"port": "x"}, "port: invalid int value: 'x'"), ({"dtype": "none"}, "dtype: invalid choice")],
 )
 def test_a_bad_argument_is_an_error(served, settings, why):
     with pytest.raises(ParameterError, match=why):
@@ -47,9 +50,15 @@ def test_a_bad_argument_is_an_error(served, settings, why):
 def test_arguments_of_media_arrive(served):
     most, config = {"image": 3}, {"video": {"fps": 1}}
     launch_server(
-        ServerArgs("folder", limit_mm_data_per_request=most, mm_process_config=config, enable_multimodal=False)
+        ServerArgs(
+            "folder",
+            limit_mm_data_per_request=most,
+            mm_process_config=config,
+            enable_multimodal=False,
+        )
     )
     engine = served[0][1]
-    assert json.loads(engine["limit_mm_data_per_request"]) == most  # as the command line gives it to the engine
+    # as the command line gives it to the engine
+    assert json.loads(engine["limit_mm_data_per_request"]) == most
     assert json.loads(engine["mm_process_config"]) == config
     assert engine["enable_multimodal"] is False

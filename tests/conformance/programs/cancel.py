@@ -14,5 +14,10 @@ def program(s):
 
 
 CASE = Case(
-    program, {"A: ": "1", "B: ": "2"}, text="A: 1 B: 2", variables={"x": "1", "y": "2"}, streams=False, programs=1
+    program,
+    {"A: ": "1", "B: ": "2"},
+    text="A: 1 B: 2",
+    variables={"x": "1", "y": "2"},
+    streams=False,
+    programs=1,
 )

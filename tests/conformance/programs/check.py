@@ -9,4 +9,6 @@ def program(s):
     s += "Letter: " + sgl.gen("x", regex="[a-z]", check=lambda text: text > "a", retries=20) + "."
 
 
-CASE = Case(program, {"Letter: ": ["a", "a", "k"]}, text="Letter: k.", variables={"x": "k"}, programs=1)
+CASE = Case(
+    program, {"Letter: ": ["a", "a", "k"]}, text="Letter: k.", variables={"x": "k"}, programs=1
+)

@@ -13,7 +13,18 @@ async def later(text):
 
 @sgl.function
 def program(s):
-    s += "A: " + sgl.gen("x", regex="[a-z]", check=later, retries=20) + " B: " + sgl.gen("y", max_tokens=2, check=later)
+    s += (
+        "A: "
+        + sgl.gen("x", regex="[a-z]", check=later, retries=20)
+        + " B: "
+        + sgl.gen("y", max_tokens=2, check=later)
+    )
 
 
-CASE = Case(program, {"A: ": ["a", "b"], "B: ": "2"}, text="A: b B: 2", variables={"x": "b", "y": "2"}, programs=1)
+CASE = Case(
+    program,
+    {"A: ": ["a", "b"], "B: ": "2"},
+    text="A: b B: 2",
+    variables={"x": "b", "y": "2"},
+    programs=1,
+)

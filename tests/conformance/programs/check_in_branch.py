@@ -11,7 +11,9 @@ def program(s):
     for i, branch in enumerate(branches):
         branch += f"{i}: "
         branch += (
-            sgl.gen("x", regex="[a-z]", check=lambda text: text > "a", retries=20) + "." + sgl.gen("y", max_tokens=2)
+            sgl.gen("x", regex="[a-z]", check=lambda text: text > "a", retries=20)
+            + "."
+            + sgl.gen("y", max_tokens=2)
         )
     branches.join("concate_and_append")
 

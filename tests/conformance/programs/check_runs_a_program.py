@@ -11,7 +11,9 @@ def judge(s, text):
 
 @sgl.function
 def program(s):
-    s += "A: " + sgl.gen("x", max_tokens=2, check=lambda text: judge.run(text)["good"] in ("yes", "no"))
+    s += "A: " + sgl.gen(
+        "x", max_tokens=2, check=lambda text: judge.run(text)["good"] in ("yes", "no")
+    )
     s += "." + sgl.gen("y", max_tokens=2)
 
 

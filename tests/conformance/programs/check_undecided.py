@@ -9,4 +9,6 @@ def program(s):
     s += "A: " + sgl.gen("x", max_tokens=2, check=lambda text: "maybe")
 
 
-CASE = Case(program, {"A: ": "1"}, text=sgl.ParameterError, variables={"x": sgl.ParameterError}, programs=1)
+CASE = Case(
+    program, {"A: ": "1"}, text=sgl.ParameterError, variables={"x": sgl.ParameterError}, programs=1
+)

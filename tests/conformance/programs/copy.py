@@ -12,4 +12,10 @@ def program(s):
     s += "On " + sgl.gen("y", max_tokens=3)
 
 
-CASE = Case(program, {"Aside ": "a", "On ": "b"}, text="Start. On b", variables={"x": "a", "y": "b"}, programs=1)
+CASE = Case(
+    program,
+    {"Aside ": "a", "On ": "b"},
+    text="Start. On b",
+    variables={"x": "a", "y": "b"},
+    programs=1,
+)

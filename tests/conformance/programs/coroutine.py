@@ -13,4 +13,10 @@ async def program(s):
         s += " C: " + sgl.gen("y", max_tokens=3)
 
 
-CASE = Case(program, {"A: ": "b", "B: ": "1", "C: ": "2"}, text="A: b B: 1", variables={"x": "b", "y": "1"}, programs=1)
+CASE = Case(
+    program,
+    {"A: ": "b", "B: ": "1", "C: ": "2"},
+    text="A: b B: 1",
+    variables={"x": "b", "y": "1"},
+    programs=1,
+)

@@ -6,7 +6,12 @@ from tests.conformance.case import Case
 
 @sgl.function
 def program(s):
-    s += "A: " + sgl.gen("x", max_tokens=3) + " B: " + sgl.gen("y", regex="[a-z]", check=lambda text: False)
+    s += (
+        "A: "
+        + sgl.gen("x", max_tokens=3)
+        + " B: "
+        + sgl.gen("y", regex="[a-z]", check=lambda text: False)
+    )
     s += " C: " + sgl.gen("z", max_tokens=3)
 
 

@@ -13,4 +13,6 @@ def program(s):
     branches.join()
 
 
-CASE = Case(program, {"bad ": "b", "good ": "1"}, text="Start. ", variables={"y": ["1", "1"]}, programs=1)
+CASE = Case(
+    program, {"bad ": "b", "good ": "1"}, text="Start. ", variables={"y": ["1", "1"]}, programs=1
+)

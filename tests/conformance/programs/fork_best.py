@@ -9,7 +9,9 @@ def program(s):
     s += "Write. "
     branches = s.fork(3)
     for i, branch in enumerate(branches):
-        branch += f"{i}) " + sgl.gen("draft", max_tokens=3) + " Mark: " + sgl.gen("mark", regex="[1-9]")
+        branch += (
+            f"{i}) " + sgl.gen("draft", max_tokens=3) + " Mark: " + sgl.gen("mark", regex="[1-9]")
+        )
     best = max(range(3), key=lambda i: branches[i]["mark"])
     s += "Best: " + branches[best]["draft"]
     s["best"] = best

@@ -14,5 +14,9 @@ def program(s):
 
 
 CASE = Case(
-    program, {"Name ": "ab", "ab: ": "1"}, text="Name ab. ", variables={"name": "ab", "x": ["1", "1"]}, programs=1
+    program,
+    {"Name ": "ab", "ab: ": "1"},
+    text="Name ab. ",
+    variables={"name": "ab", "x": ["1", "1"]},
+    programs=1,
 )

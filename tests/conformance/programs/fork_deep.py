@@ -24,7 +24,13 @@ def program(s):
 CASE = Case(
     program,
     {"0": "a", "1": "b"},
-    text="Start " + "0a" + "0a0a0a1b1b0a1b" + "1b0a0a1b1b0a1b" + "1b" + "0a0a0a1b1b0a1b" + "1b0a0a1b1b0a1b",
+    text="Start "
+    + "0a"
+    + "0a0a0a1b1b0a1b"
+    + "1b0a0a1b1b0a1b"
+    + "1b"
+    + "0a0a0a1b1b0a1b"
+    + "1b0a0a1b1b0a1b",
     variables={"x0": ["a", "b"], "x1": [["a", "b"], ["a", "b"]]},
     programs=1,
 )

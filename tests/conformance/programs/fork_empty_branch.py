@@ -14,5 +14,9 @@ def program(s):
 
 
 CASE = Case(
-    program, {"only": "1", "1.": "2"}, text="Start. only1.2", variables={"x": [None, "1", None], "y": "2"}, programs=1
+    program,
+    {"only": "1", "1.": "2"},
+    text="Start. only1.2",
+    variables={"x": [None, "1", None], "y": "2"},
+    programs=1,
 )

@@ -10,7 +10,9 @@ def program(s):
     branches = s.fork(3)
     branches += lambda i: f"{i}: "
     for i, branch in enumerate(branches):
-        branch += sgl.gen("x", regex="[a-z]") + sgl.gen("y", regex="[a-z]", check=lambda text, i=i: i != 1)
+        branch += sgl.gen("x", regex="[a-z]") + sgl.gen(
+            "y", regex="[a-z]", check=lambda text, i=i: i != 1
+        )
     branches.join()
     s += "End " + sgl.gen("z", max_tokens=2)
 

@@ -8,7 +8,12 @@ from tests.conformance.case import Case
 def program(s):
     s += "Start. "
     bad, good = s.fork(2)
-    bad += "bad " + sgl.gen("x", regex="[a-z]", check=lambda text: False) + " more " + sgl.gen("y", max_tokens=2)
+    bad += (
+        "bad "
+        + sgl.gen("x", regex="[a-z]", check=lambda text: False)
+        + " more "
+        + sgl.gen("y", max_tokens=2)
+    )
     good += "good " + sgl.gen("z", max_tokens=2)
     s += good["z"] + " End " + sgl.gen("w", max_tokens=2)
 

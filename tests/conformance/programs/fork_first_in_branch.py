@@ -14,4 +14,6 @@ def program(s):
     outer.join()
 
 
-CASE = Case(program, {"0=": "a", "1=": "b"}, text="Start.", variables={"x": [None, ["a", "b"]]}, programs=1)
+CASE = Case(
+    program, {"0=": "a", "1=": "b"}, text="Start.", variables={"x": [None, ["a", "b"]]}, programs=1
+)

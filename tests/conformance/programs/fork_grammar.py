@@ -10,7 +10,13 @@ def program(s):
     branches = s.fork(2)
     for i, branch in enumerate(branches):
         with branch.grammar(sgl.Regex("<[ab]{1,3};(on|off)>")):
-            branch += "<" + sgl.gen("x", regex="[ab]{1,3}") + ";" + sgl.select("y", ["on", "off", "up"]) + ">"
+            branch += (
+                "<"
+                + sgl.gen("x", regex="[ab]{1,3}")
+                + ";"
+                + sgl.select("y", ["on", "off", "up"])
+                + ">"
+            )
         branch += f" {i} " + sgl.gen("z", max_tokens=2)
     branches.join("concate_and_append")
 

@@ -22,6 +22,12 @@ CASE = Case(
     program,
     {"x=": "1", "1": " no", " l": "2", " r": "3", "2.": "4"},
     text="Start. text x=1 no l2.4 0 text x=1 no r3 1.",
-    variables={"x": ["1", "1"], "y": [" no", " no"], "z": ["2", None], "w": [None, "3"], "v": ["4", None]},
+    variables={
+        "x": ["1", "1"],
+        "y": [" no", " no"],
+        "z": ["2", None],
+        "w": [None, "3"],
+        "v": ["4", None],
+    },
     programs=1,
 )

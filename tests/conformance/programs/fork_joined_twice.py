@@ -14,4 +14,10 @@ def program(s):
     branches.join("concate_and_append")
 
 
-CASE = Case(program, {"0=": "a", "1=": "b"}, text="Start. 2 of them: 0=a 1=b", variables={"x": ["a", "b"]}, programs=1)
+CASE = Case(
+    program,
+    {"0=": "a", "1=": "b"},
+    text="Start. 2 of them: 0=a 1=b",
+    variables={"x": ["a", "b"]},
+    programs=1,
+)

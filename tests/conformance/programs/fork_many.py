@@ -14,4 +14,10 @@ def program(s):
     s += "Last " + sgl.gen("y", max_tokens=2)
 
 
-CASE = Case(program, {": ": "v", "Last ": "w"}, text="Start. Last w", variables={"x": ["v"] * 64, "y": "w"}, programs=1)
+CASE = Case(
+    program,
+    {": ": "v", "Last ": "w"},
+    text="Start. Last w",
+    variables={"x": ["v"] * 64, "y": "w"},
+    programs=1,
+)

@@ -14,4 +14,6 @@ def program(s):
     s["a"] = first["a"]
 
 
-CASE = Case(program, {"1: ": "b", "after b: ": "x"}, text="Start. x!", variables={"a": "b"}, programs=1)
+CASE = Case(
+    program, {"1: ": "b", "after b: ": "x"}, text="Start. x!", variables={"a": "b"}, programs=1
+)

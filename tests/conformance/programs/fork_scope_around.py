@@ -1,4 +1,6 @@
-"""A scope around a fork whose variables are gathered, and one inside of each branch that is open at a fork."""
+"""A scope around a fork whose variables are gathered, and one inside of each branch that is open at
+a fork.
+"""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

@@ -3,7 +3,11 @@
 import sglang_lite as sgl
 from tests.conformance.case import Case
 
-METHODS = (sgl.token_length_normalized, sgl.greedy_token_selection, sgl.unconditional_likelihood_normalized)
+METHODS = (
+    sgl.token_length_normalized,
+    sgl.greedy_token_selection,
+    sgl.unconditional_likelihood_normalized,
+)
 
 
 @sgl.function

@@ -15,5 +15,9 @@ def program(s):
 
 
 CASE = Case(
-    program, {" f": "1", " s": "2"}, text="Start. s2 s2 f1 f1", variables={"x": ["1", "1"], "y": ["2", "2"]}, programs=1
+    program,
+    {" f": "1", " s": "2"},
+    text="Start. s2 s2 f1 f1",
+    variables={"x": ["1", "1"], "y": ["2", "2"]},
+    programs=1,
 )

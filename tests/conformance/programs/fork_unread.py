@@ -12,4 +12,10 @@ def program(s):
     s += "End"
 
 
-CASE = Case(program, {"0: ": "a", "1: ": "b"}, text="Start. End", variables={"x": sgl.UnknownVariableError}, programs=1)
+CASE = Case(
+    program,
+    {"0: ": "a", "1: ": "b"},
+    text="Start. End",
+    variables={"x": sgl.UnknownVariableError},
+    programs=1,
+)

@@ -15,4 +15,10 @@ def program(s):
     branches.join()
 
 
-CASE = Case(program, {"1: ": "a", "2: ": "b"}, text="Start. ", variables={"n": [1, 2], "x": ["a", "b"]}, programs=1)
+CASE = Case(
+    program,
+    {"1: ": "a", "2: ": "b"},
+    text="Start. ",
+    variables={"n": [1, 2], "x": ["a", "b"]},
+    programs=1,
+)

@@ -10,4 +10,11 @@ def program(s):
     s += sgl.gen("b", repetition_penalty=1.3, max_tokens=4)
 
 
-CASE = Case(program, {"A: ": "x", "|": "y"}, text="A: x|y", variables={"a": "x", "b": "y"}, blocking=False, programs=1)
+CASE = Case(
+    program,
+    {"A: ": "x", "|": "y"},
+    text="A: x|y",
+    variables={"a": "x", "b": "y"},
+    blocking=False,
+    programs=1,
+)

@@ -6,7 +6,14 @@ from tests.conformance.case import Case
 
 @sgl.function
 def program(s):
-    s += "1 " + sgl.gen("a", dtype=int) + ",2 " + sgl.gen("b", dtype=float) + ",3 " + sgl.gen("c", dtype="str")
+    s += (
+        "1 "
+        + sgl.gen("a", dtype=int)
+        + ",2 "
+        + sgl.gen("b", dtype=float)
+        + ",3 "
+        + sgl.gen("c", dtype="str")
+    )
     s += ",4 " + sgl.gen("d", dtype="int") + ",5 " + sgl.gen("e", dtype="bool") + "."
 
 

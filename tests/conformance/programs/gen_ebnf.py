@@ -6,7 +6,13 @@ from tests.conformance.case import Case
 
 @sgl.function
 def program(s):
-    s += "> " + sgl.gen("x", constraint=sgl.Grammar('root ::= ("ab" | "ba") root2\nroot2 ::= "!" | "?"')) + " end"
+    s += (
+        "> "
+        + sgl.gen("x", constraint=sgl.Grammar('root ::= ("ab" | "ba") root2\nroot2 ::= "!" | "?"'))
+        + " end"
+    )
 
 
-CASE = Case(program, {"> ": "ba!"}, text="> ba! end", variables={"x": "ba!"}, blocking=False, programs=1)
+CASE = Case(
+    program, {"> ": "ba!"}, text="> ba! end", variables={"x": "ba!"}, blocking=False, programs=1
+)

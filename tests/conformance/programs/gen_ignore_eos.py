@@ -9,4 +9,6 @@ def program(s):
     s += "A: " + sgl.gen("a", ignore_eos=True, max_tokens=6) + "." + sgl.gen("b", max_tokens=2)
 
 
-CASE = Case(program, {"A: ": "x", ".": "y"}, text="A: x.y", variables={"a": "x", "b": "y"}, programs=1)
+CASE = Case(
+    program, {"A: ": "x", ".": "y"}, text="A: x.y", variables={"a": "x", "b": "y"}, programs=1
+)

@@ -9,4 +9,6 @@ def program(s):
     s += "> " + sgl.gen("x", constraint=sgl.Grammar('start: "x"~1..3 ("y" | "z")')) + " end"
 
 
-CASE = Case(program, {"> ": "xxz"}, text="> xxz end", variables={"x": "xxz"}, blocking=False, programs=1)
+CASE = Case(
+    program, {"> ": "xxz"}, text="> xxz end", variables={"x": "xxz"}, blocking=False, programs=1
+)

@@ -7,7 +7,12 @@ from tests.conformance.case import Case
 @sgl.function
 def program(s):
     s += "A: " + sgl.gen(
-        "a", max_tokens=3, return_logprob=True, logprob_start_len=0, top_logprobs_num=2, return_text_in_logprobs=True
+        "a",
+        max_tokens=3,
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=2,
+        return_text_in_logprobs=True,
     )
     s["told"] = isinstance(s.get_meta_info("a"), dict)
     s += "|" + sgl.gen("b", max_tokens=2, return_logprob=True) + "|" + sgl.gen("c", max_tokens=2)

@@ -11,4 +11,6 @@ def program(s):
     s += LONG + sgl.gen("a", max_tokens=2) + LONG + sgl.gen("b", max_tokens=2)
 
 
-CASE = Case(program, {". ": "x"}, text=LONG + "x" + LONG + "x", variables={"a": "x", "b": "x"}, programs=1)
+CASE = Case(
+    program, {". ": "x"}, text=LONG + "x" + LONG + "x", variables={"a": "x", "b": "x"}, programs=1
+)

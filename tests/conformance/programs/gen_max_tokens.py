@@ -9,4 +9,10 @@ def program(s):
     s += "A:" + sgl.gen("a", max_tokens=2) + "." + sgl.gen("b", max_tokens=1)
 
 
-CASE = Case(program, {"A:": " x y z", ".": "1"}, text="A: x y.1", variables={"a": " x y", "b": "1"}, programs=1)
+CASE = Case(
+    program,
+    {"A:": " x y z", ".": "1"},
+    text="A: x y.1",
+    variables={"a": " x y", "b": "1"},
+    programs=1,
+)

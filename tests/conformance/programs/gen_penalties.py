@@ -10,4 +10,10 @@ def program(s):
     s += " then " + sgl.gen("b", frequency_penalty=-0.5, max_tokens=8)
 
 
-CASE = Case(program, {"aaa ": "x", "then ": "y"}, text="aaa x then y", variables={"a": "x", "b": "y"}, programs=1)
+CASE = Case(
+    program,
+    {"aaa ": "x", "then ": "y"},
+    text="aaa x then y",
+    variables={"a": "x", "b": "y"},
+    programs=1,
+)

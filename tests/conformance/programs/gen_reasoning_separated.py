@@ -6,7 +6,9 @@ from tests.conformance.case import Case
 
 @sgl.function
 def program(s):
-    s += sgl.user("Q") + sgl.assistant(sgl.separate_reasoning(sgl.gen("x", max_tokens=20), model_type="qwen3"))
+    s += sgl.user("Q") + sgl.assistant(
+        sgl.separate_reasoning(sgl.gen("x", max_tokens=20), model_type="qwen3")
+    )
     s += sgl.user("R") + sgl.assistant(sgl.gen("y", max_tokens=2))
 
 

@@ -6,7 +6,9 @@ from tests.conformance.case import Case
 
 @sgl.function
 def program(s):
-    s += "Date: " + sgl.gen("date", regex=r"[0-9]{4}-[0-9]{2}") + " " + sgl.gen("rest", max_tokens=4)
+    s += (
+        "Date: " + sgl.gen("date", regex=r"[0-9]{4}-[0-9]{2}") + " " + sgl.gen("rest", max_tokens=4)
+    )
 
 
 CASE = Case(

@@ -9,4 +9,10 @@ def program(s):
     s += "A: " + sgl.gen("a", stop="\n") + "|" + sgl.gen("b", stop=[",", "."])
 
 
-CASE = Case(program, {"A: ": "x\ny", "|": "p, q."}, text="A: x|p", variables={"a": "x", "b": "p"}, programs=1)
+CASE = Case(
+    program,
+    {"A: ": "x\ny", "|": "p, q."},
+    text="A: x|p",
+    variables={"a": "x", "b": "p"},
+    programs=1,
+)

@@ -10,5 +10,10 @@ def program(s):
 
 
 CASE = Case(
-    program, {"A: ": "one two", "!": "z"}, text="A: one!z", variables={"a": "one", "b": "z"}, blocking=False, programs=1
+    program,
+    {"A: ": "one two", "!": "z"},
+    text="A: one!z",
+    variables={"a": "one", "b": "z"},
+    blocking=False,
+    programs=1,
 )

@@ -16,4 +16,6 @@ def program(s):
     s += "It is " + sgl.gen("colour", type=Colour) + "."
 
 
-CASE = Case(program, {"It is ": "blue"}, text="It is blue.", variables={"colour": Colour.BLUE}, programs=1)
+CASE = Case(
+    program, {"It is ": "blue"}, text="It is blue.", variables={"colour": Colour.BLUE}, programs=1
+)

@@ -19,8 +19,22 @@ class Named(TypedDict):
 
 @sgl.function
 def program(s):
-    s += "1 " + sgl.gen("a", type=int) + ",2 " + sgl.gen("b", type=bool) + ",3 " + sgl.gen("c", type=Literal["p", "q"])
-    s += ",4 " + sgl.gen("d", type=Point) + ",5 " + sgl.gen("e", type=Named) + ",6 " + sgl.gen("f", type=bool | None)
+    s += (
+        "1 "
+        + sgl.gen("a", type=int)
+        + ",2 "
+        + sgl.gen("b", type=bool)
+        + ",3 "
+        + sgl.gen("c", type=Literal["p", "q"])
+    )
+    s += (
+        ",4 "
+        + sgl.gen("d", type=Point)
+        + ",5 "
+        + sgl.gen("e", type=Named)
+        + ",6 "
+        + sgl.gen("f", type=bool | None)
+    )
     s += ",7 " + sgl.gen("g", type=tuple[bool, bool]) + "."
 
 
@@ -36,6 +50,14 @@ CASE = Case(
         "7 ": "[true, false]",
     },
     text='1 7,2 true,3 q,4 {"x": true, "y": "r"},5 {"on": false},6 null,7 [true, false].',
-    variables={"a": 7, "b": True, "c": "q", "d": Point(True, "r"), "e": {"on": False}, "f": None, "g": (True, False)},
+    variables={
+        "a": 7,
+        "b": True,
+        "c": "q",
+        "d": Point(True, "r"),
+        "e": {"on": False},
+        "f": None,
+        "g": (True, False),
+    },
     programs=1,
 )

@@ -9,4 +9,6 @@ def program(s):
     s += "Q: " + sgl.gen() + "." + sgl.gen("x")
 
 
-CASE = Case(program, {"Q: ": "one", ".": "two"}, text="Q: one.two", variables={"x": "two"}, programs=1)
+CASE = Case(
+    program, {"Q: ": "one", ".": "two"}, text="Q: one.two", variables={"x": "two"}, programs=1
+)

@@ -13,5 +13,9 @@ def program(s):
 
 
 CASE = Case(
-    program, {"A: ": "1", "|": "2"}, text="A: 1|2", variables={"a": "1", "one": True, "all": True, "b": "2"}, programs=1
+    program,
+    {"A: ": "1", "|": "2"},
+    text="A: 1|2",
+    variables={"a": "1", "one": True, "all": True, "b": "2"},
+    programs=1,
 )

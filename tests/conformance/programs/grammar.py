@@ -8,7 +8,13 @@ from tests.conformance.case import Case
 def program(s):
     s += "List: "
     with s.grammar(sgl.Regex("([ab]{1,3}, ){2}(end|stop)[.]")):
-        s += "a, " + sgl.gen("x", regex="[ab]{1,3}") + ", " + sgl.select("y", ["end", "stop", "go"]) + "."
+        s += (
+            "a, "
+            + sgl.gen("x", regex="[ab]{1,3}")
+            + ", "
+            + sgl.select("y", ["end", "stop", "go"])
+            + "."
+        )
     s += " " + sgl.gen("z", max_tokens=3)
 
 

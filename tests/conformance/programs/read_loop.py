@@ -14,5 +14,9 @@ def program(s):
 
 
 CASE = Case(
-    program, {":": ["more", "more", "done"]}, text="0:more 1:more 2:done end", variables={"x": "done"}, programs=1
+    program,
+    {":": ["more", "more", "done"]},
+    text="0:more 1:more 2:done end",
+    variables={"x": "done"},
+    programs=1,
 )

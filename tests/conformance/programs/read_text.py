@@ -10,4 +10,6 @@ def program(s):
     s += f" [{len(s.text()) > 2}] " + sgl.gen("y", max_tokens=3)
 
 
-CASE = Case(program, {"ab": "c", "] ": "d"}, text="abc [True] d", variables={"x": "c", "y": "d"}, programs=1)
+CASE = Case(
+    program, {"ab": "c", "] ": "d"}, text="abc [True] d", variables={"x": "c", "y": "d"}, programs=1
+)

@@ -17,4 +17,11 @@ def program(s):
     s += "."
 
 
-CASE = Case(program, {"": ["1", "2", "7"]}, text="Number: (again) 7.", variables={"x": "7"}, streams=False, programs=1)
+CASE = Case(
+    program,
+    {"": ["1", "2", "7"]},
+    text="Number: (again) 7.",
+    variables={"x": "7"},
+    streams=False,
+    programs=1,
+)

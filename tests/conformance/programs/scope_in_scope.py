@@ -15,4 +15,6 @@ def program(s):
         s += "d"
 
 
-CASE = Case(program, {"b": "1"}, text="ab1cd", variables={"out": "ab1cd", "in": "b1c", "x": "1"}, programs=1)
+CASE = Case(
+    program, {"b": "1"}, text="ab1cd", variables={"out": "ab1cd", "in": "b1c", "x": "1"}, programs=1
+)

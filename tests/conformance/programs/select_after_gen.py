@@ -9,4 +9,6 @@ def program(s):
     s += "A " + sgl.gen("a", max_tokens=4) + " B " + sgl.select("b", ["x", "yy"])
 
 
-CASE = Case(program, {"A ": "1", " B ": "yy"}, text="A 1 B yy", variables={"a": "1", "b": "yy"}, programs=1)
+CASE = Case(
+    program, {"A ": "1", " B ": "yy"}, text="A 1 B yy", variables={"a": "1", "b": "yy"}, programs=1
+)

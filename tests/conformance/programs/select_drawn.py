@@ -9,4 +9,12 @@ def program(s):
     s += "A " + sgl.select("a", ["x", "y"], temperature=0.0001) + "."
 
 
-CASE = Case(program, {"A ": "y"}, text="A y.", variables={"a": "y"}, settings={"seed": 1}, blocking=False, programs=1)
+CASE = Case(
+    program,
+    {"A ": "y"},
+    text="A y.",
+    variables={"a": "y"},
+    settings={"seed": 1},
+    blocking=False,
+    programs=1,
+)

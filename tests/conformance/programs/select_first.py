@@ -10,4 +10,10 @@ def program(s):
     s += " since " + sgl.gen("y", max_tokens=2)
 
 
-CASE = Case(program, {"?": "no", "since ": "z"}, text="?no since z", variables={"x": "no", "y": "z"}, programs=1)
+CASE = Case(
+    program,
+    {"?": "no", "since ": "z"},
+    text="?no since z",
+    variables={"x": "no", "y": "z"},
+    programs=1,
+)

@@ -13,4 +13,10 @@ def program(s):
     s += "end"
 
 
-CASE = Case(program, {"0? ": "on", "1? ": "off"}, text="0? on\n1? off\nend", variables={"go": "off"}, programs=1)
+CASE = Case(
+    program,
+    {"0? ": "on", "1? ": "off"},
+    text="0? on\n1? off\nend",
+    variables={"go": "off"},
+    programs=1,
+)

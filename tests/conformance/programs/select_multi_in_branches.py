@@ -8,7 +8,9 @@ from tests.conformance.case import Case
 def program(s):
     s += "A " + sgl.select("a", ["x", "y"], multi=True) + "\n"
     branches = s.fork(2)
-    branches += lambda i: f"{i} " + sgl.select("b", ["p", "q"], multi=True) + "! " + sgl.gen("c", max_tokens=2)
+    branches += lambda i: (
+        f"{i} " + sgl.select("b", ["p", "q"], multi=True) + "! " + sgl.gen("c", max_tokens=2)
+    )
     branches.join("concate_and_append")
 
 

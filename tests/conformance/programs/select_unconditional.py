@@ -6,7 +6,11 @@ from tests.conformance.case import Case
 
 @sgl.function
 def program(s):
-    s += "A " + sgl.select("a", ["ab", "cd"], choices_method=sgl.unconditional_likelihood_normalized) + "!"
+    s += (
+        "A "
+        + sgl.select("a", ["ab", "cd"], choices_method=sgl.unconditional_likelihood_normalized)
+        + "!"
+    )
 
 
 CASE = Case(program, {"A ": "cd"}, text="A cd!", variables={"a": "cd"}, programs=1)

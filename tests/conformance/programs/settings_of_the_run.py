@@ -14,6 +14,12 @@ CASE = Case(
     {"A: ": "1 2 3\n4", "|": "5 6;7"},
     text="A: 1 2 3|5",
     variables={"a": "1 2 3", "b": "5"},
-    settings={"stop": "\n", "temperature": 0.5, "top_p": 0.9, "frequency_penalty": 0.1, "ignore_eos": False},
+    settings={
+        "stop": "\n",
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "frequency_penalty": 0.1,
+        "ignore_eos": False,
+    },
     programs=1,
 )

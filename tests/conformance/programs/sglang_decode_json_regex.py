@@ -20,6 +20,8 @@ CASE = Case(
     decode_json,
     {'"name": ': '"Paris",', '"population": ': "2000,", '"latitude": ': "48.5"},
     text='JSON of Paris:\n{\n  "name": "Paris",\n  "population": 2000,\n  "latitude": 48.5\n}',
-    variables={"json_output": '{\n  "name": "Paris",\n  "population": 2000,\n  "latitude": 48.5\n}'},
+    variables={
+        "json_output": '{\n  "name": "Paris",\n  "population": 2000,\n  "latitude": 48.5\n}'
+    },
     programs=1,
 )

@@ -6,7 +6,11 @@ from tests.conformance.case import Case
 
 @sgl.function
 def dtype_gen(s):
-    s += "Q: What is the full name of DNS?\nA: The full names is " + sgl.gen("str_res", dtype=str, stop="\n") + "\n"
+    s += (
+        "Q: What is the full name of DNS?\nA: The full names is "
+        + sgl.gen("str_res", dtype=str, stop="\n")
+        + "\n"
+    )
     s += "Q: Which year was DNS invented?\nA: " + sgl.gen("int_res", dtype=int) + "\n"
     s += "Q: What is the value of pi?\nA: " + sgl.gen("float_res", dtype=float) + "\n"
     s += "Q: Is the sky blue?\nA: " + sgl.gen("bool_res", dtype=bool) + "\n"

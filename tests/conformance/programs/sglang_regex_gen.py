@@ -7,7 +7,11 @@ from tests.conformance.case import Case
 @sgl.function
 def regex_gen(s):
     s += "Q: What is the IP address of the Google DNS servers?\nA: "
-    s += sgl.gen("answer", temperature=0, regex=r"((25[0-5]|2[0-4]\d|[01]?\d\d?).){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)")
+    s += sgl.gen(
+        "answer",
+        temperature=0,
+        regex=r"((25[0-5]|2[0-4]\d|[01]?\d\d?).){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)",
+    )
 
 
 CASE = Case(

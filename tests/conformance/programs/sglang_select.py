@@ -7,7 +7,11 @@ from tests.conformance.case import Case
 @sgl.function
 def true_or_false(s, statement):
     s += "Determine whether the statement below is True, False, or Unknown.\n"
-    s += "Statement: The capital of France is Pairs.\nAnswer: True\nStatement: " + statement + "\nAnswer:"
+    s += (
+        "Statement: The capital of France is Pairs.\nAnswer: True\nStatement: "
+        + statement
+        + "\nAnswer:"
+    )
     s += sgl.select("answer", ["True", "False", "Unknown"])
 
 

@@ -15,7 +15,9 @@ def program(s):
         for _ in range(40):
             s += "m"
 
-    threads = [threading.Thread(target=contextvars.copy_context().run, args=(add, s)) for _ in range(2)]
+    threads = [
+        threading.Thread(target=contextvars.copy_context().run, args=(add, s)) for _ in range(2)
+    ]
     s += sgl.gen("x", max_tokens=2)
     for thread in threads:
         thread.start()

@@ -13,7 +13,9 @@ def double(a: int) -> int:
 def program(s):
     s += "Start. "
     branches = s.fork(2)
-    branches += lambda i: f"{i}: " + sgl.gen("call", tools=[double], tool_choice="double", max_tokens=120)
+    branches += lambda i: (
+        f"{i}: " + sgl.gen("call", tools=[double], tool_choice="double", max_tokens=120)
+    )
     for branch in branches:
         branch += f" = {branch['call'].run()} " + sgl.gen("x", max_tokens=2)
     branches.join("concate_and_append")

@@ -11,7 +11,12 @@ def add(a: int, b: int) -> int:
 
 @sgl.function
 def program(s):
-    s += "Sum: " + sgl.gen("x", max_tokens=2) + " = " + sgl.gen("call", tools=[add], tool_choice=add, max_tokens=120)
+    s += (
+        "Sum: "
+        + sgl.gen("x", max_tokens=2)
+        + " = "
+        + sgl.gen("call", tools=[add], tool_choice=add, max_tokens=120)
+    )
     s += " End " + sgl.gen("y", max_tokens=2)
 
 

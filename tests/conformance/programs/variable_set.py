@@ -11,4 +11,6 @@ def program(s):
     s += "x" * s["n"] + sgl.gen("a", max_tokens=3)
 
 
-CASE = Case(program, {"xxx": "y"}, text="xxxy", variables={"n": 3, "m": [1, 2], "a": "y"}, programs=1)
+CASE = Case(
+    program, {"xxx": "y"}, text="xxxy", variables={"n": 3, "m": [1, 2], "a": "y"}, programs=1
+)

@@ -9,4 +9,6 @@ def program(s):
     s += "a" + sgl.gen("x", max_tokens=3)
 
 
-CASE = Case(program, {"a": "b"}, text="ab", variables={"x": "b", "y": sgl.UnknownVariableError}, programs=1)
+CASE = Case(
+    program, {"a": "b"}, text="ab", variables={"x": "b", "y": sgl.UnknownVariableError}, programs=1
+)

@@ -7,12 +7,36 @@ import threading
 
 import pytest
 
-from sglang_lite.constraints.formal.automaton import Automaton, accepts, automaton, is_empty, useful_states
-from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING, complement, intersection, literal
+from sglang_lite.constraints.formal.automaton import (
+    Automaton,
+    accepts,
+    automaton,
+    is_empty,
+    useful_states,
+)
+from sglang_lite.constraints.formal.nodes import (
+    ANY_TEXT,
+    NOTHING,
+    complement,
+    intersection,
+    literal,
+)
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError
 
-PATTERNS = ["", "a", "a*", "(a|b)*abb", "[ab]{2,3}", "a?b?c?", "(ab|a)(bc|c)?", "[^a]", ".*a.{2}", "(a*b*)*", "a{0}"]
+PATTERNS = [
+    "",
+    "a",
+    "a*",
+    "(a|b)*abb",
+    "[ab]{2,3}",
+    "a?b?c?",
+    "(ab|a)(bc|c)?",
+    "[^a]",
+    ".*a.{2}",
+    "(a*b*)*",
+    "a{0}",
+]
 WORDS = ["".join(word) for length in range(5) for word in itertools.product("abc", repeat=length)]
 
 
@@ -84,7 +108,9 @@ def test_threads_that_share_an_automaton_find_the_same():
     def look(machine, start):
         start.wait()
         try:
-            assert [machine.accepting(machine.run(machine.start, word)) for word in words] == expected
+            assert [
+                machine.accepting(machine.run(machine.start, word)) for word in words
+            ] == expected
         except BaseException as error:
             problems.append(error)
 

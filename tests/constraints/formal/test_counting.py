@@ -11,7 +11,12 @@ from sglang_lite.constraints.syntax.regex import parse
 
 def texts_at_random(seed):
     rng = random.Random(seed)
-    return sorted({"".join(rng.choices('ab"\U0010ffff', k=rng.randint(1, 5))) for _ in range(rng.randint(1, 40))})
+    return sorted(
+        {
+            "".join(rng.choices('ab"\U0010ffff', k=rng.randint(1, 5)))
+            for _ in range(rng.randint(1, 40))
+        }
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -23,7 +28,10 @@ def test_listed_texts_and_an_automaton_of_them_are_counted_alike(seed):
     rng = random.Random(seed)
     for found in (counted(nested), counted(spelled)):
         assert found.count == len(texts)
-        for beginning in {text[:end] for text in texts for end in range(len(text) + 1)} | {"c", "abc"}:
+        for beginning in {text[:end] for text in texts for end in range(len(text) + 1)} | {
+            "c",
+            "abc",
+        }:
             behind = [text for text in texts if text.startswith(beginning)]
             assert found.count_with_prefix(beginning) == len(behind)
             assert found.prefix_counts(beginning)[-1] == len(behind)
@@ -41,7 +49,9 @@ def test_texts_without_end_have_no_count():
 
 def test_thousands_of_listed_texts_need_no_automaton():
     found = counted(
-        alternation(literal(f'"a value with a long name, of which {i} is the number"') for i in range(5_000))
+        alternation(
+            literal(f'"a value with a long name, of which {i} is the number"') for i in range(5_000)
+        )
     )
     assert found.count == 5_000
     assert found.count_with_prefix('"a value with a long name, of which 4') == 1_111

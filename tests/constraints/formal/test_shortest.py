@@ -32,7 +32,9 @@ def check(constraint):
     return True
 
 
-@pytest.mark.parametrize(("kind", "drawn"), [(Regex, pattern), (Ebnf, grammar)], ids=["patterns", "grammars"])
+@pytest.mark.parametrize(
+    ("kind", "drawn"), [(Regex, pattern), (Ebnf, grammar)], ids=["patterns", "grammars"]
+)
 def test_of_random_languages(kind, drawn):
     checked = 0
     for seed in range(some(40, 600)):
@@ -57,7 +59,11 @@ def test_of_intersections_and_complements(written, length):
 def test_of_quotes(document):
     texts = ShortestTexts({"": quoted(quote(document).node)})
     spans = [document[i:j] for i in range(len(document)) for j in range(i + 1, len(document) + 1)]
-    known = [json.dumps(span, ensure_ascii=False) for span in spans if accepts(quote(document).node, span)]
+    known = [
+        json.dumps(span, ensure_ascii=False)
+        for span in spans
+        if accepts(quote(document).node, span)
+    ]
     assert texts.lengths[""] == min(map(len, known))
     assert texts.text("") in known
 
@@ -70,7 +76,9 @@ def test_what_takes_too_much_work_is_unknown():
 
 
 def test_rules_that_begin_with_themselves_have_a_text():
-    language = language_of(Ebnf('root ::= root "+" term | term\nterm ::= root | "(" root ")" | [0-9]'))
+    language = language_of(
+        Ebnf('root ::= root "+" term | term\nterm ::= root | "(" root ")" | [0-9]')
+    )
     assert ShortestTexts(language.rules).text(language.start) == "0"
 
 

@@ -1,4 +1,6 @@
-"""Members in any order: by the grammar or checked by the masks, held against another validator, byte by byte."""
+"""Members in any order: by the grammar or checked by the masks, held against another validator,
+byte by byte.
+"""
 
 import itertools
 import json
@@ -90,7 +92,9 @@ def test_kinds_of_objects_with_many_members_come_in_any_order(name):
 def objects(names, values, most):
     """All objects of some names and values, in any order; of those with `most` members one in five."""
     for count in range(most + 1):
-        chosen = itertools.product(itertools.permutations(names, count), itertools.product(values, repeat=count))
+        chosen = itertools.product(
+            itertools.permutations(names, count), itertools.product(values, repeat=count)
+        )
         for each, given in itertools.islice(chosen, 0, None, 5 if count == most else 1):
             yield dict(zip(each, given))
 
@@ -104,18 +108,31 @@ def never_gets_stuck(constraint, oracle):
 def test_what_came_before_decides_what_is_possible_below():
     closed = {"type": "object", **CLOSED}
     inner = [{**closed, "required": ["a"]}, {**closed, "required": ["b"]}]
-    kinds = [{"properties": {"k": {"const": i}, "x": each}, "required": ["k", "x"]} for i, each in enumerate(inner)]
+    kinds = [
+        {"properties": {"k": {"const": i}, "x": each}, "required": ["k", "x"]}
+        for i, each in enumerate(inner)
+    ]
     with pytest.raises(ConstraintError, match="alternatives of objects"):
         sgl.grammar.matches(json_schema({"type": "object", "anyOf": kinds}, order="any"), "{}")
 
 
 def test_members_of_a_pattern_have_rules_of_their_own():
     closed = {"type": "object", **CLOSED, "required": ["a", "b"]}
-    schema = {"type": "object", "patternProperties": {"^x": closed}, "properties": {"y": {"type": "object"}}}
+    schema = {
+        "type": "object",
+        "patternProperties": {"^x": closed},
+        "properties": {"y": {"type": "object"}},
+    }
     constraint, oracle = json_schema(schema, order="any"), jsonschema.Draft202012Validator(schema)
     grammar, refusal = compiled(constraint)
     assert refusal is None
-    for value in ({"b": 1, "a": 2}, {"a": 1}, {"b": 1, "p0": 1, "a": 1, "z": 1}, {"b": 1, "p0": 2, "a": 3}, 1):
+    for value in (
+        {"b": 1, "a": 2},
+        {"a": 1},
+        {"b": 1, "p0": 1, "a": 1, "z": 1},
+        {"b": 1, "p0": 2, "a": 3},
+        1,
+    ):
         for names in itertools.permutations(["x1", "y", "z"], 2):
             each = dict.fromkeys(names, value)
             assert accepts(grammar, json.dumps(each)) == oracle.is_valid(each), each
@@ -125,7 +142,9 @@ def test_members_of_a_pattern_have_rules_of_their_own():
 def test_a_hundred_members_come_in_any_order():
     names = [f"p{i}" for i in range(120)]
     members = {"properties": {name: {"type": "integer"} for name in names}, "required": names[:80]}
-    grammar, _ = compiled(json_schema({"type": "object", **members, "additionalProperties": False}, order="any"))
+    grammar, _ = compiled(
+        json_schema({"type": "object", **members, "additionalProperties": False}, order="any")
+    )
     random.Random(0).shuffle(names)
     assert accepts(grammar, json.dumps(dict.fromkeys(names, 1)))
     assert not accepts(grammar, json.dumps({name: 1 for name in names if name != "p7"}))
@@ -137,15 +156,24 @@ def test_a_hundred_members_come_in_any_order():
     [
         ({"properties": {f"p{i}": True for i in range(401)}}, "401 members; at most 400"),
         ({"properties": MEMBERS, "required": ["a"], "maxProperties": 2}, "maxProperties"),
-        ({"not": {"patternProperties": {"^[xy]$": {"type": "null"}}}, "type": "object"}, "whose pattern has few names"),
         (
-            {"anyOf": [{**CLOSED, "required": ["a"]}, {"not": {"additionalProperties": {"type": "null"}}}]},
+            {"not": {"patternProperties": {"^[xy]$": {"type": "null"}}}, "type": "object"},
+            "whose pattern has few names",
+        ),
+        (
+            {
+                "anyOf": [
+                    {**CLOSED, "required": ["a"]},
+                    {"not": {"additionalProperties": {"type": "null"}}},
+                ]
+            },
             "these alternatives",
         ),
         (
             {
                 "anyOf": [
-                    {**CLOSED, "properties": {**FREE, "a": {"items": {"type": each}}}} for each in ("null", "string")
+                    {**CLOSED, "properties": {**FREE, "a": {"items": {"type": each}}}}
+                    for each in ("null", "string")
                 ]
             },
             "these alternatives",

@@ -1,4 +1,6 @@
-"""Objects without members that nobody named: schemas that are closed, and names that are written once."""
+"""Objects without members that nobody named: schemas that are closed, and names that are written
+once.
+"""
 
 import json
 
@@ -19,10 +21,20 @@ OLD = "http://json-schema.org/draft-07/schema#"
         ({"allOf": [A, B]}, ['{"a": 1, "b": 2}'], ['{"c": 1}']),
         ({"allOf": [A]}, ['{"a": 1}'], ['{"b": 1}']),
         ({"anyOf": [A, B]}, ['{"a": 1}', '{"b": 1}'], ['{"a": 1, "b": 2}', '{"c": 1}']),
-        ({**A, "anyOf": [B, {"required": ["a"]}]}, ['{"a": 1, "b": 2}', '{"a": 1}'], ['{"a": 1, "c": 2}']),
+        (
+            {**A, "anyOf": [B, {"required": ["a"]}]},
+            ['{"a": 1, "b": 2}', '{"a": 1}'],
+            ['{"a": 1, "c": 2}'],
+        ),
         ({"$ref": "#/$defs/x", "$defs": {"x": A}}, ['{"a": 1}'], ['{"b": 1}']),
         (
-            {"properties": {"x": {"$ref": "#/$defs/A"}, "y": {"allOf": [{"$ref": "#/$defs/A"}, B]}}, "$defs": {"A": A}},
+            {
+                "properties": {
+                    "x": {"$ref": "#/$defs/A"},
+                    "y": {"allOf": [{"$ref": "#/$defs/A"}, B]},
+                },
+                "$defs": {"A": A},
+            },
             ['{"x": {"a": 1}, "y": {"a": 1, "b": 2}}'],
             ['{"x": {"a": 1, "b": 2}}', '{"y": {"c": 1}}', '{"z": 1}'],
         ),
@@ -53,8 +65,10 @@ def test_a_schema_is_closed_wherever_it_is_given():
     constraint = g.json_schema(A, closed=True)
     assert sgl.gen("x", json_schema=constraint).node.constraint == constraint
     assert sgl.gen("x", constraint=constraint).node.constraint == constraint
-    assert json.loads(constraint.schema)["additionalProperties"] is False  # and so for backends that take schemas
-    assert "additionalProperties" not in json.loads(sgl.gen("x", json_schema=A).node.constraint.schema)  # type: ignore[arg-type]  # a schema
+    # and so for backends that take schemas
+    assert json.loads(constraint.schema)["additionalProperties"] is False
+    open_schema = sgl.gen("x", json_schema=A).node.constraint.schema
+    assert "additionalProperties" not in json.loads(open_schema)  # type: ignore[arg-type]  # a schema
 
 
 @pytest.mark.parametrize(
@@ -66,7 +80,14 @@ def test_a_schema_is_closed_wherever_it_is_given():
             g.json_schema({"type": "object", "properties": {"x": {"type": "object"}}}, closed=True),
             ["/properties/x", ""],
         ),
-        ({"propertyNames": {"enum": ["a", "b"]}, "type": "object", "additionalProperties": {"type": "null"}}, []),
+        (
+            {
+                "propertyNames": {"enum": ["a", "b"]},
+                "type": "object",
+                "additionalProperties": {"type": "null"},
+            },
+            [],
+        ),
         (list[int], []),
     ],
     ids=str,
@@ -75,9 +96,15 @@ def test_check_says_where_names_are_not_listed(schema, places):
     assert [pointer for pointer, why in g.check(schema).checked if "once" in why] == places
 
 
-@pytest.mark.parametrize("source", [{"type": "object"}, dict[str, int], dict[str, dict[str, int]]], ids=str)
+@pytest.mark.parametrize(
+    "source", [{"type": "object"}, dict[str, int], dict[str, dict[str, int]]], ids=str
+)
 def test_a_name_that_is_written_twice_is_refused(source):
-    text = '{"a": 1, "b": 2, "a": 3}' if source != dict[str, dict[str, int]] else '{"x": {"a": 1, "a": 2}}'
+    text = (
+        '{"a": 1, "b": 2, "a": 3}'
+        if source != dict[str, dict[str, int]]
+        else '{"x": {"a": 1, "a": 2}}'
+    )
     assert not g.matches(source, text)
     with pytest.raises(sgl.ValueValidationError, match="the name 'a' is written twice"):
         g.validate(source, text)

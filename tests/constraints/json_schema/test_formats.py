@@ -25,11 +25,23 @@ EXAMPLES = {
             "1985-04-12T00:59:59.999999999999999Z",
             "1998-12-31T15:59:60.123-08:00",
         ],
-        ["1990-02-31T15:59:59.123-08:00", "1998-12-31T22:59:60Z", "1963-06-19 08:30:06Z", "1963-06-19T08:30:06"],
+        [
+            "1990-02-31T15:59:59.123-08:00",
+            "1998-12-31T22:59:60Z",
+            "1963-06-19 08:30:06Z",
+            "1963-06-19T08:30:06",
+        ],
     ),
     "date": (["1963-06-19", "2000-02-29"], ["1900-02-29", "2024-13-01", "0000-01-01", "24-01-01"]),
     "time": (
-        ["08:30:06Z", "23:59:60+00:00", "08:30:06.5-01:00", "01:29:60+01:30", "23:29:60+23:30", "00:29:60.5-23:30"],
+        [
+            "08:30:06Z",
+            "23:59:60+00:00",
+            "08:30:06.5-01:00",
+            "01:29:60+01:30",
+            "23:29:60+23:30",
+            "00:29:60.5-23:30",
+        ],
         ["24:00:00Z", "08:30:06", "22:59:60Z", "23:59:60+01:00", "23:59:60-00:30", "08:30:06.Z"],
     ),
     "duration": (
@@ -63,7 +75,16 @@ EXAMPLES = {
         ],
     ),
     "hostname": (
-        ["www.example.com", "a.b-c", "0", "xn--4gbwdl.xn--wgbh1c", "XN--4gbwdl.com", "xn", "xnn--a", "a" * 63 + ".b"],
+        [
+            "www.example.com",
+            "a.b-c",
+            "0",
+            "xn--4gbwdl.xn--wgbh1c",
+            "XN--4gbwdl.com",
+            "xn",
+            "xnn--a",
+            "a" * 63 + ".b",
+        ],
         [
             "-a",
             "a-",
@@ -203,14 +224,41 @@ EXAMPLES = {
     ),
     "ipv4": (["1.2.3.4", "255.255.255.255"], ["1.2.3", "256.1.1.1", "01.2.3.4", "1.2.3.4.5"]),
     "ipv6": (
-        ["::1", "::", "12:34:56:78:1:2:3:4", "::42:ff:1", "d6::", "1:d6::42", "1::d6:192.168.0.1", "1:2:3:4:5:6:7::"],
-        ["12345::", "1:2:3:4:5:6:7:8:9", "::laptop", ":2:3:4:5:6:7:8", "1::2::3", "1", "127.0.0.1", "fe80::a%eth1"],
+        [
+            "::1",
+            "::",
+            "12:34:56:78:1:2:3:4",
+            "::42:ff:1",
+            "d6::",
+            "1:d6::42",
+            "1::d6:192.168.0.1",
+            "1:2:3:4:5:6:7::",
+        ],
+        [
+            "12345::",
+            "1:2:3:4:5:6:7:8:9",
+            "::laptop",
+            ":2:3:4:5:6:7:8",
+            "1::2::3",
+            "1",
+            "127.0.0.1",
+            "fe80::a%eth1",
+        ],
     ),
     "uri": (
-        ["http://foo.bar/?baz=qux#quuz", "mailto:John.Doe@example.com", "urn:oasis:names", "http://u:p@h:80/", "a:"],
+        [
+            "http://foo.bar/?baz=qux#quuz",
+            "mailto:John.Doe@example.com",
+            "urn:oasis:names",
+            "http://u:p@h:80/",
+            "a:",
+        ],
         ["//foo.bar", "/abc", "\\\\WINDOWS", "abc", "http:// x", "http://a b"],
     ),
-    "uri-reference": (["/abc", "#frag", "abc", "", "//foo.bar/?x", "?q", "http://a"], ["\\\\W", "#frag\\ment", "a b"]),
+    "uri-reference": (
+        ["/abc", "#frag", "abc", "", "//foo.bar/?x", "?q", "http://a"],
+        ["\\\\W", "#frag\\ment", "a b"],
+    ),
     "iri": (
         ["http://ƒøø.ßår/?∂éœ=πîx#πîüx", "http://ƒøø.ßår/\U00010300?q=\U000f0000", "a://[V1.fe]/p"],
         ["/abc", "http:// "],
@@ -220,7 +268,10 @@ EXAMPLES = {
         ["http://example.com/{term:1}/{term}", "{+x,y*}", "", "a'b", "a\U000f0000"],
         ["http://example.com/{term", " "],
     ),
-    "uuid": (["2EB8AA08-AA98-11EA-B4AA-73B441D16380"], ["2eb8aa08-aa98-11ea-b4aa-73b441d1638", "2eb8aa08aa9811ea"]),
+    "uuid": (
+        ["2EB8AA08-AA98-11EA-B4AA-73B441D16380"],
+        ["2eb8aa08-aa98-11ea-b4aa-73b441d1638", "2eb8aa08aa9811ea"],
+    ),
     "json-pointer": (["", "/foo/0", "/a~1b", "/ "], ["a", "/foo/bar~", "/~2"]),
     "relative-json-pointer": (["1", "0/foo/bar", "120/foo", "0#"], ["-1", "01", "/foo", "0##"]),
 }
@@ -255,21 +306,41 @@ NOT_GENERATED = {
 @pytest.mark.parametrize(
     ("schema", "valid", "invalid"),
     [
-        ({"format": "regex", "minLength": 5}, ["^a+b$", "(a|(b))", "x{2,3}?" * 9], ["", "^a+$", "(a|(b)", "a**bc"]),
+        (
+            {"format": "regex", "minLength": 5},
+            ["^a+b$", "(a|(b))", "x{2,3}?" * 9],
+            ["", "^a+$", "(a|(b)", "a**bc"],
+        ),
         ({"format": "regex", "minLength": 50}, ["a" * 50, "(a|b)*" * 10], ["a" * 49, "(" * 50]),
-        ({"format": "regex", "minLength": 5, "maxLength": 8}, ["[a-z]+", "\\d{2,3}?"], ["abcd", "abcdefghi", "[a-z"]),
+        (
+            {"format": "regex", "minLength": 5, "maxLength": 8},
+            ["[a-z]+", "\\d{2,3}?"],
+            ["abcd", "abcdefghi", "[a-z"],
+        ),
         ({"format": "regex", "pattern": "^a.*b$"}, ["a(c|d)b", "ab"], ["a(cb", "(a)b"]),
-        ({"format": "email", "minLength": 60}, ["a" * 64 + "@b.c", "a@" + "b.c" * 20], ["a@b.c", "a" * 65 + "@b.c"]),
+        (
+            {"format": "email", "minLength": 60},
+            ["a" * 64 + "@b.c", "a@" + "b.c" * 20],
+            ["a@b.c", "a" * 65 + "@b.c"],
+        ),
         ({"format": "email", "maxLength": 5}, ["a@b.c"], ["a@bc.d", "abcde"]),
-        ({"format": "idn-email", "minLength": 20}, ["é" * 16 + "@bcdef", "a" * 64 + "@b"], ["é@b", "é" * 33 + "@b"]),
+        (
+            {"format": "idn-email", "minLength": 20},
+            ["é" * 16 + "@bcdef", "a" * 64 + "@b"],
+            ["é@b", "é" * 33 + "@b"],
+        ),
     ],
     ids=str,
 )
 def test_a_format_combines_with_lengths_and_patterns(schema, valid, invalid):
     grammar, refusal = compiled(json_schema(schema))
     assert refusal is None
-    assert [text for text in valid if not engine_accepts(grammar, json.dumps(text, ensure_ascii=False))] == []
-    assert [text for text in invalid if engine_accepts(grammar, json.dumps(text, ensure_ascii=False))] == []
+    assert [
+        text for text in valid if not engine_accepts(grammar, json.dumps(text, ensure_ascii=False))
+    ] == []
+    assert [
+        text for text in invalid if engine_accepts(grammar, json.dumps(text, ensure_ascii=False))
+    ] == []
     assert engine_accepts(grammar, "17")
 
 
@@ -294,7 +365,9 @@ def test_every_letter_of_a_generated_host_name_is_valid_beside_any_other():
 
 
 def test_leap_seconds_are_the_last_of_a_day_in_utc():
-    for hour, minute, sign, offset in itertools.product((0, 12, 23), (14, 59), "+-", range(0, 24 * 60, 15)):
+    for hour, minute, sign, offset in itertools.product(
+        (0, 12, 23), (14, 59), "+-", range(0, 24 * 60, 15)
+    ):
         utc = (hour * 60 + minute - int(f"{sign}{offset}")) % (24 * 60)
         text = f"{hour:02}:{minute:02}:60{sign}{offset // 60:02}:{offset % 60:02}"
         assert accepts(language_of("time"), text) == (utc == 23 * 60 + 59), text

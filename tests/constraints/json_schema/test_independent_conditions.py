@@ -1,4 +1,6 @@
-"""Conditions and alternatives about different members of an object are independent: any number of them is enforced."""
+"""Conditions and alternatives about different members of an object are independent: any number of
+them is enforced.
+"""
 
 import json
 import random
@@ -40,7 +42,9 @@ def conditions(dice, count, *, between):
         "properties": {name: {"enum": ["x", "y", 1]} for name in names},
         "allOf": [dice.choice(KINDS)(*names_of(number)) for number in range(count)],
     }
-    return schema | ({"additionalProperties": False, "type": "object"} if dice.random() < 0.7 else {})
+    return schema | (
+        {"additionalProperties": False, "type": "object"} if dice.random() < 0.7 else {}
+    )
 
 
 def objects(dice, count, rows):
@@ -67,7 +71,11 @@ def test_independent_conditions_are_enforced_exactly(seed):
         assert (written is not None) == is_valid(constraint, data), (schema, data)
         if written is not None:
             assert accepts(grammar, written), (schema, written)
-            missing = [name for name in data if not is_valid(constraint, {k: data[k] for k in data if k != name})]
+            missing = [
+                name
+                for name in data
+                if not is_valid(constraint, {k: data[k] for k in data if k != name})
+            ]
             for name in missing[:2]:  # one member less, in the order that is written
                 less = {k: v for k, v in json.loads(written).items() if k != name}
                 assert not accepts(grammar, json.dumps(less)), (schema, less)
@@ -87,11 +95,17 @@ def test_thirty_conditions_are_written_each_by_itself(order):
 
 
 def test_conditions_about_one_member_are_one_choice():
-    """Countries and the forms of their post codes: as many alternatives as countries, not their product."""
+    """Countries and the forms of their post codes: as many alternatives as countries, not their
+    product.
+    """
     countries = [f"c{i}" for i in range(12)]
     schema = {
         "type": "object",
-        "properties": {"country": {"enum": countries}, "code": {"type": "string"}, "note": {"type": "string"}},
+        "properties": {
+            "country": {"enum": countries},
+            "code": {"type": "string"},
+            "note": {"type": "string"},
+        },
         "required": ["country", "code"],
         "additionalProperties": False,
         "allOf": [

@@ -84,7 +84,14 @@ REFUSED = {
     ],
     "minProperties": [{"propertyNames": {"pattern": "^a?b?$"}, **OBJECT, "minProperties": 5}],
     "$ref": [{"$ref": "https://example.com/a.json"}],
-    "oneOf": [{"oneOf": [{**OBJECT, "required": [f"p{i}"], "properties": {f"p{i}": {"const": i}}} for i in range(14)]}],
+    "oneOf": [
+        {
+            "oneOf": [
+                {**OBJECT, "required": [f"p{i}"], "properties": {f"p{i}": {"const": i}}}
+                for i in range(14)
+            ]
+        }
+    ],
     "not": [{"not": {**ARRAY, "uniqueItems": True}}],
 }
 
@@ -94,7 +101,8 @@ def rows():
     found = {}
     for line in text.splitlines():
         if match := re.fullmatch(
-            r"\| ((?:`[^`]+`(?:, )?)+) \| (enforced|enforced or refused|refused)(?:; [^|]*)? \|", line
+            r"\| ((?:`[^`]+`(?:, )?)+) \| (enforced|enforced or refused|refused)(?:; [^|]*)? \|",
+            line,
         ):
             found |= dict.fromkeys(re.findall(r"`([^`]+)`", match[1]), match[2])
     return found
@@ -127,8 +135,11 @@ def test_refused_with_its_pointer_or_left_to_a_check(keyword):
         assert caught.value.pointer.startswith(f"/{keyword}")
         assert "\n" not in caught.value.message
         best_effort = json_schema(schema, enforce="best_effort")
-        if keyword.endswith("Ref") or keyword == "$ref":  # without which a value could not be checked either
+        # without which a value could not be checked either
+        if keyword.endswith("Ref") or keyword == "$ref":
             with pytest.raises(ConstraintError):
                 normalise(best_effort)
         else:
-            assert [pointer for pointer, _ in normalise(best_effort).checked] == [caught.value.pointer]
+            assert [pointer for pointer, _ in normalise(best_effort).checked] == [
+                caught.value.pointer
+            ]

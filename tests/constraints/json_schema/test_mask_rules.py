@@ -1,5 +1,6 @@
-"""Rules that masks watch because no grammar says them: items that differ, names in any order. Token by token, byte by
-byte."""
+"""Rules that masks watch because no grammar says them: items that differ, names in any order. Token
+by token, byte by byte.
+"""
 
 import itertools
 import json
@@ -37,7 +38,10 @@ UNIQUE: dict[str, dict[str, Any]] = {
     "few integers": {"items": {"type": "integer", "minimum": -3, "maximum": 12}, "minItems": 16},
     "listed": {"items": {"enum": [*MANY, None, 1, 10, 100]}, "minItems": 12},
     "a pattern": {"items": {"type": "string", "pattern": "^[ab]{1,2}$|^c+$"}, "minItems": 5},
-    "nested": {"items": {"type": ["boolean", "number", "null"]}, "prefixItems": [{"type": "string"}]},
+    "nested": {
+        "items": {"type": ["boolean", "number", "null"]},
+        "prefixItems": [{"type": "string"}],
+    },
     "closed objects": {"items": POINT},
     "a few closed objects": {"items": {**POINT, "required": ["a", "b"]}, "minItems": 6},
     "tuples": {
@@ -50,15 +54,25 @@ UNIQUE: dict[str, dict[str, Any]] = {
         "minItems": 6,
         "type": "array",
     },
-    "open objects": {"items": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}},
-    "objects of a pattern": {"items": {"patternProperties": {"^b": {"type": "null"}}, "additionalProperties": False}},
-    "open arrays": {"items": {"items": {"type": ["number", "array"]}, "type": ["array", "boolean"]}, "minItems": 4},
+    "open objects": {
+        "items": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    },
+    "objects of a pattern": {
+        "items": {"patternProperties": {"^b": {"type": "null"}}, "additionalProperties": False}
+    },
+    "open arrays": {
+        "items": {"items": {"type": ["number", "array"]}, "type": ["array", "boolean"]},
+        "minItems": 4,
+    },
     "open objects in arrays": {"items": {"type": "array", "items": {"type": "object"}}},
     "alternatives": {
         "anyOf": [{"items": {"type": "boolean"}, "minItems": 1}, {"maxItems": 0}],
         "items": {"enum": MANY},
     },
-    "objects or numbers": {"items": {"anyOf": [POINT, {"type": "number"}]}, "prefixItems": [{"const": 1}]},
+    "objects or numbers": {
+        "items": {"anyOf": [POINT, {"type": "number"}]},
+        "prefixItems": [{"const": 1}],
+    },
 }
 
 
@@ -67,7 +81,9 @@ def constraint_of(name, **options):
 
 
 def walked(constraint, rng, steps=120):
-    """The text of a random way through the masks, which ends where it can after a while. There is always a token."""
+    """The text of a random way through the masks, which ends where it can after a while. There is
+    always a token.
+    """
     grammar, refusal = compiled(constraint)
     assert refusal is None
     matcher, text = grammar.matcher(), b""
@@ -158,7 +174,9 @@ def test_inside_another_constraint_masks_check_nothing_so_that_it_is_refused():
     assert sgl.grammar.matches(InOrder((Regex("a"), few)), "a[2, 1]")
 
 
-@pytest.mark.parametrize("kind", [set[str], frozenset[int], set[float], set, p_set(3), set[tuple[bool, bool]], Tagged])
+@pytest.mark.parametrize(
+    "kind", [set[str], frozenset[int], set[float], set, p_set(3), set[tuple[bool, bool]], Tagged]
+)
 def test_sets_of_python_types_are_generated_without_doubled_items(kind):
     constraint = value_type(kind).constraint
     for seed in range(6):
@@ -187,7 +205,7 @@ def test_a_set_of_ten_thousand_items_is_refused_in_a_line_before_anything_runs()
     assert "\n" not in caught.value.message
 
 
-# --------------------------------------------------------------------------------------------- members in any order
+# ----------------------------------------------------------------------------- members in any order
 
 MEMBERS = {"a": {"type": "integer"}, "b": {"type": "null"}, "c": {"type": "boolean"}}
 OBJECTS: dict[str, dict[str, Any]] = {
@@ -213,7 +231,11 @@ def test_members_come_in_any_order_each_once_and_all_that_have_to(name):
             parse_json(constraint, text)
     grammar, _ = compiled(constraint)
     required = (
-        {f"p{i}": 0 for i in range(12)} if name == "many required" else {"p3": 0} if name == "many closed" else {}
+        {f"p{i}": 0 for i in range(12)}
+        if name == "many required"
+        else {"p3": 0}
+        if name == "many closed"
+        else {}
     )
     for members in itertools.permutations({"a": 1, "b": None, "c": True}.items()):
         for some in ({}, {"a"}, {"b"}, {"c"}):
@@ -283,12 +305,19 @@ def test_no_name_is_begun_that_would_have_to_come_again(name, order):
     orders = (p for count in range(5) for p in itertools.permutations(names, count))
     texts = {json.dumps(dict.fromkeys(order, 1)) for order in orders}
     if name == "listed names" and order == "schema":
-        texts = {text for text in texts if list(json.loads(text)) == sorted(json.loads(text), key=names.index)}
-    assert all_texts(constraint) == {text for text in texts if sgl.grammar.matches(constraint, text)}
+        texts = {
+            text
+            for text in texts
+            if list(json.loads(text)) == sorted(json.loads(text), key=names.index)
+        }
+    assert all_texts(constraint) == {
+        text for text in texts if sgl.grammar.matches(constraint, text)
+    }
 
 
 @pytest.mark.parametrize(
-    "kind", [dict[int, bool], list[dict[int, int]], dict[int, dict[int, None]], dict[int, bool] | None]
+    "kind",
+    [dict[int, bool], list[dict[int, int]], dict[int, dict[int, None]], dict[int, bool] | None],
 )
 def test_a_dictionary_of_integers_has_each_once(kind):
     constraint = value_type(kind).constraint

@@ -43,7 +43,12 @@ def piece(rng):
     is_open = [rng.random() < 0.5 for _ in range(2)]
     avoid = rng.choice([(), (), (Fraction(2),), (Fraction(1),), (Fraction(1, 10),)])
     return NumberRange(
-        low, high, low is not None and is_open[0], high is not None and is_open[1], rng.choice(STEPS), avoid
+        low,
+        high,
+        low is not None and is_open[0],
+        high is not None and is_open[1],
+        rng.choice(STEPS),
+        avoid,
     )
 
 
@@ -69,7 +74,10 @@ def test_the_texts_spell_exactly_the_numbers_of_the_set(seed):
         if accepts(language, text):
             assert inside, (text, numbers)
         elif inside:  # what our style does not write
-            assert (text.startswith("-") and value == 0) or ("." in text and text.endswith("0")), (text, numbers)
+            assert (text.startswith("-") and value == 0) or ("." in text and text.endswith("0")), (
+                text,
+                numbers,
+            )
 
 
 def test_sets():
@@ -79,7 +87,11 @@ def test_sets():
     assert intersect(WHOLE, negate(WHOLE)) == NONE
     assert unite(WHOLE, EVERY) == EVERY
     assert NumberRange(Fraction(1), Fraction(2), True, True, Fraction(1)).empty()
-    assert [int(m) for m in NumberRange(Fraction(1), Fraction(9), step=Fraction(3)).members()] == [3, 6, 9]
+    assert [int(m) for m in NumberRange(Fraction(1), Fraction(9), step=Fraction(3)).members()] == [
+        3,
+        6,
+        9,
+    ]
 
 
 def test_numbers_are_decimals_as_they_are_written():
@@ -123,7 +135,8 @@ def test_multiples_that_need_a_large_automaton_are_refused():
 
 
 @pytest.mark.parametrize(
-    "schema", [{"multipleOf": 7}, {"multipleOf": 66}, {"not": {"multipleOf": 13}}, {"multipleOf": 0.39}]
+    "schema",
+    [{"multipleOf": 7}, {"multipleOf": 66}, {"not": {"multipleOf": 13}}, {"multipleOf": 0.39}],
 )
 def test_masks_keep_multiples(schema):
     grammar, _ = engine.compiled(sgl.grammar.json_schema({"type": "number", **schema}))
@@ -135,7 +148,9 @@ def test_masks_keep_multiples(schema):
         assert engine.accepts(grammar, decimal_text(value)) == wanted, value
 
 
-@pytest.mark.parametrize("schema", [{"minimum": 1e300}, {"maximum": -1e308}, {"minimum": -1.5e250, "maximum": 2e300}])
+@pytest.mark.parametrize(
+    "schema", [{"minimum": 1e300}, {"maximum": -1e308}, {"minimum": -1.5e250, "maximum": 2e300}]
+)
 def test_limits_of_many_digits_are_enforced(schema):
     report = sgl.grammar.check(schema)
     assert report.refused == ()

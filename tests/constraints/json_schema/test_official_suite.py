@@ -1,6 +1,8 @@
-"""The official JSON Schema test suite through `sgl.grammar.matches` and, byte by byte, through the masks.
+"""The official JSON Schema test suite through `sgl.grammar.matches` and, byte by byte, through the
+masks.
 
-`official_suite.json` is a ratchet: what is refused, and which valid documents are rejected. Both may only become less.
+`official_suite.json` is a ratchet: what is refused, and which valid documents are rejected. Both
+may only become less.
 """
 
 import itertools
@@ -26,9 +28,11 @@ def test_every_case_is_right_or_its_schema_refused(draft, capsys):
     cases_in_all = right = exact = 0
     for name, schema, resources, cases in official_groups(draft):
         cases_in_all += len(cases)
-        constraint = json_schema(schema, format="annotate", resources=resources)  # as the suite expects of format
+        # as the suite expects of format
+        constraint = json_schema(schema, format="annotate", resources=resources)
         grammar, refusal = compiled(constraint)
-        if refusal is not None and "contradicts itself" in str(refusal):  # an answer: nothing is valid
+        # an answer: nothing is valid
+        if refusal is not None and "contradicts itself" in str(refusal):
             wrong = [case for case in cases if case["valid"]]
             assert not wrong, name
             right += len(cases)
@@ -39,18 +43,27 @@ def test_every_case_is_right_or_its_schema_refused(draft, capsys):
             refused.append(name)
             continue
         for case in cases:
-            label, text = f"{name}: {case['description']}", json.dumps(case["data"], ensure_ascii=False)
+            label, text = (
+                f"{name}: {case['description']}",
+                json.dumps(case["data"], ensure_ascii=False),
+            )
             matched, walked = sgl.grammar.matches(constraint, text), accepts(grammar, text)
             right += matched == case["valid"]
             exact += walked == case["valid"]
             if case["valid"]:
                 if not matched:
                     rejected.append(label)
-            elif matched or walked or any(accepts(grammar, other) for other in reordered(case["data"])):
+            elif (
+                matched
+                or walked
+                or any(accepts(grammar, other) for other in reordered(case["data"]))
+            ):
                 accepted.append(label)
     with capsys.disabled():
         share = f"{100 * right / cases_in_all:.1f} % (byte for byte in our style {100 * exact / cases_in_all:.1f} %)"
-        print(f"\n  official suite, {draft}: {right} of {cases_in_all} right = {share}, {len(refused)} schemas refused")
+        print(
+            f"\n  official suite, {draft}: {right} of {cases_in_all} right = {share}, {len(refused)} schemas refused"
+        )
     assert accepted == []
     assert sorted(refused) == sorted(ratchet["refused"]), "the ratchet only goes one way"
     assert sorted(rejected) == sorted(ratchet["rejected"]), "the ratchet only goes one way"

@@ -1,7 +1,9 @@
-"""The optional parts of the official JSON Schema suite, formats demanded: no wrong document is accepted, by the masks, a
-rewriting or the validator, but in the parts that docs/constraints.md names.
+"""The optional parts of the official JSON Schema suite, formats demanded: no wrong document is
+accepted, by the masks, a rewriting or the validator, but in the parts that docs/constraints.md
+names.
 
-`optional_suite.json` is a ratchet: the right documents that masks do not write. It may only become shorter.
+`optional_suite.json` is a ratchet: the right documents that masks do not write. It may only become
+shorter.
 """
 
 import json
@@ -33,7 +35,11 @@ def test_only_what_the_docs_name_is_wrongly_accepted(draft):
             if case["valid"] and valid is False:
                 rejected.append((name, case["description"]))
             elif not case["valid"] and (
-                valid or (refusal is None and (accepts(grammar, text) or sgl.grammar.matches(constraint, text)))
+                valid
+                or (
+                    refusal is None
+                    and (accepts(grammar, text) or sgl.grammar.matches(constraint, text))
+                )
             ):
                 accepted.add(f"{draft}/{name.split(': ')[0]}")
     assert accepted == {part for part in parts_accepted_wrongly() if part.startswith(f"{draft}/")}

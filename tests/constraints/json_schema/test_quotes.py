@@ -1,4 +1,6 @@
-"""Quotes: strings that are spans of documents. The oracle cuts a document into pieces and joins some of them."""
+"""Quotes: strings that are spans of documents. The oracle cuts a document into pieces and joins
+some of them.
+"""
 
 import json
 import os
@@ -73,11 +75,21 @@ def test_a_quote_is_a_span_of_the_document(document, least):
     constraint = schema_of(Annotated[str, quote])
     grammar, error = compiled(constraint)
     assert error is None
-    candidates = spans(document, list(document)) | {"", " ", document, document + "x", f"{document[:3]}x", "n", "\\"}
+    candidates = spans(document, list(document)) | {
+        "",
+        " ",
+        document,
+        document + "x",
+        f"{document[:3]}x",
+        "n",
+        "\\",
+    }
     for text in sorted(candidates):
         assert sgl.grammar.matches(constraint, as_json(text)) is (text in allowed), text
         assert accepts(grammar, as_json(text)) is (text in allowed), text
-        assert sgl.grammar.matches(constraint, as_json(text, ascii_only=True)) is (text in allowed), text
+        assert sgl.grammar.matches(constraint, as_json(text, ascii_only=True)) is (
+            text in allowed
+        ), text
 
 
 @pytest.mark.sampled(3)
@@ -87,7 +99,11 @@ def test_quotes_by_characters_begin_and_end_anywhere(document):
     allowed = spans(document, list(document))
     grammar, _ = compiled(constraint)
     for text in (*sorted(allowed), "", " ", f"x{document}"):
-        assert accepts(grammar, as_json(text)) is sgl.grammar.matches(constraint, as_json(text)) is (text in allowed)
+        assert (
+            accepts(grammar, as_json(text))
+            is sgl.grammar.matches(constraint, as_json(text))
+            is (text in allowed)
+        )
 
 
 def random_document(rng, length):
@@ -160,26 +176,45 @@ def test_invented_quotes_are_no_values_of_the_type():
 def test_a_document_is_written_once_in_a_schema():
     document = "A rather long document."
     quoted = Annotated[str, sgl.quote(document)]
-    constraint = schema_of(tuple[quoted, list[quoted], Annotated[str, sgl.quote(document, by="chars")]])
+    constraint = schema_of(
+        tuple[quoted, list[quoted], Annotated[str, sgl.quote(document, by="chars")]]
+    )
     assert constraint.schema.count(document) == 1
     assert value_type(quoted).checked == ()
 
 
 def test_the_keyword_of_schemas():
-    schema = json_schema({"properties": {"a": {"type": "string", "x-quote": "one two"}}, "required": ["a"]})
+    schema = json_schema(
+        {"properties": {"a": {"type": "string", "x-quote": "one two"}}, "required": ["a"]}
+    )
     assert sgl.grammar.matches(schema, '{"a": "two"}')
     assert not sgl.grammar.matches(schema, '{"a": "tw"}')
     assert sgl.grammar.check(json.loads(schema.schema)).enforced == ("/properties", "/required", "/properties/a/type",
                                                                      "/properties/a/x-quote")  # fmt: skip
-    shared = {"x-quote": {"sources": [{"$ref": "#/x-sources/d"}], "by": "chars"}, "x-sources": {"d": "one"}}
+    shared = {
+        "x-quote": {"sources": [{"$ref": "#/x-sources/d"}], "by": "chars"},
+        "x-sources": {"d": "one"},
+    }
     assert sgl.grammar.matches(json_schema(shared), '"ne"')
     assert sgl.grammar.matches(json_schema(shared), "5"), "a quote demands nothing of other types"
-    narrow = {"allOf": [{"type": "string", "x-quote": "a b c"}, {"maxLength": 3}, {"not": {"const": "a b"}}]}
+    narrow = {
+        "allOf": [
+            {"type": "string", "x-quote": "a b c"},
+            {"maxLength": 3},
+            {"not": {"const": "a b"}},
+        ]
+    }
     grammar, _ = compiled(json_schema(narrow))
-    assert [text for text in ("a", "b c", "a b", "a b c") if accepts(grammar, as_json(text))] == ["a", "b c"]
+    assert [text for text in ("a", "b c", "a b", "a b c") if accepts(grammar, as_json(text))] == [
+        "a",
+        "b c",
+    ]
     outside = {"type": "string", "not": {"x-quote": "a b"}, "maxLength": 3}
     grammar, _ = compiled(json_schema(outside))
-    assert [text for text in ("a", "a b", "ab", "") if accepts(grammar, as_json(text))] == ["ab", ""]
+    assert [text for text in ("a", "a b", "ab", "") if accepts(grammar, as_json(text))] == [
+        "ab",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +274,10 @@ def test_too_many_words_of_a_long_document_are_refused():
     schema = {"type": "string", "x-quote": {"sources": ["a " * 25_000], "min_words": 17}}
     ((pointer, reason),) = sgl.grammar.check(schema).refused
     assert pointer == "/x-quote"
-    assert "min_words=17 of documents of 50,000 words and other characters takes too much work: at most 16" in reason
+    assert (
+        "min_words=17 of documents of 50,000 words and other characters takes too much work: at most 16"
+        in reason
+    )
 
 
 def test_all_of_a_long_document_can_be_quoted_in_turns():
@@ -279,7 +317,10 @@ def report(evidence: Annotated[str, sgl.quote(DOCUMENT)]) -> str:
 @pytest.mark.parametrize(
     ("family", "call"),
     [
-        ("qwen", '<tool_call>\n{{"name": "report", "arguments": {{"evidence": {json}}}}}\n</tool_call>'),
+        (
+            "qwen",
+            '<tool_call>\n{{"name": "report", "arguments": {{"evidence": {json}}}}}\n</tool_call>',
+        ),
         (
             "qwen3_coder",
             "<tool_call>\n<function=report>\n<parameter=evidence>\n{text}\n</parameter>\n</function>\n</tool_call>",
@@ -297,4 +338,6 @@ def test_arguments_of_tools_are_quotes(family, call):
     texts = ['"Go\\home"\nand', "<left>.", "said", "aid", "She left", " said", ""]
     calls = [call.format(text=text, json=as_json(text)) for text in texts]
     assert [text for text, each in zip(texts, calls) if accepts(grammar, each)] == texts[:3]
-    assert [text for text, each in zip(texts, calls) if sgl.grammar.matches(constraint, each)] == texts[:3]
+    assert [
+        text for text, each in zip(texts, calls) if sgl.grammar.matches(constraint, each)
+    ] == texts[:3]

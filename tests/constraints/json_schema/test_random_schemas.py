@@ -60,9 +60,15 @@ def test_enforced_schemas_are_enforced_exactly(seeds):
             valid = is_valid(constraint, data)
             assert valid == (ours is not None), (constraint, data)
             if valid:
-                assert accepts(grammar, ours) or accepts_some_order(grammar, data), (constraint, data)
+                assert accepts(grammar, ours) or accepts_some_order(grammar, data), (
+                    constraint,
+                    data,
+                )
             else:
-                assert not accepts(grammar, json.dumps(data, ensure_ascii=False)), (constraint, data)
+                assert not accepts(grammar, json.dumps(data, ensure_ascii=False)), (
+                    constraint,
+                    data,
+                )
 
 
 def test_best_effort_refuses_nothing_valid():

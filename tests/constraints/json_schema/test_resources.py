@@ -39,7 +39,11 @@ def test_resources_are_followed_by_masks_and_checks():
 
 def test_a_resource_is_found_where_it_is_given_whatever_it_calls_itself():
     resources = {
-        "https://a.org/x.json": {"$id": "https://b.org/y.json", "$ref": "#/$defs/z", "$defs": {"z": {"const": 1}}}
+        "https://a.org/x.json": {
+            "$id": "https://b.org/y.json",
+            "$ref": "#/$defs/z",
+            "$defs": {"z": {"const": 1}},
+        }
     }
     constraint = json_schema({"$ref": "https://a.org/x.json"}, resources=resources)
     assert sgl.grammar.matches(constraint, "1")
@@ -54,7 +58,11 @@ def test_a_resource_is_found_where_it_is_given_whatever_it_calls_itself():
         ({}, {"https://a.org/x": 1}, "must be an object or a boolean"),
         ({}, {"https://a.org/x": {"minimum": "1"}}, "in the resource 'https://a.org/x'"),
         ({}, {"https://a.org/x": {"$schema": DRAFTS[0]}}, "another draft"),
-        ({"$defs": {"https://a.org/x": {}}}, {"https://a.org/x": {}}, "has a definition of this name"),
+        (
+            {"$defs": {"https://a.org/x": {}}},
+            {"https://a.org/x": {}},
+            "has a definition of this name",
+        ),
         ({}, {"https://a.org/x": {"a": object()}}, "not a JSON document"),
     ],
 )
@@ -67,15 +75,28 @@ def test_bad_resources_are_refused(schema, resources, problem):
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_schemas_are_generated_under_their_drafts_own_schema(draft):
     constraint = json_schema({"$schema": draft, "$ref": draft})
-    schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": 1}}, "required": ["a"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "minLength": 1}},
+        "required": ["a"],
+    }
     assert sgl.grammar.matches(constraint, json.dumps(schema))
-    for wrong in ({"type": "other"}, {"properties": {"a": {"minLength": -1}}}, {"required": ["a", "a"]}):
+    for wrong in (
+        {"type": "other"},
+        {"properties": {"a": {"minLength": -1}}},
+        {"required": ["a", "a"]},
+    ):
         assert not sgl.grammar.matches(constraint, json.dumps(wrong)), wrong
 
 
 def test_older_drafts_than_4_are_refused_by_name():
     with pytest.raises(ConstraintError, match="too old a draft") as caught:
-        json_schema({"$schema": "http://json-schema.org/draft-03/schema#", "properties": {"a": {"required": True}}})
+        json_schema(
+            {
+                "$schema": "http://json-schema.org/draft-03/schema#",
+                "properties": {"a": {"required": True}},
+            }
+        )
     assert caught.value.pointer == "/$schema"
 
 

@@ -1,4 +1,6 @@
-"""Schemas are checked before anything runs, enforced or refused with a pointer, and values are validated against them."""
+"""Schemas are checked before anything runs, enforced or refused with a pointer, and values are
+validated against them.
+"""
 
 import gc
 import json
@@ -11,7 +13,14 @@ from sglang_lite.constraints.json_schema import wellformed
 from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.schema import json_schema, parse_json
-from sglang_lite.protocol import ConstraintError, InOrder, JsonSchema, TaggedObject, Tags, ValueValidationError
+from sglang_lite.protocol import (
+    ConstraintError,
+    InOrder,
+    JsonSchema,
+    TaggedObject,
+    Tags,
+    ValueValidationError,
+)
 from tests.constraints.engine import accepts, byte_engine, compiled
 
 
@@ -52,7 +61,10 @@ def test_what_is_no_schema_is_refused(schema, message):
         ({"uniqueItems": "yes"}, "/uniqueItems"),
         ({"enum": {}}, "/enum"),
         ({"$ref": "#/default", "default": {"type": "strin"}}, "/default/type"),
-        ({"$ref": "#/x/y", "x": {"y": {"$ref": "#/x/z"}, "z": {"type": ["null", "strin"]}}}, "/x/z/type"),
+        (
+            {"$ref": "#/x/y", "x": {"y": {"$ref": "#/x/z"}, "z": {"type": ["null", "strin"]}}},
+            "/x/z/type",
+        ),
     ],
 )
 def test_the_fault_of_a_schema_has_its_pointer(schema, pointer):
@@ -61,13 +73,15 @@ def test_the_fault_of_a_schema_has_its_pointer(schema, pointer):
     assert caught.value.pointer == pointer
 
 
-@pytest.mark.parametrize("option", [{"enforce": "maybe"}, {"format": "check"}, {"separators": (";", ":")}])
+@pytest.mark.parametrize(
+    "option", [{"enforce": "maybe"}, {"format": "check"}, {"separators": (";", ":")}]
+)
 def test_options_that_are_none_are_refused(option):
     with pytest.raises(ConstraintError, match=next(iter(option))):
         json_schema({}, **option)
 
 
-# ------------------------------------------------------------------------------------------------- enforcing
+# ---------------------------------------------------------------------------------------- enforcing
 
 OBJECT = {"type": "object", "additionalProperties": False}
 KEPT = [
@@ -132,7 +146,9 @@ KEPT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("schema", "valid", "invalid"), KEPT, ids=lambda value: json.dumps(value)[:50])
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"), KEPT, ids=lambda value: json.dumps(value)[:50]
+)
 def test_what_is_enforced_is_exact(schema, valid, invalid):
     constraint = json_schema(schema)
     grammar = byte_engine().compile(constraint)
@@ -147,10 +163,26 @@ def test_what_is_enforced_is_exact(schema, valid, invalid):
 
 # JSON as models write it may name a member twice, and the last one counts.
 REPEATED = [
-    ({"propertyNames": {"enum": ["a", "b"]}, "minProperties": 2}, ['{"a": 1, "b": 2}'], ['{"a": 1, "a": 2}']),
-    ({"not": {"additionalProperties": {"type": "integer"}}}, ['{"b": 1, "a": "x"}'], ['{"a": "x", "a": 2}']),
-    ({"required": ["a"], "minProperties": 2}, ['{"a": 1, "b": 2}'], ['{"a": 1}', '{"a": 1, "a": 2}']),
-    ({"not": {"propertyNames": {"pattern": "^a"}}, "maxProperties": 2}, ['{"aa": 1, "b": 2}'], ['{"aa": 1}', "{}"]),
+    (
+        {"propertyNames": {"enum": ["a", "b"]}, "minProperties": 2},
+        ['{"a": 1, "b": 2}'],
+        ['{"a": 1, "a": 2}'],
+    ),
+    (
+        {"not": {"additionalProperties": {"type": "integer"}}},
+        ['{"b": 1, "a": "x"}'],
+        ['{"a": "x", "a": 2}'],
+    ),
+    (
+        {"required": ["a"], "minProperties": 2},
+        ['{"a": 1, "b": 2}'],
+        ['{"a": 1}', '{"a": 1, "a": 2}'],
+    ),
+    (
+        {"not": {"propertyNames": {"pattern": "^a"}}, "maxProperties": 2},
+        ['{"aa": 1, "b": 2}'],
+        ['{"aa": 1}', "{}"],
+    ),
 ]
 
 
@@ -177,7 +209,15 @@ def test_the_style_is_one():
     compact = byte_engine().compile(json_schema(schema, separators=(",", ":")))
     assert accepts(usual, '{"a": 1, "b": [1, {"c": 2}]}')
     assert accepts(compact, '{"a":1,"b":[1,{"c":2}]}')
-    for text in ('{"b": [], "a": 1}', '{"a":1}', '{ "a": 1}', ' {"a": 1}', '{"a": 1.0}', '{"a": 1}\n', '{"a": 1, }'):
+    for text in (
+        '{"b": [], "a": 1}',
+        '{"a":1}',
+        '{ "a": 1}',
+        ' {"a": 1}',
+        '{"a": 1.0}',
+        '{"a": 1}\n',
+        '{"a": 1, }',
+    ):
         assert not accepts(usual, text)
     assert not accepts(compact, '{"a": 1}')
 
@@ -208,7 +248,11 @@ def test_best_effort_enforces_the_rest_and_tells_what_is_checked():
     schema = {
         "type": "object",
         "properties": {
-            "tags": {"type": "array", "uniqueItems": True, "items": {"type": "string", "pattern": r"(?<!ab)x"}}
+            "tags": {
+                "type": "array",
+                "uniqueItems": True,
+                "items": {"type": "string", "pattern": r"(?<!ab)x"},
+            }
         },
         "required": ["tags"],
     }
@@ -236,7 +280,11 @@ def test_best_effort_fetches_nothing_either():
 TAGS = Tags("<{name}>", "</{name}>", "</")
 # What can't be enforced, with a text that it allows without that, and one that it does not.
 UNENFORCED: dict[str, tuple[dict, str, str | None]] = {
-    "uniqueItems": ({"type": "array", "uniqueItems": True, "items": {"type": "object"}}, "[{}, {}]", "[1]"),
+    "uniqueItems": (
+        {"type": "array", "uniqueItems": True, "items": {"type": "object"}},
+        "[{}, {}]",
+        "[1]",
+    ),
     "pattern": ({"type": "string", "pattern": "(?<!ab)x", "maxLength": 3}, '"a"', '"abcd"'),
     "another document": ({"$ref": "https://example.com/schema.json"}, "1", None),
     "no target": ({"$ref": "#/$defs/none", "type": "array"}, "[1]", "1"),
@@ -274,7 +322,9 @@ def between_tags(schema, enforce):
     return InOrder((TaggedObject(json_schema(schema, enforce=enforce), TAGS),))
 
 
-@pytest.mark.parametrize("part", [False, {"minimum": 5, "maximum": 2, "type": "integer"}], ids=json.dumps)
+@pytest.mark.parametrize(
+    "part", [False, {"minimum": 5, "maximum": 2, "type": "integer"}], ids=json.dumps
+)
 def test_what_contradicts_itself_is_refused_also_if_it_may_stay_unchecked(part):
     schema = {"type": "object", "properties": {"a": part}, "required": ["a"]}
     with pytest.raises(ConstraintError, match="contradicts itself"):
@@ -325,7 +375,11 @@ def test_a_contradiction_is_told_with_its_place(schema, pointer, enforce):
             'No value meets all of type: "integer"; enum: ["a"]. Change one.',
         ),
         (
-            {"required": ["a"], "properties": {"a": {"minimum": 5, "maximum": 3, "type": "number"}}, "type": "object"},
+            {
+                "required": ["a"],
+                "properties": {"a": {"minimum": 5, "maximum": 3, "type": "number"}},
+                "type": "object",
+            },
             'No value meets all of minimum: 5; maximum: 3; type: "number". Change one.',
         ),
         ({"type": "array", "minItems": 1, "items": False}, "No value meets all of"),
@@ -345,15 +399,19 @@ def test_large_schemas_are_compiled_or_refused_in_time():
     either = [{"anyOf": [{"required": [f"p{i}"]}, {"required": [f"q{i}"]}]} for i in range(20)]
     every = {f"q{i}": i for i in range(20)}
     for order in ("schema", "any"):
-        grammar = byte_engine().compile(json_schema({"type": "object", "allOf": either}, order=order))
+        grammar = byte_engine().compile(
+            json_schema({"type": "object", "allOf": either}, order=order)
+        )
         assert accepts(grammar, json.dumps(every))
         assert not accepts(grammar, json.dumps({**every, "q19": None}).replace('"q19"', '"x"'))
-        chained = [{"anyOf": [{"required": [f"p{i}"]}, {"required": [f"p{i + 1}"]}]} for i in range(20)]
+        chained = [
+            {"anyOf": [{"required": [f"p{i}"]}, {"required": [f"p{i + 1}"]}]} for i in range(20)
+        ]
         with pytest.raises(ConstraintError, match="too complex"):
             normalise(json_schema({"type": "object", "allOf": chained}, order=order))
 
 
-# ------------------------------------------------------------------------------------------------ validating
+# --------------------------------------------------------------------------------------- validating
 
 
 @pytest.mark.parametrize(
@@ -365,7 +423,9 @@ def test_large_schemas_are_compiled_or_refused_in_time():
     ],
 )
 @pytest.mark.parametrize("counts", [{}, {"maxContains": 2}, {"minContains": 0, "maxContains": 2}])
-def test_items_that_may_count_are_rewritten_in_the_order_of_what_they_count_for(contained, item, counts):
+def test_items_that_may_count_are_rewritten_in_the_order_of_what_they_count_for(
+    contained, item, counts
+):
     for value in ([item], [False, item], [item, item, item]):
         schema = {"contains": contained, **counts}
         valid = jsonschema.Draft202012Validator(schema).is_valid(value)
@@ -373,7 +433,9 @@ def test_items_that_may_count_are_rewritten_in_the_order_of_what_they_count_for(
 
 
 def test_values_are_validated():
-    constraint = json_schema({"type": "object", "properties": {"n": {"type": "integer", "maximum": 3}}})
+    constraint = json_schema(
+        {"type": "object", "properties": {"n": {"type": "integer", "maximum": 3}}}
+    )
     assert parse_json(constraint, '{"n": 2}') == {"n": 2}
     assert parse_json(constraint, ' {\n"x":1,"n" : 2} ') == {"x": 1, "n": 2}
     with pytest.raises(ValueValidationError, match=r"\$\.n: 5 is greater") as caught:
@@ -400,15 +462,22 @@ def test_decimals_are_exact_in_validation_too():
 def test_a_schema_that_says_its_draft_is_validated_by_the_same_rules_everywhere():
     schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "properties": {"next": {"$ref": "#"}, "day": {"type": "string", "format": "date", "pattern": r"^\p{Nd}"}},
+        "properties": {
+            "next": {"$ref": "#"},
+            "day": {"type": "string", "format": "date", "pattern": r"^\p{Nd}"},
+        },
     }
     constraint = json_schema(schema)
-    assert parse_json(constraint, '{"next": {"day": "2024-02-29"}}') == {"next": {"day": "2024-02-29"}}
+    assert parse_json(constraint, '{"next": {"day": "2024-02-29"}}') == {
+        "next": {"day": "2024-02-29"}
+    }
     with pytest.raises(ValueValidationError, match="not a 'date'"):
         parse_json(constraint, '{"next": {"day": "2024-02-30"}}')
 
 
-DRAFT_2019, DRAFT_2020 = (f"https://json-schema.org/draft/{name}/schema" for name in ("2019-09", "2020-12"))
+DRAFT_2019, DRAFT_2020 = (
+    f"https://json-schema.org/draft/{name}/schema" for name in ("2019-09", "2020-12")
+)
 
 
 @pytest.mark.parametrize("draft", [DRAFT_2019, DRAFT_2020])
@@ -435,8 +504,17 @@ def test_dependencies_and_items_as_a_list_are_kept_in_every_draft(draft):
     assert sgl.grammar.matches(dependencies, '{"a": 1, "b": 2}')
     assert not sgl.grammar.matches(dependencies, '{"a": 1}')
     assert not sgl.grammar.matches(dependencies, '{"c": 1}')
-    items = {**said, "items": [{"type": "string"}, {"$ref": "#/items/0"}], "additionalItems": {"type": "null"}}
-    for text, valid in (('["a", "b", null]', True), ('["a", 1]', False), ('["a", "b", "c"]', False), ("[1]", False)):
+    items = {
+        **said,
+        "items": [{"type": "string"}, {"$ref": "#/items/0"}],
+        "additionalItems": {"type": "null"},
+    }
+    for text, valid in (
+        ('["a", "b", null]', True),
+        ('["a", 1]', False),
+        ('["a", "b", "c"]', False),
+        ("[1]", False),
+    ):
         assert sgl.grammar.matches(items, text) == valid, text
 
 
@@ -460,8 +538,9 @@ def validated(schema, text):
 
 
 def test_checking_a_large_schema_brings_on_no_collections_of_garbage():
-    """One of them would look at all that the caller has, and hold up all its threads. With a list of all subschemas
-    there were 85."""
+    """One of them would look at all that the caller has, and hold up all its threads. With a list
+    of all subschemas there were 85.
+    """
     schema = {"properties": {f"p{i}": {"type": "integer"} for i in range(60_000)}}
     passes = []
 
@@ -481,10 +560,16 @@ def test_checking_a_large_schema_brings_on_no_collections_of_garbage():
 @pytest.mark.parametrize(
     ("wrapped", "place"),
     [
-        ({"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}, '["json_schema"]["schema"]'),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
+            '["json_schema"]["schema"]',
+        ),
         ({"type": "json_schema", "name": "n", "schema": {}, "strict": True}, '["schema"]'),
         ({"name": "n", "schema": {"type": "object"}, "strict": True}, '["schema"]'),
-        ({"type": "function", "function": {"name": "n", "parameters": {}}}, '["function"]["parameters"]'),
+        (
+            {"type": "function", "function": {"name": "n", "parameters": {}}},
+            '["function"]["parameters"]',
+        ),
         ({"name": "n", "description": "d", "input_schema": {}}, '["input_schema"]'),
     ],
 )
@@ -501,7 +586,12 @@ def test_a_response_format_of_any_object_is_told_as_a_schema():
 
 
 @pytest.mark.parametrize(
-    "schema", [{"type": "object", "description": "d", "parameters": {}}, {"schema": {}}, {"properties": {"name": True}}]
+    "schema",
+    [
+        {"type": "object", "description": "d", "parameters": {}},
+        {"schema": {}},
+        {"properties": {"name": True}},
+    ],
 )
 def test_unknown_keywords_alone_make_no_wrapper(schema):
     assert json_schema(schema).schema == json.dumps(schema)

@@ -11,11 +11,18 @@ from tests.constraints.engine import accepts, compiled
 
 SCHEMA = {
     "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": ["string", "object"]}}},
+    "properties": {
+        "a": {"type": "integer"},
+        "b": {"type": "array", "items": {"type": ["string", "object"]}},
+    },
     "additionalProperties": False,
 }
 VALUE = {"a": 1, "b": ["x, y", {}, {"c": []}]}
-USUAL, COMPACT, INDENTED = json.dumps(VALUE), json.dumps(VALUE, separators=(",", ":")), json.dumps(VALUE, indent=2)
+USUAL, COMPACT, INDENTED = (
+    json.dumps(VALUE),
+    json.dumps(VALUE, separators=(",", ":")),
+    json.dumps(VALUE, indent=2),
+)
 ODD = '{ "a":1\n,\t"b" : [\r"x, y" ,{} , {"c": [ ]}]}'
 
 
@@ -73,8 +80,13 @@ def test_blanks_said_twice_are_refused():
 
 
 def test_whole_numbers_may_have_a_fraction_of_zeros():
-    schema = {"items": {"anyOf": [{"type": "integer", "minimum": 3}, {"enum": [1, 1.5]}]}, "type": "array"}
-    usual, decimal = (compiled(json_schema(schema, integers=how))[0] for how in ("whole", "decimal"))
+    schema = {
+        "items": {"anyOf": [{"type": "integer", "minimum": 3}, {"enum": [1, 1.5]}]},
+        "type": "array",
+    }
+    usual, decimal = (
+        compiled(json_schema(schema, integers=how))[0] for how in ("whole", "decimal")
+    )
     for text in ("[3, 1, 1.5, 40]", "[]"):
         assert accepts(usual, text)
         assert accepts(decimal, text)
@@ -84,4 +96,5 @@ def test_whole_numbers_may_have_a_fraction_of_zeros():
     for text in ("[3.1]", "[2.0]", "[3.]", "[1.50]"):
         assert not accepts(decimal, text)
     old = {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer"}
-    assert not accepts(compiled(json_schema(old, integers="decimal"))[0], "1.0")  # no whole number in draft 4
+    # no whole number in draft 4
+    assert not accepts(compiled(json_schema(old, integers="decimal"))[0], "1.0")

@@ -101,14 +101,16 @@ def schema_of(annotation):
 def test_the_schema_is_that_of_a_model_with_the_same_fields(cls, model):
     def properties(annotation):
         found = json.loads(schema_of(annotation).schema)
-        return [{k: v for k, v in each.items() if k != "title"} for each in found["properties"].values()], {
-            key: found.get(key) for key in ("type", "required", "additionalProperties")
-        }
+        return [
+            {k: v for k, v in each.items() if k != "title"} for each in found["properties"].values()
+        ], {key: found.get(key) for key in ("type", "required", "additionalProperties")}
 
     assert properties(cls) == properties(model)
 
 
-@pytest.mark.parametrize("annotation", [Address, Person, Cat, Cat | Dog, list[Address], dict[str, Cat | Dog]])
+@pytest.mark.parametrize(
+    "annotation", [Address, Person, Cat, Cat | Dog, list[Address], dict[str, Cat | Dog]]
+)
 def test_random_texts_of_structs_are_read_as_msgspec_reads_them(annotation):
     rng = random.Random(1)
     kind = value_type(annotation)
@@ -140,7 +142,12 @@ def test_a_text_becomes_a_value_of_the_class(annotation, text, value):
     ("annotation", "text", "where", "why"),
     [
         (Mixed, '{"at": {"x": "a"}, "owner": {"name": "A"}, "pets": {}}', "at.x", "valid integer"),
-        (Person, '{"name": "A", "homes": [{"streetName": "E", "floor": 91}]}', "homes.0.floor", "less than or equal"),
+        (
+            Person,
+            '{"name": "A", "homes": [{"streetName": "E", "floor": 91}]}',
+            "homes.0.floor",
+            "less than or equal",
+        ),
         (Path, '{"name": "a", "below": {"points": []}}', "below.name", "required"),
         (list[Grade], '[{"value": 1}, {"value": 7}]', "1", "must be in"),
         (list[Even], '[{"number": 3}]', "0", "3 is odd"),
@@ -163,7 +170,10 @@ def test_what_a_constructor_checks_is_listed():
     ("annotation", "message"),
     [
         (msgspec.defstruct("Row", [("a", int)], array_like=True), "written as an array"),
-        (msgspec.defstruct("Late", [("at", Annotated[str, msgspec.Meta(tz=True)])]), "tz of msgspec"),
+        (
+            msgspec.defstruct("Late", [("at", Annotated[str, msgspec.Meta(tz=True)])]),
+            "tz of msgspec",
+        ),
         (msgspec.defstruct("Raw", [("raw", msgspec.Raw)]), "can't be generated"),
         (Lost, "Missing"),
     ],
@@ -184,7 +194,9 @@ def test_a_program_gets_the_value():
     def place(s):
         s += sgl.gen("point", type=Point) + sgl.gen("pets", type=list[Cat | Dog])
 
-    state = place.run(backend=sgl.ScriptedBackend({"": ['{"x": 4}', '[{"type": "cat", "lives": 7}]']}))
+    state = place.run(
+        backend=sgl.ScriptedBackend({"": ['{"x": 4}', '[{"type": "cat", "lives": 7}]']})
+    )
     assert (state["point"], state["pets"]) == (Point(4), [Cat(7)])
 
 
@@ -203,7 +215,9 @@ class Index:
 
 def test_a_dataclass_may_have_typed_dicts_and_structs_in_it():
     read = value_type(Index).parse
-    text = '{"entries": [{"word": "a"}], "owner": {"name": "Anna", "homes": [{"streetName": "Main"}]}}'
+    text = (
+        '{"entries": [{"word": "a"}], "owner": {"name": "Anna", "homes": [{"streetName": "Main"}]}}'
+    )
     found = read(text)
     assert found == Index([{"word": "a"}], found.owner)
     assert type(found.owner) is Person

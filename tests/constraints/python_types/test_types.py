@@ -16,9 +16,25 @@ from sglang_lite.constraints.python_types.readable import readable
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.syntax.regex import parse
-from sglang_lite.protocol import Choices, ConstraintError, JsonSchema, Number, Regex, ValueValidationError
+from sglang_lite.protocol import (
+    Choices,
+    ConstraintError,
+    JsonSchema,
+    Number,
+    Regex,
+    ValueValidationError,
+)
 from tests.constraints.python_regex import to_python
-from tests.constraints.python_types.examples import CHECKED, HELD, USUAL, WRONG, Checked, CheckedWhole, Coded, Plain
+from tests.constraints.python_types.examples import (
+    CHECKED,
+    HELD,
+    USUAL,
+    WRONG,
+    Checked,
+    CheckedWhole,
+    Coded,
+    Plain,
+)
 
 SAMPLES = int(os.environ.get("SGLANG_LITE_TYPE_SAMPLES", "4"))
 
@@ -86,12 +102,16 @@ def test_scalars_are_bare_and_the_rest_is_json():
     assert value_type(int).constraint == Number("integer")
 
 
-@pytest.mark.parametrize("day", ["2023-02-29", "1900-02-29", "2024-04-31", "0000-01-01", "2024-13-01"])
+@pytest.mark.parametrize(
+    "day", ["2023-02-29", "1900-02-29", "2024-04-31", "0000-01-01", "2024-13-01"]
+)
 def test_dates_that_do_not_exist_are_not_in_the_language(day):
     assert not re.fullmatch(to_python(parse(value_type(datetime.date).constraint.pattern)), day)
 
 
-@pytest.mark.parametrize(("annotation", "text"), [(int, "x"), (Model, '{"name": 3}'), (Colour, "[")])
+@pytest.mark.parametrize(
+    ("annotation", "text"), [(int, "x"), (Model, '{"name": 3}'), (Colour, "[")]
+)
 def test_a_text_of_no_value_is_an_error_with_the_text(annotation, text):
     with pytest.raises((ValueValidationError, KeyError)) as caught:
         value_type(annotation).parse(text)

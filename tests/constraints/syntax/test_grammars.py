@@ -1,4 +1,6 @@
-"""EBNF, Lark, structural tags and compositions: the engine's masks against the reference, text by text."""
+"""EBNF, Lark, structural tags and compositions: the engine's masks against the reference, text by
+text.
+"""
 
 import itertools
 import os
@@ -40,7 +42,8 @@ def agree(constraint, texts):
     return accepted
 
 
-# What a lexer that reads greedily gets wrong: longer literals, repeats before their own characters, nesting.
+# What a lexer that reads greedily gets wrong: longer literals, repeats before their own characters,
+# nesting.
 GREEDY = [
     ('root ::= [a-c] "b" | "ab" "c"', ["ab", "bb", "cb", "abc"]),
     ('root ::= "a"* "ab" root | "c"', ["c", "abc", "aabc", "aaabc", "ababc"]),
@@ -64,7 +67,8 @@ def test_random_grammars(seeds):
         try:
             language_of(constraint)
             byte_engine().compile(constraint)
-        except ConstraintError as error:  # a grammar without a text is one of many; one in 1,000 is too large
+        # a grammar without a text is one of many; one in 1,000 is too large
+        except ConstraintError as error:
             assert "contradicts itself" in str(error) or "too complex" in str(error)  # noqa: PT017
             continue
         agree(constraint, rng.sample(WORDS, 50))
@@ -83,10 +87,20 @@ ws     ::= | " " | "\n" [ \t]{0,20}
 
 def test_llama_cpps_json_grammar():
     constraint = Ebnf(JSON)
-    texts = ["{}", '{"a": [1, 2.5e3, null]}', '{"é\\n":{}}\n  ', '{"a":1,"b":"x" }', '{"a" 1}', "[1]", '{"a": [}]}']
+    texts = [
+        "{}",
+        '{"a": [1, 2.5e3, null]}',
+        '{"é\\n":{}}\n  ',
+        '{"a":1,"b":"x" }',
+        '{"a" 1}',
+        "[1]",
+        '{"a": [}]}',
+    ]
     assert agree(constraint, texts) == texts[:4]
     lexemes = [
-        body for name, body in split_into_lexemes(language_of(constraint)).rules.items() if name.startswith("lexeme")
+        body
+        for name, body in split_into_lexemes(language_of(constraint)).rules.items()
+        if name.startswith("lexeme")
     ]
     assert len(lexemes) < 12  # strings and numbers are lexemes, not characters
 
@@ -121,7 +135,11 @@ def test_lark():
         ('start: (b\n | "d")\n?b: "c"\n     | "e"', ["c", "d", "e"], [""]),
         ('start: twice{b}\n?twice{x}: x x\n?b.2: "c"', ["cc"], ["", "c"]),
         ('start: %json {"const": 1}\n?b: "c"', ["1"], [""]),
-        ('start: b\nb: "c"\n%extend ?b.-1: "d"\n%override !b: "e"\n%extend b: "f"', ["e", "f"], ["", "c", "d"]),
+        (
+            'start: b\nb: "c"\n%extend ?b.-1: "d"\n%override !b: "e"\n%extend b: "f"',
+            ["e", "f"],
+            ["", "c", "d"],
+        ),
     ],
 )
 def test_a_line_of_lark_ends_what_its_signs_repeat(text, valid, invalid):
@@ -149,7 +167,10 @@ def test_templates_of_lark_are_rules_for_each_use():
 
 
 def test_repeats_of_lark_are_no_templates():
-    assert agree(Lark('start: a{2} a{1,2} a{,1}\na: "a"'), ["aaa", "aaaaa", "aa"]) == ["aaa", "aaaaa"]
+    assert agree(Lark('start: a{2} a{1,2} a{,1}\na: "a"'), ["aaa", "aaaaa", "aa"]) == [
+        "aaa",
+        "aaaaa",
+    ]
 
 
 def test_rules_of_lark_are_extended_and_replaced():
@@ -168,7 +189,11 @@ def test_rules_of_lark_are_extended_and_replaced():
     ("pieces", "valid", "invalid"),
     [
         ('{"substring_chars": "abca"}', ["", "a", "bca", "abca"], ["ac", "abcab"]),
-        ('{"substring_words": "the quick,brown fox"}', ["", "the", "quick,brown", " quick"], ["he", "the fox"]),
+        (
+            '{"substring_words": "the quick,brown fox"}',
+            ["", "the", "quick,brown", " quick"],
+            ["he", "the fox"],
+        ),
         ('{"substring_chunks": ["ab", "", "cd", "ab"]}', ["", "ab", "cdab", "abcd"], ["a", "abab"]),
     ],
 )
@@ -192,13 +217,16 @@ def test_substrings_of_a_text(pieces, valid, invalid):
 def test_lazy_rules_of_lark_have_their_shortest_texts(rule, pattern):
     texts = ["".join(each) for count in range(5) for each in itertools.product("ab;", repeat=count)]
     matching = {text for text in texts if re.fullmatch(pattern, text)}
-    shortest = [t for t in texts if t in matching and not any(t[:end] in matching for end in range(len(t)))]
+    shortest = [
+        t for t in texts if t in matching and not any(t[:end] in matching for end in range(len(t)))
+    ]
     grammar = Lark(f'start: "<" x ">"\n{rule}')
     assert agree(grammar, [f"<{text}>" for text in texts]) == [f"<{text}>" for text in shortest]
 
 
 @pytest.mark.parametrize(
-    "constraint", [Ebnf("root ::= <think> [a-z]+ </think>"), Lark("start: <think> /[a-z]+/ </think>")]
+    "constraint",
+    [Ebnf("root ::= <think> [a-z]+ </think>"), Lark("start: <think> /[a-z]+/ </think>")],
 )
 def test_marks_of_thoughts_are_their_text(constraint):
     assert agree(constraint, ["<think>so</think>", "so", "<think>so"]) == ["<think>so</think>"]
@@ -282,15 +310,21 @@ def test_groups_nest_as_deep_as_the_limit_allows():
 
 def test_deep_grammars_are_compiled_or_refused_in_time():
     rules = [f'r{i} ::= "(" r{i + 1} ")" | "c"' for i in range(300)]
-    assert agree(Ebnf("\n".join(["root ::= r0", *rules, 'r300 ::= "x"'])), ["((c))", "((c)"]) == ["((c))"]
+    assert agree(Ebnf("\n".join(["root ::= r0", *rules, 'r300 ::= "x"'])), ["((c))", "((c)"]) == [
+        "((c))"
+    ]
     rules = [f'r{i} ::= "(" r{i + 1} ")" | r{i + 2}? "c"' for i in range(700)]
     with pytest.raises(ConstraintError, match="too deeply"):
-        byte_engine().compile(Ebnf("\n".join(["root ::= r0", *rules, 'r700 ::= "x"', 'r701 ::= "y"'])))
+        byte_engine().compile(
+            Ebnf("\n".join(["root ::= r0", *rules, 'r700 ::= "x"', 'r701 ::= "y"']))
+        )
 
 
-# ----------------------------------------------------------------------------------- constraints of constraints
+# ----------------------------------------------------------------------- constraints of constraints
 
-OBJECT = json_schema({"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": False})
+OBJECT = json_schema(
+    {"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": False}
+)
 INTEGER = json_schema({"type": "integer"})
 
 
@@ -298,7 +332,11 @@ INTEGER = json_schema({"type": "integer"})
     ("constraint", "valid", "invalid"),
     [
         (InOrder((Regex("a*"), Regex("ab?c"))), ["ac", "abc", "aaabc"], ["a", "aab"]),
-        (InOrder((Regex("x*"), OBJECT, Choices(("", "x")))), ["{}", 'xx{"n": 1}x'], ["", "x", "{}xx"]),
+        (
+            InOrder((Regex("x*"), OBJECT, Choices(("", "x")))),
+            ["{}", 'xx{"n": 1}x'],
+            ["", "x", "{}xx"],
+        ),
         (InOrder((INTEGER, Regex("[0-9]{2}"))), ["123", "-123"], ["12", "1"]),
         (InOrder((INTEGER, Choices((" EUR",)))), ["12 EUR"], ["12", "x EUR"]),
         (OneOf((OBJECT, Regex(".*"))), ["", "{", '{"n": 1}', '{"n": x'], ["\n"]),
@@ -306,7 +344,11 @@ INTEGER = json_schema({"type": "integer"})
         (OneOf((OBJECT, json_schema({"type": "array"}))), ["{}", "[{}]"], ['{"a": 1}']),
         (Repeated(OBJECT, 1, 2), ["{}", '{"n": 1}{}'], ["", "{}{}{}"]),
         (Repeated(Regex("ab?")), ["", "aab"], ["b"]),
-        (InOrder((Ebnf('root ::= "(" root ")" | ""'), Lark('start: "!"'))), ["(())!", "!"], ["()", "(!"]),
+        (
+            InOrder((Ebnf('root ::= "(" root ")" | ""'), Lark('start: "!"'))),
+            ["(())!", "!"],
+            ["()", "(!"],
+        ),
         (InOrder(()), [""], ["a"]),
     ],
 )
@@ -321,7 +363,9 @@ def test_structural_tags():
     constraint = StructuralTag(tags, ("<f=",))
     assert agree(constraint, [*valid, *invalid]) == valid
     assert constraint != StructuralTag(tags, ("<f",))
-    assert agree(StructuralTag(tags, ("<f=a", "<f")), [*valid, *invalid]) == [t for t in valid if t != "hello <f"]
+    assert agree(StructuralTag(tags, ("<f=a", "<f")), [*valid, *invalid]) == [
+        t for t in valid if t != "hello <f"
+    ]
 
 
 def test_a_structural_tag_may_say_how_many_there_are_and_what_is_not_in_text():

@@ -15,7 +15,14 @@ from sglang_lite.constraints.random_texts import sample
 from sglang_lite.protocol import ConstraintError, Ebnf, Lark
 from tests.constraints.engine import accepts, compiled
 from tests.constraints.lark_grammars import OWN
-from tests.constraints.readers import NotRead, by_lark, by_llguidance, by_xgrammar, drawn_by_llguidance, edited
+from tests.constraints.readers import (
+    NotRead,
+    by_lark,
+    by_llguidance,
+    by_xgrammar,
+    drawn_by_llguidance,
+    edited,
+)
 from tests.constraints.suites import DATA
 
 TEXTS = 30
@@ -27,23 +34,32 @@ REFUSED = {
     "template_lark": "lookahead",
     "verilog": "lookahead",
 }
-PUBLISHED = {path.stem: path.read_text(encoding="utf-8") for path in sorted((DATA / "lark").glob("*.lark"))}
+PUBLISHED = {
+    path.stem: path.read_text(encoding="utf-8") for path in sorted((DATA / "lark").glob("*.lark"))
+}
 LARKS = {name: text for name, text in PUBLISHED.items() if name not in REFUSED}
 LARKS |= {name: textwrap.dedent(text) for name, text in OWN.items()}
-GBNFS = {path.stem: path.read_text(encoding="utf-8") for path in sorted((DATA / "gbnf").glob("*.gbnf"))}
-# What llguidance does not read at all, and where its greedy lexer ends a word later than a derivation may.
+GBNFS = {
+    path.stem: path.read_text(encoding="utf-8") for path in sorted((DATA / "gbnf").glob("*.gbnf"))
+}
+# What llguidance does not read at all, and where its greedy lexer ends a word later than a
+# derivation may.
 UNKNOWN_TO_LLGUIDANCE = {"assembler", "extended and replaced", "negative_priority", "templates"}
 GREEDY = {"turtle_dsl"}
 
 
 def texts_of(constraint, rng, lark_text):
-    """Texts of the grammar, texts that llguidance draws from it, and some with a changed character. None begins or ends
-    with what is ignored: we allow it after each terminal, `lark` before the first as well, llguidance between two."""
+    """Texts of the grammar, texts that llguidance draws from it, and some with a changed character.
+    None begins or ends with what is ignored: we allow it after each terminal, `lark` before the
+    first as well, llguidance between two.
+    """
     found = sorted((sample(constraint, rng) for _ in range(TEXTS)), key=len)[: TEXTS // 3]
     with contextlib.suppress(NotRead):
         found += [drawn_by_llguidance(lark_text, rng, LONGEST) for _ in range(TEXTS // 3)]
     found += [edited(rng, rng.choice(found)) for _ in range(TEXTS - len(found))]
-    ignored = " \t\n\r\f" if "%ignore WS\n" in lark_text else " \t" if "%ignore" in lark_text else ""
+    ignored = (
+        " \t\n\r\f" if "%ignore WS\n" in lark_text else " \t" if "%ignore" in lark_text else ""
+    )
     return [text.strip(ignored) if ignored else text for text in found]
 
 
@@ -89,8 +105,9 @@ def test_llama_cpps_grammars_are_read_as_others_read_them(name):
 
 
 def in_lark(text):
-    """GBNF in the part of Lark's syntax that the `lark` package reads, too: no rule is a terminal, which could be empty
-    or take the longest text."""
+    """GBNF in the part of Lark's syntax that the `lark` package reads, too: no rule is a terminal,
+    which could be empty or take the longest text.
+    """
     found = any_to_lark(text).replace("%llguidance {}", "").replace(': ""', ":")
     for name in re.findall(r"^([A-Z_]+):", found, re.MULTILINE):
         found = re.sub(rf"\b{name}\b", name.lower(), found)

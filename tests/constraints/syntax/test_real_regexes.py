@@ -24,7 +24,9 @@ def test_at_most_the_marked_ones_are_refused():
             parse(row["pattern"])
         except ConstraintError:
             refused.append(row["pattern"])
-    assert refused == [row["pattern"] for row in REGEXES if row["refused"]], "the mark only goes one way"
+    assert refused == [row["pattern"] for row in REGEXES if row["refused"]], (
+        "the mark only goes one way"
+    )
     assert len(REGEXES) == 390
     assert len(refused) <= 35
 

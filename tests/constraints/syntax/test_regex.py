@@ -55,13 +55,19 @@ def test_the_language_is_that_of_python(pattern):
 
 def _escape(random):
     """An escape that may be octal, a backreference or nothing."""
-    digits = "".join(random.choices("0123456789", weights=[3, 2, 1, 1, 1, 1, 1, 2, 1, 1], k=random.randint(1, 4)))
-    return "\\" + random.choice([digits, digits, digits, *"abfnrtvdDwWsS.-^", "x4a", "u0041", "N{BULLET}", "N{x}", "q"])
+    digits = "".join(
+        random.choices("0123456789", weights=[3, 2, 1, 1, 1, 1, 1, 2, 1, 1], k=random.randint(1, 4))
+    )
+    return "\\" + random.choice(
+        [digits, digits, digits, *"abfnrtvdDwWsS.-^", "x4a", "u0041", "N{BULLET}", "N{x}", "q"]
+    )
 
 
 def _quantifier(random):
     least, most = (random.choice(["", "", "0", "1", "2", "02"]) for _ in range(2))
-    return random.choice(["", f"{{{least},{most}}}", f"{{{least}}}", f"{{{least}, {most}}}", *"*+?"])
+    return random.choice(
+        ["", f"{{{least},{most}}}", f"{{{least}}}", f"{{{least}, {most}}}", *"*+?"]
+    )
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -70,7 +76,9 @@ def test_escapes_and_quantifiers_are_pythons(seed):
 
     def piece():
         escape = _escape(rng)
-        atom = rng.choice([escape, escape, f"[{escape}{_escape(rng)}]", f"[^{escape}]", f"({escape})", "a", ""])
+        atom = rng.choice(
+            [escape, escape, f"[{escape}{_escape(rng)}]", f"[^{escape}]", f"({escape})", "a", ""]
+        )
         return atom + _quantifier(rng) + rng.choice(["", "", "", "?", _quantifier(rng)])
 
     pattern = "".join(piece() for _ in range(rng.randint(1, 3)))
@@ -87,7 +95,9 @@ def test_escapes_and_quantifiers_are_pythons(seed):
             return
     node = parse(pattern)
     texts = [] if is_empty(node) else [sample(Regex(pattern), rng) for _ in range(6)]
-    texts += ["".join(rng.choices("a\0\1\7\x08\n\x40\x410128{},", k=rng.randrange(5))) for _ in range(20)]
+    texts += [
+        "".join(rng.choices("a\0\1\7\x08\n\x40\x410128{},", k=rng.randrange(5))) for _ in range(20)
+    ]
     for text in texts + [text[:-1] for text in texts] + [text + "0" for text in texts]:
         assert accepts(node, text) == bool(theirs.fullmatch(text)), (pattern, text)
 
@@ -112,14 +122,27 @@ def test_repeats_without_counts():
     assert accepts(parse("a{,}"), "")
     assert not accepts(parse("a{,}"), "a{,}")
     assert accepts(parse("a{}"), "a{}")
-    with pytest.raises(ConstraintError, match="minimum count"):  # ECMA-262 has it as a text, Python as a repeat
+    # ECMA-262 has it as a text, Python as a repeat
+    with pytest.raises(ConstraintError, match="minimum count"):
         parse_schema_pattern("a{,}")
 
 
 @given(st.text(max_size=3))
 def test_classes_hold_exactly_pythons_characters(text):
-    for pattern in (r"\w*", r"\W*", r"\d*", r"\D*", r"\s*", r"\S*", ".*", "(?i)[k-s]*", r"[^\w\s]*"):
-        assert bool(re.fullmatch(to_python(parse(pattern)), text)) == bool(re.fullmatch(pattern, text)), pattern
+    for pattern in (
+        r"\w*",
+        r"\W*",
+        r"\d*",
+        r"\D*",
+        r"\s*",
+        r"\S*",
+        ".*",
+        "(?i)[k-s]*",
+        r"[^\w\s]*",
+    ):
+        assert bool(re.fullmatch(to_python(parse(pattern)), text)) == bool(
+            re.fullmatch(pattern, text)
+        ), pattern
 
 
 _ATOMS = [
@@ -144,10 +167,17 @@ _ATOMS = [
 
 def _pattern(random, depth=0):
     def piece():
-        atom = f"({_pattern(random, depth + 1)})" if depth < 2 and random.random() < 0.2 else random.choice(_ATOMS)
+        atom = (
+            f"({_pattern(random, depth + 1)})"
+            if depth < 2 and random.random() < 0.2
+            else random.choice(_ATOMS)
+        )
         return atom + random.choice(["", "", "", "*", "+", "?", "{2}", "{1,2}", "{,2}", "*?"])
 
-    return "|".join("".join(piece() for _ in range(random.randrange(4))) for _ in range(random.choice([1, 1, 2])))
+    return "|".join(
+        "".join(piece() for _ in range(random.randrange(4)))
+        for _ in range(random.choice([1, 1, 2]))
+    )
 
 
 def _texts(pattern, random):
@@ -172,11 +202,16 @@ def test_random_patterns_match_what_pythons_do_here_and_in_the_engine(seed):
 def test_patterns_of_schemas_are_searched_for(seed):
     rng = random.Random(seed)
     body = _pattern(rng).replace("{,2}", "{0,2}")
-    pattern = rng.choice(["{}", "^{}", "{}$", "^{}$", "^a|{}", "(^|,)({})", "(?:{})(b|$)"]).format(body)
+    pattern = rng.choice(["{}", "^{}", "{}$", "^{}$", "^a|{}", "(^|,)({})", "(?:{})(b|$)"]).format(
+        body
+    )
     node = parse_schema_pattern(pattern)
     for text in _texts(body, rng):
         if text.isascii():  # where \\d and \\w mean the same in ECMA-262
-            assert accepts(node, text) == bool(re.search(pattern.replace("$", r"\Z"), text)), (pattern, text)
+            assert accepts(node, text) == bool(re.search(pattern.replace("$", r"\Z"), text)), (
+                pattern,
+                text,
+            )
 
 
 def test_patterns_of_schemas_have_the_class_escapes_of_ecma_262():

@@ -17,7 +17,9 @@ from sglang_lite.constraints.syntax.regex import parse, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, Regex
 from tests.constraints.random_regexes import pattern_with_assertions
 
-SHORT = ["".join(chars) for count in range(1, 5) for chars in itertools.product("ab1-\n", repeat=count)]
+SHORT = [
+    "".join(chars) for count in range(1, 5) for chars in itertools.product("ab1-\n", repeat=count)
+]
 TEXTS = ["".join(chars) for count in range(5) for chars in itertools.product("ab1 -", repeat=count)]
 PATTERNS = [
     "(?=a)a*", "(?!a)[ab1]+", "^(?=.*1)(?=.*a).{2,3}$", "(?!.*--)[a-]+", "(?:a(?!b)|b){1,4}?", "a(?=b)b", "a(?=b)",
@@ -58,7 +60,8 @@ def test_random_patterns_match_what_python_matches_or_are_refused(seed):
     except ConstraintError as error:
         assert re.search("atomic group|can't be repeated", str(error))  # noqa: PT017 # most are not refused
         return
-    for text in SHORT if r"\B" in pattern else ["", *SHORT]:  # whether \B is in the empty text depends on the version
+    # whether \B is in the empty text depends on the version
+    for text in SHORT if r"\B" in pattern else ["", *SHORT]:
         assert accepts(node, text) == bool(theirs.fullmatch(text)), (pattern, text)
 
 
@@ -88,7 +91,13 @@ def test_what_contradicts_itself_is_nothing():
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"(?:(?=(?:[ab]{9}){9}1|\w{8}).)*", r"(?:a\b){51,}", "(?:(?=a).){0,51}", r"(?:\b(?:\w{99}|-))*"]
+    "pattern",
+    [
+        r"(?:(?=(?:[ab]{9}){9}1|\w{8}).)*",
+        r"(?:a\b){51,}",
+        "(?:(?=a).){0,51}",
+        r"(?:\b(?:\w{99}|-))*",
+    ],
 )
 def test_what_is_too_large_is_refused_at_its_place(pattern):
     with pytest.raises(ConstraintError, match="can't be repeated") as caught:
@@ -97,7 +106,9 @@ def test_what_is_too_large_is_refused_at_its_place(pattern):
     assert shown[caret.index("^") :].startswith(("(?!", r"\b", "(?="))
 
 
-@pytest.mark.parametrize("pattern", ["(?:(?=a)[a-c]){49}", "(?:(?!b)[a-c]){1,50}", r"(?:\b\w+\b ){25}"])
+@pytest.mark.parametrize(
+    "pattern", ["(?:(?=a)[a-c]){49}", "(?:(?!b)[a-c]){1,50}", r"(?:\b\w+\b ){25}"]
+)
 def test_as_many_as_the_limit_allows_are_compiled(pattern):
     texts = ["", "a", "a" * 49, "a" * 50, "ab", "ac", "b", "ab " * 25, "ab " * 24, "ab  " * 25]
     assert sgl.grammar.check(Regex(pattern)).refused == ()
@@ -107,13 +118,16 @@ def test_as_many_as_the_limit_allows_are_compiled(pattern):
 
 @pytest.mark.parametrize("part", [r"\b\w+\b ", r"\b-?a?", "(?!--)[-a]?"])
 def test_work_does_not_double_with_each_round(part):
-    """Texts after a round are parts of several others, so there are far more ways to them than texts."""
+    """Texts after a round are parts of several others, so there are far more ways to them than
+    texts.
+    """
     calls = 0
 
     def count(frame, event, arg):
         nonlocal calls
         calls += event == "call"
-        assert calls < 2_000_000  # at most 1.2 million, with what only the first pattern of a process takes
+        # at most 1.2 million, with what only the first pattern of a process takes
+        assert calls < 2_000_000
 
     memo.clear()
     sys.setprofile(count)

@@ -44,7 +44,9 @@ class Answer:
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def get(self, path: str) -> Any:
-        """What is at a place of the body, such as `choices.0.text`; None if there is nothing. `#` counts a list."""
+        """What is at a place of the body, such as `choices.0.text`; None if there is nothing. `#`
+        counts a list.
+        """
         found: Any = self.body
         for step in path.split("."):
             if step == "#":
@@ -97,7 +99,9 @@ class Ask:
         """Answer with the case's field, and others."""
         base, given = dict(self.door.base), {**self.beside, self.name: OMIT, **self.own, **more}
         if self.door.inside:
-            given = {self.door.inside: _without_omitted({**base.get(self.door.inside, {}), **given})}
+            given = {
+                self.door.inside: _without_omitted({**base.get(self.door.inside, {}), **given})
+            }
         return self.send(self.door.path, _without_omitted({**base, **given}))
 
     def without(self, **more: Any) -> Answer:
@@ -139,7 +143,8 @@ class Case:
         shows: whether answers show the field's effect.
         beside: other fields of the request.
         server: engine that answers (conftest.py).
-        empty: what a handler reads while the field is hidden; the field's default unless it is given.
+        empty: what a handler reads while the field is hidden; the field's default unless it is
+            given.
     """
 
     value: Any
@@ -155,7 +160,9 @@ class Case:
 
 
 @contextmanager
-def hide_body_field(record: type[msgspec.Struct], name: str, empty: Any = OMIT) -> Iterator[list[object]]:
+def hide_body_field(
+    record: type[msgspec.Struct], name: str, empty: Any = OMIT
+) -> Iterator[list[object]]:
     """Drops a field after bodies were parsed: whatever handles the record reads its default.
 
     Args:
@@ -185,7 +192,7 @@ def hide_body_field(record: type[msgspec.Struct], name: str, empty: Any = OMIT) 
         yield hidden
 
 
-# ------------------------------------------------------------------------------------------------- what shows effects
+# ------------------------------------------------------------------------------- what shows effects
 
 
 def at(path: str, expected: Any) -> Shows:

@@ -1,7 +1,7 @@
 """Cases of fields inside fields: parts of messages, definitions of tools, formats, items, options.
 
-A case sends a request's field twice: with the inner field, and without it or with another value. What it shows has to be
-gone when the inner field is dropped after the body was parsed.
+A case sends a request's field twice: with the inner field, and without it or with another value.
+What it shows has to be gone when the inner field is dropped after the body was parsed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Inside:
 
     Attributes:
         record: record that has the inner field; None if it is the key of an object.
-        name: inner field, as bodies spell it; a path from the request's field, as `json_schema.strict`, for a key.
+        name: inner field, as bodies spell it; a path from the request's field, as
+            `json_schema.strict`, for a key.
         door: name of the request's record, of which `DOORS` has the route.
         outer: field of the request.
         given: value of the request's field with the inner one.
@@ -76,7 +77,9 @@ def _without_field(record: type[msgspec.Struct], name: str, empty: Any) -> Itera
     """Sets a field of all records of a type to its default, or to `empty`, in whatever is parsed."""
     (found,) = (each for each in msgspec.structs.fields(record) if each.encode_name == name)
     default = found.default if empty is OMIT else empty
-    assert default is not msgspec.NODEFAULT, f"{name} has no default: say what is read while it is hidden"
+    assert default is not msgspec.NODEFAULT, (
+        f"{name} has no default: say what is read while it is hidden"
+    )
     dropped: list[object] = []
     convert: Any = msgspec.convert
 

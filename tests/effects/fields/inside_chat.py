@@ -54,11 +54,15 @@ def takes_what_can_not_be_enforced(ask: Ask) -> bool:
 
 
 UNENFORCED = {"not": {"type": "array", "uniqueItems": True}, "type": "array"}
-ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {"n": UNENFORCED}}  # that calls can't be held to
+# that calls can't be held to
+ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {"n": UNENFORCED}}
 
 FORCED = {"tool_choice": "required", "max_tokens": 60}
 ADD = {"type": "function", "function": {"name": "add"}}
-ALLOWED: dict[str, Any] = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [ADD]}}
+ALLOWED: dict[str, Any] = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "required", "tools": [ADD]},
+}
 
 
 def calls_only_what_is_allowed(ask: Ask) -> bool:
@@ -133,7 +137,10 @@ TOOLS = [
 ]  # fmt: skip
 
 _in_choice = partial(
-    Inside, door="ChatRequest", outer="tool_choice", beside={"tools": [function(name="sub"), TOOL], "max_tokens": 60}
+    Inside,
+    door="ChatRequest",
+    outer="tool_choice",
+    beside={"tools": [function(name="sub"), TOOL], "max_tokens": 60},
 )
 CHOICES = [
     _in_choice(chat.AllowedTools, "allowed_tools", given=ALLOWED, without="auto", shows=calls_only_what_is_allowed,

@@ -1,4 +1,6 @@
-"""Cases of what is inside the fields of responses, of Anthropic's messages, of Ollama's requests and of sessions."""
+"""Cases of what is inside the fields of responses, of Anthropic's messages, of Ollama's requests
+and of sessions.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.effects.fields.inside import Inside
 from tests.effects.fields.inside_chat import ARGUMENTS, takes_what_can_not_be_enforced
 from tests.effects.fields.openai import ONE, USER, json_like
 
-# --------------------------------------------------------------------------------------------------------- responses
+# ---------------------------------------------------------------------------------------- responses
 
 LONGER = differs("usage.input_tokens")
 _in_input = partial(Inside, door="ResponsesRequest", outer="input", shows=LONGER)
@@ -64,7 +66,12 @@ def stored(name: str, value: Any) -> Any:
 
     def shows(ask: Ask) -> bool:
         made = ask().get("id")
-        return bool(ask.send(f"/v1/responses/{made}/input_items?order=asc", None, "GET").get(f"data.0.{name}") == value)
+        return bool(
+            ask.send(f"/v1/responses/{made}/input_items?order=asc", None, "GET").get(
+                f"data.0.{name}"
+            )
+            == value
+        )
 
     return shows
 
@@ -143,7 +150,11 @@ TOOLS = [
 ]  # fmt: skip
 
 TWO = [*function(name="sub"), *function()]
-ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}
+ALLOWED = {
+    "type": "allowed_tools",
+    "mode": "required",
+    "tools": [{"type": "function", "name": "add"}],
+}
 NAMED = {"type": "function", "name": "add"}
 _in_choice = partial(
     Inside, door="ResponsesRequest", outer="tool_choice", without="auto", beside={"tools": TWO, "max_output_tokens": 60},
@@ -174,7 +185,7 @@ OTHERS = [
            refused(word="context_compression")),
 ]  # fmt: skip
 
-# --------------------------------------------------------------------------------------------------------- Anthropic
+# ---------------------------------------------------------------------------------------- Anthropic
 
 COUNT = differs("input_tokens")  # which no cache changes
 _in_messages = partial(Inside, door="CountTokensRequest", outer="messages", shows=COUNT)
@@ -190,7 +201,13 @@ def document(**own: Any) -> list[Any]:
 
 def found(**own: Any) -> list[Any]:
     return said(
-        {"type": "search_result", "content": [{"type": "text", "text": "a"}], "source": "a", "title": "a", **own}
+        {
+            "type": "search_result",
+            "content": [{"type": "text", "text": "a"}],
+            "source": "a",
+            "title": "a",
+            **own,
+        }
     )
 
 
@@ -266,7 +283,13 @@ OWN_TOOLS = [
 ]  # fmt: skip
 HELD = Inside(messages.OwnTool, "strict", "MessagesRequest", "tools", own_tool(input_schema=ARGUMENTS, strict=True),
               own_tool(input_schema=ARGUMENTS), refused(word="uniqueItems"))  # fmt: skip
-_in_use = partial(Inside, messages.ToolChoice, door="MessagesRequest", outer="tool_choice", without={"type": "auto"})
+_in_use = partial(
+    Inside,
+    messages.ToolChoice,
+    door="MessagesRequest",
+    outer="tool_choice",
+    without={"type": "auto"},
+)
 STRICT = own_tool(strict=True)
 TWO_TOOLS = {"tools": [*own_tool(name="sub", strict=True), *STRICT], "max_tokens": 80}
 USES = [
@@ -290,7 +313,7 @@ THINKS = [
            {"type": "json_schema", "schema": {"type": "string"}}, json_like, {"max_tokens": 40}, empty={"type": "string"}),
 ]  # fmt: skip
 
-# ------------------------------------------------------------------------------------------------------------ Ollama
+# ------------------------------------------------------------------------------------------- Ollama
 
 COUNTED = differs("prompt_eval_count")
 _in_chat = partial(Inside, door="OllamaChat", outer="messages", shows=COUNTED)

@@ -28,15 +28,26 @@ def picture(width: int, height: int) -> str:
     return base64.b64encode(encoded(Image.new("RGB", (width, height)), "PNG")).decode()
 
 
-WIDE, NARROW = f"data:image/png;base64,{picture(400, 60)}", f"data:image/png;base64,{picture(30, 30)}"
+WIDE, NARROW = (
+    f"data:image/png;base64,{picture(400, 60)}",
+    f"data:image/png;base64,{picture(30, 30)}",
+)
 
 
 def _seen(
-    record: type[msgspec.Struct] | None, name: str, door: str, given: Any, without: Any, at: str, empty: Any
+    record: type[msgspec.Struct] | None,
+    name: str,
+    door: str,
+    given: Any,
+    without: Any,
+    at: str,
+    empty: Any,
 ) -> Inside:
     """Case of a picture, whose size the prompt's tokens show."""
     outer = "input" if door == "ResponsesRequest" else "messages"
-    return Inside(record, name, door, outer, given, without, differs(at), server="seeing", empty=empty)
+    return Inside(
+        record, name, door, outer, given, without, differs(at), server="seeing", empty=empty
+    )
 
 
 def _in_chat(url: Any) -> list[Any]:
@@ -74,4 +85,7 @@ _PARSED_LATER = (  # from objects, which the request's record has as they come
     items.MessageItem, items.FunctionCallItem, items.CustomCallItem, items.FunctionOutputItem, items.CustomOutputItem,
     items.ReasoningItem, items.ItemReference,
 )  # fmt: skip
-RECORDS = records_inside(*(each for each in _REQUESTS if each.__name__ not in ELSEWHERE), *_PARSED_LATER) - _REQUESTS
+RECORDS = (
+    records_inside(*(each for each in _REQUESTS if each.__name__ not in ELSEWHERE), *_PARSED_LATER)
+    - _REQUESTS
+)

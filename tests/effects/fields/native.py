@@ -70,7 +70,9 @@ def in_a_session(ask: Ask) -> bool:
     session = ask.send("/open_session", {"capacity_of_str_len": 1000}).body
     begun = ask(session_params={"id": session}) if ask.own else ask()
     given = {"session_params": {"id": session, "rid": begun.get("meta_info.id")}} if ask.own else {}
-    return ask(**given).get("meta_info.prompt_tokens") == 2 * begun.get("meta_info.prompt_tokens") + 4
+    return (
+        ask(**given).get("meta_info.prompt_tokens") == 2 * begun.get("meta_info.prompt_tokens") + 4
+    )
 
 
 def has_entries(path: str, count: int) -> Any:

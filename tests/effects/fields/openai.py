@@ -25,7 +25,12 @@ from tests.effects.fields.sampling import SAMPLING, named, text_is
 
 USER: list[Any] = [{"role": "user", "content": "x"}]
 LONG: list[Any] = [{"role": "user", "content": "abcdefgh" * 8}]
-ONE = {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"], "additionalProperties": False}
+ONE = {
+    "type": "object",
+    "properties": {"n": {"const": 1}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "one", "schema": ONE}}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": ONE}}
 OTHER = {"type": "function", "function": {"name": "sub", "parameters": ONE}}
@@ -183,7 +188,10 @@ RESPONSES = {
 INPUT_TOKENS = {
     "input": Case("abc", has("input_tokens"), empty=None),
     "model": Case("another", refused(404)),
-    **{name: Case(RESPONSES[name].value, differs("input_tokens")) for name in ("instructions", "tools", "reasoning")},
+    **{
+        name: Case(RESPONSES[name].value, differs("input_tokens"))
+        for name in ("instructions", "tools", "reasoning")
+    },
     "tool_choice": Case("required", refused(word="tool_choice")),
     "previous_response_id": Case(made_response, differs("input_tokens")),
     "text": Case({"verbosity": "low"}, reported("text.verbosity")),

@@ -56,7 +56,9 @@ MESSAGES = {
     "max_tokens": Case(2, text_is("AB"), server="reciter", empty=100),
     "stop_sequences": Case(["B"], text_is("A"), server="reciter"),
     "tool_choice": Case(
-        {"type": "any"}, at("content.0.name", "add"), {"tools": [{**TOOL, "strict": True}], "max_tokens": 80}
+        {"type": "any"},
+        at("content.0.name", "add"),
+        {"tools": [{**TOOL, "strict": True}], "max_tokens": 80},
     ),
     "thinking": Case(THOUGHTS, at("content.1.text", "ABC"), {"max_tokens": 60}, server="thinker"),
     "output_format": Case({"type": "json_schema", "schema": ONE}, json_like, {"max_tokens": 40}),
@@ -66,7 +68,8 @@ MESSAGES = {
 
 ANSWERED = {
     "model": Case("another", refused(404), empty=""),
-    "options": Case({"num_predict": 3}, at("eval_count", 3), server="reciter"),  # random draws may end there, too
+    # random draws may end there, too
+    "options": Case({"num_predict": 3}, at("eval_count", 3), server="reciter"),
     "keep_alive": Case("5m", reported("keep_alive")),
     "stream": Case(False, lambda ask: len(ask().events) == 1, {"stream": OMIT}),
     "format": Case(ONE, json_like, {"options": {"temperature": 0, "num_predict": 40}}),
@@ -103,7 +106,12 @@ OPTIONS = {
     "frequency_penalty": Case(2.0, SAMPLING["frequency_penalty"].shows, {"num_predict": 40}),
     **{
         name: Case(value, reported(f"options.{name}"))
-        for name, value in {"num_ctx": 64, "num_keep": 4, "repeat_last_n": 8, "penalize_newline": True}.items()
+        for name, value in {
+            "num_ctx": 64,
+            "num_keep": 4,
+            "repeat_last_n": 8,
+            "penalize_newline": True,
+        }.items()
     },
 }
 SHOW = {

@@ -26,7 +26,9 @@ DOORS = {
 
 
 def is_base64(path: str) -> Any:
-    return lambda ask: isinstance(found := ask().get(path), str) and len(base64.b64decode(found)) > 0
+    return lambda ask: (
+        isinstance(found := ask().get(path), str) and len(base64.b64decode(found)) > 0
+    )
 
 
 def accepted(ask: Ask) -> bool:
@@ -69,7 +71,9 @@ EMBEDDINGS = {
 }
 ENCODE = {
     "text": Case("green", lambda ask: ask().get("embedding.#") > 0, server="embedder"),
-    "input_ids": Case([4, 5], lambda ask: ask().get("embedding.#") > 0, {"text": OMIT}, server="embedder"),
+    "input_ids": Case(
+        [4, 5], lambda ask: ask().get("embedding.#") > 0, {"text": OMIT}, server="embedder"
+    ),
     "dimensions": Case(8, at("embedding.#", 8), server="embedder"),
     "prompt_name": Case("query", refused(word="prompt_name"), server="embedder"),
     "truncate": Case(True, accepted, {"text": LONG}, server="embedder"),
@@ -86,8 +90,12 @@ RERANK = {
 OF_EITHER = {
     "input": Case("green", at("data.#", 1)),
     "messages": Case(USER, at("data.#", 1), {"input": OMIT}),
-    "add_generation_prompt": Case(True, differs("usage.prompt_tokens"), {"input": OMIT, "messages": USER}),
-    "chat_template_kwargs": Case({"tone": "kind"}, differs("usage.prompt_tokens"), {"input": OMIT, "messages": USER}),
+    "add_generation_prompt": Case(
+        True, differs("usage.prompt_tokens"), {"input": OMIT, "messages": USER}
+    ),
+    "chat_template_kwargs": Case(
+        {"tone": "kind"}, differs("usage.prompt_tokens"), {"input": OMIT, "messages": USER}
+    ),
     "priority": Case(5, reported("priority")),
     "model": Case("another", refused(404)),
     "truncate": Case(True, accepted, {"input": LONG}),
@@ -95,7 +103,10 @@ OF_EITHER = {
 
 
 def of(server: str, cases: dict[str, Case]) -> dict[str, Case]:
-    return {name: Case(case.value, case.shows, case.beside, server, case.empty) for name, case in cases.items()}
+    return {
+        name: Case(case.value, case.shows, case.beside, server, case.empty)
+        for name, case in cases.items()
+    }
 
 
 POOLING = {
@@ -107,8 +118,12 @@ POOLING = {
 }
 CLASSIFY = {
     **of("classifier", OF_EITHER),
-    "text": Case("green", lambda ask: "embedding" in ask().body, {"input": OMIT}, server="classifier"),
-    "input_ids": Case([4, 5], lambda ask: "embedding" in ask().body, {"input": OMIT}, server="classifier"),
+    "text": Case(
+        "green", lambda ask: "embedding" in ask().body, {"input": OMIT}, server="classifier"
+    ),
+    "input_ids": Case(
+        [4, 5], lambda ask: "embedding" in ask().body, {"input": OMIT}, server="classifier"
+    ),
 }
 OLLAMA = {
     "model": Case("another", refused(404), server="embedder", empty=""),

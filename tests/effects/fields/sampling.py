@@ -1,4 +1,6 @@
-"""Cases of sampling parameters in bodies: chats, completions, responses and, by other names, other protocols."""
+"""Cases of sampling parameters in bodies: chats, completions, responses and, by other names, other
+protocols.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from typing import Any
 from tests.effects.fields.case import OMIT, Ask, Case, Shows
 
 DRAWN: dict[str, Any] = {"temperature": 1, "seed": 7, "max_tokens": 16}
-# What decides between two orders of the same filters: the mass is counted among four tokens, or among all.
+# What decides between two orders of the same filters: the mass is counted among four tokens, or
+# among all.
 FILTERED: dict[str, Any] = {**DRAWN, "top_k": 4, "top_p": 0.5}
 
 
@@ -51,7 +54,10 @@ SAMPLING = {
     "stop_token_ids": Case([ord("B")], text_is("A"), server="reciter"),
     "no_stop_trim": Case(True, text_is("AB"), {"stop": "B"}, server="reciter"),
     "skip_special_tokens": Case(
-        False, lambda ask: "<end>" in ask.text(), {"ignore_eos": True, "max_tokens": 8}, server="reciter"
+        False,
+        lambda ask: "<end>" in ask.text(),
+        {"ignore_eos": True, "max_tokens": 8},
+        server="reciter",
     ),
     "temperature": Case(0, is_greedy, {**DRAWN, "temperature": OMIT}),
     "top_p": Case(0.01, is_greedy, DRAWN),
@@ -70,7 +76,8 @@ def named(names: dict[str, str]) -> dict[str, Case]:
     """Cases by a protocol's names of the parameters.
 
     Args:
-        names: the protocol's name of each of this package's names; `min_tokens` and others of `beside` are renamed, too.
+        names: the protocol's name of each of this package's names; `min_tokens` and others of
+            `beside` are renamed, too.
     """
     return {
         name: Case(

@@ -1,4 +1,6 @@
-"""The engine's process by itself: it ends with its line, whatever comes over that, and whoever else holds it."""
+"""The engine's process by itself: it ends with its line, whatever comes over that, and whoever else
+holds it.
+"""
 
 import os
 import threading
@@ -52,7 +54,9 @@ def test_rubbish_ends_it(process, name, started):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("sent", [b"", b"\x00", START[:3], START[:-1], START, START + frame([(1, Abort())])[:-1]])
+@pytest.mark.parametrize(
+    "sent", [b"", b"\x00", START[:3], START[:-1], START, START + frame([(1, Abort())])[:-1]]
+)
 def test_a_line_that_is_closed_ends_it_in_the_middle_of_a_frame_too(process, sent):
     if sent:
         process.connection.send(sent)
@@ -93,12 +97,17 @@ def test_a_process_that_was_killed_did_not_end_by_itself(process):
 
 
 class FullCore:
-    """Core that has no room when it is asked for the first time. While it is asked for the second time, its caller is told to
-    abort what waits."""
+    """Core that has no room when it is asked for the first time. While it is asked for the second
+    time, its caller is told to abort what waits.
+    """
 
     def __init__(self, room):
         self.room, self.asked = room, 0
-        self.waits, self.submitting, self.told = threading.Event(), threading.Event(), threading.Event()
+        self.waits, self.submitting, self.told = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self.waiting, self.ended = [], []
 
     @property

@@ -1,4 +1,6 @@
-"""Frames that the engine's process sends: never waiting for the reader, deltas joined while they are unsent."""
+"""Frames that the engine's process sends: never waiting for the reader, deltas joined while they
+are unsent.
+"""
 
 import socket
 import threading
@@ -47,10 +49,19 @@ def test_deltas_that_are_unsent_are_joined_each_stream_by_itself(line):
     held(line, outgoing)
     for i in range(1000):
         for number, path, index in ((1, None, 0), (1, None, 1), (2, (), 0), (2, (0,), 0)):
-            outgoing.put(RequestEvent(number, Delta(f"{i},", (i,), (TokenLogprob(-1.0, i),), index), 3, path, "x"))
+            outgoing.put(
+                RequestEvent(
+                    number, Delta(f"{i},", (i,), (TokenLogprob(-1.0, i),), index), 3, path, "x"
+                )
+            )
         outgoing.flush()
     told = messages(line, outgoing)
-    assert [(t.id, t.path, t.event.index) for t in told] == [(1, None, 0), (1, None, 1), (2, (), 0), (2, (0,), 0)]
+    assert [(t.id, t.path, t.event.index) for t in told] == [
+        (1, None, 0),
+        (1, None, 1),
+        (2, (), 0),
+        (2, (0,), 0),
+    ]
     for one in told:
         assert one.event.text == "".join(f"{i}," for i in range(1000))
         assert one.event.token_ids == tuple(range(1000))
@@ -65,7 +76,9 @@ def test_log_records_that_nobody_takes_are_bounded_and_cost_no_event(line):
         outgoing.post(Log("x", 20, str(i)))
     outgoing.put(RequestEvent(1, Generation("end")))
     assert [told.event.text for told in messages(line, outgoing)] == ["end"]
-    assert sum(isinstance(message, Log) for frame in line.frames for message in frame) == 1 + MAX_LOGS
+    assert (
+        sum(isinstance(message, Log) for frame in line.frames for message in frame) == 1 + MAX_LOGS
+    )
 
 
 def test_nothing_is_joined_over_what_ends_a_generation(line):

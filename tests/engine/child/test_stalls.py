@@ -1,4 +1,6 @@
-"""Reports of steps that stand still, and the settings that only an engine in a process of its own has."""
+"""Reports of steps that stand still, and the settings that only an engine in a process of its own
+has.
+"""
 
 import logging
 import threading
@@ -24,7 +26,9 @@ def test_a_step_that_stands_still_is_reported_with_where_it_is(folders):
     logging.getLogger("sglang_lite").addHandler(handler)
     try:
         with sgl.Engine(folders[0], **SETTINGS, stall_timeout_s=0.2) as engine:
-            engine.submit("ab", SamplingParams(), logit_processor=processors.hanging, sink=lambda event: None)
+            engine.submit(
+                "ab", SamplingParams(), logit_processor=processors.hanging, sink=lambda event: None
+            )
             assert told.wait(60)
     finally:
         logging.getLogger("sglang_lite").removeHandler(handler)

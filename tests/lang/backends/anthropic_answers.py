@@ -22,10 +22,14 @@ from api_server import Events
 
 
 def started():
-    usage = Usage(input_tokens=7, output_tokens=1, cache_read_input_tokens=4, cache_creation_input_tokens=2)
+    usage = Usage(
+        input_tokens=7, output_tokens=1, cache_read_input_tokens=4, cache_creation_input_tokens=2
+    )
     return RawMessageStartEvent(
         type="message_start",
-        message=Message(id="msg-1", content=[], model="claude-x", role="assistant", type="message", usage=usage),
+        message=Message(
+            id="msg-1", content=[], model="claude-x", role="assistant", type="message", usage=usage
+        ),
     )
 
 
@@ -36,7 +40,9 @@ def piece(text):
 
 def ended(reason="end_turn", **fields):
     delta = Delta(stop_reason=reason, **fields)
-    return RawMessageDeltaEvent(type="message_delta", delta=delta, usage=MessageDeltaUsage(output_tokens=5))
+    return RawMessageDeltaEvent(
+        type="message_delta", delta=delta, usage=MessageDeltaUsage(output_tokens=5)
+    )
 
 
 def said(*pieces, reason="end_turn", **fields):
@@ -52,7 +58,9 @@ def said(*pieces, reason="end_turn", **fields):
             ),
             RawContentBlockDeltaEvent(type="content_block_delta", index=0, delta=thought),
             RawContentBlockDeltaEvent(
-                type="content_block_delta", index=0, delta=SignatureDelta(signature="sig", type="signature_delta")
+                type="content_block_delta",
+                index=0,
+                delta=SignatureDelta(signature="sig", type="signature_delta"),
             ),
             RawContentBlockStartEvent(
                 type="content_block_start", index=1, content_block=TextBlock(text="", type="text")
@@ -69,8 +77,12 @@ def calling(*calls, reason="tool_use"):
     events: list[object] = []
     for i, (id, name, arguments) in enumerate(calls):
         block = ToolUseBlock(id=id, name=name, input={}, type="tool_use")
-        events.append(RawContentBlockStartEvent(type="content_block_start", index=i, content_block=block))
+        events.append(
+            RawContentBlockStartEvent(type="content_block_start", index=i, content_block=block)
+        )
         for part in (arguments[:5], arguments[5:]):
             delta = InputJSONDelta(partial_json=part, type="input_json_delta")
-            events.append(RawContentBlockDeltaEvent(type="content_block_delta", index=i, delta=delta))
+            events.append(
+                RawContentBlockDeltaEvent(type="content_block_delta", index=i, delta=delta)
+            )
     return Events([started(), *events, ended(reason), RawMessageStopEvent(type="message_stop")])

@@ -1,4 +1,6 @@
-"""A TCP proxy that cuts each stream of `/generate` and each program once, at a random byte of its answer."""
+"""A TCP proxy that cuts each stream of `/generate` and each program once, at a random byte of its
+answer.
+"""
 
 import contextlib
 import random
@@ -53,8 +55,12 @@ class CuttingProxy:
                     continue
                 self._sockets.add(server)
                 left = [None]  # bytes of the answer that still pass
-                threading.Thread(target=self._requests, args=(client, server, left), daemon=True).start()
-                threading.Thread(target=self._answers, args=(client, server, left), daemon=True).start()
+                threading.Thread(
+                    target=self._requests, args=(client, server, left), daemon=True
+                ).start()
+                threading.Thread(
+                    target=self._answers, args=(client, server, left), daemon=True
+                ).start()
 
     def _requests(self, client, server, left):
         pending = b""
@@ -63,7 +69,10 @@ class CuttingProxy:
                 pending += data
                 found = _SEED.search(pending)
                 if found:
-                    streams = b'"stream":true' in pending.replace(b" ", b"") or b"POST /program " in pending
+                    streams = (
+                        b'"stream":true' in pending.replace(b" ", b"")
+                        or b"POST /program " in pending
+                    )
                     pending = b""
                     with self._lock:
                         if streams and found[1] not in self._seen:

@@ -12,8 +12,9 @@ CUT = object()  # the connection breaks here
 class NativeServer:
     """
     Attributes:
-        answers: by path, or method and path, what is answered: JSON, a tuple of a status and JSON (and headers), bytes or a list of
-            bytes (of a stream, which CUT breaks), or a function of the body that gives one of these.
+        answers: by path, or method and path, what is answered: JSON, a tuple of a status and JSON
+            (and headers), bytes or a list of bytes (of a stream, which CUT breaks), or a function
+            of the body that gives one of these.
         asked: paths and bodies of the POST requests.
         headers: of the last request.
         url: of the server.
@@ -44,7 +45,9 @@ class NativeServer:
         self._http.daemon_threads = True
         self._http.block_on_close = False
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
     def bodies(self, path="/generate"):
         return [body for asked, body in self.asked if asked == path]
@@ -52,7 +55,8 @@ class NativeServer:
     def answer(self, request, body):
         self.headers = dict(request.headers)
         default = self.answers.get(
-            f"{request.command} {request.path}", (404, {"object": "error", "message": "Not Found", "code": 404})
+            f"{request.command} {request.path}",
+            (404, {"object": "error", "message": "Not Found", "code": 404}),
         )
         answer = self.answers.get(request.path, default)
         if callable(answer):
@@ -94,7 +98,11 @@ class NativeServer:
 
 def event(content):
     """A server-sent event."""
-    return b"data: " + (content if isinstance(content, bytes) else json.dumps(content).encode()) + b"\n\n"
+    return (
+        b"data: "
+        + (content if isinstance(content, bytes) else json.dumps(content).encode())
+        + b"\n\n"
+    )
 
 
 DONE = event(b"[DONE]")

@@ -29,7 +29,11 @@ from openai.types.responses import (
     ResponseTextDeltaEvent,
 )
 from openai.types.responses.response_reasoning_item import Summary
-from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails, ResponseUsage
+from openai.types.responses.response_usage import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseUsage,
+)
 
 import sglang_lite as sgl
 
@@ -58,7 +62,14 @@ def said(*texts, finish="stop", refusal=None, logprobs=None, usage=USAGE):
         for i, text in enumerate(texts)
     ]
     return Reply(
-        ChatCompletion(id="chat-1", choices=choices, created=1, model="gpt-4o-x", object="chat.completion", usage=usage)
+        ChatCompletion(
+            id="chat-1",
+            choices=choices,
+            created=1,
+            model="gpt-4o-x",
+            object="chat.completion",
+            usage=usage,
+        )
     )
 
 
@@ -66,7 +77,9 @@ def calling(*calls):
     """A chat completion that calls tools: of each its id, name and arguments."""
     reply = said(None, finish="tool_calls")
     reply.body.choices[0].message.tool_calls = [
-        ChatCompletionMessageFunctionToolCall(id=i, type="function", function=Function(name=name, arguments=arguments))
+        ChatCompletionMessageFunctionToolCall(
+            id=i, type="function", function=Function(name=name, arguments=arguments)
+        )
         for i, name, arguments in calls
     ]
     return reply
@@ -76,7 +89,12 @@ def chunk(text=None, finish=None, index=0, usage=None, choices=True, refusal=Non
     delta = ChoiceDelta(content=text, refusal=refusal)
     each = [ChunkChoice(index=index, delta=delta, finish_reason=finish)] if choices else []
     return ChatCompletionChunk(
-        id="chat-1", choices=each, created=1, model="gpt-4o-x", object="chat.completion.chunk", usage=usage
+        id="chat-1",
+        choices=each,
+        created=1,
+        model="gpt-4o-x",
+        object="chat.completion.chunk",
+        usage=usage,
     )
 
 
@@ -94,18 +112,33 @@ def response(*output, **fields):
         input_tokens_details=InputTokensDetails(cached_tokens=8, cache_write_tokens=0),
         output_tokens_details=OutputTokensDetails(reasoning_tokens=6),
     )
-    known = dict(id="resp-1", created_at=1, model="gpt-5", object="response", output=list(output), usage=usage)
-    return Response(**{**known, **dict(parallel_tool_calls=False, tool_choice="auto", tools=[]), **fields})
+    known = dict(
+        id="resp-1",
+        created_at=1,
+        model="gpt-5",
+        object="response",
+        output=list(output),
+        usage=usage,
+    )
+    return Response(
+        **{**known, **dict(parallel_tool_calls=False, tool_choice="auto", tools=[]), **fields}
+    )
 
 
 def called(*inputs, **fields):
     """A response in which the custom tool is called."""
-    calls = [ResponseCustomToolCall(call_id="c", input=i, name="answer", type="custom_tool_call") for i in inputs]
+    calls = [
+        ResponseCustomToolCall(call_id="c", input=i, name="answer", type="custom_tool_call")
+        for i in inputs
+    ]
     return Reply(response(*calls, **fields))
 
 
 THOUGHT = ResponseReasoningItem(
-    id="rs-1", type="reasoning", encrypted_content="c2VjcmV0", summary=[Summary(text="Hm.", type="summary_text")]
+    id="rs-1",
+    type="reasoning",
+    encrypted_content="c2VjcmV0",
+    summary=[Summary(text="Hm.", type="summary_text")],
 )
 
 
@@ -114,12 +147,16 @@ def message(text):
     content: list[ResponseOutputText | ResponseOutputRefusal] = [
         ResponseOutputText(annotations=[], text=text, type="output_text")
     ]
-    return ResponseOutputMessage(id="m-1", role="assistant", status="completed", type="message", content=content)
+    return ResponseOutputMessage(
+        id="m-1", role="assistant", status="completed", type="message", content=content
+    )
 
 
 def function_call(name, arguments):
     """An item of a response: a call of a tool."""
-    return ResponseFunctionToolCall(call_id="call-1", name=name, arguments=arguments, type="function_call")
+    return ResponseFunctionToolCall(
+        call_id="call-1", name=name, arguments=arguments, type="function_call"
+    )
 
 
 def responded(*pieces, **fields):
@@ -127,7 +164,8 @@ def responded(*pieces, **fields):
     whole = response(THOUGHT, message("".join(pieces)), **fields)
     place: dict[str, Any] = dict(content_index=0, item_id="m-1", output_index=1, sequence_number=0)
     texts = [
-        ResponseTextDeltaEvent(delta=piece, logprobs=[], type="response.output_text.delta", **place) for piece in pieces
+        ResponseTextDeltaEvent(delta=piece, logprobs=[], type="response.output_text.delta", **place)
+        for piece in pieces
     ]
     return [
         ResponseCreatedEvent(response=response(status="in_progress"), sequence_number=0, type="response.created"),

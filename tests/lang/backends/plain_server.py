@@ -8,8 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextlib.contextmanager
 def server(pages, posted=None):
-    """A server that answers what `pages` has by path, JSON or text, and 404 to all else. Yields its address, and what came: the
-    path, and the header of authorisation or the body."""
+    """A server that answers what `pages` has by path, JSON or text, and 404 to all else. Yields its
+    address, and what came: the path, and the header of authorisation or the body.
+    """
     came = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -27,7 +28,9 @@ def server(pages, posted=None):
             self.wfile.write(data)
 
         def do_POST(self):
-            came.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            came.append(
+                (self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            )
             self._say(posted)
 
         def log_message(self, *_):

@@ -1,4 +1,6 @@
-"""Backends that nobody shuts down: their sockets are closed, without a warning, and no process waits for them."""
+"""Backends that nobody shuts down: their sockets are closed, without a warning, and no process
+waits for them.
+"""
 
 import os
 import subprocess
@@ -10,7 +12,9 @@ from api_server import Hold
 
 from tests.waiting import until
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks for open sockets in /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="looks for open sockets in /proc"
+)
 
 SCRIPT = """
 import asyncio, gc, os, sys
@@ -90,10 +94,17 @@ def test_sockets_are_closed_without_a_word_and_nothing_holds_the_process(api):
         [sys.executable, "-W", "error", "-c", SCRIPT, f"{api.url}/v1"],
         stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()},
     )  # fmt: skip
-    until(lambda: process.poll() is not None or any("hold" in str(request.body) for request in api.requests))
+    until(
+        lambda: (
+            process.poll() is not None
+            or any("hold" in str(request.body) for request in api.requests)
+        )
+    )
     _, errors = process.communicate(timeout=300)
     told = [
-        line for line in errors.splitlines() if not line.startswith("A program failed and its error was never read")
+        line
+        for line in errors.splitlines()
+        if not line.startswith("A program failed and its error was never read")
     ]
     assert (process.returncode, told) == (0, [])  # the one that was under way may be told of
     assert api.hung_up.wait(30)

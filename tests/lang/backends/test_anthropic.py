@@ -17,7 +17,8 @@ from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.protocol import Delta
 from tests.waiting import until
 
-NEW, OLD = "claude-opus-5", "claude-haiku-4-5"  # OLD continues a begun turn and takes sampling parameters
+# OLD continues a begun turn and takes sampling parameters
+NEW, OLD = "claude-opus-5", "claude-haiku-4-5"
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00:~\x9bU\x00\x00\x00\n"
     b"IDATx\x9cc\xf8\x0f\x00\x01\x01\x01\x00\x1b\xb6\xeeV\x00\x00\x00\x00IEND\xaeB`\x82"
@@ -51,7 +52,7 @@ def ask(backend, before="", **options):
     return run(backend, before, **options)["a"]
 
 
-# --------------------------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 def test_a_request_carries_the_turns_and_the_limit_that_the_api_wants(api, claude):
@@ -83,7 +84,10 @@ def test_a_limit_of_thoughts_is_one_that_the_api_takes(api, claude):
     assert api.last["thinking"] == {"type": "enabled", "budget_tokens": 1024}
     for limits, message in [
         ({"thinking": 1023, "max_tokens": 4000}, "1,024 tokens or more, not 1,023"),
-        ({"thinking": 2000, "max_tokens": 2000}, "thoughts of 2,000 tokens need a larger max_tokens"),
+        (
+            {"thinking": 2000, "max_tokens": 2000},
+            "thoughts of 2,000 tokens need a larger max_tokens",
+        ),
         ({"thinking": 2000}, "than 128"),
     ]:
         with pytest.raises(sgl.ParameterError, match=message):
@@ -118,10 +122,13 @@ def test_a_begun_turn_is_gone_on_with(api, claude):
     state = run(claude(OLD), "The answer is ", max_tokens=5)
     assert state["a"] == "42."
     assert state.messages()[-1]["content"] == "The answer is 42."
-    assert api.last["messages"][-1] == {"role": "assistant", "content": "The answer is"}  # the API takes no blank
+    # the API takes no blank
+    assert api.last["messages"][-1] == {"role": "assistant", "content": "The answer is"}
 
 
-@pytest.mark.parametrize("pieces", [("\n", " 42"), ("\n 4", "2"), ("\n", " ", "42"), ("42",), ("4", "2")])
+@pytest.mark.parametrize(
+    "pieces", [("\n", " 42"), ("\n 4", "2"), ("\n", " ", "42"), ("42",), ("4", "2")]
+)
 def test_blanks_that_the_api_was_not_given_are_not_doubled(api, claude, pieces):
     api.answers = [said(*pieces)]
     state = run(claude(OLD), "It is\n ", stream=True)
@@ -149,7 +156,7 @@ def test_images_are_blocks(api, claude):
     assert data["source"] == {"type": "base64", "media_type": "image/gif", "data": "R0lG"}
 
 
-# ------------------------------------------------------------------------------------------------- constraints
+# -------------------------------------------------------------------------------------- constraints
 
 
 class City(BaseModel):
@@ -175,7 +182,8 @@ def test_a_schema_is_native_and_what_the_api_cannot_keep_is_checked(api, claude)
 
 
 @pytest.mark.parametrize(
-    ("type_", "answer", "value"), [(int, "42", 42), (bool, '"true"', True), (list[int], "[1, 2]", [1, 2])]
+    ("type_", "answer", "value"),
+    [(int, "42", 42), (bool, '"true"', True), (list[int], "[1, 2]", [1, 2])],
 )
 def test_values_that_are_no_objects_are_wrapped_and_unwrapped(api, claude, type_, answer, value):
     api.answers = [said(f'{{"value": {answer}}}')]
@@ -197,7 +205,7 @@ def test_select_names_a_choice(api, claude):
     assert api.last["max_tokens"] == 4096
 
 
-# --------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -269,23 +277,29 @@ def test_a_chat_is_not_asked_to_go_on_with_other_text(api, claude):
         s += sgl.user("x")
         s += sgl.assistant(sgl.gen("a"))
 
-    refused(lambda s: s.__iadd__("Once upon" + sgl.gen("a")), "outside an assistant's turn. Write turns")
+    refused(
+        lambda s: s.__iadd__("Once upon" + sgl.gen("a")), "outside an assistant's turn. Write turns"
+    )
     refused(
         lambda s: s.__iadd__(sgl.user("x") + sgl.assistant("It is" + sgl.gen("a"))),
         "already in the assistant's turn: 'It is'",
     )
-    refused(lambda s: s.__iadd__(sgl.system("x") + sgl.assistant(sgl.gen("a"))), "last turn is not one. Add sgl.user")
+    refused(
+        lambda s: s.__iadd__(sgl.system("x") + sgl.assistant(sgl.gen("a"))),
+        "last turn is not one. Add sgl.user",
+    )
     refused(twice, "the last turn is not one")
     refused(intro, "not see the text outside the turns: 'Someintroduction.'")
     refused(shown, "no images in a system turn")
     bitmap = b"BM" + bytes(60)
     refused(
-        lambda s: s.__iadd__(sgl.user(sgl.image(bitmap)) + sgl.assistant(sgl.gen("a"))), "no images of type image/bmp"
+        lambda s: s.__iadd__(sgl.user(sgl.image(bitmap)) + sgl.assistant(sgl.gen("a"))),
+        "no images of type image/bmp",
     )
     assert not api.requests
 
 
-# ---------------------------------------------------------------------------------------------------- streaming
+# ---------------------------------------------------------------------------------------- streaming
 
 
 def test_pieces_are_shown_as_they_come(api, claude):
@@ -299,16 +313,32 @@ def test_pieces_are_shown_as_they_come(api, claude):
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
-        (Events([started(), piece("Hel")], end="drop"), sgl.BackendError, "failed in the middle of the answer"),
-        (Events([started(), piece("Hel")]), sgl.BackendError, "stream ended before the answer was complete"),
-        (Events([started(), ended(None)]), sgl.BackendError, "stream ended before the answer was complete"),
+        (
+            Events([started(), piece("Hel")], end="drop"),
+            sgl.BackendError,
+            "failed in the middle of the answer",
+        ),
+        (
+            Events([started(), piece("Hel")]),
+            sgl.BackendError,
+            "stream ended before the answer was complete",
+        ),
+        (
+            Events([started(), ended(None)]),
+            sgl.BackendError,
+            "stream ended before the answer was complete",
+        ),
         (Events([]), sgl.BackendError, "stream ended before the answer was complete"),
         (
             Events([started(), error_event("overloaded_error", "Overloaded")]),
             sgl.OverloadedError,
             "Overloaded.*Run fewer",
         ),
-        (Events([started(), error_event("api_error", "Broken")]), sgl.BackendError, "Broken.*Try again"),
+        (
+            Events([started(), error_event("api_error", "Broken")]),
+            sgl.BackendError,
+            "Broken.*Try again",
+        ),
     ],
 )
 def test_a_stream_that_breaks_is_an_error(api, claude, answer, error, message):
@@ -320,7 +350,11 @@ def test_a_stream_that_breaks_is_an_error(api, claude, answer, error, message):
 
 
 def test_an_event_that_is_not_json_is_an_error(api, claude):
-    api.answers = [Reply("event: message_start\ndata: {broken\n\n", headers={"Content-Type": "text/event-stream"})]
+    api.answers = [
+        Reply(
+            "event: message_start\ndata: {broken\n\n", headers={"Content-Type": "text/event-stream"}
+        )
+    ]
     with pytest.raises(sgl.BackendError, match="not JSON"):
         ask(claude())
 
@@ -338,7 +372,7 @@ def test_a_time_limit_closes_the_connection(api, claude, time_limits, answer):
     assert api.hung_up.wait(60)
 
 
-# ------------------------------------------------------------------------------------------ usage and stop reasons
+# --------------------------------------------------------------------------- usage and stop reasons
 
 
 def test_usage_counts_what_was_cached(api, claude):
@@ -362,7 +396,9 @@ def test_text_may_be_cut_short_and_values_may_not(api, claude):
     api.answers = [said('{"name": "Par', reason="max_tokens")]
     assert run(claude()).get_meta_info("a")["finish_reason"]["type"] == "length"
     for options in (dict(type=City), dict(json_schema=City), dict(type=int)):
-        with pytest.raises(sgl.ValueValidationError, match=r"cut short after 5 tokens\. Raise max_tokens"):
+        with pytest.raises(
+            sgl.ValueValidationError, match=r"cut short after 5 tokens\. Raise max_tokens"
+        ):
             ask(claude(), **options)
 
 
@@ -375,7 +411,11 @@ def test_text_may_be_cut_short_and_values_may_not(api, claude):
             sgl.RefusalError,
             "refused to answer: bio",
         ),
-        (said(reason="max_tokens"), sgl.BackendError, "no text after 5 tokens, which reasoning may have used up"),
+        (
+            said(reason="max_tokens"),
+            sgl.BackendError,
+            "no text after 5 tokens, which reasoning may have used up",
+        ),
         (said(reason="model_context_window_exceeded"), sgl.BackendError, "no text after 5 tokens"),
         (said(), sgl.BackendError, "returned no text"),
         (said("x", reason="pause_turn"), sgl.BackendError, "the model paused 16 times"),
@@ -387,7 +427,7 @@ def test_an_answer_that_is_none_is_an_error(api, claude, answer, error, message)
         ask(claude())
 
 
-# ------------------------------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -398,9 +438,17 @@ def test_an_answer_that_is_none_is_an_error(api, claude, answer, error, message)
             sgl.BackendError,
             ["Bad thing", "Correct the part of the request that the message names"],
         ),
-        (failure(401, "No key sk-secret-0123456789 here"), sgl.BackendError, ["No key … here", "Check api_key="]),
+        (
+            failure(401, "No key sk-secret-0123456789 here"),
+            sgl.BackendError,
+            ["No key … here", "Check api_key="],
+        ),
         (failure(404, "No model"), sgl.BackendError, ["Check model_name= and base_url="]),
-        (failure(429, "Slow down", "rate_limit_error"), sgl.OverloadedError, ["num_threads=", "max_retries="]),
+        (
+            failure(429, "Slow down", "rate_limit_error"),
+            sgl.OverloadedError,
+            ["num_threads=", "max_retries="],
+        ),
         (failure(500, "Oops", "api_error"), sgl.BackendError, ["Oops", "Try again"]),
         (failure(529, "Overloaded", "overloaded_error"), sgl.OverloadedError, ["Overloaded"]),
         (failure(504, "Late", "timeout_error"), sgl.RequestTimeoutError, ["Late", "timeout="]),
@@ -440,7 +488,9 @@ def test_one_failing_program_fails_alone(api, claude):
         s += sgl.user(q)
         s += sgl.assistant(sgl.gen("a"))
 
-    states = program.run_batch([{"q": q} for q in ("one", "bad", "two")], backend=claude(), on_error="return")
+    states = program.run_batch(
+        [{"q": q} for q in ("one", "bad", "two")], backend=claude(), on_error="return"
+    )
     assert [isinstance(s, sgl.BackendError) for s in states] == [False, True, False]
     assert states[2]["a"] == "fine"
 
@@ -454,11 +504,14 @@ def test_a_missing_sdk_names_the_extra(monkeypatch):
 def test_a_missing_key_is_told_at_once(monkeypatch):
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(sgl.ParameterError, match=r"api_key: no key is given\. Give api_key=, or set ANTHROPIC_API_KEY"):
+    with pytest.raises(
+        sgl.ParameterError,
+        match=r"api_key: no key is given\. Give api_key=, or set ANTHROPIC_API_KEY",
+    ):
         Anthropic(NEW)
 
 
-# ------------------------------------------------------------------------------------------- tools, thoughts, pauses
+# -------------------------------------------------------------------------- tools, thoughts, pauses
 
 
 def add(a: int, b: int) -> int:
@@ -480,7 +533,9 @@ def test_tools_are_the_apis_own_and_a_result_answers_the_call(api, claude):
     assert api.last["tool_choice"] == {"type": "auto", "disable_parallel_tool_use": True}
     assert "output_config" not in api.last
     _, turn, result = api.last["messages"]
-    assert turn["content"] == [{"type": "tool_use", "id": "c-1", "name": "add", "input": {"a": 1, "b": 2}}]
+    assert turn["content"] == [
+        {"type": "tool_use", "id": "c-1", "name": "add", "input": {"a": 1, "b": 2}}
+    ]
     assert result["content"] == [{"type": "tool_result", "tool_use_id": "c-1", "content": "3"}]
 
 
@@ -489,7 +544,10 @@ def test_tools_are_the_apis_own_and_a_result_answers_the_call(api, claude):
     [
         (calling(("c", "add", '{"a": 1')), "."),
         (calling(("c", "sub", "{}")), "."),
-        (calling(("c", "add", '{"a": 1, "b": 2}'), ("d", "add", '{"a": 3, "b": 4}')), "called 2 tools at once"),
+        (
+            calling(("c", "add", '{"a": 1, "b": 2}'), ("d", "add", '{"a": 3, "b": 4}')),
+            "called 2 tools at once",
+        ),
         (calling(("c", "add", '{"a": 1'), reason="max_tokens"), "cut short"),
     ],
 )

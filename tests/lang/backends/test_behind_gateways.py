@@ -22,7 +22,9 @@ def free_port():
 @sgl.function
 def program(s):
     s += sgl.user("hi <|im_end|>") + sgl.assistant(sgl.gen("a", max_tokens=9, stop="b"))
-    s += sgl.gen("n", dtype=int, max_tokens=4) + sgl.gen("l", constraint=sgl.Grammar('start: "a" "b"+'), max_tokens=6)
+    s += sgl.gen("n", dtype=int, max_tokens=4) + sgl.gen(
+        "l", constraint=sgl.Grammar('start: "a" "b"+'), max_tokens=6
+    )
     s += sgl.select("c", ["yes", "no"])
 
 
@@ -31,12 +33,17 @@ def test_a_program_means_the_same_behind_a_gateway(folders, package):
     if importlib.util.find_spec(PACKAGES[package]) is None:
         pytest.skip(f"{package} is not installed")
     with sgl.Engine(folders[0], **SETTINGS, in_process=True) as engine, serving(engine) as url:
-        gateway = Gateway(ServerSettings(port=0), ReplicaSettings(gateway=package), "127.0.0.1", free_port())
+        gateway = Gateway(
+            ServerSettings(port=0), ReplicaSettings(gateway=package), "127.0.0.1", free_port()
+        )
         gateway.add(url)
         try:
             while not gateway.known:
                 os.sched_yield()
-            remote, local = sgl.RuntimeEndpoint(gateway.url, chat_template_name="chatml"), LocalBackend(engine)
+            remote, local = (
+                sgl.RuntimeEndpoint(gateway.url, chat_template_name="chatml"),
+                LocalBackend(engine),
+            )
             local.chat_template = remote.chat_template
             expected = program.run(backend=local, seed=3, temperature=1.0)
             for stream in (False, True):

@@ -1,4 +1,6 @@
-"""Limits on what a run may use: the call that could go beyond is not made, and what was done is kept."""
+"""Limits on what a run may use: the call that could go beyond is not made, and what was done is
+kept.
+"""
 
 import asyncio
 import pickle
@@ -21,12 +23,16 @@ def four(s, n=4):
 
 @pytest.fixture(params=["scripted", "slow", "engine", "hooks"])
 def backend(request):
-    """Backends that answer at once, that have to be waited for, that play whole programs, with SGLang's hooks."""
+    """Backends that answer at once, that have to be waited for, that play whole programs, with
+    SGLang's hooks.
+    """
     if request.param == "engine":
         return request.getfixturevalue("engine_process")
     if request.param == "hooks":
         return Hooks()
-    return sgl.ScriptedBackend(default="one two", latency=0.0001 if request.param == "slow" else 0.0)
+    return sgl.ScriptedBackend(
+        default="one two", latency=0.0001 if request.param == "slow" else 0.0
+    )
 
 
 class Hooks(sgl.BaseBackend):
@@ -44,7 +50,9 @@ def test_no_call_goes_beyond_the_tokens(backend):
 def test_what_is_done_is_kept_in_the_state_of_the_error(backend):
     whole = four.run(8, backend=backend, temperature=0)
     state = four.run(8, backend=backend, temperature=0, max_total_tokens=100)
-    with pytest.raises(sgl.BudgetError, match=r"max_total_tokens: .* of 100 tokens are used or reserved") as caught:
+    with pytest.raises(
+        sgl.BudgetError, match=r"max_total_tokens: .* of 100 tokens are used or reserved"
+    ) as caught:
         state["a7"]
     assert caught.value.limit == "max_total_tokens"
     assert caught.value.state is state
@@ -54,7 +62,9 @@ def test_what_is_done_is_kept_in_the_state_of_the_error(backend):
 
 
 def test_enough_is_as_good_as_no_limit(backend):
-    free, bound = (four.run(backend=backend, temperature=0, max_total_tokens=limit) for limit in (None, 10**6))
+    free, bound = (
+        four.run(backend=backend, temperature=0, max_total_tokens=limit) for limit in (None, 10**6)
+    )
     assert bound.text() == free.text()
     assert bound.usage().completion_tokens == free.usage().completion_tokens
 
@@ -139,7 +149,9 @@ def test_a_batch_has_one_budget_and_keeps_what_is_done():
     backend, rows = sgl.ScriptedBackend(default="one two"), [{"n": 2}] * 20
     with pytest.raises(sgl.BatchError) as caught:
         four.run_batch(rows, backend=backend, num_threads=1, max_total_tokens=200)
-    done = [r for r in caught.value.results if isinstance(r, sgl.ProgramState) and r.error() is None]
+    done = [
+        r for r in caught.value.results if isinstance(r, sgl.ProgramState) and r.error() is None
+    ]
     over = [r for r in caught.value.results if isinstance(r, sgl.BudgetError)]
     assert 0 < len(done) < 20
     assert len(done) + len(over) == 20
@@ -149,14 +161,17 @@ def test_a_batch_has_one_budget_and_keeps_what_is_done():
 
 def test_a_coroutine_has_one_too():
     async def main():
-        state = await four.arun(backend=sgl.ScriptedBackend(default="a", latency=0.0001), max_total_tokens=60)
+        state = await four.arun(
+            backend=sgl.ScriptedBackend(default="a", latency=0.0001), max_total_tokens=60
+        )
         return state.error()
 
     assert isinstance(asyncio.run(main()), sgl.BudgetError)
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_cost": 0}, {"max_cost": "1"}, {"max_total_tokens": 0}, {"max_total_tokens": 1.5}]
+    "options",
+    [{"max_cost": 0}, {"max_cost": "1"}, {"max_total_tokens": 0}, {"max_total_tokens": 1.5}],
 )
 def test_a_limit_that_is_none_is_refused(options):
     with pytest.raises(sgl.ParameterError, match=next(iter(options))):
@@ -169,7 +184,12 @@ def test_the_error_travels_without_its_state():
     again = pickle.loads(pickle.dumps(error))
     sent = wire.decode(wire.encode(error))
     for each in (again, sent):
-        assert (type(each), str(each), each.limit, each.state) == (sgl.BudgetError, str(error), "max_cost", None)
+        assert (type(each), str(each), each.limit, each.state) == (
+            sgl.BudgetError,
+            str(error),
+            "max_cost",
+            None,
+        )
 
 
 def test_estimates_of_prompts_are_rather_too_high():
@@ -178,7 +198,7 @@ def test_estimates_of_prompts_are_rather_too_high():
     assert len(text) / 4 < estimated_tokens(prompt) < len(text)
 
 
-# ------------------------------------------------------------------------------------------------ failed attempts
+# ---------------------------------------------------------------------------------- failed attempts
 
 
 def test_attempts_that_fail_count_as_thrown_away():

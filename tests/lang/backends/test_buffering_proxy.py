@@ -1,4 +1,6 @@
-"""Streams that come in one piece at their end, as behind a proxy that buffers: the same answer, events and limits."""
+"""Streams that come in one piece at their end, as behind a proxy that buffers: the same answer,
+events and limits.
+"""
 
 import asyncio
 import threading
@@ -71,7 +73,10 @@ def test_events_are_those_of_a_stream(api, connect):
 
     async def events():
         prompt = sgl.protocol.Prompt((), (sgl.protocol.Message("user", ("Hi",)),), "assistant")
-        return [each async for each in backend.agenerate(prompt, sgl.SamplingParams(), None, stream=True)]
+        return [
+            each
+            async for each in backend.agenerate(prompt, sgl.SamplingParams(), None, stream=True)
+        ]
 
     *deltas, whole = asyncio.run(events())
     assert [type(each) for each in deltas] == [Delta] * 3

@@ -1,4 +1,6 @@
-"""A pool of connections: each request has one to itself, they are used again, and taking one is no more work with many."""
+"""A pool of connections: each request has one to itself, they are used again, and taking one is no
+more work with many.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b"
 
 
 class EchoServer:
-    """Answers a path with itself. `/hold…` is answered when it is let go, `/last…` closes the connection.
+    """Answers a path with itself. `/hold…` is answered when it is let go, `/last…` closes the
+    connection.
 
     Attributes:
         connections: how many were made so far.
@@ -88,7 +91,10 @@ class EchoServer:
 
 @contextlib.asynccontextmanager
 async def talking(pool: ConnectionPool) -> AsyncIterator[tuple[EchoServer, httpx2.AsyncClient]]:
-    async with EchoServer() as server, httpx2.AsyncClient(transport=pool, base_url=server.url, timeout=30) as client:
+    async with (
+        EchoServer() as server,
+        httpx2.AsyncClient(transport=pool, base_url=server.url, timeout=30) as client,
+    ):
         yield server, client
 
 
@@ -215,7 +221,9 @@ def test_taking_one_is_no_more_work_where_there_are_many():
         async with talking(ConnectionPool()) as (server, client):
             await ask_many(client, server, connections)
             server.hold()
-            holding = asyncio.create_task(echoed(client, *(f"/hold{i}" for i in range(connections // 2))))
+            holding = asyncio.create_task(
+                echoed(client, *(f"/hold{i}" for i in range(connections // 2)))
+            )
             await server.until("held", connections // 2)
             await echoed(client, "/warm")
             sys.setprofile(count)
@@ -261,9 +269,12 @@ def test_many_programs_at_once_have_their_own_answers(api, openai):
 def test_authorities_of_tls_are_read_once_and_without_tls_never(tmp_path, monkeypatch, api):
     read, plain = [], ssl.SSLContext.load_verify_locations
     monkeypatch.setattr(
-        ssl.SSLContext, "load_verify_locations", lambda *args, **to: read.append(args) or plain(*args, **to)
+        ssl.SSLContext,
+        "load_verify_locations",
+        lambda *args, **to: read.append(args) or plain(*args, **to),
     )
-    monkeypatch.setenv("SSL_CERT_FILE", str(shutil.copy(certifi.where(), tmp_path)))  # that no test has read before
+    # that no test has read before
+    monkeypatch.setenv("SSL_CERT_FILE", str(shutil.copy(certifi.where(), tmp_path)))
     for _ in range(3):
         ConnectionPool()
     assert len(read) == 1

@@ -23,7 +23,11 @@ def test_a_request_is_a_chat_with_its_key_and_what_vllm_takes(api, connected, mo
     assert ask(backend, regex="[ab]+", top_k=3, max_tokens=9) == "ab"
     assert api.requests[0].path == "/v1/chat/completions"
     assert api.requests[0].headers["authorization"] == "Bearer crusoe-key-0123456789"
-    assert (api.last["structured_outputs"], api.last["top_k"], api.last["max_tokens"]) == ({"regex": "[ab]+"}, 3, 9)
+    assert (api.last["structured_outputs"], api.last["top_k"], api.last["max_tokens"]) == (
+        {"regex": "[ab]+"},
+        3,
+        9,
+    )
 
 
 def test_its_address_is_the_default(monkeypatch):

@@ -1,4 +1,6 @@
-"""Streams of each API, cut at every event: a typed error that names the call, or the whole answer; never half of one."""
+"""Streams of each API, cut at every event: a typed error that names the call, or the whole answer;
+never half of one.
+"""
 
 import asyncio
 import gc
@@ -21,8 +23,19 @@ STREAMS = {
 }
 
 UNREADABLE = {
-    "chat": {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": 5},
-    "responses": {"type": "response.output_text.delta", "output_index": 0, "delta": "!", "logprobs": 5},
+    "chat": {
+        "id": "c",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "choices": 5,
+    },
+    "responses": {
+        "type": "response.output_text.delta",
+        "output_index": 0,
+        "delta": "!",
+        "logprobs": 5,
+    },
     "messages": {"type": "content_block_delta", "index": 0, "delta": 5},
 }
 REFUSED = {
@@ -42,7 +55,9 @@ def backend(openai, connected):
 
 
 @pytest.mark.parametrize("end", ["done", "drop"])
-@pytest.mark.parametrize(("name", "cut"), [(name, i) for name, events in STREAMS.items() for i in range(len(events))])
+@pytest.mark.parametrize(
+    ("name", "cut"), [(name, i) for name, events in STREAMS.items() for i in range(len(events))]
+)
 def test_a_cut_stream_is_an_error_or_the_whole_answer(api, backend, name, cut, end):
     api.answers = [Events(STREAMS[name][:cut], end=end)]
     state = run(backend[name](), stream=True)
@@ -60,13 +75,22 @@ def test_a_cut_stream_is_an_error_or_the_whole_answer(api, backend, name, cut, e
 
 def open_generators():
     """Asynchronous generators of the SDKs and their HTTP library that have begun and not ended."""
-    found = (each for each in gc.get_objects() if isinstance(each, AsyncGeneratorType) and each.ag_frame is not None)
-    return [each for each in found if re.search(r"/(httpx2|httpcore2|openai|anthropic)/", each.ag_code.co_filename)]
+    found = (
+        each
+        for each in gc.get_objects()
+        if isinstance(each, AsyncGeneratorType) and each.ag_frame is not None
+    )
+    return [
+        each
+        for each in found
+        if re.search(r"/(httpx2|httpcore2|openai|anthropic)/", each.ag_code.co_filename)
+    ]
 
 
 async def read(events, *, leave):
-    """Reads an answer's stream, with `leave` to its first text alone. Returns what was raised, with the frames that
-    raised it, and the generators that are open afterwards."""
+    """Reads an answer's stream, with `leave` to its first text alone. Returns what was raised, with
+    the frames that raised it, and the generators that are open afterwards.
+    """
     before, errors = open_generators(), []
     try:
         async for _ in events:
@@ -81,10 +105,15 @@ async def read(events, *, leave):
 
 
 @pytest.mark.parametrize("name", STREAMS)
-@pytest.mark.parametrize("end", ["left by the caller", "refused by the SDK", "refused by the reader"])
+@pytest.mark.parametrize(
+    "end", ["left by the caller", "refused by the SDK", "refused by the reader"]
+)
 def test_a_stream_that_is_left_early_leaves_no_generator_to_the_collector(api, backend, name, end):
     first, *_ = (at for at, event in enumerate(STREAMS[name]) if "Hel" in str(event))
-    wrong = {"refused by the SDK": [REFUSED[name]], "refused by the reader": [UNREADABLE[name]]}.get(end, [])
+    wrong = {
+        "refused by the SDK": [REFUSED[name]],
+        "refused by the reader": [UNREADABLE[name]],
+    }.get(end, [])
     api.answers = [Events([*STREAMS[name][: first + 1], *wrong, *STREAMS[name][first + 1 :]])]
     prompt = sgl.protocol.Prompt((), (sgl.protocol.Message("user", ("Hi",)),), "assistant")
     events = backend[name]().agenerate(prompt, sgl.SamplingParams(), None, stream=True)

@@ -1,5 +1,6 @@
-"""`reasoning_effort`: sent where the API has it, refused by name everywhere else; and profiles that say more than a
-backend can ask for."""
+"""`reasoning_effort`: sent where the API has it, refused by name everywhere else; and profiles that
+say more than a backend can ask for.
+"""
 
 import asyncio
 
@@ -50,8 +51,12 @@ def test_effort_of_which_nothing_is_known_is_refused_or_left_out_with_a_word(api
         hello.run(backend=openai("local", profile="compatible", reasoning_effort="low"))
     assert "Whether it accepts reasoning_effort is not known" in caught.value.hint
     api.answers = [said("x")]
-    state = hello.run(backend=openai("local", profile="compatible", reasoning_effort="low", policy="warn"))
-    assert state.get_meta_info("a")["warnings"] == ["reasoning_effort is left out: the model does not accept it"]
+    state = hello.run(
+        backend=openai("local", profile="compatible", reasoning_effort="low", policy="warn")
+    )
+    assert state.get_meta_info("a")["warnings"] == [
+        "reasoning_effort is left out: the model does not accept it"
+    ]
     assert "reasoning_effort" not in api.last
 
 
@@ -65,7 +70,7 @@ def test_effort_is_not_dropped_by_a_decision(openai):
     assert openai("gpt-6-luna", reasoning_effort="low").explain(choose).nodes[0].strategy == "enum"
 
 
-# ----------------------------------------------------------------------------------------- profiles that say too much
+# ----------------------------------------------------------------------- profiles that say too much
 
 
 @sgl.function
@@ -74,7 +79,9 @@ def choose(s, heat=0.0):
     s += sgl.assistant(sgl.select("pet", ["dog", "cat"], temperature=heat))
 
 
-def test_a_profile_with_decisions_on_a_backend_without_such_a_call_serves_on_another_strategy(api, connected):
+def test_a_profile_with_decisions_on_a_backend_without_such_a_call_serves_on_another_strategy(
+    api, connected
+):
     backend = connected(Anthropic, "claude-x", profile="openai/gpt-6-luna")
     assert backend.explain(choose, heat=0.0).nodes[0].strategy == "enum"
     assert choose.run(backend=backend)["pet"] in ("dog", "cat")

@@ -62,7 +62,17 @@ def test_it_is_a_table_and_data():
     found = sgl.OpenAI("gpt-4o", api_key="key").explain(program, price=price)
     lines = str(found).splitlines()
     assert lines[0] == "OpenAI('gpt-4o')"
-    assert lines[1].split() == ["line", "node", "served", "calls", "prompt", "tokens", "at", "most", "price"]
+    assert lines[1].split() == [
+        "line",
+        "node",
+        "served",
+        "calls",
+        "prompt",
+        "tokens",
+        "at",
+        "most",
+        "price",
+    ]
     assert "json_schema (native)" in lines[2]
     assert "refused" in lines[4]
     assert lines[5].startswith("test_explain.py:")
@@ -79,7 +89,12 @@ def look(s):
 def test_what_a_model_sees_is_told_and_what_it_does_not():
     found = sgl.OpenAI("gpt-4o", api_key="key").explain(look, price=price)
     image, seen = found.nodes
-    assert (image.kind, image.mode, image.strategy, image.calls) == ("image", "native", "shown to the model", (0, 0))
+    assert (image.kind, image.mode, image.strategy, image.calls) == (
+        "image",
+        "native",
+        "shown to the model",
+        (0, 0),
+    )
     assert image.where.line == seen.where.line - 1
     assert found.price == seen.price
     blind = sgl.OpenAI("davinci-002", api_key="key").explain(look)
@@ -107,7 +122,9 @@ def test_several_generations_of_a_turn_are_told_together():
     @sgl.function
     def fields(s):
         s += sgl.user("x")
-        s += sgl.assistant("Name: " + sgl.gen("a", regex="[a-z]+") + " Year: " + sgl.gen("b", type=int))
+        s += sgl.assistant(
+            "Name: " + sgl.gen("a", regex="[a-z]+") + " Year: " + sgl.gen("b", type=int)
+        )
 
     nodes = sgl.OpenAI("gpt-4o", api_key="key", policy="emulate").explain(fields).nodes
     assert [node.strategy for node in nodes] == ["turn", "turn"]
@@ -126,7 +143,11 @@ def test_tools_are_served_as_explained(model):
         s += sgl.assistant(sgl.gen("call", tools=[add]))
 
     with sgl.server_for_tests(None) as running:
-        kind, arguments = (sgl.Anthropic, running.anthropic) if "claude" in model else (sgl.OpenAI, running.openai)
+        kind, arguments = (
+            (sgl.Anthropic, running.anthropic)
+            if "claude" in model
+            else (sgl.OpenAI, running.openai)
+        )
         backend = kind(model, max_retries=0, **arguments)
         (node,) = backend.explain(calls).nodes
         state = calls.run(backend=backend)
@@ -145,7 +166,9 @@ def test_all_ways_through_a_body_are_explained():
 
     found = sgl.OpenAI("gpt-4o", api_key="key").explain(asks)
     assert sorted(node.mode for node in found.nodes) == ["native", "refused"]
-    assert [node.name for node in sgl.OpenAI("gpt-4o", api_key="key").explain(asks, hard=False).nodes] == ["b"]
+    assert [
+        node.name for node in sgl.OpenAI("gpt-4o", api_key="key").explain(asks, hard=False).nodes
+    ] == ["b"]
 
 
 def test_a_body_that_decides_by_what_only_a_run_knows_is_an_error():

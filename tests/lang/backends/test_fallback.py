@@ -46,7 +46,14 @@ def test_the_first_one_that_can_answers(api, other, both):
 
 
 @pytest.mark.parametrize(
-    "answer", [failure(429, "Slow down"), failure(500, "Oops"), failure(503, "Busy"), Drop(), failure(504, "Late")]
+    "answer",
+    [
+        failure(429, "Slow down"),
+        failure(500, "Oops"),
+        failure(503, "Busy"),
+        Drop(),
+        failure(504, "Late"),
+    ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_may_pass_is_asked_of_the_next(api, other, both, answer, stream):
@@ -108,7 +115,9 @@ def test_choices_go_the_same_way(api, other, both):
 
 
 def test_what_one_of_them_cannot_is_refused_before_any_call(api, other, both):
-    with pytest.raises(sgl.CapabilityError, match=r"Anthropic\('claude-opus-5'\) can't honour seed"):
+    with pytest.raises(
+        sgl.CapabilityError, match=r"Anthropic\('claude-opus-5'\) can't honour seed"
+    ):
         run(both, seed=1)["a"]
     assert not api.requests
     assert not other.requests
@@ -132,7 +141,10 @@ def test_a_list_that_is_none_is_refused(backends):
 
 
 def test_a_node_may_run_on_another_provider(api, other, connected):
-    first, second = connected(OpenAI, "gpt-4o", path="/v1"), connected(Anthropic, "claude-opus-5", base_url=other.url)
+    first, second = (
+        connected(OpenAI, "gpt-4o", path="/v1"),
+        connected(Anthropic, "claude-opus-5", base_url=other.url),
+    )
     api.answers, other.answers = [said("one")], [claude_said("two")]
 
     @sgl.function
@@ -148,12 +160,17 @@ def test_a_node_may_run_on_another_provider(api, other, connected):
 
 def test_the_next_one_is_asked_for_a_turn_as_the_first_is(api, other, connected):
     """Several generations of one call."""
-    first, second = connected(OpenAI, "gpt-4o", path="/v1"), connected(OpenAI, "gpt-4.1", base_url=f"{other.url}/v1")
+    first, second = (
+        connected(OpenAI, "gpt-4o", path="/v1"),
+        connected(OpenAI, "gpt-4.1", base_url=f"{other.url}/v1"),
+    )
 
     @sgl.function(num_api_spec_tokens=32)
     def program(s):
         s += sgl.user("Who?")
-        s += sgl.assistant("Name:" + sgl.gen("name", stop="\n") + "\nCity:" + sgl.gen("city", stop="\n"))
+        s += sgl.assistant(
+            "Name:" + sgl.gen("name", stop="\n") + "\nCity:" + sgl.gen("city", stop="\n")
+        )
 
     api.answers, other.answers = [failure(503, "Busy")], [said("Name: Ann\nCity: Rome")]
     state = program.run(backend=sgl.Fallback([first, second]))
@@ -161,13 +178,16 @@ def test_the_next_one_is_asked_for_a_turn_as_the_first_is(api, other, connected)
     assert len(other.requests) == 1
 
 
-# ------------------------------------------------------------------------- turns, where the rules of backends differ
+# -------------------------------------------------------- turns, where the rules of backends differ
 
 
 def fields(s, /, **options):
     s += sgl.user("Who?")
     s += sgl.assistant(
-        "Name:" + sgl.gen("name", stop=";", **options) + ";\nCity:" + sgl.gen("city", stop=";", **options)
+        "Name:"
+        + sgl.gen("name", stop=";", **options)
+        + ";\nCity:"
+        + sgl.gen("city", stop=";", **options)
     )
 
 
@@ -183,14 +203,18 @@ def mixed(other, connected):
 
 
 def test_what_one_refuses_of_a_turn_is_refused_before_any_call(api, other, mixed):
-    with pytest.raises(sgl.CapabilityError, match="after text that is already in the assistant's turn: 'Name:'"):
+    with pytest.raises(
+        sgl.CapabilityError, match="after text that is already in the assistant's turn: 'Name:'"
+    ):
         sgl.function(fields).run(backend=mixed())["city"]
     assert not api.requests
     assert not other.requests
 
 
 def test_a_turn_is_asked_for_as_the_weakest_has_to_be(api, other, mixed):
-    """The second generation is answered by the other one, which is shown the turn as the first would have been."""
+    """The second generation is answered by the other one, which is shown the turn as the first
+    would have been.
+    """
     api.answers = [said(" Ann"), failure(503, "Busy")]
     other.answers = [claude_said(" Rome")]
     state = sgl.function(fields).run(backend=mixed(policy="emulate", profile="compatible"))

@@ -1,4 +1,6 @@
-"""The ladder of constraints: by which strategy a node is served on which profile, and what is then sent and checked."""
+"""The ladder of constraints: by which strategy a node is served on which profile, and what is then
+sent and checked.
+"""
 
 import contextlib
 import json
@@ -56,7 +58,9 @@ PETS = Choices(("dog", "cat"))
 
 
 def strategy(profile, constraint=None, policy="strict", kind="gen", **params):
-    found = choose_strategy(profile_by_name(profile), policy, Demands(kind, SamplingParams(**params), constraint))
+    found = choose_strategy(
+        profile_by_name(profile), policy, Demands(kind, SamplingParams(**params), constraint)
+    )
     return found if isinstance(found, Refusal) else found.name
 
 
@@ -92,7 +96,9 @@ def strategy(profile, constraint=None, policy="strict", kind="gen", **params):
         ("crusoe", PETS, "structured_outputs"),
     ],
 )
-def test_a_constraint_is_kept_by_the_first_strategy_that_the_model_is_known_to_have(profile, constraint, name):
+def test_a_constraint_is_kept_by_the_first_strategy_that_the_model_is_known_to_have(
+    profile, constraint, name
+):
     assert strategy(profile, constraint) == name
 
 
@@ -146,20 +152,33 @@ def test_a_schema_that_does_not_fit_is_refused_with_its_pointers():
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_kind_of_constraint_is_served_or_refused_on_every_profile(policy):
     """No profile makes the ladder fail, and what a backend says that it enforces has a strategy."""
-    samples: list[Constraint] = [CITY, PETS, Number("integer"), Regex("a+"), EBNF, LARK, OneOf((EBNF,))]
+    samples: list[Constraint] = [
+        CITY,
+        PETS,
+        Number("integer"),
+        Regex("a+"),
+        EBNF,
+        LARK,
+        OneOf((EBNF,)),
+    ]
     for provider in providers():
         for profile in profiles(provider):
             kinds = kinds_served(profile, policy)
             for constraint in samples:
                 found = choose_strategy(profile, policy, Demands(constraint=constraint))
-                assert isinstance(found, Refusal) == (type(constraint) not in kinds), (profile.name, constraint)
+                assert isinstance(found, Refusal) == (type(constraint) not in kinds), (
+                    profile.name,
+                    constraint,
+                )
 
 
-# ------------------------------------------------------------------------------------------------ what is sent
+# ------------------------------------------------------------------------------------- what is sent
 
 
 def asked_with(openai, api, profile, answer, **options):
-    """The body of the one request for a generation on a profile; None: the answer is whatever comes."""
+    """The body of the one request for a generation on a profile; None: the answer is whatever
+    comes.
+    """
     api.answers = [said(answer)]
     state = run(openai("local", profile=profile), **options)
     return state["a"], api.last, state.get_meta_info("a")
@@ -169,17 +188,32 @@ def asked_with(openai, api, profile, answer, **options):
     ("profile", "options", "answer", "fields"),
     [
         ("vllm", dict(regex="[ab]+"), "ab", {"structured_outputs": {"regex": "[ab]+"}}),
-        ("vllm", dict(constraint=Choices(("x", "y"))), "y", {"structured_outputs": {"choice": ["x", "y"]}}),
+        (
+            "vllm",
+            dict(constraint=Choices(("x", "y"))),
+            "y",
+            {"structured_outputs": {"choice": ["x", "y"]}},
+        ),
         (
             "vllm",
             dict(constraint=sgl.Grammar('root ::= "a"')),
             "a",
             {"structured_outputs": {"grammar": 'root ::= "a"'}},
         ),
-        ("vllm", dict(json_schema='{"type": "null"}'), "null", {"structured_outputs": {"json": {"type": "null"}}}),
+        (
+            "vllm",
+            dict(json_schema='{"type": "null"}'),
+            "null",
+            {"structured_outputs": {"json": {"type": "null"}}},
+        ),
         ("sglang", dict(regex="[ab]+"), "ab", {"regex": "[ab]+"}),
         ("sglang", dict(constraint=sgl.Grammar('root ::= "a"')), "a", {"ebnf": 'root ::= "a"'}),
-        ("llamacpp", dict(constraint=sgl.Grammar('root ::= "a"')), "a", {"grammar": 'root ::= "a"'}),
+        (
+            "llamacpp",
+            dict(constraint=sgl.Grammar('root ::= "a"')),
+            "a",
+            {"grammar": 'root ::= "a"'},
+        ),
     ],
 )
 def test_a_dialects_own_field_is_sent(api, openai, profile, options, answer, fields):
@@ -204,7 +238,11 @@ def test_choices_are_a_regex_that_matches_them_alone(api, openai):
 def test_schemas_go_to_engines_as_they_are(api, openai):
     schema = {"type": "object", "additionalProperties": {"type": "integer"}}
     _, body, _ = asked_with(openai, api, "sglang", '{"a": 1}', json_schema=schema)
-    assert body["response_format"]["json_schema"] == {"name": "answer", "schema": schema, "strict": True}
+    assert body["response_format"]["json_schema"] == {
+        "name": "answer",
+        "schema": schema,
+        "strict": True,
+    }
 
 
 @pytest.mark.parametrize("profile", ["vllm", "sglang", "llamacpp"])
@@ -218,7 +256,9 @@ def test_a_strict_tool_answers_with_its_arguments(api, openai):
     call = {"id": "c", "type": "function", "function": function}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
-    body = dict(id="x", choices=[choice], created=1, model="m", object="chat.completion", usage=USAGE)
+    body = dict(
+        id="x", choices=[choice], created=1, model="m", object="chat.completion", usage=USAGE
+    )
     api.answers = [Reply(ChatCompletion.model_validate(body))]
     state = run(openai("gpt-4"), type=City)
     assert state["a"] == City(name="Paris", people=2)
@@ -233,18 +273,27 @@ def test_a_strict_tool_answers_with_its_arguments(api, openai):
 def test_a_grammar_is_the_input_of_a_tool(api, openai):
     api.answers = [called("(a)")]
     assert run(openai("gpt-5"), constraint=LARK)["a"] == "(a)"
-    assert api.last["tools"][0]["format"] == {"type": "grammar", "syntax": "lark", "definition": LARK.grammar}
+    assert api.last["tools"][0]["format"] == {
+        "type": "grammar",
+        "syntax": "lark",
+        "definition": LARK.grammar,
+    }
     api.answers = [called("(b)")]
     with pytest.raises(sgl.ValueValidationError):
         run(openai("gpt-5"), constraint=LARK)["a"]
 
 
-# ------------------------------------------------------------------------------------------------- decisions
+# ---------------------------------------------------------------------------------------- decisions
 
 
 def decided(**probabilities):
-    each = [AnswerAnswerResourceChoiceProbability(value=v, probability=p) for v, p in probabilities.items()]
-    answer = AnswerAnswerResourceChoice(choice="x", confidence=0.5, probabilities=each, type="choice")
+    each = [
+        AnswerAnswerResourceChoiceProbability(value=v, probability=p)
+        for v, p in probabilities.items()
+    ]
+    answer = AnswerAnswerResourceChoice(
+        choice="x", confidence=0.5, probabilities=each, type="choice"
+    )
     return decision_of(answer)
 
 
@@ -306,7 +355,7 @@ def test_a_decision_that_is_none_is_an_error(reply, error):
         choose.run(backend=backend)["pet"]
 
 
-# -------------------------------------------------------------------------------------------------- emulation
+# ---------------------------------------------------------------------------------------- emulation
 
 
 def test_a_broken_answer_is_shown_with_what_was_wrong(api, openai):
@@ -315,7 +364,9 @@ def test_a_broken_answer_is_shown_with_what_was_wrong(api, openai):
     assert state["a"] == "ab"
     first, second = (request.body["messages"] for request in api.requests)
     assert first[-1]["role"] == "user"
-    assert first[-1]["content"].startswith("Hi\n\nAnswer with a text that matches this regular expression")
+    assert first[-1]["content"].startswith(
+        "Hi\n\nAnswer with a text that matches this regular expression"
+    )
     assert second[: len(first)] == first
     assert second[-2] == {"role": "assistant", "content": "It is c."}
     assert second[-1]["content"].startswith("That is not valid: 'It is c.' is not what Regex")
@@ -352,7 +403,9 @@ def test_a_quote_that_no_provider_enforces_is_checked(api, openai, answer):
         with pytest.raises(sgl.ValueValidationError, match="is not a quote of at least 2 words"):
             state.sync()
     else:
-        assert state.get_meta_info("a")["quotes"] == [{"pointer": "/0", "source": 0, "start": 9, "end": 19}]
+        assert state.get_meta_info("a")["quotes"] == [
+            {"pointer": "/0", "source": 0, "start": 9, "end": 19}
+        ]
     assert "It was a dark night" not in json.dumps(api.last)
 
 
@@ -397,7 +450,9 @@ def test_warn_leaves_out_what_nothing_does_and_says_so(api, openai):
     state = run(openai("gpt-5", policy="warn"), temperature=0)
     assert state["a"] == "x"
     assert "temperature" not in api.last
-    assert state.get_meta_info("a")["warnings"] == ["temperature is left out: the model does not accept it"]
+    assert state.get_meta_info("a")["warnings"] == [
+        "temperature is left out: the model does not accept it"
+    ]
 
 
 def test_emulation_is_the_same_on_the_messages_api(connected):
@@ -414,7 +469,9 @@ def test_what_the_user_says_of_a_model_wins(api, openai):
         run(openai("gpt-4o", capabilities=own), temperature=0)
 
 
-@pytest.mark.parametrize(("argument", "value"), [("policy", "lax"), ("profile", "nobody"), ("profile", 3)])
+@pytest.mark.parametrize(
+    ("argument", "value"), [("policy", "lax"), ("profile", "nobody"), ("profile", 3)]
+)
 def test_a_wrong_policy_or_profile_is_refused_at_once(openai, argument, value):
     with pytest.raises(sgl.ParameterError, match=argument):
         openai(**{argument: value})

@@ -1,5 +1,7 @@
-"""LiteLLM by its own package, against a local server. LiteLLM needs an older openai than this project: these tests run
-where it is installed (in an environment of its own), and skip elsewhere."""
+"""LiteLLM by its own package, against a local server. LiteLLM needs an older openai than this
+project: these tests run where it is installed (in an environment of its own), and skip
+elsewhere.
+"""
 
 import pytest
 from api_server import Events
@@ -8,7 +10,9 @@ from pydantic import BaseModel
 
 import sglang_lite as sgl
 
-pytest.importorskip("litellm", reason="litellm is not installed: it needs openai<3, this project openai>=3.51")
+pytest.importorskip(
+    "litellm", reason="litellm is not installed: it needs openai<3, this project openai>=3.51"
+)
 pytestmark = pytest.mark.filterwarnings("ignore")  # LiteLLM's own
 
 

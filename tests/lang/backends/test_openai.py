@@ -1,4 +1,6 @@
-"""OpenAI as a backend, through its own SDK against a local server: what is refused, failures, connections."""
+"""OpenAI as a backend, through its own SDK against a local server: what is refused, failures,
+connections.
+"""
 
 import asyncio
 import sys
@@ -23,7 +25,11 @@ class City(BaseModel):
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [("gpt-4o", "max_completion_tokens"), ("o4-mini", "max_completion_tokens"), ("Qwen/Qwen3-8B", "max_tokens")],
+    [
+        ("gpt-4o", "max_completion_tokens"),
+        ("o4-mini", "max_completion_tokens"),
+        ("Qwen/Qwen3-8B", "max_tokens"),
+    ],
 )
 def test_the_limit_has_the_name_that_the_server_knows(api, openai, model, name):
     api.answers = [said("x")]
@@ -34,9 +40,13 @@ def test_the_limit_has_the_name_that_the_server_knows(api, openai, model, name):
 def test_a_compatible_servers_own_parameters_are_sent_once_they_are_declared(api, openai):
     api.answers = [said("x")]
     plain = openai("local")
-    with pytest.raises(sgl.CapabilityError, match=r"Gen\('a'\): OpenAI\('local'\) can't honour top_k"):
+    with pytest.raises(
+        sgl.CapabilityError, match=r"Gen\('a'\): OpenAI\('local'\) can't honour top_k"
+    ):
         ask(plain, top_k=5)
-    own = Capabilities(params=frozenset({"top_k", "stop_token_ids"}), continues=False, prefill=False)
+    own = Capabilities(
+        params=frozenset({"top_k", "stop_token_ids"}), continues=False, prefill=False
+    )
     ask(openai("local", capabilities=own), top_k=5, stop_token_ids=[1])
     assert (api.last["top_k"], api.last["stop_token_ids"]) == (5, [1])
 
@@ -44,14 +54,20 @@ def test_a_compatible_servers_own_parameters_are_sent_once_they_are_declared(api
 def test_azure_is_reached_through_its_own_client(api):
     api.answers = [said("x")]
     backend = OpenAI(
-        "my-deployment", is_azure=True, api_key="azure-key-012345", azure_endpoint=api.url, api_version="v"
+        "my-deployment",
+        is_azure=True,
+        api_key="azure-key-012345",
+        azure_endpoint=api.url,
+        api_version="v",
     )
     assert ask(backend) == "x"
     backend.shutdown()
-    assert api.requests[0].path == "/openai/deployments/my-deployment/chat/completions?api-version=v"
+    assert (
+        api.requests[0].path == "/openai/deployments/my-deployment/chat/completions?api-version=v"
+    )
 
 
-# --------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -89,7 +105,13 @@ def test_what_a_model_cannot_do_is_refused_before_any_call(api, openai, model, o
 
 def test_models_without_reasoning_take_what_those_with_it_do_not(api, openai):
     api.answers = [said("x")]
-    for model in ("gpt-4.1", "gpt-5.2", "gpt-5-chat-latest", "ft:gpt-4o-2024-08-06:me::1", "openai/gpt-4o"):
+    for model in (
+        "gpt-4.1",
+        "gpt-5.2",
+        "gpt-5-chat-latest",
+        "ft:gpt-4o-2024-08-06:me::1",
+        "openai/gpt-4o",
+    ):
         assert ask(openai(model), temperature=0, return_logprob=True) == "x"
 
 
@@ -117,7 +139,9 @@ def test_a_chat_is_not_asked_to_go_on_with_other_text(api, openai):
             sgl.function(body).run(backend=backend)["a"]
         assert caught.value.where is not None
 
-    refused(lambda s: s.__iadd__("Once upon" + sgl.gen("a")), "outside an assistant's turn. Write turns")
+    refused(
+        lambda s: s.__iadd__("Once upon" + sgl.gen("a")), "outside an assistant's turn. Write turns"
+    )
     refused(lambda s: s.__iadd__(sgl.user(sgl.gen("a"))), "outside an assistant's turn")
     refused(
         lambda s: s.__iadd__(sgl.user("x") + sgl.assistant("It is" + sgl.gen("a"))),
@@ -139,7 +163,7 @@ def test_a_chat_is_not_asked_to_go_on_with_other_text(api, openai):
     assert not api.requests
 
 
-# ------------------------------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -147,11 +171,19 @@ def test_a_chat_is_not_asked_to_go_on_with_other_text(api, openai):
     [
         (said("", refusal="I can't help."), sgl.RefusalError, "I can't help"),
         (said("Well", finish="content_filter"), sgl.RefusalError, "content filter"),
-        (said("", finish="length"), sgl.BackendError, "no text after 5 tokens, which reasoning may have used up"),
+        (
+            said("", finish="length"),
+            sgl.BackendError,
+            "no text after 5 tokens, which reasoning may have used up",
+        ),
         (said(None), sgl.BackendError, "returned no text"),
         (said(), sgl.BackendError, "0 samples arrived instead of 1"),
         (Reply({"object": "chat.completion"}), sgl.BackendError, "0 samples arrived"),
-        (Reply("<html>hello</html>", headers={"Content-Type": "text/html"}), sgl.BackendError, "a page of HTML"),
+        (
+            Reply("<html>hello</html>", headers={"Content-Type": "text/html"}),
+            sgl.BackendError,
+            "a page of HTML",
+        ),
         (Reply("{broken"), sgl.BackendError, "not JSON"),
     ],
 )
@@ -173,7 +205,9 @@ def test_text_may_be_cut_short_and_values_may_not(api, openai):
     assert state["a"] == '{"name": "Par'
     assert state.get_meta_info("a")["finish_reason"]["type"] == "length"
     for options in (dict(type=City), dict(json_schema=City), dict(type=int)):
-        with pytest.raises(sgl.ValueValidationError, match=r"cut short after 5 tokens\. Raise max_tokens") as caught:
+        with pytest.raises(
+            sgl.ValueValidationError, match=r"cut short after 5 tokens\. Raise max_tokens"
+        ) as caught:
             ask(openai(), **options)
         assert caught.value.text == '{"name": "Par'
 
@@ -186,9 +220,17 @@ def test_text_may_be_cut_short_and_values_may_not(api, openai):
             sgl.BackendError,
             ["Bad thing", "Correct the part of the request that the message names"],
         ),
-        (failure(401, "No key sk-secret-0123456789 here"), sgl.BackendError, ["No key … here", "Check api_key="]),
+        (
+            failure(401, "No key sk-secret-0123456789 here"),
+            sgl.BackendError,
+            ["No key … here", "Check api_key="],
+        ),
         (failure(404, "No model"), sgl.BackendError, ["Check model_name= and base_url="]),
-        (failure(429, "Slow down"), sgl.OverloadedError, ["Slow down", "num_threads=", "max_retries="]),
+        (
+            failure(429, "Slow down"),
+            sgl.OverloadedError,
+            ["Slow down", "num_threads=", "max_retries="],
+        ),
         (failure(429, "Pay", "insufficient_quota"), sgl.BackendError, ["Pay", "quota and billing"]),
         (failure(500, "Oops"), sgl.BackendError, ["Oops", "Try again"]),
         (failure(503, "Busy"), sgl.OverloadedError, ["Busy"]),
@@ -209,7 +251,12 @@ def test_failures_say_what_the_provider_said_and_what_to_do(api, openai, reply, 
 
 def test_retries_are_the_sdks_own(api, openai):
     soon = {"Retry-After": "0.01"}
-    api.answers = [Drop(), failure(429, "Slow down", **soon), failure(500, "x", **soon), said("done")]
+    api.answers = [
+        Drop(),
+        failure(429, "Slow down", **soon),
+        failure(500, "x", **soon),
+        said("done"),
+    ]
     assert ask(openai(max_retries=3)) == "done"
     assert [r.headers["x-stainless-retry-count"] for r in api.requests] == ["0", "1", "2", "3"]
 
@@ -234,7 +281,9 @@ def test_one_failing_program_fails_alone(api, openai):
         s += sgl.user(q)
         s += sgl.assistant(sgl.gen("a"))
 
-    states = program.run_batch([{"q": q} for q in ("one", "bad", "two")], backend=openai(), on_error="return")
+    states = program.run_batch(
+        [{"q": q} for q in ("one", "bad", "two")], backend=openai(), on_error="return"
+    )
     assert [isinstance(s, sgl.BackendError) for s in states] == [False, True, False]
     assert states[2]["a"] == "fine"
 
@@ -282,7 +331,9 @@ def test_a_ready_client_is_used_as_it_is_and_left_open(api):
     import openai
 
     api.answers = [said("x")]
-    client = openai.AsyncOpenAI(api_key="sk-ready-0123456789", base_url=api.url + "/v1", max_retries=0)
+    client = openai.AsyncOpenAI(
+        api_key="sk-ready-0123456789", base_url=api.url + "/v1", max_retries=0
+    )
     backend = OpenAI("gpt-4o", client=client)
     assert ask(backend) == "x"
     assert api.requests[0].headers["authorization"] == "Bearer sk-ready-0123456789"
@@ -308,7 +359,12 @@ def test_an_error_names_the_call_that_it_comes_from(api, openai):
     with pytest.raises(sgl.BackendError) as caught:
         ask(openai())
     origin = caught.value.origin
-    assert (origin.provider, origin.model, origin.request_id, origin.node) == ("openai", "gpt-4o", "req-7", "a")
+    assert (origin.provider, origin.model, origin.request_id, origin.node) == (
+        "openai",
+        "gpt-4o",
+        "req-7",
+        "a",
+    )
     api.answers = [said("", refusal="No.")]
     with pytest.raises(sgl.RefusalError) as refused:
         ask(openai())

@@ -15,7 +15,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.chat_template import get_chat_template
 from tests.waiting import until
 
-# --------------------------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 def test_a_request_carries_the_turns_and_only_what_was_set(api, openai):
@@ -90,7 +90,9 @@ def test_a_template_shapes_the_text_and_not_the_request(api, openai):
         s += sgl.user("Sure?")
         s += sgl.assistant(sgl.gen("b"))
 
-    state = program.run(backend=openai("local", profile="vllm", chat_template=get_chat_template("chatml-llava")))
+    state = program.run(
+        backend=openai("local", profile="vllm", chat_template=get_chat_template("chatml-llava"))
+    )
     assert state["b"] == "yes"
     assert state.text().endswith("<|im_start|>assistant\nyes<|im_end|>\n")
     system, user, assistant, _ = api.last["messages"]
@@ -101,7 +103,7 @@ def test_a_template_shapes_the_text_and_not_the_request(api, openai):
     assert "stop" not in api.last
 
 
-# ------------------------------------------------------------------------------------------------- constraints
+# -------------------------------------------------------------------------------------- constraints
 
 
 class City(BaseModel):
@@ -139,7 +141,11 @@ def test_what_strict_mode_cannot_keep_is_checked_in_the_answer(api, openai):
 
 
 def test_alternatives_and_hard_patterns_stay_strict(api, openai):
-    one = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?!x)"}}, "required": ["a"]}
+    one = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": "^(?!x)"}},
+        "required": ["a"],
+    }
     api.answers = [said('{"value": {"a": "y"}}'), said('{"value": {"a": "x"}}')]
     backend = openai()
     assert json.loads(ask(backend, json_schema={"type": "object", "oneOf": [one]})) == {"a": "y"}
@@ -166,9 +172,13 @@ def object_with(a, **more):
         (object_with({"type": "array"}), {"a": [1]}),
     ],
 )
-def test_a_schema_that_strict_mode_does_not_take_is_refused_and_emulated_as_a_hint(api, openai, schema, value):
+def test_a_schema_that_strict_mode_does_not_take_is_refused_and_emulated_as_a_hint(
+    api, openai, schema, value
+):
     api.answers = [said(json.dumps(value)), said("[]")]
-    with pytest.raises(sgl.CapabilityError, match=r"can't honour this JSON schema. Change /.*policy=.emulate"):
+    with pytest.raises(
+        sgl.CapabilityError, match=r"can't honour this JSON schema. Change /.*policy=.emulate"
+    ):
         ask(openai(), json_schema=schema)
     assert not api.requests
     backend = openai(policy="emulate")
@@ -187,11 +197,18 @@ def test_a_schema_that_strict_mode_does_not_take_is_refused_and_emulated_as_a_hi
         (float, 1e-05, 1e-05, {"type": "number"}),
         (bool, "true", True, {"type": "string", "enum": ["true", "false"]}),
         (Literal["a", 2], "2", 2, {"type": "string", "enum": ["a", "2"]}),
-        (datetime.date, "2024-05-01", datetime.date(2024, 5, 1), {"type": "string", "format": "date"}),
+        (
+            datetime.date,
+            "2024-05-01",
+            datetime.date(2024, 5, 1),
+            {"type": "string", "format": "date"},
+        ),
         (list[int], [1, 2], [1, 2], {"type": "array", "items": {"type": "integer"}}),
     ],
 )
-def test_values_that_are_no_objects_are_wrapped_and_unwrapped(api, openai, type_, answer, value, schema):
+def test_values_that_are_no_objects_are_wrapped_and_unwrapped(
+    api, openai, type_, answer, value, schema
+):
     api.answers = [said(json.dumps({"value": answer}))]
     assert ask(openai(), type=type_) == value
     assert format_of(api)["schema"]["properties"] == {"value": schema}
@@ -199,7 +216,9 @@ def test_values_that_are_no_objects_are_wrapped_and_unwrapped(api, openai, type_
     assert "stop" not in api.last  # that of a number: JSON ends by itself
 
 
-@pytest.mark.parametrize(("dtype", "answer", "text"), [(int, 7, "7"), (bool, "True", "True"), (str, 'a"b', '"a\\"b"')])
+@pytest.mark.parametrize(
+    ("dtype", "answer", "text"), [(int, 7, "7"), (bool, "True", "True"), (str, 'a"b', '"a\\"b"')]
+)
 def test_dtypes_are_text_as_a_local_model_writes_it(api, openai, dtype, answer, text):
     api.answers = [said(json.dumps({"value": answer}))]
     assert ask(openai(), dtype=dtype) == text
@@ -257,7 +276,11 @@ def test_a_tools_result_answers_the_call(api, openai):
     user, turn, result = api.last["messages"]
     assert user["content"] == "1 + 2?"
     assert turn["tool_calls"] == [
-        {"id": "c-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+        {
+            "id": "c-1",
+            "type": "function",
+            "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'},
+        }
     ]
     assert result == {"role": "tool", "tool_call_id": "c-1", "content": "3"}
 
@@ -269,7 +292,10 @@ def test_a_tools_result_answers_the_call(api, openai):
         ([("c", "add", '{"a": 1')], "no call of a tool"),
         ([("c", "add", '{"a": "x", "b": 2}')], "no call of a tool|is not of type"),
         ([("c", "sub", "{}")], "no call of a tool|is not valid|none of"),
-        ([("c", "add", '{"a": 1, "b": 2}'), ("d", "add", '{"a": 3, "b": 4}')], "called 2 tools at once"),
+        (
+            [("c", "add", '{"a": 1, "b": 2}'), ("d", "add", '{"a": 3, "b": 4}')],
+            "called 2 tools at once",
+        ),
     ],
 )
 def test_a_malformed_call_is_a_value_that_will_not_do(api, openai, calls, message, stream):
@@ -306,7 +332,8 @@ def test_select_names_a_choice(api, openai):
     @sgl.function
     def program(s):
         s += sgl.user("Which?")
-        s += sgl.assistant(sgl.select("pet", ["dog", "duck"]))  # which may begin with the same token
+        # which may begin with the same token
+        s += sgl.assistant(sgl.select("pet", ["dog", "duck"]))
 
     state = program.run(backend=openai())
     assert state["pet"] == "duck"
@@ -318,7 +345,7 @@ def test_select_names_a_choice(api, openai):
         program.run(backend=openai())["pet"]
 
 
-# ---------------------------------------------------------------------------------------------------- streaming
+# ---------------------------------------------------------------------------------------- streaming
 
 
 def test_pieces_are_shown_as_they_come(api, openai):
@@ -343,8 +370,15 @@ def test_an_object_is_streamed_and_a_wrapped_value_comes_whole(api, openai):
 
 
 def test_samples_of_a_stream_are_kept_apart(api, openai):
-    parts = [chunk("a", index=0), chunk("b", index=1), chunk("A", index=0), chunk(finish="stop", index=1)]
-    api.answers = [Events([*parts, chunk(finish="stop", index=0), chunk(choices=False, usage=USAGE), "[DONE]"])]
+    parts = [
+        chunk("a", index=0),
+        chunk("b", index=1),
+        chunk("A", index=0),
+        chunk(finish="stop", index=1),
+    ]
+    api.answers = [
+        Events([*parts, chunk(finish="stop", index=0), chunk(choices=False, usage=USAGE), "[DONE]"])
+    ]
     state = run(openai(), stream=True, n=2)
     assert list(state.text_iter("a")) == ["a", "A"]
     assert state["a"] == ["aA", "b"]
@@ -382,7 +416,7 @@ def test_a_time_limit_closes_the_connection(api, openai, time_limits, answer):
     assert api.hung_up.wait(60)
 
 
-# ------------------------------------------------------------------------------------------- usage and logprobs
+# ------------------------------------------------------------------------------- usage and logprobs
 
 
 def test_usage_is_told_by_node_and_counted_in_total(api, openai):

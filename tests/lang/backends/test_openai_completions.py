@@ -9,15 +9,30 @@ import sglang_lite as sgl
 
 
 def test_completion_models_get_the_text(api, openai):
-    logprobs = Logprobs(tokens=["Pa", "ris"], token_logprobs=[-0.1, -0.2], top_logprobs=[{"Pa": -0.1}, {"ris": -0.2}])
+    logprobs = Logprobs(
+        tokens=["Pa", "ris"],
+        token_logprobs=[-0.1, -0.2],
+        top_logprobs=[{"Pa": -0.1}, {"ris": -0.2}],
+    )
     choice = CompletionChoice(index=0, text="Paris", finish_reason="length", logprobs=logprobs)
     api.answers = [
-        Reply(Completion(id="c", choices=[choice], created=1, model="m", object="text_completion", usage=USAGE))
+        Reply(
+            Completion(
+                id="c",
+                choices=[choice],
+                created=1,
+                model="m",
+                object="text_completion",
+                usage=USAGE,
+            )
+        )
     ]
 
     @sgl.function
     def program(s):
-        s += "The capital of France is" + sgl.gen("a", max_tokens=2, return_logprob=True, top_logprobs_num=1)
+        s += "The capital of France is" + sgl.gen(
+            "a", max_tokens=2, return_logprob=True, top_logprobs_num=1
+        )
 
     state = program.run(backend=openai("gpt-3.5-turbo-instruct"))
     assert state["a"] == "Paris"

@@ -5,7 +5,17 @@ from api_server import Events, Reply
 from openai.types.responses import ResponseOutputMessage, ResponseOutputRefusal
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_error import ResponseError
-from openai_answers import PNG, THOUGHT, ask, called, function_call, message, responded, response, run
+from openai_answers import (
+    PNG,
+    THOUGHT,
+    ask,
+    called,
+    function_call,
+    message,
+    responded,
+    response,
+    run,
+)
 from pydantic import BaseModel
 
 import sglang_lite as sgl
@@ -13,14 +23,23 @@ import sglang_lite as sgl
 
 def test_a_regex_is_the_grammar_of_a_tool_that_the_model_must_call(api, openai):
     api.answers = [called("AB-12")]
-    state = run(openai("gpt-5"), regex=r"[A-Z]{2}-\d+", max_tokens=99, user=sgl.image(PNG) + "What is on it?")
+    state = run(
+        openai("gpt-5"),
+        regex=r"[A-Z]{2}-\d+",
+        max_tokens=99,
+        user=sgl.image(PNG) + "What is on it?",
+    )
     assert state["a"] == "AB-12"
     assert api.requests[0].path == "/v1/responses"
     (tool,) = api.last["tools"]
     assert tool["format"]["syntax"] == "regex"
     assert tool["format"]["definition"].startswith(r"[A-Z]{2,2}\x{2D}[0-9")
     assert api.last["tool_choice"] == {"type": "custom", "name": "answer"}
-    assert (api.last["max_output_tokens"], api.last["parallel_tool_calls"], api.last["store"]) == (99, False, False)
+    assert (api.last["max_output_tokens"], api.last["parallel_tool_calls"], api.last["store"]) == (
+        99,
+        False,
+        False,
+    )
     system, user = api.last["input"]
     assert system == {"role": "system", "content": "Be brief."}
     assert [part["type"] for part in user["content"]] == ["input_image", "input_text"]
@@ -45,13 +64,21 @@ REFUSED = ResponseOutputMessage(
         (called(), sgl.BackendError, "0 samples arrived"),
         (called("12", "34"), sgl.BackendError, r"answered 2 times instead of once, .*\. Try again"),
         (called(output=[REFUSED]), sgl.RefusalError, "I can't"),
-        (called(incomplete_details=IncompleteDetails(reason="content_filter")), sgl.RefusalError, "content filter"),
+        (
+            called(incomplete_details=IncompleteDetails(reason="content_filter")),
+            sgl.RefusalError,
+            "content filter",
+        ),
         (
             called(incomplete_details=IncompleteDetails(reason="max_output_tokens")),
             sgl.ValueValidationError,
             "cut short after 9 tokens",
         ),
-        (called(error=ResponseError(code="server_error", message="went wrong")), sgl.BackendError, "went wrong"),
+        (
+            called(error=ResponseError(code="server_error", message="went wrong")),
+            sgl.BackendError,
+            "went wrong",
+        ),
         (Reply("[]"), sgl.BackendError, "0 samples arrived"),
     ],
 )
@@ -66,7 +93,7 @@ def test_a_regexs_answer_comes_whole(api, openai):
     assert list(run(openai("gpt-5"), stream=True, regex="[ab]+").text_iter("a")) == ["ab"]
 
 
-# ---------------------------------------------------------------------------------------------------- the whole API
+# ------------------------------------------------------------------------------------ the whole API
 
 
 class City(BaseModel):
@@ -115,7 +142,9 @@ def test_a_schema_is_native_and_strict(api, thinker):
 
 
 def test_what_was_thought_is_given_back_in_later_turns_of_its_program_alone(api, thinker):
-    api.answers = lambda request: Reply(response(THOUGHT, message(f"said {len(request.body['input'])}")))
+    api.answers = lambda request: Reply(
+        response(THOUGHT, message(f"said {len(request.body['input'])}"))
+    )
     backend = thinker()
 
     @sgl.function
@@ -161,7 +190,9 @@ def test_forks_are_given_back_what_each_of_them_has_thought(api, thinker):
         assert len([fork["c"] for fork in forks]) == 3
 
     program.run(backend=thinker()).text()
-    ends = [r.body["input"] for r in api.requests if str(r.body["input"][-1]["content"]).startswith("c")]
+    ends = [
+        r.body["input"] for r in api.requests if str(r.body["input"][-1]["content"]).startswith("c")
+    ]
     assert len(ends) == 3
     for items in ends:
         i = items[-1]["content"][1]
@@ -187,7 +218,11 @@ def test_tools_are_the_apis_own_and_a_result_answers_the_call(api, thinker):
     assert (tool["type"], tool["name"], tool["strict"]) == ("function", "add", True)
     assert (api.last["tool_choice"], api.last["parallel_tool_calls"]) == ("auto", False)
     _, thought, call, result = api.last["input"]
-    assert (thought["type"], call["type"], call["call_id"]) == ("reasoning", "function_call", "call-1")
+    assert (thought["type"], call["type"], call["call_id"]) == (
+        "reasoning",
+        "function_call",
+        "call-1",
+    )
     assert result == {"type": "function_call_output", "call_id": "call-1", "output": "3"}
 
 
@@ -204,9 +239,15 @@ def test_pieces_are_shown_as_they_come(api, thinker):
 @pytest.mark.parametrize(
     ("answer", "error", "text"),
     [
-        (response(status="failed", error=ResponseError(code="server_error", message="Oops")), sgl.BackendError, "Oops"),
         (
-            response(message("Well"), incomplete_details=IncompleteDetails(reason="content_filter")),
+            response(status="failed", error=ResponseError(code="server_error", message="Oops")),
+            sgl.BackendError,
+            "Oops",
+        ),
+        (
+            response(
+                message("Well"), incomplete_details=IncompleteDetails(reason="content_filter")
+            ),
             sgl.RefusalError,
             "filter",
         ),
@@ -229,10 +270,17 @@ def test_an_answer_that_is_none_is_an_error(api, thinker, answer, error, text):
 
 def test_a_cut_inside_json_says_so(api, thinker):
     api.answers = [
-        Reply(response(message('{"name": "Par'), incomplete_details=IncompleteDetails(reason="max_output_tokens")))
+        Reply(
+            response(
+                message('{"name": "Par'),
+                incomplete_details=IncompleteDetails(reason="max_output_tokens"),
+            )
+        )
     ]
     assert run(thinker()).get_meta_info("a")["finish_reason"]["type"] == "length"
-    with pytest.raises(sgl.ValueValidationError, match=r"cut short after 9 tokens\. Raise max_tokens"):
+    with pytest.raises(
+        sgl.ValueValidationError, match=r"cut short after 9 tokens\. Raise max_tokens"
+    ):
         ask(thinker(), type=City)
 
 

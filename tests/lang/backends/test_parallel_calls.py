@@ -25,7 +25,11 @@ def name(number: int) -> str:
 
 
 TOOLS = [double, name]
-CALLS = (ToolCall("double", {"number": 2}), ToolCall("name", {"number": 2}), ToolCall("double", {"number": 3}))
+CALLS = (
+    ToolCall("double", {"number": 2}),
+    ToolCall("name", {"number": 2}),
+    ToolCall("double", {"number": 3}),
+)
 
 
 @sgl.function
@@ -41,7 +45,9 @@ def _nothing_ran():
 
 BACKENDS = {
     "chat": lambda server: sgl.OpenAI("gpt-4o", max_retries=0, **server.openai),
-    "responses": lambda server: sgl.OpenAI("gpt-4o", api="responses", max_retries=0, **server.openai),
+    "responses": lambda server: sgl.OpenAI(
+        "gpt-4o", api="responses", max_retries=0, **server.openai
+    ),
     "messages": lambda server: sgl.Anthropic("claude-opus-5", max_retries=0, **server.anthropic),
 }
 
@@ -50,9 +56,15 @@ def results(api, body):
     """The results of calls in a request, by the ids of the calls, in their order."""
     match api:
         case "chat":
-            return [(m["tool_call_id"], m["content"]) for m in body["messages"] if m["role"] == "tool"]
+            return [
+                (m["tool_call_id"], m["content"]) for m in body["messages"] if m["role"] == "tool"
+            ]
         case "responses":
-            return [(i["call_id"], i["output"]) for i in body["input"] if i.get("type") == "function_call_output"]
+            return [
+                (i["call_id"], i["output"])
+                for i in body["input"]
+                if i.get("type") == "function_call_output"
+            ]
     return [(block["tool_use_id"], block["content"]) for block in body["messages"][-1]["content"]]
 
 
@@ -116,7 +128,9 @@ def test_several_calls_where_one_was_asked_for_are_an_error():
 
 
 def test_arguments_that_do_not_fit_fail_the_turn_before_any_call_is_run():
-    with sgl.server_for_tests(Say(calls=(*CALLS, ToolCall("double", {"number": "many"})))) as server:
+    with sgl.server_for_tests(
+        Say(calls=(*CALLS, ToolCall("double", {"number": "many"})))
+    ) as server:
         backend = BACKENDS["chat"](server)
         with pytest.raises(sgl.ValueValidationError, match="is not valid"):
             solve.run(backend=backend).sync()

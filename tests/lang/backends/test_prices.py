@@ -46,17 +46,24 @@ def test_every_api_tells_reasoning_cached_and_written_tokens(api, connected, kin
 def test_a_price_is_of_each_kind_of_token():
     usage = Usage(1000, 400, 50, written_tokens=100)
     assert sgl.Price(2.0, 10.0, cached=1.0, written=4.0).of(usage) == pytest.approx(0.0023)
-    assert sgl.price(usage, "claude-opus-5") == pytest.approx((500 * 5 + 400 * 0.5 + 100 * 6.25 + 50 * 25) / 1e6)
+    assert sgl.price(usage, "claude-opus-5") == pytest.approx(
+        (500 * 5 + 400 * 0.5 + 100 * 6.25 + 50 * 25) / 1e6
+    )
 
 
 def test_what_is_not_known_is_none_and_never_nothing():
     usage = Usage(1000, 400, 50, written_tokens=100)
     assert sgl.price(usage, "gpt-nobody-has") is None
-    assert sgl.price(usage, "my/gpt-4o") is None  # another provider's price of the same name may be another
+    # another provider's price of the same name may be another
+    assert sgl.price(usage, "my/gpt-4o") is None
     assert sgl.Price(2.0, 10.0, cached=1.0).of(usage) is None
     assert sgl.Price(2.0, 10.0, cached=1.0, written=1.0, up_to=999).of(usage) is None
     assert sgl.Price(2.0, 10.0).of(Usage(10, 0, 5)) == pytest.approx(70e-6)
-    assert sgl.price(Usage(10, 0, 5), "openai/gpt-4o") == sgl.price(Usage(10, 0, 5), "gpt-4o") == pytest.approx(75e-6)
+    assert (
+        sgl.price(Usage(10, 0, 5), "openai/gpt-4o")
+        == sgl.price(Usage(10, 0, 5), "gpt-4o")
+        == pytest.approx(75e-6)
+    )
 
 
 def test_a_price_of_ones_own_wins(connected):
@@ -73,7 +80,11 @@ def test_the_file_is_dated_has_its_source_and_sane_prices():
     assert found.pop("source")
     for models in found.values():
         for name, prices in models.items():
-            assert {"input", "output"} <= prices.keys() <= {"input", "output", "cached", "written", "up_to"}, name
+            assert (
+                {"input", "output"}
+                <= prices.keys()
+                <= {"input", "output", "cached", "written", "up_to"}
+            ), name
             assert 0 < prices["input"] <= prices["output"], name
             assert 0 < prices.get("cached", 0.001) <= prices["input"], name
             assert prices.get("written", prices["input"]) >= prices["input"], name

@@ -9,7 +9,13 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.profiles.profile import FEATURES, find_profile, profile_by_name, profiles, providers
+from sglang_lite.lang.backend.profiles.profile import (
+    FEATURES,
+    find_profile,
+    profile_by_name,
+    profiles,
+    providers,
+)
 from sglang_lite.testing.anthropic import Messages
 from sglang_lite.testing.openai_chat import Chat
 
@@ -17,7 +23,15 @@ DATA = importlib.resources.files("sglang_lite.lang.backend") / "profiles"
 
 
 def test_the_providers_are_those_with_a_file():
-    assert {"openai", "anthropic", "vllm", "sglang", "llamacpp", "sglang_lite", "compatible"} <= set(providers())
+    assert {
+        "openai",
+        "anthropic",
+        "vllm",
+        "sglang",
+        "llamacpp",
+        "sglang_lite",
+        "compatible",
+    } <= set(providers())
 
 
 @pytest.mark.parametrize("provider", providers())
@@ -84,7 +98,9 @@ def test_a_profile_is_chosen_by_name():
 
 
 def test_what_the_user_says_wins():
-    told = find_profile("openai", "gpt-5").with_capabilities(Capabilities(params=frozenset({"top_k"}), prefill=False))
+    told = find_profile("openai", "gpt-5").with_capabilities(
+        Capabilities(params=frozenset({"top_k"}), prefill=False)
+    )
     assert told.params == {"top_k"}
     assert not told.supports("images")
     assert told.supports("json_schema")
@@ -109,9 +125,16 @@ def test_the_server_for_tests_refuses_nothing_that_a_profile_takes(provider, api
     for profile in profiles(provider):
         if profile.api not in ("chat", "messages"):
             continue
-        plain = {"model": profile.model or "new", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+        plain = {
+            "model": profile.model or "new",
+            "max_tokens": 9,
+            "messages": [{"role": "user", "content": "x"}],
+        }
         if provider == "openai":
             plain["max_completion_tokens"] = plain.pop("max_tokens")
         for name, fields in SPELLED.items():
             if profile.supports(name):
-                assert api.refusal({**plain, **fields}, compatible=False) is None, (profile.name, name)
+                assert api.refusal({**plain, **fields}, compatible=False) is None, (
+                    profile.name,
+                    name,
+                )

@@ -1,4 +1,6 @@
-"""Prompt caches of providers: marks, keys, and branches of a fork that wait for the first token of one."""
+"""Prompt caches of providers: marks, keys, and branches of a fork that wait for the first token of
+one.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def connected() -> Iterator[Any]:
 
     def connect(kind: Any, model: str, said: Any = "Yes."):
         server = sgl.server_for_tests(said).__enter__()
-        backend = kind(model, **(server.openai if kind is sgl.OpenAI else server.anthropic), max_retries=0)
+        backend = kind(
+            model, **(server.openai if kind is sgl.OpenAI else server.anthropic), max_retries=0
+        )
         servers.append((server, backend))
         return server, backend
 
@@ -41,8 +45,15 @@ def connected() -> Iterator[Any]:
 
 def cached_after(body: Any) -> list[str]:
     """Roles of what ends in a mark."""
-    turns = [("system", body.get("system", "")), *((m["role"], m["content"]) for m in body["messages"])]
-    return [role for role, content in turns if isinstance(content, list) and content[-1].get("cache_control") == MARK]
+    turns = [
+        ("system", body.get("system", "")),
+        *((m["role"], m["content"]) for m in body["messages"]),
+    ]
+    return [
+        role
+        for role, content in turns
+        if isinstance(content, list) and content[-1].get("cache_control") == MARK
+    ]
 
 
 def asked(s, question):
@@ -50,18 +61,24 @@ def asked(s, question):
     return s["a"]
 
 
-# ------------------------------------------------------------------------------------------------- what is shared
+# ----------------------------------------------------------------------------------- what is shared
 
 
 def prompt(*lengths: int, shared: tuple[int, ...]) -> Prompt:
     return Prompt(
-        (Span(""),), tuple(Message("user", ("x" * length,)) for length in lengths), "assistant", "", (), shared
+        (Span(""),),
+        tuple(Message("user", ("x" * length,)) for length in lengths),
+        "assistant",
+        "",
+        (),
+        shared,
     )
 
 
 def test_only_long_prefixes_are_marked_and_four_at_most():
     assert marks(prompt(MIN_PREFIX_CHARS - 1, 1, shared=(1, 2))) == (2,)
-    assert marks(prompt(*[MIN_PREFIX_CHARS] * 6, shared=(5, 1, 4, 2, 3))) == (1, 2, 4, 5)  # the likeliest, in order
+    # the likeliest, in order
+    assert marks(prompt(*[MIN_PREFIX_CHARS] * 6, shared=(5, 1, 4, 2, 3))) == (1, 2, 4, 5)
     assert marks(prompt(MIN_PREFIX_CHARS, shared=())) == ()
 
 
@@ -88,7 +105,7 @@ def test_what_is_shared_ends_at_forks_and_before_turns_of_the_user():
     assert [call.prompt.shared for call in backend.calls] == [(2, 1), (4, 2, 1), (4, 2, 1)]
 
 
-# --------------------------------------------------------------------------------------------------- on the wire
+# -------------------------------------------------------------------------------------- on the wire
 
 
 def test_claude_is_told_where_prefixes_end(connected):
@@ -105,7 +122,9 @@ def test_claude_is_told_where_prefixes_end(connected):
     assert [cached_after(request.body) for request in server.requests] == [
         ["system"], ["system", "assistant"], ["system", "assistant"],
     ]  # fmt: skip
-    assert server.requests[0].body["system"] == [{"type": "text", "text": LONG, "cache_control": MARK}]
+    assert server.requests[0].body["system"] == [
+        {"type": "text", "text": LONG, "cache_control": MARK}
+    ]
 
 
 def test_short_prompts_are_sent_as_ever(connected):
@@ -137,7 +156,7 @@ def test_gpt_is_given_a_key_that_runs_of_a_program_share(connected):
     assert states[0].usage().cached_tokens == 1024
 
 
-# ---------------------------------------------------------------------------------------------------------- forks
+# -------------------------------------------------------------------------------------------- forks
 
 
 class Cached(sgl.BaseBackend):
@@ -151,7 +170,9 @@ class Cached(sgl.BaseBackend):
 
     def __init__(self, *, caches: bool = True) -> None:
         super().__init__()
-        self.capabilities = Capabilities(turns=TurnRules("continued", "continued"), caches_prompts=caches)
+        self.capabilities = Capabilities(
+            turns=TurnRules("continued", "continued"), caches_prompts=caches
+        )
         self.asked = 0
         self._gate = Variable()
 
@@ -189,7 +210,13 @@ def forked(size: int, text: str = LONG):
 
 @pytest.mark.parametrize(
     ("size", "text", "caches", "early"),
-    [(4, LONG, True, 1), (8, LONG, True, 1), (3, LONG, True, 3), (4, "short", True, 4), (4, LONG, False, 4)],
+    [
+        (4, LONG, True, 1),
+        (8, LONG, True, 1),
+        (3, LONG, True, 3),
+        (4, "short", True, 4),
+        (4, LONG, False, 4),
+    ],
 )
 def test_branches_wait_for_the_first_token_of_one(size, text, caches, early):
     backend = Cached(caches=caches)

@@ -53,7 +53,9 @@ def times(limit, clock, calls, tokens=0.0):
 
 def test_calls_beyond_the_limit_wait_for_their_share_of_a_minute():
     clock = Clock()
-    assert times(limited(clock, requests_per_minute=3), clock, 6) == pytest.approx([0, 0, 0, 20, 40, 60])
+    assert times(limited(clock, requests_per_minute=3), clock, 6) == pytest.approx(
+        [0, 0, 0, 20, 40, 60]
+    )
     clock = Clock()
     limit = limited(clock, tokens_per_minute=600)
     assert times(limit, clock, 4, tokens=300) == pytest.approx([0, 0, 30, 60])
@@ -61,7 +63,9 @@ def test_calls_beyond_the_limit_wait_for_their_share_of_a_minute():
 
 def test_what_never_fits_waits_for_a_full_bucket_and_no_longer():
     clock = Clock()
-    assert times(limited(clock, tokens_per_minute=60), clock, 2, tokens=10**9) == pytest.approx([0, 60])
+    assert times(limited(clock, tokens_per_minute=60), clock, 2, tokens=10**9) == pytest.approx(
+        [0, 60]
+    )
 
 
 def test_calls_that_are_given_up_leave_their_share_to_others():
@@ -127,7 +131,8 @@ def test_an_overloaded_provider_is_left_alone_for_as_long_as_it_asks():
         ({"retry-after": "0.5"}, 0.5),
         ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
         ({"retry-after": "999999"}, 600),
-        ({"retry-after": email.utils.formatdate(0, usegmt=True)}, 0),  # long ago: a clock that jumped
+        # long ago: a clock that jumped
+        ({"retry-after": email.utils.formatdate(0, usegmt=True)}, 0),
         (
             {
                 "retry-after": email.utils.formatdate(1030, usegmt=True),
@@ -149,7 +154,9 @@ def test_what_a_header_asks_for_is_read_or_left(headers, seconds):
 def test_headers_that_are_nonsense_change_nothing():
     clock = Clock()
     limit = limited(clock)
-    limit.update_from_response(200, {"x-ratelimit-limit-requests": "many", "x-ratelimit-remaining-requests": "-5"})
+    limit.update_from_response(
+        200, {"x-ratelimit-limit-requests": "many", "x-ratelimit-remaining-requests": "-5"}
+    )
     limit.update_from_response(200, {"x-ratelimit-limit-requests": "0"})
     assert times(limit, clock, 3)[-1] == 0
 
@@ -258,7 +265,9 @@ def test_a_clock_that_is_set_changes_nothing(api, openai, monkeypatch):
     """Code that waits or has a limit looks at no clock that can be set."""
     jumps = itertools.cycle([0.0, 4e9, 1e9, -4e9])
     monkeypatch.setattr("time.time", lambda: next(jumps))
-    api.answers = lambda request: rate_limit(retry_after=0.001) if len(api.requests) % 2 else "an answer"
+    api.answers = lambda request: (
+        rate_limit(retry_after=0.001) if len(api.requests) % 2 else "an answer"
+    )
     backend = openai(rate_limit=RateLimit(requests_per_minute=60_000), max_retries=1, timeout=30)
     for stream in (False, True):
         state = hello.run(backend=backend, stream=stream, timeout=30)

@@ -26,7 +26,11 @@ OURS = {"sglang_lite": {"program": True, "output_ids": True, "records": True}}
 def server():
     server = NativeServer()
     # A program is closed in a request of its own if its last node is told of before it ends.
-    server.answers |= {"/server_info": OURS, "GET /program": (405, {}), "POST /program/prog-1/answer": {"id": "prog-1"}}
+    server.answers |= {
+        "/server_info": OURS,
+        "GET /program": (405, {}),
+        "POST /program/prog-1/answer": {"id": "prog-1"},
+    }
     yield server
     server.close()
 
@@ -50,7 +54,9 @@ def played(place, text, name=None):
 
 @pytest.fixture
 def two():
-    """A program of two generations. The loop that sends them waits until both are added, however slow that is."""
+    """A program of two generations. The loop that sends them waits until both are added, however
+    slow that is.
+    """
     added = threading.Event()
 
     @sgl.function
@@ -63,7 +69,10 @@ def two():
 
 
 def test_what_is_there_at_once_is_one_request(server, backend, two):
-    server.answers["POST /program"] = [*told(played(1, "x"), played(3, "y"), Usage(), ProgramResult("AxBy")), DONE]
+    server.answers["POST /program"] = [
+        *told(played(1, "x"), played(3, "y"), Usage(), ProgramResult("AxBy")),
+        DONE,
+    ]
     state = two.run(backend=backend)
     assert (state["x"], state["y"], state.text()) == ("x", "y", "AxBy")
     first = server.bodies("/program")[0]
@@ -85,7 +94,12 @@ def test_what_comes_later_is_sent_to_the_program_in_order(server, backend):
         return told(played(3, "y"))[0]
 
     server.answers["POST /program/prog-1/answer"] = answer
-    server.answers["POST /program"] = [*told(played(1, "x")), wait, *told(ProgramResult("AxBy")), DONE]
+    server.answers["POST /program"] = [
+        *told(played(1, "x")),
+        wait,
+        *told(ProgramResult("AxBy")),
+        DONE,
+    ]
 
     @sgl.function
     def program(s):
@@ -132,7 +146,12 @@ def test_what_is_added_after_the_body_is_streamed_although_the_program_is_not(se
     assert state.text() == "AxBhello"
     body = server.bodies("/program")[0]
     assert body["stream"] is False
-    assert [node.get("stream", False) for node in body["program"]["nodes"]] == [False, False, False, True]
+    assert [node.get("stream", False) for node in body["program"]["nodes"]] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_server_that_stays_away_fails_what_is_read(server, backend, two):
@@ -146,10 +165,25 @@ def test_a_server_that_stays_away_fails_what_is_read(server, backend, two):
     ("answer", "said"),
     [
         ([event(b"{"), DONE], "wire"),
-        ([event({"version": 1, "type": "Prompt", "data": {"spans": []}}), DONE], "not an event of a program"),
+        (
+            [event({"version": 1, "type": "Prompt", "data": {"spans": []}}), DONE],
+            "not an event of a program",
+        ),
         ([event({"version": 9, "type": "Played", "data": {}}), DONE], "version 9"),
         ([DONE], "ended before"),
-        ((400, {"error": {"message": "nodes: too many", "param": "nodes", "err_type": "ParameterError"}}), "too many"),
+        (
+            (
+                400,
+                {
+                    "error": {
+                        "message": "nodes: too many",
+                        "param": "nodes",
+                        "err_type": "ParameterError",
+                    }
+                },
+            ),
+            "too many",
+        ),
         ([*told(sgl.ModelError("broken weights")), DONE], "broken weights"),
     ],
 )
@@ -167,7 +201,9 @@ def test_a_node_that_fails_fails_its_readers(server, backend, two):
 
 
 def test_a_selection_by_itself_is_a_program_of_one_node(server, backend):
-    scores = [{"text": c, "token_ids": [1], "logprobs": [-float(i)]} for i, c in enumerate(["a", "b"])]
+    scores = [
+        {"text": c, "token_ids": [1], "logprobs": [-float(i)]} for i, c in enumerate(["a", "b"])
+    ]
     message = {"version": 1, "type": "Played", "data": {
         "path": [0], "name": None, "event": {"kind": "Selection", "scores": scores}}}  # fmt: skip
     server.answers["POST /program"] = [event(message), *told(ProgramResult("")), DONE]
@@ -184,13 +220,25 @@ def test_a_selection_by_itself_is_a_program_of_one_node(server, backend):
 
 @sgl.function
 def long_program(s, i):
-    s += f"a{i}" + sgl.gen("a", max_tokens=8) + "b" + sgl.gen("b", regex="[ab]{3,9}", temperature=1.0)
+    s += (
+        f"a{i}"
+        + sgl.gen("a", max_tokens=8)
+        + "b"
+        + sgl.gen("b", regex="[ab]{3,9}", temperature=1.0)
+    )
     s += sgl.select("c", ["ab", "ba", "b"])
     forks = s.fork(2)
     forks += "f" + sgl.gen("f", max_tokens=6, temperature=1.0, ignore_eos=True)
     s += forks[0]["f"] + "+" + forks[1]["f"]
     s += sgl.gen("n", dtype=int, max_tokens=4)
-    s += sgl.gen("r", max_tokens=3, temperature=1.0, ignore_eos=True, check=lambda text: len(set(text)) > 2, retries=9)
+    s += sgl.gen(
+        "r",
+        max_tokens=3,
+        temperature=1.0,
+        ignore_eos=True,
+        check=lambda text: len(set(text)) > 2,
+        retries=9,
+    )
     s += sgl.select("m", ["k", "l", "o"], multi=True) + sgl.gen("e", max_tokens=4)
 
 
@@ -250,7 +298,12 @@ def test_behind_a_gateway_that_forwards_no_other_fields_a_node_is_a_program_of_c
 
     @sgl.function
     def program(s):
-        s += "A" + sgl.gen("x", max_tokens=2) + "B" + sgl.gen("y", constraint=sgl.Grammar('start: "ab"'))
+        s += (
+            "A"
+            + sgl.gen("x", max_tokens=2)
+            + "B"
+            + sgl.gen("y", constraint=sgl.Grammar('start: "ab"'))
+        )
 
     state = program.run(backend=backend, stream=True)
     assert list(state.text_iter()) == ["A", "he", "llo", "B", "ab"]

@@ -48,7 +48,10 @@ def test_a_runtime_answers_as_sglangs_does(runtime, folders):
     ]  # fmt: skip
 
     async def stream():
-        return [text async for text in runtime.async_generate("ab", {"max_new_tokens": 5, "temperature": 0})]
+        return [
+            text
+            async for text in runtime.async_generate("ab", {"max_new_tokens": 5, "temperature": 0})
+        ]
 
     assert "".join(asyncio.run(stream())) == answer["text"]
     assert asyncio.run(runtime.get_server_info())["max_running"] == 4
@@ -64,7 +67,10 @@ def test_nobody_reads_a_key_from_the_command_line(runtime):
 def test_a_runtime_is_a_backend(runtime):
     sgl.set_default_backend(runtime)
     state = program.run()
-    assert state["x"] == json.loads(runtime.generate("ab", {"max_new_tokens": 5, "temperature": 0}))["text"]
+    assert (
+        state["x"]
+        == json.loads(runtime.generate("ab", {"max_new_tokens": 5, "temperature": 0}))["text"]
+    )
     assert sgl.flush_cache(runtime) is True
     assert sgl.get_server_info()["version"]
     assert program.run(backend=runtime)["x"] == state["x"]
@@ -79,7 +85,10 @@ def test_a_model_that_is_not_there_is_told_with_the_last_lines(tmp_path, caplog)
 
 @pytest.mark.parametrize(
     ("flags", "told"),
-    [({"nonsense": 3}, "nonsense: is not a flag"), ({"max_running": "a"}, "max_running: invalid int")],
+    [
+        ({"nonsense": 3}, "nonsense: is not a flag"),
+        ({"max_running": "a"}, "max_running: invalid int"),
+    ],
 )
 def test_a_flag_that_the_command_does_not_take_is_named(flags, told):
     with pytest.raises(sgl.ParameterError, match=rf"{told}.*sglang-lite serve --help"):
@@ -110,7 +119,9 @@ def test_no_server_outlives_who_started_it(folders, end):
     )
     environment = {**os.environ, MARK: f"runtime-{end}-{os.getpid()}"}
     command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
         pid = int(parent.stdout.readline())
         if end == "kill":
             send(parent.pid, signal.SIGKILL)

@@ -15,7 +15,17 @@ from sglang_lite.constraints.schema import json_schema
 from sglang_lite.lang.backend.http import client as http_client
 from sglang_lite.lang.backend.http.client import EventReader
 from sglang_lite.lang.backend.local import LocalBackend
-from sglang_lite.protocol import Choices, Delta, Generation, Lark, Number, Prompt, Regex, SamplingParams, Span
+from sglang_lite.protocol import (
+    Choices,
+    Delta,
+    Generation,
+    Lark,
+    Number,
+    Prompt,
+    Regex,
+    SamplingParams,
+    Span,
+)
 from tests.engine.conftest import SETTINGS
 from tests.lang.backends.cutting_proxy import CuttingProxy
 from tests.lang.backends.native_server import CUT, DONE, STOP, NativeServer, event, piece
@@ -64,22 +74,32 @@ def generated(backend, prompt="ab", params=SamplingParams(), constraint=None, *,
     async def run():
         spans = prompt if isinstance(prompt, Prompt) else Prompt((Span(prompt),))
         try:
-            return [event async for event in backend.agenerate(spans, params, constraint, stream=stream)]
+            return [
+                event async for event in backend.agenerate(spans, params, constraint, stream=stream)
+            ]
         finally:
             await backend.aclose()
 
     events = asyncio.run(run())
-    return [e for e in events if isinstance(e, Delta)], [e for e in events if isinstance(e, Generation)]
+    return [e for e in events if isinstance(e, Delta)], [
+        e for e in events if isinstance(e, Generation)
+    ]
 
 
-# ------------------------------------------------------------------------------------- a server of this package
+# ------------------------------------------------------------------------- a server of this package
 
 
 REQUESTS = [
     (SamplingParams(max_tokens=30, ignore_eos=True), None),
     (SamplingParams(max_tokens=30, stop=("ab", "c", "[j"), ignore_eos=True), None),
-    (SamplingParams(max_tokens=30, stop_regex=("[a-d]{2}",), include_stop=True, ignore_eos=True), None),
-    (SamplingParams(max_tokens=30, frequency_penalty=1.2, repetition_penalty=1.3, min_tokens=9), None),
+    (
+        SamplingParams(max_tokens=30, stop_regex=("[a-d]{2}",), include_stop=True, ignore_eos=True),
+        None,
+    ),
+    (
+        SamplingParams(max_tokens=30, frequency_penalty=1.2, repetition_penalty=1.3, min_tokens=9),
+        None,
+    ),
     (SamplingParams(max_tokens=30, return_logprob=True, top_logprobs_num=2, ignore_eos=True), None),
     (SamplingParams(max_tokens=30, return_logprob=True, logprob_start_len=0, stop=("q",)), None),
     (SamplingParams(max_tokens=40), Regex("[a-e]{4}hello[f-z]{9,20}")),
@@ -143,7 +163,9 @@ def test_a_program_runs_as_on_the_engine(engine, url, endpoint):
 
     local, remote = LocalBackend(engine), endpoint(url, chat_template_name="chatml")
     local.chat_template = remote.chat_template
-    states = [program.run(backend=b, seed=3, temperature=1.0, push_down=False) for b in (local, remote)]
+    states = [
+        program.run(backend=b, seed=3, temperature=1.0, push_down=False) for b in (local, remote)
+    ]
     for name in "anlj":
         assert states[1][name] == states[0][name]
     assert states[1].text() == states[0].text()
@@ -160,16 +182,24 @@ def next_tokens(s):
     s += "ab"
     probe = s.fork(1)[0]
     forks = s.fork(3)
-    probe += sgl.gen("next", max_tokens=0, return_logprob=True, top_logprobs_num=3, return_text_in_logprobs=True)
+    probe += sgl.gen(
+        "next", max_tokens=0, return_logprob=True, top_logprobs_num=3, return_text_in_logprobs=True
+    )
     for fork, (_, _, text) in zip(forks, probe.get_meta_info("next")["output_top_logprobs"][0]):
-        fork += text + sgl.gen("rest", max_tokens=4, temperature=0, return_logprob=True, top_logprobs_num=2)
+        fork += text + sgl.gen(
+            "rest", max_tokens=4, temperature=0, return_logprob=True, top_logprobs_num=2
+        )
     s["texts"] = [fork.text() for fork in forks]
 
 
 @pytest.mark.parametrize("push_down", [True, False])
 def test_no_tokens_have_the_log_probabilities_of_the_next_one(engine, url, endpoint, push_down):
-    whole = engine.complete("ab", SamplingParams(max_tokens=1, return_logprob=True, top_logprobs_num=3))
-    starts = ["ab" + engine.tokenizer.decode([token]) for _, token, _ in whole.output_logprobs[0].top]
+    whole = engine.complete(
+        "ab", SamplingParams(max_tokens=1, return_logprob=True, top_logprobs_num=3)
+    )
+    starts = [
+        "ab" + engine.tokenizer.decode([token]) for _, token, _ in whole.output_logprobs[0].top
+    ]
     texts = next_tokens.run(backend=endpoint(url), push_down=push_down)["texts"]
     assert [text[: len(start)] for text, start in zip(texts, starts, strict=True)] == starts
     assert texts == next_tokens.run(backend=engine)["texts"]
@@ -248,7 +278,7 @@ def test_an_address_that_is_none_is_refused(url):
         sgl.RuntimeEndpoint(url)
 
 
-# --------------------------------------------------------------------------------------------- SGLang's server
+# ---------------------------------------------------------------------------------- SGLang's server
 
 
 def told(*parts):
@@ -268,7 +298,13 @@ def test_a_stream_of_either_mode_is_read(server, endpoint):
 
 
 def test_events_are_split_where_they_end_and_comments_are_passed_over(server, endpoint):
-    whole = b": keep-alive\n\n" + event(piece("é", [1])) + b":\r\n\r\n" + event(piece("é\n", [1, 2], STOP)) + DONE
+    whole = (
+        b": keep-alive\n\n"
+        + event(piece("é", [1]))
+        + b":\r\n\r\n"
+        + event(piece("é\n", [1, 2], STOP))
+        + DONE
+    )
     whole = whole.replace(b"\n\ndata", b"\r\n\r\ndata", 1)
     server.answers["/generate"] = [whole[i : i + 1] for i in range(len(whole))]
     deltas, (end,) = generated(endpoint(server.url))
@@ -323,7 +359,9 @@ def test_a_whole_answer_that_is_none_is_an_error(server, endpoint, answer):
 
 
 def test_what_broke_off_before_anything_came_is_asked_again(server, endpoint):
-    parts = iter([[CUT], (503, {"error": {"message": "no workers"}}), [CUT], told(piece("ab", [1, 2], STOP))])
+    parts = iter(
+        [[CUT], (503, {"error": {"message": "no workers"}}), [CUT], told(piece("ab", [1, 2], STOP))]
+    )
     server.answers["/generate"] = lambda body: next(parts)
     assert generated(endpoint(server.url))[1][0].text == "ab"
     assert len(server.bodies()) == 4
@@ -341,17 +379,22 @@ def pauses(monkeypatch):
     async def sleep(seconds):
         found.append(seconds)
 
-    monkeypatch.setattr(http_client, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(
+        http_client, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    )
     return found
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_tries_wait_for_as_long_as_the_server_asks(server, endpoint, pauses, stream):
     whole = told(piece("ab", [1, 2], STOP)) if stream else piece("ab", [1, 2], STOP)
-    parts = iter([busy(7), (429, {"error": {"message": "slowly"}}, {"Retry-After": "3"}), (503, {}), whole])
+    parts = iter(
+        [busy(7), (429, {"error": {"message": "slowly"}}, {"Retry-After": "3"}), (503, {}), whole]
+    )
     server.answers["/generate"] = lambda body: next(parts)
     assert generated(endpoint(server.url), stream=stream)[1][0].text == "ab"
-    assert [int(pause) for pause in pauses] == [7, 3, 0]  # and a little, which differs between branches
+    # and a little, which differs between branches
+    assert [int(pause) for pause in pauses] == [7, 3, 0]
 
 
 def test_a_wait_beyond_the_limit_of_a_request_is_an_error_at_once(server, endpoint, pauses):
@@ -362,8 +405,12 @@ def test_a_wait_beyond_the_limit_of_a_request_is_an_error_at_once(server, endpoi
     assert (len(server.bodies()), pauses) == (1, [])
 
 
-@pytest.mark.parametrize("limits", [({"timeout": 30}, {}), ({}, {"timeout": 30}), ({"timeout": 90}, {"timeout": 30})])
-def test_a_wait_beyond_the_limit_of_a_run_or_a_node_is_an_error_at_once(server, endpoint, pauses, limits):
+@pytest.mark.parametrize(
+    "limits", [({"timeout": 30}, {}), ({}, {"timeout": 30}), ({"timeout": 90}, {"timeout": 30})]
+)
+def test_a_wait_beyond_the_limit_of_a_run_or_a_node_is_an_error_at_once(
+    server, endpoint, pauses, limits
+):
     of_run, of_node = limits
 
     @sgl.function
@@ -377,7 +424,9 @@ def test_a_wait_beyond_the_limit_of_a_run_or_a_node_is_an_error_at_once(server, 
     assert (len(server.bodies()), pauses) == (1, [])
 
 
-def test_a_stream_that_has_begun_is_not_asked_again_where_the_server_can_not_continue_it(server, endpoint):
+def test_a_stream_that_has_begun_is_not_asked_again_where_the_server_can_not_continue_it(
+    server, endpoint
+):
     server.answers["/generate"] = [event(piece("ab", [1, 2])), CUT]
     with pytest.raises(sgl.BackendError, match="connection failed"):
         generated(endpoint(server.url))
@@ -405,7 +454,9 @@ def test_a_stream_that_breaks_off_is_continued_with_its_ids_and_its_seed(server,
 
 def test_a_stream_through_a_gateway_that_hands_on_whole_requests_continues_by_ids(server, endpoint):
     del server.answers["/server_info"]
-    server.answers["/get_server_info"] = {"sglang_lite": {"output_ids": True, "records": True, "program": True}}
+    server.answers["/get_server_info"] = {
+        "sglang_lite": {"output_ids": True, "records": True, "program": True}
+    }
     parts = iter([
         [event(piece("ab", [1, 2])), CUT],
         told(piece("abcd", [1, 2, 3, 4], STOP)),
@@ -460,7 +511,10 @@ def test_what_is_asked_of_sglangs_server(server, endpoint):
 
 def test_a_number_ends_before_what_ends_it(server, endpoint):
     server.answers["/generate"] = piece("12,", [1, 2], STOP)
-    assert generated(endpoint(server.url), constraint=Number("integer"), stream=False)[1][0].text == "12"
+    assert (
+        generated(endpoint(server.url), constraint=Number("integer"), stream=False)[1][0].text
+        == "12"
+    )
 
 
 def test_what_sglangs_protocol_can_not_say_is_refused_at_the_line(server, endpoint):
@@ -486,12 +540,18 @@ def scored(body):
     start = body.get("logprob_start_len", 0)
     if isinstance(asked, str):
         return meta([ord(c) for c in asked], start)
-    return 200, [meta([ord(c) for c in each] if isinstance(each, str) else each, start) for each in asked]
+    return 200, [
+        meta([ord(c) for c in each] if isinstance(each, str) else each, start) for each in asked
+    ]
 
 
 @pytest.mark.parametrize(
     ("method", "best"),
-    [(None, "aea"), (sgl.greedy_token_selection, "aea"), (sgl.unconditional_likelihood_normalized, "aea")],
+    [
+        (None, "aea"),
+        (sgl.greedy_token_selection, "aea"),
+        (sgl.unconditional_likelihood_normalized, "aea"),
+    ],
 )
 def test_a_selection_by_log_probabilities(server, endpoint, method, best):
     server.answers["/generate"] = scored
@@ -499,7 +559,9 @@ def test_a_selection_by_log_probabilities(server, endpoint, method, best):
     @sgl.function
     def program(s):
         s += "Say: "
-        s += sgl.select("c", ["xy", "aea", "ab"], **({} if method is None else {"choices_method": method}))
+        s += sgl.select(
+            "c", ["xy", "aea", "ab"], **({} if method is None else {"choices_method": method})
+        )
 
     state = program.run(backend=endpoint(server.url))
     assert state["c"] == best
@@ -509,7 +571,9 @@ def test_a_selection_by_log_probabilities(server, endpoint, method, best):
     assert first == {"text": "Say: ", "sampling_params": {"max_new_tokens": 0}}
     assert second["text"] == ["Say: xy", "Say: aea", "Say: ab"]
     assert (second["logprob_start_len"], second["return_logprob"]) == (3, True)
-    assert [body["input_ids"] for body in third] == [[[120, 121], [97, 101, 97], [97, 98]]] * len(third)
+    assert [body["input_ids"] for body in third] == [[[120, 121], [97, 101, 97], [97, 98]]] * len(
+        third
+    )
 
 
 def test_with_an_empty_choice_the_prompts_last_token_is_scored_too(server, endpoint):
@@ -518,7 +582,11 @@ def test_with_an_empty_choice_the_prompts_last_token_is_scored_too(server, endpo
         choice = sgl.select("c", ["xy", "", "xy"])
     selection = sgl.function(lambda s: s.__iadd__("Saa" + choice)).run(backend=endpoint(server.url))
     assert selection["c"] == ""
-    assert [score.token_ids for score in selection.selection("c").scores] == [(97, 120, 121), (97,), (97, 120, 121)]
+    assert [score.token_ids for score in selection.selection("c").scores] == [
+        (97, 120, 121),
+        (97,),
+        (97, 120, 121),
+    ]
 
 
 def test_many_programs_share_one_pool_of_connections(server, endpoint):
@@ -528,7 +596,9 @@ def test_many_programs_share_one_pool_of_connections(server, endpoint):
     def program(s, i):
         s += str(i) + sgl.gen("x", max_tokens=2)
 
-    states = program.run_batch([{"i": i} for i in range(40)], backend=endpoint(server.url), num_threads=8)
+    states = program.run_batch(
+        [{"i": i} for i in range(40)], backend=endpoint(server.url), num_threads=8
+    )
     assert [state["x"] for state in states] == ["ab"] * 40
 
 
@@ -541,7 +611,9 @@ def test_an_image_goes_with_the_prompt_where_the_model_sees(server, endpoint):
         s += sgl.user(sgl.image(b"\x89PNG\r\n\x1a\n" + b"0" * 30) + "what?")
         s += sgl.assistant(sgl.gen("x", max_tokens=2))
 
-    assert program.run(backend=endpoint(server.url, chat_template_name="chatml-llava"))["x"] == "a cat"
+    assert (
+        program.run(backend=endpoint(server.url, chat_template_name="chatml-llava"))["x"] == "a cat"
+    )
     assert server.bodies()[0]["image_data"][0].startswith("iVBORw0KGgo")
 
 
@@ -553,7 +625,10 @@ def test_endpoints_are_used_by_threads_at_the_same_time(server, endpoint):
     def program(s):
         s += "a" + sgl.gen("x", max_tokens=2)
 
-    threads = [threading.Thread(target=lambda: found.append(program.run(backend=backend)["x"])) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: found.append(program.run(backend=backend)["x"]))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

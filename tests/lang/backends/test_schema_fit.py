@@ -21,11 +21,18 @@ def fit(schema, provider="openai"):
 
 
 def an_object(**properties):
-    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
 
 
 def test_what_strict_outputs_take_is_sent_as_it_is():
-    schema = an_object(a={"type": "integer", "minimum": 1}, b={"type": "array", "items": {"enum": ["x", "y"]}})
+    schema = an_object(
+        a={"type": "integer", "minimum": 1}, b={"type": "array", "items": {"enum": ["x", "y"]}}
+    )
     found = fit(schema)
     sent = json.loads(found.schema)
     assert sent["properties"]["a"] == {"type": "integer", "minimum": 1}
@@ -39,7 +46,12 @@ def test_what_strict_outputs_take_is_sent_as_it_is():
     [
         ("openai", {"type": "string", "maxLength": 3}, "/properties/a/maxLength", "maxLength: 3"),
         ("openai", {"type": "string", "format": "uri"}, "/properties/a/format", "format: uri"),
-        ("openai", {"type": "string", "pattern": "^(?!x)"}, "/properties/a/pattern", "pattern: ^(?!x)"),
+        (
+            "openai",
+            {"type": "string", "pattern": "^(?!x)"},
+            "/properties/a/pattern",
+            "pattern: ^(?!x)",
+        ),
         ("anthropic", {"type": "integer", "minimum": 0}, "/properties/a/minimum", "minimum: 0"),
         ("anthropic", {"type": "string", "pattern": "x"}, "/properties/a/pattern", "pattern: x"),
         (
@@ -74,7 +86,9 @@ def test_a_quote_is_told_without_its_document_and_checked(provider):
 def test_alternatives_of_which_one_fits_are_sent_as_any_and_checked():
     found = fit(an_object(a={"oneOf": [{"type": "string"}, {"type": "null"}]}))
     assert [pointer for pointer, _ in found.checked] == ["/properties/a/oneOf"]
-    assert json.loads(found.schema)["properties"]["a"] == {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    assert json.loads(found.schema)["properties"]["a"] == {
+        "anyOf": [{"type": "string"}, {"type": "null"}]
+    }
 
 
 def test_optional_properties_are_required_where_they_have_to_be():
@@ -96,13 +110,26 @@ NODE = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/no
         ("openai", an_object(a={"type": "array"}), "/properties/a"),
         ("openai", an_object(a={"enum": [1, "x"]}), "/properties/a/enum"),
         ("openai", an_object(a={"type": "object"}), "/properties/a"),
-        ("openai", {"type": "object", "additionalProperties": {"type": "integer"}}, "/additionalProperties"),
+        (
+            "openai",
+            {"type": "object", "additionalProperties": {"type": "integer"}},
+            "/additionalProperties",
+        ),
         ("openai", an_object(a={"type": "null"}) | {"required": ["b"]}, "/required"),
         ("openai", an_object() | {"allOf": [{"required": ["a"]}]}, "/allOf"),
         ("openai", an_object(a={"not": {}, "type": "null"}), "/properties/a/not"),
-        ("openai", {"type": "object", "properties": {"a": {"$ref": "#"}}}, "/properties/a"),  # would never end
-        ("openai", an_object(a={"$ref": "#/$defs/x", "minimum": 1}) | {"$defs": {"x": NODE}}, "/properties/a/$ref"),
-        ("anthropic", an_object(a={"$ref": "#/$defs/node"}) | {"$defs": {"node": NODE}}, "/properties/a/$ref"),
+        # would never end
+        ("openai", {"type": "object", "properties": {"a": {"$ref": "#"}}}, "/properties/a"),
+        (
+            "openai",
+            an_object(a={"$ref": "#/$defs/x", "minimum": 1}) | {"$defs": {"x": NODE}},
+            "/properties/a/$ref",
+        ),
+        (
+            "anthropic",
+            an_object(a={"$ref": "#/$defs/node"}) | {"$defs": {"node": NODE}},
+            "/properties/a/$ref",
+        ),
         ("anthropic", an_object(a={"type": ["string", "null"]}), "/properties/a/type"),
         ("openai", an_object(**{f"a{i}": {"type": "null"} for i in range(5001)}), ""),
         ("anthropic", an_object(**{f"a{i}": {"anyOf": [{"type": "null"}]} for i in range(17)}), ""),
@@ -121,7 +148,9 @@ def test_a_schema_may_refer_to_itself_where_that_is_taken():
 
 
 def test_pointers_of_a_wrapped_value_are_its_own():
-    found = fit(an_object(value={"type": "string", "maxLength": 1})).subschema_report("/properties/value")
+    found = fit(an_object(value={"type": "string", "maxLength": 1})).subschema_report(
+        "/properties/value"
+    )
     assert found.checked == (("/maxLength", "not enforced by the provider"),)
     assert found.enforced == ("/type",)
 
@@ -148,18 +177,25 @@ schemas = st.recursive(
 )
 values = st.recursive(
     st.sampled_from([0, 1, -1, 0.5, "a", "b", "abc", None]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
     max_leaves=4,
 )
 
 
 @settings(max_examples=200, deadline=None)
 @given(schemas, values, st.sampled_from(sorted(RULES)))
-def test_what_is_sent_allows_all_that_was_asked_for_and_what_it_does_not_keep_is_told(schema, value, provider):
+def test_what_is_sent_allows_all_that_was_asked_for_and_what_it_does_not_keep_is_told(
+    schema, value, provider
+):
     found = fit(schema, provider)
     if found.refused:
         return
-    asked, sent = (jsonschema.Draft202012Validator(each).is_valid(value) for each in (schema, json.loads(found.schema)))
+    asked, sent = (
+        jsonschema.Draft202012Validator(each).is_valid(value)
+        for each in (schema, json.loads(found.schema))
+    )
     assert sent >= asked
     if not found.checked:
         assert sent == asked

@@ -23,22 +23,38 @@ def choose(s, choices=PETS, heat=0.0):
 
 def beginnings(**logprobs):
     """A chat completion of one token, the first one given, with alternatives."""
-    top = [TopLogprob(token=token.replace("_", " "), logprob=value) for token, value in logprobs.items()]
+    top = [
+        TopLogprob(token=token.replace("_", " "), logprob=value)
+        for token, value in logprobs.items()
+    ]
     first = ChatCompletionTokenLogprob(token=top[0].token, logprob=top[0].logprob, top_logprobs=top)
     return said(top[0].token, finish="length", logprobs=ChoiceLogprobs(content=[first]))
 
 
 def test_one_token_tells_the_scores(api, openai):
-    api.answers = [beginnings(c=math.log(0.5), ca=math.log(0.1), _dog=math.log(0.2), The=math.log(0.1))]
+    api.answers = [
+        beginnings(c=math.log(0.5), ca=math.log(0.1), _dog=math.log(0.2), The=math.log(0.1))
+    ]
     state = choose.run(backend=openai())
     assert state["pet"] == "cat"
-    assert state.get_meta_info("pet")["normalized_prompt_logprobs"] == pytest.approx([math.log(0.2), math.log(0.6)])
+    assert state.get_meta_info("pet")["normalized_prompt_logprobs"] == pytest.approx(
+        [math.log(0.2), math.log(0.6)]
+    )
     assert state.selection("pet").probs == pytest.approx({"dog": 0.25, "cat": 0.75})
-    assert (api.last["max_completion_tokens"], api.last["logprobs"], api.last["top_logprobs"]) == (1, True, 20)
+    assert (api.last["max_completion_tokens"], api.last["logprobs"], api.last["top_logprobs"]) == (
+        1,
+        True,
+        20,
+    )
     assert api.last["messages"][-1]["content"].endswith('nothing else:\n["dog", "cat"]')
     assert "response_format" not in api.last
     meta = state.get_meta_info("pet") or {}
-    assert (meta["strategy"], meta["calls"], "warnings" in meta, meta["cost"] > 0) == ("token_logprobs", 1, False, True)
+    assert (meta["strategy"], meta["calls"], "warnings" in meta, meta["cost"] > 0) == (
+        "token_logprobs",
+        1,
+        False,
+        True,
+    )
 
 
 def test_scores_of_one_token_can_be_drawn_from_and_compared(api, openai):
@@ -78,7 +94,9 @@ def test_where_scores_are_needed_there_is_no_other_strategy(api, openai):
         (("dark", "deep"), 1.0, None),
     ],
 )
-def test_choices_that_may_begin_with_the_same_token_fall_to_the_next_strategy(api, openai, choices, heat, strategy):
+def test_choices_that_may_begin_with_the_same_token_fall_to_the_next_strategy(
+    api, openai, choices, heat, strategy
+):
     api.answers = ["cat" if strategy == "token_logprobs" else choices[0]]
     backend = openai()
     (node,) = backend.explain(choose, choices=choices, heat=heat).nodes
@@ -89,7 +107,9 @@ def test_choices_that_may_begin_with_the_same_token_fall_to_the_next_strategy(ap
         assert api.requests == []
     else:
         assert node.strategy == strategy
-        assert choose.run(choices, heat, backend=backend).get_meta_info("pet")["strategy"] == strategy
+        assert (
+            choose.run(choices, heat, backend=backend).get_meta_info("pet")["strategy"] == strategy
+        )
 
 
 def test_blanks_before_choices_do_not_tell_them_apart():
@@ -118,14 +138,17 @@ def test_a_model_that_may_reason_first_is_asked_for_one_token_only_where_scores_
     assert backend.explain(choose, choices=PETS, heat=1.0).nodes[0].mode == "refused"
 
 
-# ----------------------------------------------------------------------------------------------------------- biases
+# ------------------------------------------------------------------------------------------- biases
 
 
 class Letters:
     """Tokens that are two letters each, or one at the end."""
 
     def encode(self, text):
-        return [sum(ord(c) * 256**i for i, c in enumerate(text[at : at + 2])) for at in range(0, len(text), 2)]
+        return [
+            sum(ord(c) * 256**i for i, c in enumerate(text[at : at + 2]))
+            for at in range(0, len(text), 2)
+        ]
 
     def decode(self, tokens):
         return "".join(chr(t % 256) + (chr(t // 256) if t >= 256 else "") for t in tokens)
@@ -133,7 +156,11 @@ class Letters:
 
 def completed(text):
     choice = CompletionChoice.construct(index=0, text=text, finish_reason="length", logprobs=None)
-    return Reply(Completion(id="c", choices=[choice], created=1, model="m", object="text_completion", usage=USAGE))
+    return Reply(
+        Completion(
+            id="c", choices=[choice], created=1, model="m", object="text_completion", usage=USAGE
+        )
+    )
 
 
 @sgl.function
@@ -156,7 +183,9 @@ def test_a_bias_at_each_step_leaves_the_choices_tokens_alone(api, openai):
     assert first["logit_bias"] == {str(Letters().encode(token)[0]): 100 for token in (" u", " o")}
     assert (first["prompt"], first["max_tokens"]) == ("The word is", 1)
     assert second["prompt"] == "The word is u"
-    assert sorted(second["logit_bias"]) == sorted(str(Letters().encode(t)[0]) for t in ("nd", "ni", "nt"))
+    assert sorted(second["logit_bias"]) == sorted(
+        str(Letters().encode(t)[0]) for t in ("nd", "ni", "nt")
+    )
     meta = state.get_meta_info("word")
     assert (meta["strategy"], meta["calls"], meta["prompt_tokens"]) == ("logit_bias_steps", 2, 20)
     (node,) = base(openai).explain(complete, choices=choices, heat=0.0).nodes
@@ -184,7 +213,10 @@ def test_an_answer_that_no_choice_goes_on_with_is_an_error(api, openai):
 
 @pytest.mark.parametrize(
     ("choices", "heat", "told"),
-    [((" in", " into"), 0.0, "begins with another"), ((" a", " b"), 1.0, "the choices' probabilities")],
+    [
+        ((" in", " into"), 0.0, "begins with another"),
+        ((" a", " b"), 1.0, "the choices' probabilities"),
+    ],
 )
 def test_what_biases_do_not_do_is_refused_before_a_call(api, openai, choices, heat, told):
     with pytest.raises(sgl.CapabilityError, match=told):

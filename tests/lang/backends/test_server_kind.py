@@ -43,12 +43,20 @@ def test_a_server_that_is_not_there_is_nothing():
 
 
 def test_it_is_asked_once_and_only_when_it_is_needed():
-    answer = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "ab"}}]}
+    answer = {
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "ab"}}
+        ]
+    }
     with server({"/v1/models": owned_by("sglang")}, answer) as (url, came):
         backend = OpenAI("local", api_key="key", base_url=f"{url}/v1", max_retries=0)
         assert came == []
         assert [ask(backend, regex="[ab]+"), ask(backend)] == ["ab", "ab"]
-        assert [path for path, _ in came] == ["/v1/models", "/v1/chat/completions", "/v1/chat/completions"]
+        assert [path for path, _ in came] == [
+            "/v1/models",
+            "/v1/chat/completions",
+            "/v1/chat/completions",
+        ]
         assert came[0][1] == "Bearer key"
         assert backend.profile == find_profile("sglang", "local")
         backend.shutdown()

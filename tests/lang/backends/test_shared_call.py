@@ -67,7 +67,9 @@ def test_a_call_without_an_answer_is_an_error_of_the_program():
         forks += sgl.gen("name")
         forks.join()
 
-    with pytest.raises(sgl.ProgramError, match=r"Silent ended without an answer\. .*must yield a Generation"):
+    with pytest.raises(
+        sgl.ProgramError, match=r"Silent ended without an answer\. .*must yield a Generation"
+    ):
         program.run(backend=Silent())["name"]
 
 
@@ -162,7 +164,9 @@ def test_a_call_that_fails_leaves_each_other_branch_its_own(server, backend):
 
 def test_an_attempt_after_a_refusal_is_the_branchs_own(server, backend):
     def add(forks):
-        forks += sgl.assistant(sgl.gen("name", max_tokens=5, retries=1, check=lambda name: name != "name1"))
+        forks += sgl.assistant(
+            sgl.gen("name", max_tokens=5, retries=1, check=lambda name: name != "name1")
+        )
 
     state = forked(add).run(backend=backend)
     assert sorted(state["name"]) == ["name0", "name2", "name3"]
@@ -171,7 +175,11 @@ def test_an_attempt_after_a_refusal_is_the_branchs_own(server, backend):
 
 @pytest.mark.parametrize("model", ["gpt-4o", "claude-opus-5"])
 def test_explain_counts_one_call(server, model):
-    made = sgl.OpenAI(model, **server.openai) if "gpt" in model else sgl.Anthropic(model, **server.anthropic)
+    made = (
+        sgl.OpenAI(model, **server.openai)
+        if "gpt" in model
+        else sgl.Anthropic(model, **server.anthropic)
+    )
     nodes = made.explain(forked(one_statement)).nodes
     shared = [(1, 1), (0, 1), (0, 1)] if "gpt" in model else [(1, 1)] * 3
     assert [node.calls for node in nodes] == shared

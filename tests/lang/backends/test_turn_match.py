@@ -27,10 +27,13 @@ def texts(text, parts=FIELDS, **told):
     [
         ("Name: Ann\nYear: 1910\nCity: Rome", [" Ann", " 1910", " Rome"]),
         ("Name: Ann\nYear: 1910\nCity: Rome\nJob: cook", [" Ann", " 1910", " Rome"]),
-        ("Sure!\n\nName: Ann\n\nYear: 1910\n City:Rome\n", [" Ann", " 1910", "Rome"]),  # blanks, and a line before
-        ("Name: Ann\nJob: cook\nYear: 1910\nCity: Rome", [" Ann", " 1910", " Rome"]),  # no place for that line
+        # blanks, and a line before
+        ("Sure!\n\nName: Ann\n\nYear: 1910\n City:Rome\n", [" Ann", " 1910", "Rome"]),
+        # no place for that line
+        ("Name: Ann\nJob: cook\nYear: 1910\nCity: Rome", [" Ann", " 1910", " Rome"]),
         ("- Name: Ann\n- Year: 1910\n2) City : Rome", [" Ann", " 1910", " Rome"]),
-        ("a\nb\nName: Ann\nc\n\nd\nYear: 1910\ne\nf\ng\nCity: Rome", [" Ann", " 1910"]),  # too far down
+        # too far down
+        ("a\nb\nName: Ann\nc\n\nd\nYear: 1910\ne\nf\ng\nCity: Rome", [" Ann", " 1910"]),
         ("a\nb\nc\nName: Ann", []),
         ("Name: Ann Year: 1910 City: Rome", [" Ann Year: 1910 City: Rome"]),
         ("Name: Ann\nBorn Year: 1910", [" Ann"]),
@@ -53,7 +56,9 @@ def test_a_generation_without_a_stop_goes_to_the_end():
         " Ann",
         " a cook\nof Rome",
     ]
-    assert texts("Name: Ann\nBio: a cook\nof", ("Name:", LINE, "\nBio:", TurnHole()), ended=False) == [" Ann"]
+    assert texts(
+        "Name: Ann\nBio: a cook\nof", ("Name:", LINE, "\nBio:", TurnHole()), ended=False
+    ) == [" Ann"]
 
 
 def test_what_a_limit_has_cut_is_no_value():
@@ -88,7 +93,9 @@ def test_a_limit_counts_tokens_and_not_characters():
     assert texts(said, limited, count=8) == []  # nobody knows how many they are
     assert texts(said, limited, count=2) == [" Annabella", " 1910"]  # no more than in all of it
     assert texts("Name: x\nYear: 1910", limited, count=8) == [" x", " 1910"]  # no more than bytes
-    cut = read(answer(said, count=8, tokens=tokens), ("Name:", TurnHole(("\n",), 1), "\nYear:", LINE))
+    cut = read(
+        answer(said, count=8, tokens=tokens), ("Name:", TurnHole(("\n",), 1), "\nYear:", LINE)
+    )
     assert cut.values == (TurnValue(" Anna", cut=True),)
 
 
@@ -96,22 +103,34 @@ def test_a_constraint_ends_a_value_before_the_next_constant():
     year = TurnHole(fits=lambda text: re.fullmatch(r"[0-9]{4}", text) is not None)
     assert texts("In 1910, in Rome.", ("In ", year, ", in ", TurnHole((".",)))) == ["1910", "Rome"]
     assert texts("In May 1910, in Rome.", ("In ", year, ", in ", TurnHole((".",)))) == []
-    assert texts("Year: 1910\n", ("Year:", year)) == ["1910"]  # a value by itself has no blanks around it
+    # a value by itself has no blanks around it
+    assert texts("Year: 1910\n", ("Year:", year)) == ["1910"]
     pair = TurnHole(fits=lambda text: re.fullmatch(r"\w+, \w+", text) is not None)
     assert texts("(a, b, c)", ("(", pair, ", ", TurnHole((")",)))) == ["a, b", "c"]
 
 
 def test_tokens_that_are_not_used_are_counted():
-    assert read(answer("Name: Ann\nYear: 1910", count=10), ("Name:", LINE, "\nYear:", LINE)).unused_tokens == 0
-    assert read(answer("0123456789" * 2, count=10), (TurnHole(("5",)), "x", TurnHole())).unused_tokens == 8
+    assert (
+        read(
+            answer("Name: Ann\nYear: 1910", count=10), ("Name:", LINE, "\nYear:", LINE)
+        ).unused_tokens
+        == 0
+    )
+    assert (
+        read(answer("0123456789" * 2, count=10), (TurnHole(("5",)), "x", TurnHole())).unused_tokens
+        == 8
+    )
     assert read(answer("nothing of it", count=7), FIELDS).unused_tokens == 7
 
 
-@pytest.mark.parametrize("case", WRITTEN["answers"], ids=lambda case: f"{case['level']}-{case['text']}")
+@pytest.mark.parametrize(
+    "case", WRITTEN["answers"], ids=lambda case: f"{case['level']}-{case['text']}"
+)
 def test_a_written_answer_is_read_right_or_not_at_all(case):
     fields = WRITTEN["texts"][case["text"]]
     for found, name in zip(texts(case["answer"]), ("name", "year", "city")):
-        plain = " ".join(re.sub(r"""["'`*~]""", "", found).split())  # how it is written is the model's
+        # how it is written is the model's
+        plain = " ".join(re.sub(r"""["'`*~]""", "", found).split())
         assert plain.startswith(fields[name].replace("'", "")), found
         rest = plain.removeprefix(fields[name].replace("'", ""))
         assert re.fullmatch(r"|[.,;!]|[,.]? ?\(?[\w ]+\)?\.?", rest), found

@@ -1,5 +1,6 @@
-"""A turn as one text of a grammar, where its generations have no JSON schemas; and `explain` of turns, by
-statements."""
+"""A turn as one text of a grammar, where its generations have no JSON schemas; and `explain` of
+turns, by statements.
+"""
 
 import pytest
 from openai_answers import called, said
@@ -32,7 +33,11 @@ def test_one_call_brings_the_text_of_a_turn_in_a_grammar(api, openai):
     assert [meta["turn"]["by"] for meta in metas] == ["text", "found", "found"]
     assert [meta["calls"] for meta in metas] == [1, 0, 0]
     nodes = openai("gpt-5").explain(poem).nodes
-    assert [(node.strategy, node.calls) for node in nodes] == [("turn", (1, 1)), ("turn", (0, 0)), ("turn", (0, 0))]
+    assert [(node.strategy, node.calls) for node in nodes] == [
+        ("turn", (1, 1)),
+        ("turn", (0, 0)),
+        ("turn", (0, 0)),
+    ]
 
 
 def test_a_recorded_run_is_planned_the_same_in_its_replay(api, openai, tmp_path):
@@ -79,7 +84,11 @@ def test_a_value_that_is_refused_is_asked_for_again_with_what_is_behind_it(api, 
 def test_a_model_without_grammars_refuses_the_turn_as_before(openai):
     with pytest.raises(sgl.CapabilityError):
         poem.run(backend=openai("gpt-4o"))
-    assert all(node.mode == "refused" for node in openai("gpt-4o").explain(poem).nodes if node.kind == "gen")
+    assert all(
+        node.mode == "refused"
+        for node in openai("gpt-4o").explain(poem).nodes
+        if node.kind == "gen"
+    )
 
 
 def test_generations_have_to_be_told_apart_by_something_between_them():
@@ -91,7 +100,7 @@ def test_generations_have_to_be_told_apart_by_something_between_them():
     assert turn_text([Choices(("x", "y")), "."]) is not None
 
 
-# ---------------------------------------------------------------------------------------- explain, by statements
+# --------------------------------------------------------------------------- explain, by statements
 
 
 def test_explain_plans_a_turn_by_its_statements_as_a_run_does(openai):

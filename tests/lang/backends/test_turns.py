@@ -30,9 +30,16 @@ def usage(prompt: str, answer: str) -> CompletionUsage:
 
 def chat(body: Any, text: str, finish: Any = "stop") -> Reply:
     shown = json.dumps(body["messages"])
-    choice = Choice(index=0, finish_reason=finish, message=ChatCompletionMessage(role="assistant", content=text))
+    choice = Choice(
+        index=0, finish_reason=finish, message=ChatCompletionMessage(role="assistant", content=text)
+    )
     said = ChatCompletion(
-        id="c", choices=[choice], created=1, model="m", object="chat.completion", usage=usage(shown, text)
+        id="c",
+        choices=[choice],
+        created=1,
+        model="m",
+        object="chat.completion",
+        usage=usage(shown, text),
     )
     return Reply(said)
 
@@ -40,14 +47,21 @@ def chat(body: Any, text: str, finish: Any = "stop") -> Reply:
 def completion(body: Any, text: str, finish: Any = "stop") -> Reply:
     choice = CompletionChoice(index=0, finish_reason=finish, text=text)
     said = Completion(
-        id="c", choices=[choice], created=1, model="m", object="text_completion", usage=usage(body["prompt"], text)
+        id="c",
+        choices=[choice],
+        created=1,
+        model="m",
+        object="text_completion",
+        usage=usage(body["prompt"], text),
     )
     return Reply(said)
 
 
 @pytest.fixture
 def model(api, connected):
-    """Makes a model that answers by a function of the request's body: text, or text and why it ended."""
+    """Makes a model that answers by a function of the request's body: text, or text and why it
+    ended.
+    """
 
     def make(answer: Callable[[Any], Any], name: str = PLAIN, **options: Any) -> OpenAI:
         def reply(request):
@@ -93,7 +107,7 @@ def told(state, name) -> Any:
     return state.get_meta_info(name)["turn"]
 
 
-# ---------------------------------------------------------------------------------------------- found in one call
+# -------------------------------------------------------------------------------- found in one call
 
 
 def test_one_call_brings_the_turn(api, model):
@@ -108,9 +122,17 @@ def test_one_call_brings_the_turn(api, model):
     asked = state.usage("name").prompt_tokens
     assert told(state, "name") == {"by": "ahead", "found": 2, "thrown_tokens": 0}
     assert told(state, "year") == told(state, "city") == {"by": "found", "saved_tokens": asked}
-    assert (state.usage().prompt_tokens, state.usage().completion_tokens) == (asked, len(TURN.split()))
+    assert (state.usage().prompt_tokens, state.usage().completion_tokens) == (
+        asked,
+        len(TURN.split()),
+    )
     counted = fast.api_drafts
-    assert (counted.found, counted.missed, counted.saved_tokens, counted.thrown_tokens) == (2, 0, 2 * asked, 0)
+    assert (counted.found, counted.missed, counted.saved_tokens, counted.thrown_tokens) == (
+        2,
+        0,
+        2 * asked,
+        0,
+    )
 
 
 @pytest.mark.parametrize("way", ["stream", "async", "batch", "thread"])
@@ -136,31 +158,51 @@ def test_branches_have_their_own(api, model):
         s += sgl.user("Who?")
         for i, branch in enumerate(s.fork(3)):
             branch += sgl.user(f"Number {i}.")
-            branch += sgl.assistant("A:" + sgl.gen("a", stop="\n") + "\nB:" + sgl.gen("b", stop="\n"))
+            branch += sgl.assistant(
+                "A:" + sgl.gen("a", stop="\n") + "\nB:" + sgl.gen("b", stop="\n")
+            )
             s[f"of_{i}"] = branch["a"] + branch["b"]
 
-    state = program(body=body).run(backend=model(lambda b: f"A: {b['messages'][-1]['content']}\nB: x"))
+    state = program(body=body).run(
+        backend=model(lambda b: f"A: {b['messages'][-1]['content']}\nB: x")
+    )
     assert [state[f"of_{i}"] for i in range(3)] == [f" Number {i}. x" for i in range(3)]
     assert len(api.requests) == 3
 
 
 def test_a_completion_model_continues_from_where_it_is(api, model):
     def body(s):
-        s += "Who?\nName:" + sgl.gen("name", stop="\n") + "\nYear:" + sgl.gen("year", stop="\n") + "\n"
+        s += (
+            "Who?\nName:"
+            + sgl.gen("name", stop="\n")
+            + "\nYear:"
+            + sgl.gen("year", stop="\n")
+            + "\n"
+        )
         s += "City:" + sgl.gen("city", stop="\n")
 
     answers = {"Name:": " Ann\nYear: 1910\nCity: Oslo", "City:": " Rome\nAnd"}
     backend = model(lambda b: stopped(answers[b["prompt"][-5:]], b), "davinci-002")
     state = program(body=body).run(backend=backend)
     assert state.text() == "Who?\nName: Ann\nYear: 1910\nCity: Rome"
-    assert [request.body.get("stop") for request in api.requests] == [None, ["\n"]]  # a statement knows only its own
+    # a statement knows only its own
+    assert [request.body.get("stop") for request in api.requests] == [None, ["\n"]]
 
 
 def test_a_server_whose_model_continues_a_turn_is_shown_it(api, model):
-    answers = {"Name:": " Ann", "Name: Ann\nYear:": " 1910", "Name: Ann\nYear: 1910\nCity:": " Rome"}
-    backend = model(lambda b: stopped(answers[b["messages"][-1]["content"]], b), "llama", profile="vllm")
+    answers = {
+        "Name:": " Ann",
+        "Name: Ann\nYear:": " 1910",
+        "Name: Ann\nYear: 1910\nCity:": " Rome",
+    }
+    backend = model(
+        lambda b: stopped(answers[b["messages"][-1]["content"]], b), "llama", profile="vllm"
+    )
     assert values(program(None).run(backend=backend)) == [" Ann", " 1910", " Rome"]
-    assert api.last["messages"][-1] == {"role": "assistant", "content": "Name: Ann\nYear: 1910\nCity:"}
+    assert api.last["messages"][-1] == {
+        "role": "assistant",
+        "content": "Name: Ann\nYear: 1910\nCity:",
+    }
     assert (api.last["continue_final_message"], api.last["add_generation_prompt"]) == (True, False)
 
 
@@ -170,7 +212,7 @@ def test_such_a_server_too_is_asked_once_for_a_turn(api, model):
     assert [request.body["messages"][-1]["content"] for request in api.requests] == ["Name:"]
 
 
-# -------------------------------------------------------------------------------------------------------- misses
+# ------------------------------------------------------------------------------------------- misses
 
 
 def test_a_miss_costs_a_call_that_goes_on_from_there(api, model):
@@ -180,7 +222,11 @@ def test_a_miss_costs_a_call_that_goes_on_from_there(api, model):
     assert values(state) == [" Ann", " 1910", " Rome"]
     assert len(api.requests) == 2
     assert state.text().count("Year: 1910\nCity: Rome")
-    assert [told(state, name)["by"] for name in ("name", "year", "city")] == ["ahead", "ahead", "found"]
+    assert [told(state, name)["by"] for name in ("name", "year", "city")] == [
+        "ahead",
+        "ahead",
+        "found",
+    ]
     assert state.usage("name").thrown_away_tokens == told(state, "name")["thrown_tokens"] > 0
     assert (fast.api_drafts.found, fast.api_drafts.missed) == (1, 2)
 
@@ -192,7 +238,11 @@ def test_nothing_found_is_asked_for_by_itself(api, model):
         shown = begun(body)
         if shown is None or "stop" not in body:
             return "no such thing", "length"
-        return {"Name:": " Ann", "Name: Ann\nYear:": " 1910", "Name: Ann\nYear: 1910\nCity:": " Rome"}[shown]
+        return {
+            "Name:": " Ann",
+            "Name: Ann\nYear:": " 1910",
+            "Name: Ann\nYear: 1910\nCity:": " Rome",
+        }[shown]
 
     state = program().run(backend=model(answer))
     assert values(state) == [" Ann", " 1910", " Rome"]
@@ -203,7 +253,10 @@ def test_nothing_found_is_asked_for_by_itself(api, model):
 
 
 def test_an_answer_that_was_cut_leaves_its_last_value_out(api, model):
-    answers = {None: ("Name: Ann\nYear: 19", "length"), "Name: Ann\nYear:": ("1910\nCity: Rome", "stop")}
+    answers = {
+        None: ("Name: Ann\nYear: 19", "length"),
+        "Name: Ann\nYear:": ("1910\nCity: Rome", "stop"),
+    }
     state = program(4).run(backend=model(lambda body: answers[begun(body)]))
     assert values(state) == [" Ann", "1910", " Rome"]
 
@@ -213,7 +266,9 @@ def test_a_completion_model_goes_on_behind_the_mismatch(api, model):
         s += "Name:" + sgl.gen("name", stop="\n") + "\nYear:" + sgl.gen("year", stop="\n")
 
     answers = {"Name:": " Ann\n(a cook)", "Name: Ann\nYear:": " 1910"}
-    state = program(body=body).run(backend=model(lambda b: stopped(answers[b["prompt"]], b), "davinci-002"))
+    state = program(body=body).run(
+        backend=model(lambda b: stopped(answers[b["prompt"]], b), "davinci-002")
+    )
     assert state.text() == "Name: Ann\nYear: 1910"
     assert [request.body["prompt"] for request in api.requests] == list(answers)
     assert told(state, "name") == {"by": "ahead", "found": 0, "thrown_tokens": 2}
@@ -229,7 +284,8 @@ def test_a_value_that_a_check_refuses_is_asked_for_by_itself(api, model):
 
     answers = {None: "Name: Ann\nYear: 1910", "Name:": " Bob", "Name: Bob\nYear:": " 1920"}
     state = program(body=body).run(backend=model(lambda b: answers[begun(b)]))
-    assert (state["name"], state["year"]) == (" Bob", " 1920")  # what stood behind the refused value counts no more
+    # what stood behind the refused value counts no more
+    assert (state["name"], state["year"]) == (" Bob", " 1920")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +299,9 @@ def test_a_value_that_a_check_refuses_is_asked_for_by_itself(api, model):
 def test_typed_values_are_checked_in_the_answer(api, model, first, second, calls):
     def body(s):
         s += sgl.user("Who?")
-        s += sgl.assistant("Year: " + sgl.gen("year", type=int) + "\nCity: " + sgl.gen("city", stop="\n"))
+        s += sgl.assistant(
+            "Year: " + sgl.gen("year", type=int) + "\nCity: " + sgl.gen("city", stop="\n")
+        )
 
     def answer(body):
         if "response_format" in body:
@@ -281,11 +339,13 @@ def test_a_word_is_not_taken_for_one_that_is_said_again():
     assert unrepeated("An a", "n apple") == "n apple"
 
 
-# ------------------------------------------------------------------------------------------------ when, and when not
+# ------------------------------------------------------------------------------- when, and when not
 
 
 def test_without_drafts_a_begun_turn_is_refused_before_the_first_call(api, model):
-    with pytest.raises(sgl.CapabilityError, match=r"'name'.*already in the assistant's turn: 'Name:'") as error:
+    with pytest.raises(
+        sgl.CapabilityError, match=r"'name'.*already in the assistant's turn: 'Name:'"
+    ) as error:
         program(None).run(backend=model(lambda body: TURN))
     assert "num_api_spec_tokens" in str(error.value)
     assert api.requests == []
@@ -314,8 +374,17 @@ def test_text_behind_a_generation_does_not_make_its_turn_a_begun_one(api, model)
 
 
 def test_to_emulate_is_to_ask_for_the_rest(api, model):
-    answers = {"Name:": " Ann", "Name: Ann\nYear:": " 1910", "Name: Ann\nYear: 1910\nCity:": " Rome."}
-    backend = model(lambda body: stopped(answers[begun(body)], body), "any", profile="compatible", policy="emulate")
+    answers = {
+        "Name:": " Ann",
+        "Name: Ann\nYear:": " 1910",
+        "Name: Ann\nYear: 1910\nCity:": " Rome.",
+    }
+    backend = model(
+        lambda body: stopped(answers[begun(body)], body),
+        "any",
+        profile="compatible",
+        policy="emulate",
+    )
     state = program(None).run(backend=backend)
     assert values(state) == [" Ann", " 1910", " Rome"]
     assert [told(state, name) for name in ("name", "city")] == [{"by": "asked"}] * 2
@@ -362,17 +431,20 @@ def test_generations_of_different_kinds_do_not_share_a_call(api, model, options)
     def body(s):
         s += "Name:" + sgl.gen("name", **options) + "\nYear:" + sgl.gen("year", stop="\n")
 
-    with contextlib.suppress(sgl.SglError):  # an answer that is no call of a tool, or only one of two samples
+    # an answer that is no call of a tool, or only one of two samples
+    with contextlib.suppress(sgl.SglError):
         program(body=body).run(backend=backend).text()
     assert all("max_tokens" not in request.body for request in api.requests)
 
 
-# ------------------------------------------------------------------------------------------ under a constraint
+# ------------------------------------------------------------------------------- under a constraint
 
 
 def typed(s):
     s += sgl.user("Who?")
-    s += sgl.assistant("Year: " + sgl.gen("year", type=int) + ", alive: " + sgl.gen("alive", type=bool) + ".")
+    s += sgl.assistant(
+        "Year: " + sgl.gen("year", type=int) + ", alive: " + sgl.gen("alive", type=bool) + "."
+    )
 
 
 @pytest.mark.parametrize(("profile", "name"), [(None, "gpt-4o"), ("compatible", "any")])
@@ -394,7 +466,9 @@ def test_constrained_generations_behind_text_are_asked_for_one_by_one(api, model
 
 
 def test_they_are_refused_before_the_first_call_without_emulation(api, model):
-    with pytest.raises(sgl.CapabilityError, match=r"'year'.*already in the assistant's turn: 'Year: '"):
+    with pytest.raises(
+        sgl.CapabilityError, match=r"'year'.*already in the assistant's turn: 'Year: '"
+    ):
         program(None, typed).run(backend=model(lambda body: "{}", "gpt-4o"))
     assert api.requests == []
 
@@ -402,17 +476,20 @@ def test_they_are_refused_before_the_first_call_without_emulation(api, model):
 def test_a_selection_in_text_is_found_in_it(api, model):
     def body(s):
         s += sgl.user("Who?")
-        s += sgl.assistant("Name:" + sgl.gen("name", stop="\n") + "\nKind: " + sgl.select("kind", ["cook", "poet"]))
+        s += sgl.assistant(
+            "Name:" + sgl.gen("name", stop="\n") + "\nKind: " + sgl.select("kind", ["cook", "poet"])
+        )
 
     answers = {None: "Name: Ann\nKind: poet", "Name: Bob\nKind:": '{"value": "cook"}'}
     state = program(64, body).run(backend=model(lambda body: answers[begun(body)], "gpt-4o"))
     assert (state["name"], state["kind"], len(api.requests)) == (" Ann", "poet", 1)
     answers[None] = "Name: Bob\nKind: a poet"
     state = program(64, body).run(backend=model(lambda body: answers[begun(body)], "gpt-4o"))
-    assert (state["name"], state["kind"], len(api.requests)) == (" Bob", "cook", 4)  # one told no alternatives
+    # one told no alternatives
+    assert (state["name"], state["kind"], len(api.requests)) == (" Bob", "cook", 4)
 
 
-# ------------------------------------------------------------------------------------------------------- once more
+# ---------------------------------------------------------------------------------------- once more
 
 
 def test_a_run_again_asks_only_for_what_has_changed(api, model):

@@ -1,4 +1,6 @@
-"""Budgets on servers that report no usage, or a wrong one: what a call may have used counts, and a warning says so."""
+"""Budgets on servers that report no usage, or a wrong one: what a call may have used counts, and a
+warning says so.
+"""
 
 import re
 from itertools import count
@@ -42,10 +44,19 @@ def ask(s, i):
 
 def chat(usage=None, text=ANSWER, finish="stop", **more):
     """A chat completion as it is sent: a mapping, as no type of the SDK is without usage."""
-    choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text}}
-    return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], **more} | (
-        {} if usage is None else {"usage": usage}
-    )
+    choice = {
+        "index": 0,
+        "finish_reason": finish,
+        "message": {"role": "assistant", "content": text},
+    }
+    return {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        **more,
+    } | ({} if usage is None else {"usage": usage})
 
 
 def used(prompt, completion):
@@ -57,7 +68,13 @@ def chunks(usage=None, text=ANSWER, finish="stop", each=None):
 
     def chunk(delta, reason=None, **more):
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
-        named = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+        named = {
+            "id": "c",
+            "object": "chat.completion.chunk",
+            "created": 1,
+            "model": "m",
+            "choices": [choice],
+        }
         return named | ({} if each is None else {"usage": each}) | more
 
     pieces = [chunk({"content": piece}) for piece in re.findall(r"\s*\S+", text)]
@@ -65,14 +82,19 @@ def chunks(usage=None, text=ANSWER, finish="stop", each=None):
     return [*pieces, chunk({}, finish), *last, "[DONE]"]
 
 
-# Of each kind of server: whether it streams, its answer to a prompt of so many tokens, and the tokens that it generates.
+# Of each kind of server: whether it streams, its answer to a prompt of so many tokens, and the
+# tokens that it generates.
 SERVERS = {
     "no usage": (False, lambda n: Reply(chat()), tokens(ANSWER)),
     "null": (False, lambda n: Reply(chat() | {"usage": None}), tokens(ANSWER)),
     "empty": (False, lambda n: Reply(chat({})), tokens(ANSWER)),
     "zeros": (False, lambda n: Reply(chat(used(0, 0))), tokens(ANSWER)),
     "negative": (False, lambda n: Reply(chat(used(-5, -9))), tokens(ANSWER)),
-    "words": (False, lambda n: Reply(chat({"prompt_tokens": "many", "completion_tokens": "few"})), tokens(ANSWER)),
+    "words": (
+        False,
+        lambda n: Reply(chat({"prompt_tokens": "many", "completion_tokens": "few"})),
+        tokens(ANSWER),
+    ),
     "prompt only": (False, lambda n: Reply(chat(used(n, 0))), tokens(ANSWER)),
     "completion only": (False, lambda n: Reply(chat(used(0, tokens(ANSWER)))), tokens(ANSWER)),
     "ones": (False, lambda n: Reply(chat(used(1, 1))), tokens(ANSWER)),
@@ -84,13 +106,25 @@ SERVERS = {
     "page": (False, lambda n: Html(), MAX_TOKENS),
     "stream": (True, lambda n: Events(chunks()), tokens(ANSWER)),
     "stream of nulls": (True, lambda n: Events(chunks(each=None)), tokens(ANSWER)),
-    "stream of zeros": (True, lambda n: Events(chunks(used(0, 0), each=used(0, 0))), tokens(ANSWER)),
+    "stream of zeros": (
+        True,
+        lambda n: Events(chunks(used(0, 0), each=used(0, 0))),
+        tokens(ANSWER),
+    ),
     "stream that drops": (True, lambda n: Events(chunks()[:9], end="drop"), MAX_TOKENS),
-    "stream that counts, and drops": (True, lambda n: Events(chunks(each=used(n, 9))[:9], end="drop"), MAX_TOKENS),
+    "stream that counts, and drops": (
+        True,
+        lambda n: Events(chunks(each=used(n, 9))[:9], end="drop"),
+        MAX_TOKENS,
+    ),
     "stream that ends early": (True, lambda n: Events(chunks(each=used(n, 9))[:9]), MAX_TOKENS),
     "stream that drops at once": (True, lambda n: Events([], end="drop"), MAX_TOKENS),
     "stream of garbage": (True, lambda n: Events([*chunks()[:5], '{"id": "cut']), MAX_TOKENS),
-    "stream with an error": (True, lambda n: Events([*chunks()[:5], {"error": {"message": "Oh."}}]), MAX_TOKENS),
+    "stream with an error": (
+        True,
+        lambda n: Events([*chunks()[:5], {"error": {"message": "Oh."}}]),
+        MAX_TOKENS,
+    ),
 }
 BROKEN = {
     "cut body", "no response", "page", "stream that drops", "stream that counts, and drops", "stream that ends early",
@@ -116,7 +150,9 @@ def played(backend, limit, *, stream, rows=ROWS, program=ask):
     arguments = [{"i": i} for i in range(rows)]
     if not stream:
         try:
-            return program.run_batch(arguments, backend=backend, num_threads=1, max_total_tokens=limit)
+            return program.run_batch(
+                arguments, backend=backend, num_threads=1, max_total_tokens=limit
+            )
         except sgl.BatchError as error:
             return error.results
 
@@ -172,7 +208,8 @@ def test_a_refused_request_uses_nothing(api, openai):
 
     api.answers = Meter(busy, tokens(ANSWER))
     results = played(openai(profile="compatible"), 400, stream=False)
-    assert sum(isinstance(each, sgl.ProgramState) for each in results) == 5  # as many as without the refused ones
+    # as many as without the refused ones
+    assert sum(isinstance(each, sgl.ProgramState) for each in results) == 5
 
 
 def test_the_sdks_own_retries_count(api, openai):
@@ -194,7 +231,9 @@ class Silent(ServerForTests):
     def answer(self, request):
         answer = super().answer(request)
         if isinstance(answer, Events):
-            return Events([each if isinstance(each, str) else without_usage(each) for each in answer.events])
+            return Events(
+                [each if isinstance(each, str) else without_usage(each) for each in answer.events]
+            )
         return Reply(without_usage(answer.body))
 
 
@@ -212,7 +251,10 @@ def text(s, i):
 
 
 BACKENDS = {
-    "responses": (ask, lambda url: OpenAI("gpt-5", base_url=f"{url}/v1", api_key="key", api="responses")),
+    "responses": (
+        ask,
+        lambda url: OpenAI("gpt-5", base_url=f"{url}/v1", api_key="key", api="responses"),
+    ),
     "completions": (text, lambda url: OpenAI("davinci-002", base_url=f"{url}/v1", api_key="key")),
     "messages": (ask, lambda url: Anthropic("claude-opus-5", base_url=url, api_key="key")),
 }
@@ -231,7 +273,7 @@ def test_every_api(name, stream):
     assert any("usage" in warning for warning in results[0].get_meta_info("answer")["warnings"])
 
 
-# -------------------------------------------------------------------------------------------- other backends, nodes
+# ---------------------------------------------------------------------------- other backends, nodes
 
 
 class Hooks(sgl.BaseBackend):
@@ -282,7 +324,9 @@ class Failing(Native):
 
 def test_an_error_without_a_usage_keeps_its_reservation():
     results = played(Failing(), 400, stream=False)
-    assert [type(each) for each in results] == [sgl.BackendError] * 4 + [sgl.BudgetError] * (ROWS - 4)
+    assert [type(each) for each in results] == [sgl.BackendError] * 4 + [sgl.BudgetError] * (
+        ROWS - 4
+    )
 
 
 def test_every_call_of_a_node_counts(api, openai):
@@ -294,7 +338,9 @@ def test_every_call_of_a_node_counts(api, openai):
         s += sgl.user(f"Question {i}: how many people live in France?")
         s += sgl.assistant(sgl.gen("answer", regex="[0-9]+", max_tokens=MAX_TOKENS))
 
-    results = played(openai(profile="compatible", policy="emulate"), 600, stream=False, program=number)
+    results = played(
+        openai(profile="compatible", policy="emulate"), 600, stream=False, program=number
+    )
     assert isinstance(results[-1], sgl.BudgetError)
     assert meter.requests % 3 == 0
     assert meter.used <= 600 + 3 * 110  # one node's calls

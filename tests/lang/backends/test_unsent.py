@@ -1,5 +1,6 @@
-"""What a server leaves out of its answer (usage, log-probabilities, finish reason) is a warning in the metadata: each API
-and each field has one test."""
+"""What a server leaves out of its answer (usage, log-probabilities, finish reason) is a warning in
+the metadata: each API and each field has one test.
+"""
 
 import contextlib
 from typing import Any
@@ -32,12 +33,17 @@ def text(s, /, **options):
     s += "The capital of France is" + sgl.gen("a", max_tokens=9, **options)
 
 
-# ------------------------------------------------------------------------- answers of each API, without some fields
+# --------------------------------------------------------- answers of each API, without some fields
 
 
 def kept(fields, without, **named):
     """Fields of an answer, and further ones, unless their names are left out."""
-    return fields | {key: value for name, more in named.items() if name not in without for key, value in more.items()}
+    return fields | {
+        key: value
+        for name, more in named.items()
+        if name not in without
+        for key, value in more.items()
+    }
 
 
 def entries(without):
@@ -51,7 +57,10 @@ def chat(without, stream):
         "delta" if stream else "message": {"role": "assistant", "content": "Paris"},
     }
     choice = kept(
-        said, without, finish_reason={"finish_reason": "stop"}, logprobs={"logprobs": {"content": entries(without)}}
+        said,
+        without,
+        finish_reason={"finish_reason": "stop"},
+        logprobs={"logprobs": {"content": entries(without)}},
     )
     kind = "chat.completion.chunk" if stream else "chat.completion"
     known = {"id": "c", "object": kind, "created": 1, "model": "m", "choices": [choice]}
@@ -61,10 +70,23 @@ def chat(without, stream):
 
 def completion(without, stream):
     tops = None if "alternatives" in without else [{"Rome": -1.5}]
-    logprobs = {"tokens": ["Paris"], "token_logprobs": [-0.5], "top_logprobs": tops, "text_offset": [0]}
+    logprobs = {
+        "tokens": ["Paris"],
+        "token_logprobs": [-0.5],
+        "top_logprobs": tops,
+        "text_offset": [0],
+    }
     said = {"index": 0, "finish_reason": None, "text": "Paris", "logprobs": None}
-    choice = kept(said, without, finish_reason={"finish_reason": "stop"}, logprobs={"logprobs": logprobs})
-    known = {"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [choice]}
+    choice = kept(
+        said, without, finish_reason={"finish_reason": "stop"}, logprobs={"logprobs": logprobs}
+    )
+    known = {
+        "id": "c",
+        "object": "text_completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+    }
     body = kept(known, without, usage={"usage": USAGE})
     return Events([body, "[DONE]"]) if stream else Reply(body)
 
@@ -76,10 +98,20 @@ def response(without, stream):
     }  # fmt: skip
     part = {"type": "output_text", "text": "Paris", "annotations": [], "logprobs": []}
     part = kept(part, without, logprobs={"logprobs": entries(without)})
-    item = {"id": "m", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+    item = {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [part],
+    }
     known = {"id": "r", "object": "response", "created_at": 1, "model": "gpt-4o", "output": [item]}
     body = kept(known, without, usage={"usage": usage}, finish_reason={"status": "completed"})
-    return Events([{"type": "response.completed", "sequence_number": 1, "response": body}]) if stream else Reply(body)
+    return (
+        Events([{"type": "response.completed", "sequence_number": 1, "response": body}])
+        if stream
+        else Reply(body)
+    )
 
 
 def message(without, stream):
@@ -87,7 +119,11 @@ def message(without, stream):
         "id": "m", "type": "message", "role": "assistant", "model": "c", "content": [], "stop_reason": None,
         "stop_sequence": None,
     }  # fmt: skip
-    end = kept({"stop_reason": None, "stop_sequence": None}, without, finish_reason={"stop_reason": "end_turn"})
+    end = kept(
+        {"stop_reason": None, "stop_sequence": None},
+        without,
+        finish_reason={"stop_reason": "end_turn"},
+    )
     delta = {"type": "message_delta", "delta": end}
     return Events([
         {"type": "message_start", "message": kept(first, without, usage={"usage": {"input_tokens": 9}})},
@@ -100,8 +136,15 @@ def message(without, stream):
 
 
 def content(without, stream):
-    tops = [] if "alternatives" in without else [{"candidates": [{"token": "Rome", "logProbability": -1.5}]}]
-    logprobs = {"chosenCandidates": [{"token": "Paris", "logProbability": -0.5}], "topCandidates": tops}
+    tops = (
+        []
+        if "alternatives" in without
+        else [{"candidates": [{"token": "Rome", "logProbability": -1.5}]}]
+    )
+    logprobs = {
+        "chosenCandidates": [{"token": "Paris", "logProbability": -0.5}],
+        "topCandidates": tops,
+    }
     said = {"content": {"role": "model", "parts": [{"text": "Paris"}]}, "index": 0}
     candidate = kept(
         said, without, finish_reason={"finishReason": "STOP"}, logprobs={"logprobsResult": logprobs}
@@ -123,21 +166,36 @@ def generated(without, stream):
 
 
 def vertex(url):
-    options = {"project": "p", "location": "l", "credentials": Credentials(token="token-0123456789")}
-    return VertexAI("gemini-2.5-flash", http_options={"base_url": url, "timeout": 60_000}, **options)
+    options = {
+        "project": "p",
+        "location": "l",
+        "credentials": Credentials(token="token-0123456789"),
+    }
+    return VertexAI(
+        "gemini-2.5-flash", http_options={"base_url": url, "timeout": 60_000}, **options
+    )
 
 
 # By API: its answers, a program, and a backend.
 APIS = {
     "chat": (chat, ask, lambda url: OpenAI("gpt-4o", base_url=f"{url}/v1", api_key="key")),
-    "completions": (completion, text, lambda url: OpenAI("davinci-002", base_url=f"{url}/v1", api_key="key")),
-    "responses": (response, ask, lambda url: OpenAI("gpt-4o", base_url=f"{url}/v1", api_key="key", api="responses")),
+    "completions": (
+        completion,
+        text,
+        lambda url: OpenAI("davinci-002", base_url=f"{url}/v1", api_key="key"),
+    ),
+    "responses": (
+        response,
+        ask,
+        lambda url: OpenAI("gpt-4o", base_url=f"{url}/v1", api_key="key", api="responses"),
+    ),
     "messages": (message, ask, lambda url: Anthropic("claude-opus-5", base_url=url, api_key="key")),
     "generateContent": (content, ask, vertex),
     "native": (generated, text, sgl.RuntimeEndpoint),
 }
 WITHOUT_LOGPROBS = {"messages"}  # the API has none, so that the parameter is refused
-ASSUMED = {("chat", False), ("completions", False), ("responses", False), ("responses", True)}  # the rest is broken off
+# the rest is broken off
+ASSUMED = {("chat", False), ("completions", False), ("responses", False), ("responses", True)}
 
 
 class OneAnswer(ServerForTests):
@@ -150,7 +208,9 @@ class OneAnswer(ServerForTests):
 def asked(api, without, *, stream):
     """State of a program that asks an API whose answer lacks some fields."""
     answer, program, connect = APIS[api]
-    options: dict[str, Any] = {} if api in WITHOUT_LOGPROBS else {"return_logprob": True, "top_logprobs_num": 1}
+    options: dict[str, Any] = (
+        {} if api in WITHOUT_LOGPROBS else {"return_logprob": True, "top_logprobs_num": 1}
+    )
     with serving(api, answer(without, stream)) as url:
         backend = connect(url)
         state = program.run(backend=backend, stream=stream, **options)

@@ -31,10 +31,15 @@ def add(a: int, b: int) -> int:
 
 def answer(*parts, finish="STOP", usage=True, **fields):
     """An answer with these parts; a text is one."""
-    content = types.Content(role="model", parts=[types.Part(text=p) if isinstance(p, str) else p for p in parts])
+    content = types.Content(
+        role="model", parts=[types.Part(text=p) if isinstance(p, str) else p for p in parts]
+    )
     reason = None if finish is None else types.FinishReason(finish)
     counts = types.GenerateContentResponseUsageMetadata(
-        prompt_token_count=20, candidates_token_count=5, thoughts_token_count=3, cached_content_token_count=8
+        prompt_token_count=20,
+        candidates_token_count=5,
+        thoughts_token_count=3,
+        cached_content_token_count=8,
     )
     known = dict(
         candidates=[types.Candidate(content=content, finish_reason=reason, index=0)],
@@ -50,7 +55,8 @@ def failure(status, message, kind):
 
 THOUGHT = types.Part(text="Hm.", thought=True)
 CALL = types.Part(
-    function_call=types.FunctionCall(name="add", args={"a": 1, "b": 2}, id="call-1"), thought_signature=b"sig"
+    function_call=types.FunctionCall(name="add", args={"a": 1, "b": 2}, id="call-1"),
+    thought_signature=b"sig",
 )
 
 
@@ -73,7 +79,12 @@ def gemini(api):
 
     def make(model="gemini-3.8-flash", *, timeout=60_000, **options):
         http = {"base_url": api.url, "timeout": timeout}
-        options = {"project": "p-1", "location": "l-1", "credentials": Credentials(token="token-0123456789"), **options}
+        options = {
+            "project": "p-1",
+            "location": "l-1",
+            "credentials": Credentials(token="token-0123456789"),
+            **options,
+        }
         made.append(sgl.VertexAI(model, http_options=http, **options))
         return made[-1]
 
@@ -127,7 +138,9 @@ def test_log_probabilities_keep_the_token_id_0():
     top = [types.LogprobsResultTopCandidates(candidates=[each]) for each in chosen]
     result = types.LogprobsResult(chosen_candidates=chosen, top_candidates=top)
     reader = GenerateContentReader()
-    reader.event(types.GenerateContentResponse(candidates=[types.Candidate(logprobs_result=result)]))
+    reader.event(
+        types.GenerateContentResponse(candidates=[types.Candidate(logprobs_result=result)])
+    )
     first, second = reader.samples[0].logprobs
     assert (first.token_id, first.top) == (0, ((-0.5, 0, "a"),))
     assert (second.token_id, second.top) == (-1, ((-0.7, -1, "b"),))
@@ -135,7 +148,16 @@ def test_log_probabilities_keep_the_token_id_0():
 
 def test_every_parameter_that_was_set_is_sent(api, gemini):
     api.answers = [Reply(answer("Hello"))]
-    ask(gemini(), max_tokens=7, stop="\n", temperature=0, top_p=0.5, top_k=3, seed=2**40 + 5, presence_penalty=0.5)
+    ask(
+        gemini(),
+        max_tokens=7,
+        stop="\n",
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        seed=2**40 + 5,
+        presence_penalty=0.5,
+    )
     assert api.last["generationConfig"] == {
         "maxOutputTokens": 7, "stopSequences": ["\n"], "temperature": 0, "topP": 0.5, "topK": 3, "seed": 5,
         "presencePenalty": 0.5,
@@ -146,7 +168,9 @@ def test_safety_settings_and_effort_go_with_each_request(api, gemini):
     api.answers = [Reply(answer("Hello"))]
     settings = {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}
     ask(gemini(safety_settings=settings, reasoning_effort="low"))
-    assert api.last["safetySettings"] == [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}]
+    assert api.last["safetySettings"] == [
+        {"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}
+    ]
     assert api.last["generationConfig"]["thinkingConfig"] == {"thinking_level": "LOW"}
 
 
@@ -165,7 +189,10 @@ def test_several_turns_and_images(api, gemini):
     assert [turn["role"] for turn in (first, said, second)] == ["user", "model", "user"]
     assert first["parts"][0]["inlineData"]["mime_type"] == "image/png"
     assert said["parts"] == [{"text": "one"}]
-    assert second["parts"][0]["fileData"] == {"file_uri": "https://x.test/i.png", "mime_type": "image/png"}
+    assert second["parts"][0]["fileData"] == {
+        "file_uri": "https://x.test/i.png",
+        "mime_type": "image/png",
+    }
 
 
 def test_a_schema_is_native(api, gemini):
@@ -210,7 +237,11 @@ def test_tools_are_the_apis_own_and_a_result_answers_the_call(api, gemini):
 
 
 def test_pieces_are_shown_as_they_come(api, gemini):
-    pieces = [answer(THOUGHT, finish=None, usage=False), answer("Hel", finish=None, usage=False), answer("lo")]
+    pieces = [
+        answer(THOUGHT, finish=None, usage=False),
+        answer("Hel", finish=None, usage=False),
+        answer("lo"),
+    ]
     api.answers = [Events(pieces)]
     state = run(gemini(), stream=True, reasoning="deepseek-r1")
     assert list(state.text_iter("a_reasoning_content")) == ["Hm."]
@@ -239,7 +270,9 @@ def test_a_stream_that_is_cut_is_an_error(api, gemini, cut, end):
         (
             answer(
                 candidates=None,
-                prompt_feedback=types.GenerateContentResponsePromptFeedback(block_reason=types.BlockedReason.SAFETY),
+                prompt_feedback=types.GenerateContentResponsePromptFeedback(
+                    block_reason=types.BlockedReason.SAFETY
+                ),
             ),
             sgl.RefusalError,
             "the prompt was blocked",

@@ -21,7 +21,8 @@ def backend(**options):
 
 def test_results_are_in_order_and_finished():
     states = square.run_batch(
-        [{"x": i} for i in range(30)], backend=backend(latency=lambda call: 0.03 - len(call.prompt.text) / 400)
+        [{"x": i} for i in range(30)],
+        backend=backend(latency=lambda call: 0.03 - len(call.prompt.text) / 400),
     )
     assert [state.branch.names.variables["a"].done for state in states] == [True] * 30
     assert [int(state["a"]) for state in states] == [i * i for i in range(30)]
@@ -87,7 +88,9 @@ def test_no_more_than_num_threads_are_under_way(window):
         with lock:
             running -= 1
 
-    counted.run_batch([{"i": i} for i in range(4 * window)], backend=Meeting(window), num_threads=window)
+    counted.run_batch(
+        [{"i": i} for i in range(4 * window)], backend=Meeting(window), num_threads=window
+    )
     assert most == window
 
 
@@ -100,7 +103,10 @@ def test_the_generator_starts_only_what_is_asked_for():
         s += sgl.gen("a")
 
     states = tracked.run_batch(
-        [{"i": i} for i in range(10)], backend=sgl.ScriptedBackend(default="x"), num_threads=2, generator_style=True
+        [{"i": i} for i in range(10)],
+        backend=sgl.ScriptedBackend(default="x"),
+        num_threads=2,
+        generator_style=True,
     )
     assert started == []
     assert next(states)["a"] == "x"
@@ -147,7 +153,9 @@ def test_the_progress_bar_tells_tokens_and_cache(capsys):
 
 def test_settings_hold_for_every_item():
     script = backend()
-    square.run_batch([{"x": 1}, {"x": 2}], backend=script, temperature=0.3, max_new_tokens=5, seed=1)
+    square.run_batch(
+        [{"x": 1}, {"x": 2}], backend=script, temperature=0.3, max_new_tokens=5, seed=1
+    )
     assert {(c.params.temperature, c.params.max_tokens) for c in script.calls} == {(0.3, 5)}
     assert script.calls[0].params.seed == script.calls[1].params.seed
 
@@ -159,11 +167,16 @@ def test_num_threads_is_checked(value):
 
 
 def test_so_many_items_run_at_the_same_time():
-    states = within(3, lambda: square.run_batch([{"x": i} for i in range(500)], backend=Meeting(100), num_threads=100))
+    states = within(
+        3,
+        lambda: square.run_batch(
+            [{"x": i} for i in range(500)], backend=Meeting(100), num_threads=100
+        ),
+    )
     assert len(states) == 500
 
 
-# ------------------------------------------------------------------------------------------ policies
+# ----------------------------------------------------------------------------------------- policies
 
 
 @sgl.function
@@ -200,7 +213,13 @@ def test_on_error_raise_carries_what_return_would_give():
         sgl.BatchError, match="2 of 5 programs failed, the first is item 1: LookupError: body of 1"
     ) as caught:
         fragile.run_batch(ITEMS, backend=fragile_script())
-    assert [isinstance(r, Exception) for r in caught.value.results] == [False, True, False, True, False]
+    assert [isinstance(r, Exception) for r in caught.value.results] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
     assert caught.value.where is not None
     assert caught.value.where.file == __file__
     assert isinstance(caught.value.__cause__, LookupError)
@@ -221,13 +240,20 @@ def test_a_failed_node_of_a_batch_is_told_with_its_line_once():
 @pytest.mark.parametrize("policy", ["return", "skip"])
 def test_the_policies_hold_for_iterators_too(policy, ordered):
     yielded = fragile.run_batch(
-        ITEMS, backend=fragile_script(), on_error=policy, ordered=ordered, generator_style=True, num_threads=2
+        ITEMS,
+        backend=fragile_script(),
+        on_error=policy,
+        ordered=ordered,
+        generator_style=True,
+        num_threads=2,
     )
     numbered = list(enumerate(yielded)) if ordered else sorted(yielded, key=lambda pair: pair[0])
     if ordered and policy == "skip":
         numbered = list(zip((0, 2, 4), [r for _, r in numbered]))
     assert [i for i, r in numbered if not isinstance(r, Exception)] == [0, 2, 4]
-    assert [i for i, r in numbered if isinstance(r, Exception)] == ([1, 3] if policy == "return" else [])
+    assert [i for i, r in numbered if isinstance(r, Exception)] == (
+        [1, 3] if policy == "return" else []
+    )
     assert all(r.text() == f"{i} fine" for i, r in numbered if not isinstance(r, Exception))
 
 
@@ -248,7 +274,7 @@ def test_the_policy_is_checked_before_anything_runs(policy):
     assert script.calls == []
 
 
-# ------------------------------------------------------------------------------------------ iterators
+# ---------------------------------------------------------------------------------------- iterators
 
 
 class Gates:
@@ -268,7 +294,9 @@ class Gates:
         self.items = [{"i": i} for i in range(count)]
 
     def run(self, **options):
-        return self.program.run_batch(self.items, backend=sgl.ScriptedBackend(), generator_style=True, **options)
+        return self.program.run_batch(
+            self.items, backend=sgl.ScriptedBackend(), generator_style=True, **options
+        )
 
 
 def test_unordered_results_come_as_they_finish():
@@ -299,7 +327,10 @@ def test_an_iterator_never_has_more_runs_than_the_window_that_nobody_has_taken(w
         s += sgl.gen("a")
 
     results = tracked.run_batch(
-        [{"i": i} for i in range(20)], backend=sgl.ScriptedBackend(default="x"), num_threads=window, ordered=False
+        [{"i": i} for i in range(20)],
+        backend=sgl.ScriptedBackend(default="x"),
+        num_threads=window,
+        ordered=False,
     )
     for taken, _ in enumerate(results, 1):
         assert len(started) <= taken - 1 + window
@@ -334,7 +365,9 @@ def holding(gated, is_async):
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_iterator_that_is_left_stops_what_is_under_way(is_async):
     gated = Gated()
-    results = holding(gated, is_async).run_batch([(i,) for i in range(3)], backend=gated, generator_style=True)
+    results = holding(gated, is_async).run_batch(
+        [(i,) for i in range(3)], backend=gated, generator_style=True
+    )
     assert next(results)["a"] == "0"
     assert gated.asked.wait(60)
     results.close()
@@ -349,7 +382,9 @@ def test_an_interrupt_stops_what_is_under_way(is_async):
 def interrupt_stops_what_is_under_way(is_async):
     gated = Gated()
     batch = [(i,) for i in range(3)]
-    interrupted(lambda: holding(gated, is_async).run_batch(batch, backend=gated), gated.asked.is_set)
+    interrupted(
+        lambda: holding(gated, is_async).run_batch(batch, backend=gated), gated.asked.is_set
+    )
     return gated.cancelled.wait(60)
 
 
@@ -357,9 +392,13 @@ def test_coroutines_have_the_same_iterators():
     import asyncio
 
     async def main():
-        ordered = square.arun_batch([(i,) for i in range(6)], backend=backend(), generator_style=True, num_threads=2)
+        ordered = square.arun_batch(
+            [(i,) for i in range(6)], backend=backend(), generator_style=True, num_threads=2
+        )
         unordered = square.arun_batch([(i,) for i in range(6)], backend=backend(), ordered=False)
-        skipping = fragile.arun_batch(ITEMS, backend=fragile_script(), on_error="skip", generator_style=True)
+        skipping = fragile.arun_batch(
+            ITEMS, backend=fragile_script(), on_error="skip", generator_style=True
+        )
         with pytest.raises(sgl.BatchError, match="2 of 5"):
             await fragile.arun_batch(ITEMS, backend=fragile_script())
         return (
@@ -370,7 +409,12 @@ def test_coroutines_have_the_same_iterators():
         )
 
     expected = [f"{i} 0 {i * i}" for i in range(6)]
-    assert asyncio.run(main()) == (expected, list(enumerate(expected)), ["0 fine", "2 fine", "4 fine"], [])
+    assert asyncio.run(main()) == (
+        expected,
+        list(enumerate(expected)),
+        ["0 fine", "2 fine", "4 fine"],
+        [],
+    )
 
 
 def test_a_batch_that_can_not_start_says_so_to_coroutines_too(monkeypatch):
@@ -430,7 +474,10 @@ def test_nothing_that_is_given_is_changed():
         ([{}], r"batch_kwargs\[0\]: square: missing a required argument: 'x'"),
         ([()], r"batch_kwargs\[0\]: square: missing a required argument: 'x'"),
         ([{"x": 1}, (1, 2, 3)], r"batch_kwargs\[1\]: square: too many positional arguments"),
-        ([{"x": 1}, {"x": 1, "y": 2, "z": 3}], r"batch_kwargs\[1\]: square: got an unexpected keyword argument 'z'"),
+        (
+            [{"x": 1}, {"x": 1, "y": 2, "z": 3}],
+            r"batch_kwargs\[1\]: square: got an unexpected keyword argument 'z'",
+        ),
     ],
 )
 @pytest.mark.parametrize("generator_style", [True, False])
@@ -441,7 +488,9 @@ def test_an_item_that_does_not_fit_is_named(items, message, generator_style):
     assert script.calls == []
 
 
-@pytest.mark.parametrize("options", [{}, {"progress_bar": True}, {"checkpoint": "kept.jsonl"}, {"num_threads": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"progress_bar": True}, {"checkpoint": "kept.jsonl"}, {"num_threads": 1}]
+)
 def test_an_empty_batch_is_an_empty_list(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert square.run_batch([], backend=backend(), **options) == []
@@ -477,7 +526,9 @@ def test_an_ordered_iterator_is_no_further_ahead_than_its_window():
         s += sgl.gen("x")
 
     items = [{"i": i} for i in range(50)]
-    states = program.run_batch(items, backend=sgl.ScriptedBackend(), num_threads=4, generator_style=True)
+    states = program.run_batch(
+        items, backend=sgl.ScriptedBackend(), num_threads=4, generator_style=True
+    )
     taker = threading.Thread(target=lambda: next(states))
     taker.start()
     assert all(starts.acquire(timeout=60) for _ in range(4))
@@ -516,7 +567,7 @@ def test_all_rows_have_one_backend():
     assert len({id(state.branch.backend) for state in states}) == 1
 
 
-# ------------------------------------------------------------------------------------------ equal items
+# -------------------------------------------------------------------------------------- equal items
 
 
 @sgl.function
@@ -552,7 +603,20 @@ def test_items_that_differ_or_have_no_seed_are_not_warned_about():
 
     seeds([{}] * 3)
     seeds([{}] * 3, seed=2, temperature=0)
-    seeds([{"x": 1}, {"x": True}, {"x": 1.0}, {}, ("1",), {"x": [1]}, {"x": [2]}, {"x": Odd()}, {"x": Odd()}], seed=3)
+    seeds(
+        [
+            {"x": 1},
+            {"x": True},
+            {"x": 1.0},
+            {},
+            ("1",),
+            {"x": [1]},
+            {"x": [2]},
+            {"x": Odd()},
+            {"x": Odd()},
+        ],
+        seed=3,
+    )
     with pytest.warns(UserWarning, match="items 1 and 2 are equal"):
         seeds([{"x": 1}, {"x": [1]}, {"x": [1]}], seed=4)
     with pytest.warns(UserWarning, match="items 0 and 2 are equal"):

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 import sglang_lite as sgl
-from tests.lang.batches.test_checkpoint_file import ITEMS, TEXTS, VALUES, City, add, refused, run, script, square
+from tests.lang.batches.test_checkpoint_file import (
+    ITEMS,
+    TEXTS,
+    VALUES,
+    City,
+    add,
+    refused,
+    run,
+    script,
+    square,
+)
 
 
 @pytest.fixture
@@ -90,7 +100,9 @@ def changing(path, source=CHANGING, **options):
     namespace = {"__name__": "changing"}
     exec(compile(source, "changing.py", "exec"), namespace)
     backend = sgl.ScriptedBackend(lambda call: '{"sides": 4}')
-    namespace["program"].run_batch([{"x": 1}, {"x": 2}], **{"backend": backend, **options}, checkpoint=path)
+    namespace["program"].run_batch(
+        [{"x": 1}, {"x": 2}], **{"backend": backend, **options}, checkpoint=path
+    )
     return len(backend.calls)
 
 
@@ -114,14 +126,20 @@ def changing(path, source=CHANGING, **options):
 )
 def test_a_change_of_anything_that_the_program_reads_is_refused(path, before, after, named):
     assert changing(path) == 2
-    with pytest.raises(sgl.ProgramError, match=f"line 1: since it was made, this has changed: .*{named}"):
+    with pytest.raises(
+        sgl.ProgramError, match=f"line 1: since it was made, this has changed: .*{named}"
+    ):
         changing(path, CHANGING.replace(before, after))
     assert changing(path) == 0
 
 
 def test_what_a_program_keeps_for_itself_where_it_stands_and_comments_are_no_change(path):
     assert changing(path) == 2
-    source = CHANGING.replace("COUNT = 0", "COUNT = 5").replace("calls = 0", "calls = 7").replace("# body", "# text")
+    source = (
+        CHANGING.replace("COUNT = 0", "COUNT = 5")
+        .replace("calls = 0", "calls = 7")
+        .replace("# body", "# text")
+    )
     assert changing(path, f"UNREAD = 1\n\n{source}") == 0
 
 
@@ -176,12 +194,16 @@ def test_what_can_not_be_compared_is_named_and_a_version_is_compared_instead(pat
     with pytest.raises(sgl.ParameterError, match=r"version: 1\.5 is neither"):
         run(path, version=1.5)
     for wrong in (dict(version="1"), dict(skip_damaged=True)):
-        with pytest.raises(sgl.ParameterError, match=r"has no effect without a checkpoint file\. Give checkpoint=…"):
+        with pytest.raises(
+            sgl.ParameterError, match=r"has no effect without a checkpoint file\. Give checkpoint=…"
+        ):
             square.run_batch(ITEMS, backend=script(), **wrong)
 
 
 def test_arguments_that_can_not_be_compared_are_refused(path):
-    with pytest.raises(sgl.ParameterError, match=r"batch_kwargs\[1\]: a generator in it can't be compared"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"batch_kwargs\[1\]: a generator in it can't be compared"
+    ):
         run(path, [{"x": 1}, {"x": (i for i in ())}])
     assert not path.exists()
 
@@ -189,7 +211,8 @@ def test_arguments_that_can_not_be_compared_are_refused(path):
 @pytest.mark.parametrize(
     "value",
     [*VALUES, add, len, {"f": City}, 1j, ..., str.upper, Path("a")],
-    ids=lambda value: getattr(value, "__name__", repr(value)),  # a function's repr is another one in each process
+    # a function's repr is another one in each process
+    ids=lambda value: getattr(value, "__name__", repr(value)),
 )
 def test_arguments_are_compared_by_their_content(path, value):
     @sgl.function

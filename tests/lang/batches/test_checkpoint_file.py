@@ -1,4 +1,6 @@
-"""A batch with a checkpoint file: stopped anywhere and run again, no item is lost and none is done twice."""
+"""A batch with a checkpoint file: stopped anywhere and run again, no item is lost and none is done
+twice.
+"""
 
 import asyncio
 import datetime
@@ -52,7 +54,9 @@ TEXTS = [f"<{i}>" for i in range(6)]
 
 
 def script():
-    return sgl.ScriptedBackend(lambda call: f"<{call.prompt.messages[0].content[0]}>" if call.prompt.messages else "x")
+    return sgl.ScriptedBackend(
+        lambda call: f"<{call.prompt.messages[0].content[0]}>" if call.prompt.messages else "x"
+    )
 
 
 @pytest.fixture
@@ -77,7 +81,7 @@ def run(path, items=ITEMS, program=square, **options):
     return [state["a"] for state in states], len(backend.calls)
 
 
-# ------------------------------------------------------------------------------------------ continuing
+# --------------------------------------------------------------------------------------- continuing
 
 
 def test_what_is_finished_is_not_run_again(path):
@@ -91,7 +95,11 @@ def test_a_restored_state_is_like_the_one_that_ran(path):
     def program(s, x):
         s += sgl.user("Look: " + sgl.image(b"GIF89a...") + f" {x}")
         with s.assistant():
-            s += sgl.gen("cut", max_tokens=1) + sgl.select("picked", ["p", "q"]) + sgl.gen("several", n=2)
+            s += (
+                sgl.gen("cut", max_tokens=1)
+                + sgl.select("picked", ["p", "q"])
+                + sgl.gen("several", n=2)
+            )
             s += sgl.gen("typed", type=list[int])
             fork = s.fork(2)
             fork[1] += sgl.gen("half")
@@ -101,7 +109,9 @@ def test_a_restored_state_is_like_the_one_that_ran(path):
 
     backend = sgl.ScriptedBackend(lambda call: "[1, 2]" if call.constraint else "two words")
     (ran,) = program.run_batch([(1,)], backend=backend, checkpoint=path)
-    (restored,) = program.run_batch([(1,)], backend=sgl.ScriptedBackend(lambda call: str(1 / 0)), checkpoint=path)
+    (restored,) = program.run_batch(
+        [(1,)], backend=sgl.ScriptedBackend(lambda call: str(1 / 0)), checkpoint=path
+    )
     names = ["cut", "picked", "several", "typed", "half", "set"]
     assert [restored[name] for name in names] == [ran[name] for name in names]
     assert [restored.raw(name) for name in names] == [ran.raw(name) for name in names]
@@ -193,14 +203,18 @@ def test_calls_of_tools_are_kept(path):
 
 
 @pytest.mark.parametrize(
-    "value", [object(), lambda: 0, type("Local", (), {})(), bytearray(b"bytes")], ids=lambda v: type(v).__name__
+    "value",
+    [object(), lambda: 0, type("Local", (), {})(), bytearray(b"bytes")],
+    ids=lambda v: type(v).__name__,
 )
 def test_a_value_that_can_not_be_kept_fails_its_item_and_says_which(path, value):
     @sgl.function
     def program(s, x):
         s["odd"] = value if x else 0
 
-    with pytest.raises(sgl.BatchError, match="1 of 2 programs failed, the first is item 1: 'odd' is a"):
+    with pytest.raises(
+        sgl.BatchError, match="1 of 2 programs failed, the first is item 1: 'odd' is a"
+    ):
         program.run_batch([(0,), (1,)], backend=script(), checkpoint=path)
     assert len(kept(path)) == 1
 
@@ -240,7 +254,10 @@ def test_coroutines_go_on_too(path):
         await square.arun_batch(ITEMS[:3], backend=script(), checkpoint=path)
         backend = script()
         states = await square.arun_batch(ITEMS, backend=backend, checkpoint=path)
-        ordered = [s["a"] async for s in await square.arun_batch(ITEMS, checkpoint=path, generator_style=True)]
+        ordered = [
+            s["a"]
+            async for s in await square.arun_batch(ITEMS, checkpoint=path, generator_style=True)
+        ]
         return [state["a"] for state in states], ordered, len(backend.calls)
 
     sgl.set_default_backend(script())
@@ -300,7 +317,9 @@ def test_a_killed_batch_goes_on_where_it_was(tmp_path, window):
     again = start(last=-1)
     assert (again.returncode, again.stdout) == (0, "True\n"), again.stderr
     assert sorted(kept()) == list(range(12))
-    assert sorted(map(int, log.read_text().splitlines()[len(ran) :])) == sorted(set(range(12)) - set(first))
+    assert sorted(map(int, log.read_text().splitlines()[len(ran) :])) == sorted(
+        set(range(12)) - set(first)
+    )
 
 
 def test_a_last_line_cut_anywhere_is_dropped_and_its_item_run_again(path):
@@ -313,7 +332,7 @@ def test_a_last_line_cut_anywhere_is_dropped_and_its_item_run_again(path):
         assert [line["index"] for line in kept(path)] == [0, 1, 2]
 
 
-# ------------------------------------------------------------------------------------------ something else
+# ----------------------------------------------------------------------------------- something else
 
 
 def refused(path, message, items=ITEMS, program=square, hint="Name another file", **options):
@@ -346,7 +365,9 @@ def test_another_program_is_refused(path):
     def cube(s, x):
         s += "never"
 
-    refused(path, "line 1: the checkpoint is of the program 'square', but this is 'cube'", program=cube)
+    refused(
+        path, "line 1: the checkpoint is of the program 'square', but this is 'cube'", program=cube
+    )
 
 
 @pytest.mark.parametrize(
@@ -372,7 +393,9 @@ def test_a_file_of_an_earlier_version_is_refused(path):
     refused(path, "line 1: the checkpoint was made by an earlier version")
 
 
-@pytest.mark.parametrize("damage", [b"torn in the middle", b"", b"[]", b'{"index": "x"}', b"\xff\x00", b'{"index": 1'])
+@pytest.mark.parametrize(
+    "damage", [b"torn in the middle", b"", b"[]", b'{"index": "x"}', b"\xff\x00", b'{"index": 1']
+)
 def test_a_damaged_line_is_named_and_skipped_on_request(path, damage, caplog):
     run(path, num_threads=1)
     lines = path.read_bytes().split(b"\n")
@@ -420,7 +443,9 @@ def test_the_path_may_be_text(path, monkeypatch):
 
 
 def test_a_file_that_another_run_has_open_is_refused(path):
-    states = square.run_batch(ITEMS, backend=script(), checkpoint=path, generator_style=True, num_threads=1)
+    states = square.run_batch(
+        ITEMS, backend=script(), checkpoint=path, generator_style=True, num_threads=1
+    )
     assert next(states)["a"] == TEXTS[0]
     refused(path, "is being written by another run", hint="Wait for its end", num_threads=1)
     code = (
@@ -429,7 +454,9 @@ def test_a_file_that_another_run_has_open_is_refused(path):
         "try: program.run_batch([(1,)], backend=sgl.ScriptedBackend(), checkpoint=sys.argv[1])\n"
         "except sgl.ProgramError as error: print(error)"
     )
-    said = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60
+    )
     assert "is being written by another run" in said.stdout, said.stderr
     states.close()
     assert run(path)[0] == TEXTS
@@ -441,7 +468,7 @@ def test_an_iterator_that_is_dropped_lets_others_have_the_file(path):
     assert run(path) == (TEXTS, 6)
 
 
-# ------------------------------------------------------------------------------------------ changed lines
+# ------------------------------------------------------------------------------------ changed lines
 
 SECRET = "correct horse battery"
 
@@ -463,7 +490,8 @@ def test_an_answer_that_was_changed_is_not_believed(path, line, secret):
     index = kept(path)[line - 2]["index"]
     edited(path, line, (f"<{index}>".encode(), b"<forged>"))
     with pytest.raises(
-        sgl.ProgramError, match=rf"line {line}: the line was changed, or is damaged\. Set `skip_damaged=True`"
+        sgl.ProgramError,
+        match=rf"line {line}: the line was changed, or is damaged\. Set `skip_damaged=True`",
     ):
         run(path, secret=secret)
     assert run(path, secret=secret, skip_damaged=True) == (TEXTS, 1)
@@ -487,12 +515,19 @@ def test_under_a_secret_no_line_of_another_file_is_believed(path, tmp_path):
 
 def test_a_secret_is_needed_where_there_is_one_and_refused_where_there_is_none(path):
     run(path, secret=SECRET)
-    with pytest.raises(sgl.ProgramError, match=r"line 1: the file was written under a secret\. Give it: secret="):
+    with pytest.raises(
+        sgl.ProgramError, match=r"line 1: the file was written under a secret\. Give it: secret="
+    ):
         run(path)
-    with pytest.raises(sgl.ProgramError, match=r"line 1: it is of another secret, or was changed\. Name another file"):
+    with pytest.raises(
+        sgl.ProgramError,
+        match=r"line 1: it is of another secret, or was changed\. Name another file",
+    ):
         run(path, secret=SECRET[::-1])
     edited(path, 1, (b',"secret":true', b""))
-    with pytest.raises(sgl.ProgramError, match=r"line 1: the file was written under no secret\. Name another file"):
+    with pytest.raises(
+        sgl.ProgramError, match=r"line 1: the file was written under no secret\. Name another file"
+    ):
         run(path, secret=SECRET)
     with pytest.raises(sgl.ProgramError, match=r"line 1: the line was changed, or is damaged"):
         run(path)

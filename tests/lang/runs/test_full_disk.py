@@ -42,7 +42,12 @@ trace = state.trace()
 
 def printed(code: str, folder: object) -> list[str]:
     found = subprocess.run(
-        [sys.executable, "-c", BEGIN + code], capture_output=True, text=True, check=False, timeout=100, cwd=str(folder)
+        [sys.executable, "-c", BEGIN + code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        cwd=str(folder),
     )
     assert found.returncode == 0, found.stderr
     return found.stdout.splitlines()
@@ -58,7 +63,8 @@ FULL = r"can't be written: File too large. Make room on its disk, or give anothe
 )
 def test_a_file_that_has_no_room_is_named_and_leaves_nothing(act, tmp_path):
     error, after, old, _ = printed(
-        f"limit(1000)\nattempt(lambda: {act.format('new')})\nattempt(lambda: {act.format('old.json')})", tmp_path
+        f"limit(1000)\nattempt(lambda: {act.format('new')})\nattempt(lambda: {act.format('old.json')})",
+        tmp_path,
     )
     assert error.startswith("ParameterError path: 'new")
     assert error.endswith(FULL)
@@ -101,7 +107,10 @@ attempt(lambda: long.run_batch(rows, backend=backend, checkpoint="new.jsonl"))
 """
     error, files, lines, results, head, at_last = printed(code, tmp_path)
     assert error.startswith("BatchError ")
-    assert "'batch.jsonl' can't be written: File too large. Make room on its disk, or give another path." in error
+    assert (
+        "'batch.jsonl' can't be written: File too large. Make room on its disk, or give another path."
+        in error
+    )
     assert files == at_last == "['batch.jsonl', 'old.json']"
     assert (lines, results) == (r"True b'\n'", "4 True")
     assert head == f"ParameterError checkpoint: 'new.jsonl' {FULL}"

@@ -1,4 +1,6 @@
-"""Nodes that a rerun or a branch names: which of several it is, which values it takes, and what was known there."""
+"""Nodes that a rerun or a branch names: which of several it is, which values it takes, and what was
+known there.
+"""
 
 import itertools
 import threading
@@ -67,7 +69,9 @@ def test_of_several_nodes_of_a_name_the_last_is_changed():
 
 class Least(ChoicesSamplingMethod):
     def __call__(self, *, choices, normalized_prompt_logprobs, **_):
-        return ChoicesDecision(choices[normalized_prompt_logprobs.index(min(normalized_prompt_logprobs))])
+        return ChoicesDecision(
+            choices[normalized_prompt_logprobs.index(min(normalized_prompt_logprobs))]
+        )
 
 
 class Indifferent(sgl.BaseBackend):
@@ -78,7 +82,9 @@ class Indifferent(sgl.BaseBackend):
             yield Generation("7", index=i)
 
     async def aselect(self, prompt, choices, *, unconditional):
-        return Selection(tuple(ChoiceScore(choice, (i,), (-1.0,)) for i, choice in enumerate(choices)))
+        return Selection(
+            tuple(ChoiceScore(choice, (i,), (-1.0,)) for i, choice in enumerate(choices))
+        )
 
 
 def possible():
@@ -168,7 +174,12 @@ def test_a_drawn_choice_keeps_its_decision():
 def test_a_failed_node_takes_a_value():
     @sgl.function
     def program(s):
-        s += "first" + sgl.gen("a") + "second" + sgl.gen("b", check=lambda text: text == "two", retries=1)
+        s += (
+            "first"
+            + sgl.gen("a")
+            + "second"
+            + sgl.gen("b", check=lambda text: text == "two", retries=1)
+        )
 
     state = program.run(backend=sgl.ScriptedBackend({"first": "one", "second": "wrong"}))
     assert isinstance(state.error(), sgl.ValueValidationError)
@@ -221,7 +232,9 @@ def test_variables_at_a_node_are_those_that_were_set_before(tmp_path):
         with s.var_scope("scope"):
             s += "c" + sgl.gen("x", reasoning="qwen3")
 
-    answers = iter(["<think>\n1\n</think>\none", "two", "aside", "lost", "<think>\n3\n</think>\nthree"])
+    answers = iter(
+        ["<think>\n1\n</think>\none", "two", "aside", "lost", "<think>\n3\n</think>\nthree"]
+    )
     state = program.run(backend=sgl.ScriptedBackend(lambda call: next(answers)))
     state.sync()
     for each in (state, saved(state, tmp_path, backend=scripted())):
@@ -231,7 +244,15 @@ def test_variables_at_a_node_are_those_that_were_set_before(tmp_path):
         assert [at_y[name].strip() for name in names[2:]] == ["1", "one", "two"]
         assert (at_y["k"], at_y["w"]) == (2, 1)
         (at_x,) = each.fork_at("x")
-        assert list(at_x.branch.names.variables) == ["k", "w", "x_reasoning_content", "x", "y", "aside", "later"]
+        assert list(at_x.branch.names.variables) == [
+            "k",
+            "w",
+            "x_reasoning_content",
+            "x",
+            "y",
+            "aside",
+            "later",
+        ]
         assert (at_x["k"], at_x["x"].strip(), at_x.text()) == (5, "three", each.text())
         (first,) = at_y.fork_at("x")
         assert (first["k"], first["x"].strip(), "y" in first) == (1, "one", False)
@@ -265,7 +286,11 @@ def equal_generations(s):
         s += sgl.gen("try", max_tokens=4) + " and " + sgl.select("way", ["left", "right"])
         s.sync()
         c.rollback()
-    s += sgl.gen("other", max_tokens=4) + " or " + sgl.select("way", ["left", "right"], temperature=5.0)
+    s += (
+        sgl.gen("other", max_tokens=4)
+        + " or "
+        + sgl.select("way", ["left", "right"], temperature=5.0)
+    )
     s += sgl.gen("checked", max_tokens=4, check=lambda text: text != "no")
 
 
@@ -279,7 +304,9 @@ def test_on_an_engine_the_named_node_is_changed_and_nothing_else(engine):
         assert state.rerun("draft", "MINE").text() == text
         assert state.rerun("checked", "MINE").text() == text.removesuffix(state["checked"]) + "MINE"
         assert engine.stats()["requests_submitted"] == before
-        with pytest.raises(sgl.ParameterError, match="'no' is not possible for 'checked': the check refused"):
+        with pytest.raises(
+            sgl.ParameterError, match="'no' is not possible for 'checked': the check refused"
+        ):
             state.rerun("checked", "no")
         for way in ("left", "right"):
             rerun = state.rerun("way", way)
@@ -288,7 +315,7 @@ def test_on_an_engine_the_named_node_is_changed_and_nothing_else(engine):
         assert branch.text() == text.removesuffix(state["checked"])
 
 
-# -------------------------------------------------------------------------------------- runs that ended before their end
+# ----------------------------------------------------------------- runs that ended before their end
 
 
 class Busy(Answers):
@@ -314,7 +341,9 @@ def three_letters(prompt):
 
 @sgl.function
 def letters(s):
-    s += "a" + sgl.gen("first") + "b" + sgl.gen("second") + "c" + sgl.gen("third", reasoning="qwen3")
+    s += (
+        "a" + sgl.gen("first") + "b" + sgl.gen("second") + "c" + sgl.gen("third", reasoning="qwen3")
+    )
 
 
 @pytest.mark.parametrize("asked", ["all", "some"])
@@ -355,7 +384,10 @@ NOT_KNOWN = {
     "scope": ("the text of a scope", "Change the node that the value comes from."),
     "lost": ("a rollback has removed the one that did", "Change a node before the checkpoint"),
     "inside": ("nodes of branches did", "before the fork or after the join"),
-    "later": ("before the run ended with RequestAbortedError", "change one before it, or run the program again"),
+    "later": (
+        "before the run ended with RequestAbortedError",
+        "change one before it, or run the program again",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""The page of a trace: one HTML file with nothing from elsewhere, in which no text of a program is anything but text."""
+"""The page of a trace: one HTML file with nothing from elsewhere, in which no text of a program is
+anything but text.
+"""
 
 import base64
 import hashlib
@@ -13,7 +15,10 @@ from sglang_lite.lang.runs.extract import extract
 from sglang_lite.lang.trace import Trace, as_html
 from sglang_lite.protocol import TraceHead, TraceNode, Usage
 
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x00\x1b[31m\u2028\u202e&amp;" + chr(0xD800)
+EVIL = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x00\x1b[31m\u2028\u202e&amp;"
+    + chr(0xD800)
+)
 
 
 class Page(HTMLParser):
@@ -31,7 +36,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         given = dict(attrs)
         self.tags.append(tag)
-        self.addresses += [value for name, value in attrs if name in ("src", "href", "action", "data", "srcset")]
+        self.addresses += [
+            value for name, value in attrs if name in ("src", "href", "action", "data", "srcset")
+        ]
         assert not [name for name in given if name.startswith("on") or name == "style"]
         if given.get("http-equiv") == "Content-Security-Policy":
             self.policy = given["content"]
@@ -85,14 +92,18 @@ def test_its_policy_allows_its_own_script_alone(trace):
 
 def test_texts_arrive_as_they_are(trace):
     nodes = data(Page(as_html(trace)))["nodes"]
-    assert ["".join(text for text, _ in node["pieces"]) for node in nodes] == [node.text for node in trace.nodes]
+    assert ["".join(text for text, _ in node["pieces"]) for node in nodes] == [
+        node.text for node in trace.nodes
+    ]
     assert [[origin for _, origin in node["pieces"]] for node in nodes if node["pieces"]] == [
         ["constant"], ["generated"], ["generated"], ["joined"], ["chosen"], ["rejected"],
     ]  # fmt: skip
 
 
 def test_probabilities_of_a_select_are_shown(trace):
-    choices = next(node["choices"] for node in data(Page(as_html(trace)))["nodes"] if node["kind"] == "select")
+    choices = next(
+        node["choices"] for node in data(Page(as_html(trace)))["nodes"] if node["kind"] == "select"
+    )
     assert [text for text, _ in choices] == ["yes</script>", "no"]
     assert sum(share for _, share in choices) == pytest.approx(1)
 
@@ -100,10 +111,14 @@ def test_probabilities_of_a_select_are_shown(trace):
 def test_how_sure_the_model_was_is_shown(small_engine):
     @sgl.function
     def sure(s):
-        s += "A number: " + sgl.gen("n", regex="[0-9]{3} [ab]é", confidence=True, return_logprob=True, temperature=0)
+        s += "A number: " + sgl.gen(
+            "n", regex="[0-9]{3} [ab]é", confidence=True, return_logprob=True, temperature=0
+        )
 
     state = sure.run(backend=small_engine)
-    node = next(node for node in data(Page(as_html(state.trace())))["nodes"] if node["kind"] == "gen")
+    node = next(
+        node for node in data(Page(as_html(state.trace())))["nodes"] if node["kind"] == "gen"
+    )
     scores = state.trace().nodes[-1].results[0].scores
     assert "".join(token["text"] for token in node["tokens"]) == state["n"]
     assert [token["own"] for token in node["tokens"]] == list(scores.logprobs)
@@ -114,7 +129,11 @@ def test_how_sure_the_model_was_is_shown(small_engine):
 
 
 def test_numbers_are_there_that_are_zero(trace):
-    usages = [node["usage"] for node in data(Page(as_html(trace)))["nodes"] if node["kind"] in ("gen", "select")]
+    usages = [
+        node["usage"]
+        for node in data(Page(as_html(trace)))["nodes"]
+        if node["kind"] in ("gen", "select")
+    ]
     assert all(set(usage) == set(Usage.__struct_fields__) for usage in usages)
     assert all(isinstance(value, int | float) for usage in usages for value in usage.values())
 
@@ -126,7 +145,9 @@ def test_halves_of_surrogate_pairs_become_signs():
 
 
 def test_a_long_text_is_cut_with_a_note():
-    node = data(Page(as_html(Trace(TraceHead(1), (TraceNode("text", text="x" * 1_000_000),)))))["nodes"][0]
+    node = data(Page(as_html(Trace(TraceHead(1), (TraceNode("text", text="x" * 1_000_000),)))))[
+        "nodes"
+    ][0]
     assert (len(node["pieces"][0][0]), node["cut"]) == (20_000, 980_000)
 
 
@@ -143,7 +164,10 @@ def test_a_notebooks_extract_has_no_script_and_is_short(trace):
     page = Page(extract(trace))
     assert "script" not in page.tags
     assert page.addresses == []
-    many = Trace(TraceHead(10_000), tuple(TraceNode("text", place=i, text="word " * 9) for i in range(10_000)))
+    many = Trace(
+        TraceHead(10_000),
+        tuple(TraceNode("text", place=i, text="word " * 9) for i in range(10_000)),
+    )
     assert len(extract(many)) < 30_000
 
 
@@ -173,7 +197,9 @@ def test_a_trace_saved_as_html_is_the_page(trace, tmp_path, name):
 def test_two_runs_are_one_page(trace, tmp_path):
     other = Trace(TraceHead(1, arguments=(("n", "1"),)), (TraceNode("text", text="other"),))
     trace.save(tmp_path / "two.html", beside=other)
-    runs = json.loads(Page((tmp_path / "two.html").read_text(encoding="utf-8")).inside["script application/json"])
+    runs = json.loads(
+        Page((tmp_path / "two.html").read_text(encoding="utf-8")).inside["script application/json"]
+    )
     assert [len(run["nodes"]) for run in runs] == [len(trace.nodes), 1]
     assert runs[1]["arguments"] == [["n", "1"]]
     with pytest.raises(sgl.ParameterError, match="is no page"):
@@ -190,7 +216,9 @@ def test_long_and_broken_arguments_are_shortened():
         s += "a"
 
     found = dict(
-        program.run("x" * 9000, ["y"] * 9000, broken=Broken(), backend=sgl.ScriptedBackend()).trace().head.arguments
+        program.run("x" * 9000, ["y"] * 9000, broken=Broken(), backend=sgl.ScriptedBackend())
+        .trace()
+        .head.arguments
     )
     assert list(found) == ["text", "rows", "broken"]
     assert len(found["text"]) == 2000
@@ -205,7 +233,11 @@ def test_an_image_is_shown_small_and_by_the_hash_of_its_content():
 
     @sgl.function
     def look(s):
-        s += sgl.image(picture.getvalue()) + sgl.image("https://me:secret@a.example/i.png?key=secret") + sgl.gen("seen")
+        s += (
+            sgl.image(picture.getvalue())
+            + sgl.image("https://me:secret@a.example/i.png?key=secret")
+            + sgl.gen("seen")
+        )
 
     trace = look().run(backend=sgl.ScriptedBackend({"": "red"})).trace()
     shown, remote, _ = data(Page(as_html(trace)))["nodes"]
@@ -227,13 +259,21 @@ def test_a_page_has_the_texts_of_tokens_that_nobody_asked_for(engine, tmp_path):
 
     @sgl.function
     def program(s):
-        s += "é: " + sgl.gen("a", max_tokens=8, temperature=1, ignore_eos=True) + sgl.gen("b", backend=other)
+        s += (
+            "é: "
+            + sgl.gen("a", max_tokens=8, temperature=1, ignore_eos=True)
+            + sgl.gen("b", backend=other)
+        )
 
     state = program.run(backend=engine, seed=3)
     state.trace().save(tmp_path / "trace.jsonl")
     trace = Trace.load(tmp_path / "trace.jsonl")
-    (first, second) = [node["tokens"] for node in data(Page(as_html(trace)))["nodes"] if node["kind"] == "gen"]
+    (first, second) = [
+        node["tokens"] for node in data(Page(as_html(trace)))["nodes"] if node["kind"] == "gen"
+    ]
     decode = engine.tokenizer.decode
     assert len(first) == 8
-    assert [token["text"] for token in first] == [decode((token["id"],), skip_special=False) for token in first]
+    assert [token["text"] for token in first] == [
+        decode((token["id"],), skip_special=False) for token in first
+    ]
     assert second == []

@@ -8,7 +8,8 @@ from sglang_lite.protocol import Generation, TraceHead, TraceNode, Usage
 from tests.browser import Errors, chromium, faults_of
 from tests.lang.runs.test_page import EVIL
 
-pytestmark = pytest.mark.slow  # Chromium computes in processes of its own, which the list of slow tests does not see
+# Chromium computes in processes of its own, which the list of slow tests does not see
+pytestmark = pytest.mark.slow
 
 
 @sgl.function
@@ -31,7 +32,9 @@ PLACES = ["Venice", "Japan", "Rome", "Peru", "Oslo"]
 
 
 def agent():
-    """Trace of a program that paused between two generations, the second of which waited and found its prefix gone."""
+    """Trace of a program that paused between two generations, the second of which waited and found
+    its prefix gone.
+    """
     answers = [
         Generation("call", usage=Usage(100, 90, 4, total_s=1.0, first_token_s=0.2)),
         Generation(
@@ -59,7 +62,10 @@ def pages(tmp_path_factory):
         "one": (compare.run(PLACES, backend=sgl.ScriptedBackend(default="Gold.")).trace(), None),
         "two": (
             compare.run(PLACES, backend=sgl.ScriptedBackend(default="Gold.")).trace(),
-            compare.run(["Venice", "Nauru"], backend=sgl.ScriptedBackend({"Nauru": "Salt."}, default="Gold.")).trace(),
+            compare.run(
+                ["Venice", "Nauru"],
+                backend=sgl.ScriptedBackend({"Nauru": "Salt."}, default="Gold."),
+            ).trace(),
         ),
         "hostile": (hostile.run(text, backend=sgl.ScriptedBackend(default=text)).trace(), None),
         "empty": (Trace(TraceHead(0), ()), None),
@@ -84,7 +90,9 @@ def opened(browser, pages):
 
     def opened(name, width=1280, scheme="light", bypass=False):
         contexts.append(
-            browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, bypass_csp=bypass)
+            browser.new_context(
+                viewport={"width": width, "height": 844}, color_scheme=scheme, bypass_csp=bypass
+            )
         )
         page = contexts[-1].new_page()
         errors.watch(page)
@@ -119,7 +127,9 @@ def test_it_fits_its_window(opened, name, width):
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
-@pytest.mark.parametrize(("name", "width", "scheme"), [("two", 390, "light"), ("hostile", 1280, "dark")])
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"), [("two", 390, "light"), ("hostile", 1280, "dark")]
+)
 def test_it_is_accessible_and_its_contrast_is_aa(opened, name, width, scheme):
     page = opened(name, width, scheme, bypass=True)
     page.locator(".node").nth(1).click()
@@ -198,7 +208,8 @@ def test_its_times_have_an_axis(opened):
     assert ticks[0] == 0
     assert 2 <= len(ticks) <= 9
     assert ticks[-1] <= whole
-    page.locator("canvas").click(position={"x": 125, "y": 20 + 18 + 8})  # the first branch, where it begins
+    # the first branch, where it begins
+    page.locator("canvas").click(position={"x": 125, "y": 20 + 18 + 8})
     assert page.locator("[aria-current]").inner_text() == "Gold"
 
 

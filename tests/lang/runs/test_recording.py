@@ -1,4 +1,6 @@
-"""A recorded run replays offline: equal texts, values, errors and usage; what is not the same is refused with its place."""
+"""A recorded run replays offline: equal texts, values, errors and usage; what is not the same is
+refused with its place.
+"""
 
 import asyncio
 import itertools
@@ -16,7 +18,8 @@ from sglang_lite.protocol.recording import RecordedCall, RecordingEnd, Recording
 from sglang_lite.testing import Fail, Say, no_network, overload
 from tests.conformance.case import cases, outcome
 
-# What a program stops may have come further in another run: what nobody asked for then is not recorded.
+# What a program stops may have come further in another run: what nobody asked for then is not
+# recorded.
 CASES = {name: case for name, case in cases().items() if not name.startswith("cancel")}
 SECRET = "sk-secret-0123456789"
 
@@ -39,7 +42,13 @@ def file(tmp_path):
 
 
 def scripted(**options):
-    answers: Any = {"Name": "The hive", "part 0": "One.", "part 1": "Two.", "part 2": "Three.", "sad": "no"}
+    answers: Any = {
+        "Name": "The hive",
+        "part 0": "One.",
+        "part 1": "Two.",
+        "part 2": "Three.",
+        "sad": "no",
+    }
     return sgl.ScriptedBackend(answers, **options)
 
 
@@ -61,7 +70,10 @@ def test_a_run_replays_with_the_same_text_values_and_usage(file):
         assert again["part"] == first["part"] == ["One.", "Two.", "Three."]
         assert again.selection("sad").probs == first.selection("sad").probs
     one, other = again.usage(), first.usage()
-    assert (one.prompt_tokens, one.completion_tokens) == (other.prompt_tokens, other.completion_tokens)
+    assert (one.prompt_tokens, one.completion_tokens) == (
+        other.prompt_tokens,
+        other.completion_tokens,
+    )
     assert replay.left == 0
 
 
@@ -71,7 +83,11 @@ def test_what_is_in_the_file(file):
     assert isinstance(head, RecordingHead)
     assert (head.backend, head.model) == ("ScriptedBackend", "scripted")
     assert end == RecordingEnd(5, end.after)
-    assert {(call.program, call.name) for call in calls} == {("story", "title"), ("story", "part"), ("story", "sad")}
+    assert {(call.program, call.name) for call in calls} == {
+        ("story", "title"),
+        ("story", "part"),
+        ("story", "sad"),
+    }
     assert len({call.place for call in calls}) == 5
     for call in calls:
         assert call.at >= 0
@@ -100,7 +116,9 @@ def test_an_engine_replays_with_its_own_template(file, engine_process):
 def test_a_provider_is_recorded_once_and_needed_no_more(file, api, connected, kind):
     api.answers = {"Name": "The hive", "part": "A part.", "sad": "no"}
     backend = connected(
-        kind, "gpt-4o" if kind is sgl.OpenAI else "claude-opus-5", path="/v1" if kind is sgl.OpenAI else ""
+        kind,
+        "gpt-4o" if kind is sgl.OpenAI else "claude-opus-5",
+        path="/v1" if kind is sgl.OpenAI else "",
     )
     options: Any = {"temperature": 0.5} if kind is sgl.OpenAI else {}
 
@@ -187,7 +205,7 @@ def test_batches_and_coroutines_replay(file):
     assert asyncio.run(main()) == first
 
 
-# --------------------------------------------------------------------------------------------- what is not the same
+# ----------------------------------------------------------------------------- what is not the same
 
 
 def test_another_request_is_refused_with_the_first_difference(file):
@@ -208,7 +226,8 @@ def test_another_request_is_refused_with_the_first_difference(file):
         s += sgl.assistant(sgl.gen("title", max_tokens=9, temperature=0.5))
 
     with pytest.raises(
-        sgl.CapabilityError, match=r"first difference at /params/max_tokens: 8 was recorded, 9 is requested"
+        sgl.CapabilityError,
+        match=r"first difference at /params/max_tokens: 8 was recorded, 9 is requested",
     ):
         warmer.run(backend=sgl.Replay(file))["title"]
 
@@ -225,7 +244,11 @@ def test_by_node_prompts_may_have_changed(file):
     first = recorded(file)
     again = story.run("wasps", backend=sgl.Replay(file, match="node"))
     assert "wasps" in again.text()
-    assert (again["title"], again["part"], again["sad"]) == (first["title"], first["part"], first["sad"])
+    assert (again["title"], again["part"], again["sad"]) == (
+        first["title"],
+        first["part"],
+        first["sad"],
+    )
 
 
 def test_by_node_an_answer_is_held_against_the_new_constraint(file):
@@ -242,7 +265,7 @@ def test_by_node_an_answer_is_held_against_the_new_constraint(file):
         program({"regex": "[0-9]+"}).run(backend=sgl.Replay(file, match="node"))["n"]
 
 
-# ------------------------------------------------------------------------------------------------------- secrets
+# ------------------------------------------------------------------------------------------ secrets
 
 
 def test_keys_headers_and_queries_never_get_in(file, api, connected, monkeypatch):
@@ -291,7 +314,7 @@ def test_images_are_digests(file):
         program.run(picture.replace(b"IEND", b"IEND "), backend=sgl.Replay(file))["a"]
 
 
-# --------------------------------------------------------------------------------------------------- bad files
+# ---------------------------------------------------------------------------------------- bad files
 
 
 def test_a_file_that_was_changed_is_refused_with_its_line(file):
@@ -300,7 +323,9 @@ def test_a_file_that_was_changed_is_refused_with_its_line(file):
     broken = {
         whole.replace(b"The hive", b"The hove", 1): "line 3: the line before it was changed",
         whole.replace(b'"version":1', b'"version":9', 1): "line 1: version 9 of the format",
-        b"".join(whole.splitlines(True)[:2] + whole.splitlines(True)[3:]): "line 3: the line before",
+        b"".join(
+            whole.splitlines(True)[:2] + whole.splitlines(True)[3:]
+        ): "line 3: the line before",
         whole + b"{}\n": "the recording has 5 calls",
         b"": "empty",
         b"<html>\n": "record it again",
@@ -339,7 +364,10 @@ def test_any_byte_may_be_wrong(file):
             sgl.Replay(file)
         except sgl.SglError:
             continue
-        assert bytes(damaged) == whole or json.loads(damaged.splitlines()[-1])["type"] == "RecordingEnd"
+        assert (
+            bytes(damaged) == whole
+            or json.loads(damaged.splitlines()[-1])["type"] == "RecordingEnd"
+        )
 
 
 def test_a_line_without_an_end_is_not_read_into_memory(file):

@@ -1,5 +1,7 @@
-"""Random programs that run again or branch from a node, against a plain reading of docs/saving.md: nodes with equal
-prompts, names that are set again, rollbacks, checks that refuse, and bodies that decide by what they have read."""
+"""Random programs that run again or branch from a node, against a plain reading of docs/saving.md:
+nodes with equal prompts, names that are set again, rollbacks, checks that refuse, and bodies that
+decide by what they have read.
+"""
 
 from __future__ import annotations
 
@@ -140,10 +142,14 @@ class Plain:
                 case "copy", inside:
                     (branch,) = self.fork([inside])
                     for name, value in branch.own.items():
-                        node = next(each.node for each in reversed(branch.moments) if each.name == name)
+                        node = next(
+                            each.node for each in reversed(branch.moments) if each.name == name
+                        )
                         self.set(name, value, node)
                 case "if", name, then, otherwise:
-                    self.play(then if name in self.values and is_even(self.values[name]) else otherwise)
+                    self.play(
+                        then if name in self.values and is_even(self.values[name]) else otherwise
+                    )
                 case "fork", insides, mode:
                     branches = self.fork(insides)
                     if mode == "concate_and_append":
@@ -160,14 +166,24 @@ class Plain:
         node = self.next_node()
         branches = []
         for i, inside in enumerate(insides):
-            branches.append(Plain(self.run, f"{node}.{i}", self.text, dict(self.values), moments=list(self.moments)))
+            branches.append(
+                Plain(
+                    self.run,
+                    f"{node}.{i}",
+                    self.text,
+                    dict(self.values),
+                    moments=list(self.moments),
+                )
+            )
             branches[-1].play(inside)
         return branches
 
     def last(self, name: str, *, in_text: bool = False) -> Moment | None:
         """Last moment at which a node, or one of this branch, has set the name."""
         found = [each for each in self.moments if each.name == name and each.node]
-        return next((each for each in reversed(found) if not in_text or each.node.count("/") == 1), None)
+        return next(
+            (each for each in reversed(found) if not in_text or each.node.count("/") == 1), None
+        )
 
 
 @dataclass
@@ -200,7 +216,10 @@ class PlainRun:
         if (
             (kind == "checked" and not accepted(text))
             or (kind == "select" and text not in CHOICES)
-            or (kind == "several" and (not set(parts) <= set(CHOICES) or len(set(parts)) < len(parts)))
+            or (
+                kind == "several"
+                and (not set(parts) <= set(CHOICES) or len(set(parts)) < len(parts))
+            )
         ):
             raise RefusedError
         return parts if kind == "several" else text
@@ -259,7 +278,11 @@ def test_reruns_and_branches_are_what_the_documents_say(seed, tmp_path):
         value = draw.choice([None, "<5>", "<6>", "left", "right", "left, <6>", "right, left, up"])
         target = plain.last(name)
         node = "" if target is None else target.node
-        known = {question: each for question, each in {**run.known, **run.log}.items() if question[0] != node}
+        known = {
+            question: each
+            for question, each in {**run.known, **run.log}.items()
+            if question[0] != node
+        }
         again = PlainRun(run.numbers, known, (node, value))
         new = Plain(again)
         try:

@@ -70,7 +70,9 @@ def same(one, other):
     names = list(one.branch.names.variables)
     assert list(other.branch.names.variables) == names
     assert [one[name] for name in names] == [other[name] for name in names]
-    assert [one.get_meta_info(name) for name in names] == [other.get_meta_info(name) for name in names]
+    assert [one.get_meta_info(name) for name in names] == [
+        other.get_meta_info(name) for name in names
+    ]
     assert one.usage() == other.usage()
     assert one.ret_value == other.ret_value
 
@@ -85,7 +87,8 @@ def saved(state, tmp_path, *args, **kwargs):
 
 
 @pytest.mark.parametrize(
-    "program", [lambda: report.run("bees", backend=scripted()), lambda: tree.run(backend=scripted())]
+    "program",
+    [lambda: report.run("bees", backend=scripted()), lambda: tree.run(backend=scripted())],
 )
 def test_a_loaded_state_has_all_that_was_saved(program, tmp_path):
     state = program()
@@ -129,7 +132,9 @@ state = sgl.load({str(tmp_path / "state.json")!r}, backend=sgl.ScriptedBackend(d
 state += sgl.user("And?") + sgl.assistant(sgl.gen("more"))
 print(state["more"], len(state.messages()), "tests.lang.runs.test_saved" in sys.modules, "torch" in sys.modules)
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert found.stdout.split() == ["over", "7", "False", "False"]
 
 
@@ -142,13 +147,16 @@ def test_typed_values_need_their_classes(tmp_path):
 
     state = program.run(backend=sgl.ScriptedBackend(lambda call: '{"name": "Ann", "age": 3}'))
     state.save(tmp_path / "state.json")
-    with pytest.raises(sgl.ProgramError, match=r"test_saved:Person, which is not known here.*types=\["):
+    with pytest.raises(
+        sgl.ProgramError, match=r"test_saved:Person, which is not known here.*types=\["
+    ):
         sgl.load(tmp_path / "state.json")
     loaded = sgl.load(tmp_path / "state.json", types=[Person, Outside])
     assert loaded["person"] == Person(name="Ann", age=3)
     assert loaded["outside"] == Outside(3)
     assert loaded["many"] == {1: (2, {3})}
-    assert sgl.load(tmp_path / "state.json", program)["outside"] == Outside(3)  # of the program's module
+    # of the program's module
+    assert sgl.load(tmp_path / "state.json", program)["outside"] == Outside(3)
 
 
 def plus(a: int, b: int = 1) -> int:
@@ -160,10 +168,14 @@ def test_calls_of_tools_need_their_functions(tmp_path):
     def program(s):
         s += "1+2 " + sgl.gen("call", tools=[plus])
 
-    state = program.run(backend=sgl.ScriptedBackend(lambda call: '{"tool": "plus", "arguments": {"a": 2}}'))
+    state = program.run(
+        backend=sgl.ScriptedBackend(lambda call: '{"tool": "plus", "arguments": {"a": 2}}')
+    )
     state.save(tmp_path / "state.json")
     for known in (None, program):  # a file could name any function of the program's module
-        with pytest.raises(sgl.ProgramError, match=r"test_saved:plus, which is not known here.*types=\["):
+        with pytest.raises(
+            sgl.ProgramError, match=r"test_saved:plus, which is not known here.*types=\["
+        ):
             sgl.load(tmp_path / "state.json", known)
     loaded = sgl.load(tmp_path / "state.json", types=[plus])["call"]
     assert loaded == state["call"] == sgl.ToolCall("plus", {"a": 2, "b": 1}, plus)
@@ -173,17 +185,22 @@ def test_calls_of_tools_need_their_functions(tmp_path):
 def test_a_state_without_a_backend_says_so(tmp_path):
     loaded = saved(tree.run(backend=scripted()), tmp_path)
     loaded += sgl.gen("more")
-    with pytest.raises(sgl.CapabilityError, match=r"loaded without a backend.*sgl.load\(path, backend="):
+    with pytest.raises(
+        sgl.CapabilityError, match=r"loaded without a backend.*sgl.load\(path, backend="
+    ):
         loaded["more"]
     with pytest.raises(sgl.CapabilityError, match="loaded without a backend"):
         saved(tree.run(backend=scripted()), tmp_path).__iadd__(sgl.user("Go on."))
 
 
-# ------------------------------------------------------------------------------------------------ running again
+# ------------------------------------------------------------------------------------ running again
 
 
 def test_only_what_depends_on_a_changed_answer_is_asked_again(tmp_path):
-    for again in (lambda state: state, lambda state: saved(state, tmp_path, report, backend=scripted())):
+    for again in (
+        lambda state: state,
+        lambda state: saved(state, tmp_path, report, backend=scripted()),
+    ):
         state = report.run("bees", backend=scripted())
         kept = again(state)
         before = len(kept.branch.backend.calls)
@@ -193,7 +210,10 @@ def test_only_what_depends_on_a_changed_answer_is_asked_again(tmp_path):
         assert (
             rerun.text()
             == report.run(
-                "bees", backend=sgl.ScriptedBackend({"Plan a": "Another plan.", "Part": story, "sum up": story})
+                "bees",
+                backend=sgl.ScriptedBackend(
+                    {"Plan a": "Another plan.", "Part": story, "sum up": story}
+                ),
             ).text()
         )
         before = len(kept.branch.backend.calls)
@@ -205,9 +225,13 @@ def test_only_what_depends_on_a_changed_answer_is_asked_again(tmp_path):
 
 
 def test_an_answer_is_asked_for_again():
-    backend = sgl.ScriptedBackend(lambda call: "left" if call.choices else f"[{len(backend.calls)}]")
+    backend = sgl.ScriptedBackend(
+        lambda call: "left" if call.choices else f"[{len(backend.calls)}]"
+    )
     state = tree.run(backend=backend)
-    with pytest.raises(sgl.ParameterError, match=r"no node of the program set 'nobody'\. Nodes set: 'a'"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"no node of the program set 'nobody'\. Nodes set: 'a'"
+    ):
         state.rerun("nobody")
     before, calls = state["b"], len(backend.calls)
     rerun = state.rerun("b")
@@ -249,14 +273,18 @@ def test_a_value_is_held_against_the_nodes_constraint():
 
     state = program.run(backend=sgl.ScriptedBackend(default="7"))
     assert state.rerun("n", "12")["n"] == "12"
-    with pytest.raises(sgl.ParameterError, match="'twelve' is not possible for 'n': 'twelve' is not what Regex"):
+    with pytest.raises(
+        sgl.ParameterError, match="'twelve' is not possible for 'n': 'twelve' is not what Regex"
+    ):
         state.rerun("n", "twelve")
     with pytest.raises(sgl.ParameterError, match=r"12.* is not a string"):
         state.rerun("n", Path("12"))  # type: ignore[arg-type] # wrong on purpose
 
 
 def test_attempts_rollbacks_and_grammars_keep_their_answers():
-    backend = sgl.ScriptedBackend(lambda call: {"7": "8"}.get(str(len(backend.calls)), str(len(backend.calls))))
+    backend = sgl.ScriptedBackend(
+        lambda call: {"7": "8"}.get(str(len(backend.calls)), str(len(backend.calls)))
+    )
 
     @sgl.function
     def program(s):
@@ -271,7 +299,9 @@ def test_attempts_rollbacks_and_grammars_keep_their_answers():
 
     state = program.run(backend=backend, seed=1, use_thread=False)  # all calls are counted
     calls = len(backend.calls)
-    assert state.rerun("last", "now").text() == state.text().replace(" end " + state["last"], " end now")
+    assert state.rerun("last", "now").text() == state.text().replace(
+        " end " + state["last"], " end now"
+    )
     assert len(backend.calls) == calls
 
 
@@ -285,7 +315,9 @@ def test_states_continue_from_an_earlier_answer(tmp_path):
         assert "end" not in group[0]
         assert group[0]["other"] == group[1]["other"]
         assert group[0].messages()[2] == {"role": "assistant", "content": state["plan"]}
-        with pytest.raises(sgl.ParameterError, match=r"no node of this text set 'part'\. Nodes set: 'plan', 'end'"):
+        with pytest.raises(
+            sgl.ParameterError, match=r"no node of this text set 'part'\. Nodes set: 'plan', 'end'"
+        ):
             each.fork_at("part")
     seeded = tree.run(backend=scripted(), seed=5)
     group = seeded.fork_at("a", 3)
@@ -297,12 +329,14 @@ def test_states_continue_from_an_earlier_answer(tmp_path):
 def test_what_can_not_run_again_says_why(tmp_path):
     loaded = saved(tree.run(backend=scripted()), tmp_path, backend=scripted())
     with pytest.raises(
-        sgl.ProgramError, match=r"this state has no program to run again.*sgl.load\(path, program, backend=…\)"
+        sgl.ProgramError,
+        match=r"this state has no program to run again.*sgl.load\(path, program, backend=…\)",
     ):
         loaded.rerun("a")
     loaded = saved(tree.run(backend=scripted()), tmp_path)
     with pytest.raises(
-        sgl.ProgramError, match=r"is of the program 'tree', not of 'report'.* Load it with tree, or without a program"
+        sgl.ProgramError,
+        match=r"is of the program 'tree', not of 'report'.* Load it with tree, or without a program",
     ):
         sgl.load(tmp_path / "state.json", report)
 
@@ -315,11 +349,13 @@ def test_a_program_that_has_changed_is_named(tmp_path):
 
     of("'one'").run(backend=scripted()).save(tmp_path / "state.json")
     assert sgl.load(tmp_path / "state.json", of("'one'"), backend=scripted()).rerun("a")["a"]
-    with pytest.raises(sgl.ProgramError, match=r"since this was saved, the code of program 'program' has changed"):
+    with pytest.raises(
+        sgl.ProgramError, match=r"since this was saved, the code of program 'program' has changed"
+    ):
         sgl.load(tmp_path / "state.json", of("'two'"))
 
 
-# ------------------------------------------------------------------------------------------------------ engines
+# ------------------------------------------------------------------------------------------ engines
 
 
 @sgl.function
@@ -348,7 +384,7 @@ def test_on_an_engine_tokens_are_what_they_were(engine, tmp_path):
     assert all(span.ids is None for span in on_another.branch.backend.calls[-1].prompt.spans)
 
 
-# ------------------------------------------------------------------------------------------------------ bad files
+# ---------------------------------------------------------------------------------------- bad files
 
 
 def damaged(content):
@@ -377,14 +413,23 @@ def test_a_file_of_another_format_is_refused_by_name(tmp_path):
     tree.run(backend=scripted()).save(path)
     good = json.loads(path.read_bytes())
     earlier = {name: value for name, value in good["data"].items() if name != "format"}
-    answers = [{"asked": "0", "name": "a", "answers": [{"kind": "SavedChoice", "decision": "x"}], "node": "/1"}]
+    answers = [
+        {
+            "asked": "0",
+            "name": "a",
+            "answers": [{"kind": "SavedChoice", "decision": "x"}],
+            "node": "/1",
+        }
+    ]
     second = {**good["data"], "answers": answers, "format": 2}
     for told, data in (
         ("saved in format 1; this version reads format 3", earlier), ("unknown field `answers`", second),
         ("saved in format 4; this version reads format 3", {**good["data"], "format": 4}),
     ):  # fmt: skip
         path.write_text(json.dumps({**good, "data": data}))
-        with pytest.raises(WireError, match=rf"{told} .* If another version .* has saved it, run the program again"):
+        with pytest.raises(
+            WireError, match=rf"{told} .* If another version .* has saved it, run the program again"
+        ):
             sgl.load(path, tree, backend=scripted())
 
 
@@ -449,13 +494,18 @@ def test_a_called_program_continues_a_loaded_state(tmp_path):
 def test_a_file_of_something_else_is_told_what_was_expected(tmp_path, content):
     path = tmp_path / "other"
     path.write_bytes(content)
-    with pytest.raises(WireError, match=r"It is in '.*other'\. Was that written by state\.save\(path\)\?"):
+    with pytest.raises(
+        WireError, match=r"It is in '.*other'\. Was that written by state\.save\(path\)\?"
+    ):
         sgl.load(path)
 
 
 def test_what_is_no_file_is_told(tmp_path):
     for path, said in [(None, "None is not a path"), (b"x", "b'x' is not a path")]:
-        with pytest.raises(sgl.ParameterError, match=rf"path: .*{said}\. Give the file that state\.save\(path\) wrote"):
+        with pytest.raises(
+            sgl.ParameterError,
+            match=rf"path: .*{said}\. Give the file that state\.save\(path\) wrote",
+        ):
             sgl.load(path)  # type: ignore[arg-type] # wrong on purpose
     with pytest.raises(sgl.ParameterError, match=r"path: .* can't be read: Is a directory"):
         sgl.load(tmp_path)
@@ -475,7 +525,7 @@ def test_a_file_has_neither_lines_of_code_nor_errors_of_attempts(tmp_path):
     assert "attempts" not in content
 
 
-# -------------------------------------------------------------------------------------------- values and classes
+# ------------------------------------------------------------------------------- values and classes
 
 
 class Outer:
@@ -521,13 +571,16 @@ def kept(value: Any) -> Any:
     ],
 )
 def test_one_rule_finds_the_classes_of_values(value, types, tmp_path):
-    """A listed class brings the classes of its fields and those inside it, as a program's module brings all of its."""
+    """A listed class brings the classes of its fields and those inside it, as a program's module
+    brings all of its.
+    """
     state = kept(value)
     for given in ({"types": types}, {"program": keeps}):
         assert saved(state, tmp_path, **given)["value"] == value
     assert pickle.loads(pickle.dumps(state))["value"] == copy.deepcopy(state)["value"] == value
     assert state.fork_at("a")[0]["value"] == value
-    assert saved(state, tmp_path, keeps, backend=scripted()).rerun("a")["value"] == value  # an argument is one, too
+    # an argument is one, too
+    assert saved(state, tmp_path, keeps, backend=scripted()).rerun("a")["value"] == value
 
 
 def test_a_class_that_the_programs_module_imports_is_known(tmp_path):
@@ -546,7 +599,12 @@ def test_a_value_of_a_local_class_is_copied(tmp_path):
         n: list[int]
 
     state = kept(Local([1]))
-    for other in (copy.deepcopy(state), copy.copy(state), state.fork_at("a")[0], copy.deepcopy(copy.copy(state))):
+    for other in (
+        copy.deepcopy(state),
+        copy.copy(state),
+        state.fork_at("a")[0],
+        copy.deepcopy(copy.copy(state)),
+    ):
         assert other["value"] == Local([1])
         other += " and " + sgl.gen("b")
         assert other["b"]
@@ -554,9 +612,14 @@ def test_a_value_of_a_local_class_is_copied(tmp_path):
     state.fork_at("a")[0]["value"].n.append(3)
     assert state["value"] == Local([1])
     assert copy.deepcopy(state).rerun("a", "again")["value"] == Local([1])
-    with pytest.raises(sgl.ProgramError, match=r"'value' is a Local, which can't be pickled: .*at the top of a module"):
+    with pytest.raises(
+        sgl.ProgramError,
+        match=r"'value' is a Local, which can't be pickled: .*at the top of a module",
+    ):
         pickle.dumps(state)
-    with pytest.raises(sgl.ProgramError, match=r"'value' is a Local, which can't be saved to a file"):
+    with pytest.raises(
+        sgl.ProgramError, match=r"'value' is a Local, which can't be saved to a file"
+    ):
         state.save(tmp_path / "state.json")
 
 
@@ -566,11 +629,13 @@ def test_a_pickle_has_values_that_a_file_can_not_have():
 
 
 def test_a_value_that_can_not_be_copied_is_named():
-    with pytest.raises(sgl.ProgramError, match=r"'value' is a lock, which can't be copied: .*plain data, or fork"):
+    with pytest.raises(
+        sgl.ProgramError, match=r"'value' is a lock, which can't be copied: .*plain data, or fork"
+    ):
         copy.deepcopy(kept(threading.Lock()))
 
 
-# -------------------------------------------------------------------------------------------------- open turns
+# --------------------------------------------------------------------------------------- open turns
 
 
 @sgl.function
@@ -597,7 +662,8 @@ def test_an_open_turn_ends_as_it_would_have_without_a_backend(tmp_path):
             assert (other.text(), other.messages()) == (original.text(), original.messages())
     add(from_pool, sgl.gen("b"))
     with pytest.raises(
-        sgl.CapabilityError, match=r"Save it, and load it with a backend: state\.save\(path\), sgl\.load"
+        sgl.CapabilityError,
+        match=r"Save it, and load it with a backend: state\.save\(path\), sgl\.load",
     ):
         from_pool["b"]
 
@@ -615,7 +681,9 @@ def test_a_file_without_the_ends_of_turns_asks_the_backend_for_them(tmp_path):
     assert continued.text() == state.text()
     read = sgl.load(path)
     assert read["a"] == state["a"]
-    with pytest.raises(sgl.CapabilityError, match=r"loaded without a backend.*sgl.load\(path, backend="):
+    with pytest.raises(
+        sgl.CapabilityError, match=r"loaded without a backend.*sgl.load\(path, backend="
+    ):
         add(read, sgl.assistant_end())
 
 
@@ -630,6 +698,7 @@ def test_a_file_that_was_read_and_saved_again_has_its_program_and_its_tokens(eng
 
 def test_a_state_of_no_program_says_so(tmp_path):
     with pytest.raises(
-        sgl.ProgramError, match=r"belongs to no program, so 'report' can't run .* Load it without a program: sgl.load\("
+        sgl.ProgramError,
+        match=r"belongs to no program, so 'report' can't run .* Load it without a program: sgl.load\(",
     ):
         saved(report.run("bees", backend=scripted()).fork_at("plan")[0], tmp_path, report)

@@ -1,5 +1,6 @@
-"""Random programs that are cut at a random line: what is saved, pickled or copied there is what was there, and goes on
-as it would have gone on."""
+"""Random programs that are cut at a random line: what is saved, pickled or copied there is what was
+there, and goes on as it would have gone on.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +31,7 @@ NAMES = ("a", "b", "c", "d")
 ROLES = ("user", "assistant", "system")
 KINDS = ("text", "gen", "several", "thought", "select", "hand", "turn", "begin", "fork", "copy", "lost", "scope",
          "grammar", "inner", "image")  # fmt: skip
-JINJA = (
-    "{% for m in messages %}[{{ m.role }}{{ loop.index }}]{{ m.content }}[/{{ m.role }}{{ loop.index }}]{% endfor %}"
-)
+JINJA = "{% for m in messages %}[{{ m.role }}{{ loop.index }}]{{ m.content }}[/{{ m.role }}{{ loop.index }}]{% endfor %}"
 JINJA += "{% if add_generation_prompt %}[assistant{{ messages|length + 1 }}]{% endif %}"
 TEMPLATES = (
     get_chat_template("chatml"), get_chat_template("llama-2-chat"), get_chat_template("llama-3-instruct"),
@@ -78,7 +77,11 @@ def answer(call: Any) -> str:
         return str(call.choices[number % len(call.choices)])
     if call.constraint is not None:
         return "ab"
-    return f"<think>{number % 7}</think>{number}" if "think" in call.prompt.text[-6:] else f"<{number}>"
+    return (
+        f"<think>{number % 7}</think>{number}"
+        if "think" in call.prompt.text[-6:]
+        else f"<{number}>"
+    )
 
 
 class Cutting:
@@ -183,8 +186,9 @@ def shown(state: Any) -> tuple[Any, ...]:
 
 
 def go_on(state: Any, role: str | None) -> tuple[Any, ...]:
-    """Adds to a state, and returns what is there then, and what its last call asked: but for a hint to caches, as a
-    state that was saved no longer knows which turns its siblings have."""
+    """Adds to a state, and returns what is there then, and what its last call asked: but for a hint
+    to caches, as a state that was saved no longer knows which turns its siblings have.
+    """
     state += " more"
     if role is not None:
         state += sgl.gen("more")
@@ -207,10 +211,20 @@ def states(state: Any, path: Path, template: Any, whole: Any) -> dict[str, Any]:
         whole: the state's program, or None if it belongs to none.
     """
     state.save(path)
-    found = {"load": sgl.load(path, types=[Whole]), "load*": sgl.load(path, types=[Whole], backend=backend(template))}
+    found = {
+        "load": sgl.load(path, types=[Whole]),
+        "load*": sgl.load(path, types=[Whole], backend=backend(template)),
+    }
     if whole is not None:
-        found |= {"program": sgl.load(path, whole), "program*": sgl.load(path, whole, backend=backend(template))}
-    found |= {"pickle": pickle.loads(pickle.dumps(state)), "copy*": copy.copy(state), "deep*": copy.deepcopy(state)}
+        found |= {
+            "program": sgl.load(path, whole),
+            "program*": sgl.load(path, whole, backend=backend(template)),
+        }
+    found |= {
+        "pickle": pickle.loads(pickle.dumps(state)),
+        "copy*": copy.copy(state),
+        "deep*": copy.deepcopy(state),
+    }
     for name in ("load", "pickle"):
         again = path.with_suffix(f".{name}")
         found[name].save(again)
@@ -219,11 +233,19 @@ def states(state: Any, path: Path, template: Any, whole: Any) -> dict[str, Any]:
     return found
 
 
-def check(state: Any, within: str, path: Path, template: Any, counts: Counter[str], whole: Any = program) -> None:
+def check(
+    state: Any, within: str, path: Path, template: Any, counts: Counter[str], whole: Any = program
+) -> None:
     """Compares the ways of saving a state, at the line at which its program is cut."""
     if within:
-        for save in (lambda: state.save(path), lambda: pickle.dumps(state), lambda: copy.deepcopy(state)):
-            with pytest.raises(sgl.ProgramError, match=f"the state can't be saved while .*{within}.*is open"):
+        for save in (
+            lambda: state.save(path),
+            lambda: pickle.dumps(state),
+            lambda: copy.deepcopy(state),
+        ):
+            with pytest.raises(
+                sgl.ProgramError, match=f"the state can't be saved while .*{within}.*is open"
+            ):
                 save()
         counts[within] += 1
         return
@@ -261,7 +283,9 @@ def check_fork(state: Any, path: Path, template: Any, counts: Counter[str]) -> N
             (loaded,) = sgl.load(path, types=[Whole]).fork_at(name)
             assert shown(loaded) == shown(earlier)
             check(earlier, "", path, template, counts, None)
-            with pytest.raises(sgl.ProgramError, match=r"belongs to no program, .* Load it without a program"):
+            with pytest.raises(
+                sgl.ProgramError, match=r"belongs to no program, .* Load it without a program"
+            ):
                 sgl.load(path, program)
             counts["forks"] += 1
             return

@@ -4,7 +4,12 @@ import pytest
 
 import sglang_lite as sgl
 
-TIERS = {"dtype": "float32", "enable_hierarchical_cache": True, "max_total_tokens": 1024, "page_size": 16}
+TIERS = {
+    "dtype": "float32",
+    "enable_hierarchical_cache": True,
+    "max_total_tokens": 1024,
+    "page_size": 16,
+}
 SECRET = "0123456789abcdef"
 TEXT = "The quick brown fox jumps over the lazy dog. " * 6
 

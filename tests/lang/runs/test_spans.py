@@ -37,7 +37,9 @@ def test_a_program_has_its_nodes_and_they_their_requests(tracer, exporter):
     spans(trace, tracer)
     found = exporter.get_finished_spans()
     by_id = {span.context.span_id: span for span in found}
-    above = {span.name: by_id[span.parent.span_id].name for span in found if span.parent is not None}
+    above = {
+        span.name: by_id[span.parent.span_id].name for span in found if span.parent is not None
+    }
     (root,) = [span for span in found if span.parent is None]
     assert root.name == "program program"
     assert above == {"gen a": root.name, "gen b": root.name, "text_completion scripted": "gen b"}
@@ -56,7 +58,9 @@ def test_a_program_has_its_nodes_and_they_their_requests(tracer, exporter):
         "sglang_lite.first_token_s": 0.0,
     }
     assert [span.status.status_code for span in requests[1:]] == [StatusCode.ERROR] * 2
-    assert all(root.start_time <= span.start_time <= span.end_time <= root.end_time for span in found)
+    assert all(
+        root.start_time <= span.start_time <= span.end_time <= root.end_time for span in found
+    )
     (node,) = [span for span in found if span.name == "gen a"]
     assert node.attributes["code.file.path"] == __file__
     assert "secret" not in "".join(span.to_json() for span in found)

@@ -104,7 +104,12 @@ def test_text_that_was_taken_back_is_rejected_and_its_tokens_thrown_away():
 
     state = program.run(backend=sgl.ScriptedBackend(default="two words"))
     trace = state.trace()
-    assert [node.text for node in trace.nodes if node.rejected] == ["lose ", "two words", "", "in a branch"]
+    assert [node.text for node in trace.nodes if node.rejected] == [
+        "lose ",
+        "two words",
+        "",
+        "in a branch",
+    ]
     assert own_text(trace) == state.text() == "keep two words"
     assert trace.thrown_away == 2
     assert trace.usage.completion_tokens == 4

@@ -26,7 +26,9 @@ def changed(path, line, /, **changes):
     lines = path.read_bytes().split(b"\n")
     message = json.loads(lines[line - 1])
     message.update({name: value for name, value in changes.items() if name in message})
-    message["data"].update({name: value for name, value in changes.items() if name not in ("version", "type")})
+    message["data"].update(
+        {name: value for name, value in changes.items() if name not in ("version", "type")}
+    )
     lines[line - 1] = json.dumps(message).encode()
     path.write_bytes(b"\n".join(lines))
 
@@ -69,8 +71,17 @@ def test_what_can_not_be_is_refused(file, line, changes, message):
         (b'{"version": 1', "line 1: "),
         (b'{"version":1,"type":"TraceHead","data":{"nodes":0}}\n\n\n', "line 2: "),
         (b'{"version":1,"type":"TraceNode","data":{"kind":"text"}}\n', "not the head of a trace"),
-        (b'{"version":1,"type":"Error","data":{"type":"SglError","message":"x"}}\n', "not the head of a trace"),
-        (b'{"version":1,"type":"TraceHead","data":{"nodes":0,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", "nested"),
+        (
+            b'{"version":1,"type":"Error","data":{"type":"SglError","message":"x"}}\n',
+            "not the head of a trace",
+        ),
+        (
+            b'{"version":1,"type":"TraceHead","data":{"nodes":0,"x":'
+            + b"[" * 100_000
+            + b"]" * 100_000
+            + b"}}",
+            "nested",
+        ),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path, content, message):
@@ -100,7 +111,9 @@ def test_the_command_makes_a_page(file, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("output", ["run.jsonl", "no/such/folder.html"])
-def test_the_command_overwrites_no_trace_and_says_what_it_can_not_write(file, output, tmp_path, capsys):
+def test_the_command_overwrites_no_trace_and_says_what_it_can_not_write(
+    file, output, tmp_path, capsys
+):
     before = file.read_bytes()
     assert cli.main(["trace", str(file), "-o", str(tmp_path / output)]) == 1
     assert capsys.readouterr().err.startswith("sglang-lite: ")

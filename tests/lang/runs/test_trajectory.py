@@ -15,17 +15,23 @@ ASKED = {"return_prompt_token_ids": True, "return_logprob": True}
 def scored(engine, ids):
     """Log-probability of each token after those before it."""
     answer = engine.generate(
-        input_ids=list(ids), sampling_params={"max_new_tokens": 0}, return_logprob=True, logprob_start_len=0
+        input_ids=list(ids),
+        sampling_params={"max_new_tokens": 0},
+        return_logprob=True,
+        logprob_start_len=0,
     )
     return [entry[0] for entry in answer["meta_info"]["input_token_logprobs"]]
 
 
 def check(engine, state, extra=0):
-    """Every drawn token stands once in the trajectory, and has the log-probability that the model gives it there. So
-    many tokens at most may be `extra` in the usage."""
+    """Every drawn token stands once in the trajectory, and has the log-probability that the model
+    gives it there. So many tokens at most may be `extra` in the usage.
+    """
     trajectory = state.trajectory()
     for each in trajectory.sequences:
-        assert len(each.ids) == len(each.loss_mask) == len(each.logprobs) == len(each.model_logprobs)
+        assert (
+            len(each.ids) == len(each.loss_mask) == len(each.logprobs) == len(each.model_logprobs)
+        )
         spans = [(span.start, span.end) for span in each.spans]
         inside = {i for start, end in spans for i in range(start, end)}
         assert spans == sorted(spans)
@@ -77,8 +83,11 @@ def test_branches_and_samples_have_their_own(engine):
     assert len(trajectory) == 4  # the main branch, two forks, and a second sample
     names = sorted(tuple(span.name for span in each.spans) for each in trajectory)
     assert names == [("end",), ("first", "end"), ("more", "last"), ("more", "last")]
-    main = next(each for each in trajectory if len(each.spans) == 2 and each.spans[0].name == "first")
-    assert main.spans[1].start - main.spans[0].end > 16  # what the branches said is read, and not drawn
+    main = next(
+        each for each in trajectory if len(each.spans) == 2 and each.spans[0].name == "first"
+    )
+    # what the branches said is read, and not drawn
+    assert main.spans[1].start - main.spans[0].end > 16
 
 
 @sgl.function
@@ -99,7 +108,11 @@ def test_failed_attempts_and_what_was_taken_back_are_told(engine):
         return len(seen) == 3
 
     trajectory = check(engine, tried.run(third, backend=engine, seed=5, **ASKED))
-    told = {(span.name, span.attempt, span.failed, span.rejected) for each in trajectory for span in each.spans}
+    told = {
+        (span.name, span.attempt, span.failed, span.rejected)
+        for each in trajectory
+        for span in each.spans
+    }
     assert told == {
         ("value", 0, True, False), ("value", 1, True, False), ("value", 2, False, False),
         ("dropped", 0, False, True), ("kept", 0, False, False),
@@ -107,7 +120,12 @@ def test_failed_attempts_and_what_was_taken_back_are_told(engine):
 
 
 NAMES = {"colour": {"enum": ["red", "blue"]}, "name": {"type": "string", "maxLength": 5}}
-SCHEMA = {"type": "object", "properties": NAMES, "required": [*NAMES], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": NAMES,
+    "required": [*NAMES],
+    "additionalProperties": False,
+}
 
 
 @sgl.function
@@ -119,7 +137,9 @@ def forms(s):
 
 def test_constraints_tell_both_log_probabilities(engine):
     trajectory = check(engine, forms.run(backend=engine, seed=6, **ASKED))
-    recorded = {span.name: each.model_logprobs[span.start] for each in trajectory for span in each.spans}
+    recorded = {
+        span.name: each.model_logprobs[span.start] for each in trajectory for span in each.spans
+    }
     assert None not in (recorded["record"], recorded["number"])
     assert recorded["text"] is recorded["last"] is None
 
@@ -147,7 +167,9 @@ def mostly_forced(s):
 def test_what_a_grammar_forces_is_not_drawn_whatever_is_recorded(engine):
     masks = []
     for more in ({"return_logprob": True}, {}):
-        (sequence,) = mostly_forced.run(backend=engine, seed=1, return_prompt_token_ids=True, **more).trajectory()
+        (sequence,) = mostly_forced.run(
+            backend=engine, seed=1, return_prompt_token_ids=True, **more
+        ).trajectory()
         masks.append(sequence.loss_mask)
     assert sum(masks[0]) <= sum(masks[1]) <= 3
     assert masks[0][-1] or masks[0][-2]  # the digit
@@ -169,8 +191,13 @@ def test_forced_tokens_are_not_drawn(engine):
     assert state.usage().forced_tokens
     trajectory = state.trajectory()
     usage = state.usage()
-    assert sum(sum(each.loss_mask) for each in trajectory) == usage.completion_tokens - usage.forced_tokens
-    assert all(value is None for each in trajectory for value in (*each.logprobs, *each.model_logprobs))
+    assert (
+        sum(sum(each.loss_mask) for each in trajectory)
+        == usage.completion_tokens - usage.forced_tokens
+    )
+    assert all(
+        value is None for each in trajectory for value in (*each.logprobs, *each.model_logprobs)
+    )
 
 
 def test_a_saved_trace_has_it_too(engine, tmp_path):
@@ -185,17 +212,25 @@ def test_a_loaded_state_has_none(engine, tmp_path):
         sgl.load(tmp_path / "state", backend=engine).trajectory()
 
 
-@pytest.mark.parametrize("run", [lambda e: turns.run(["Who?"], backend=e), lambda e: turns.run([], backend=e)])
+@pytest.mark.parametrize(
+    "run", [lambda e: turns.run(["Who?"], backend=e), lambda e: turns.run([], backend=e)]
+)
 def test_a_run_without_ids_says_what_to_do(engine, run):
-    with pytest.raises(sgl.ProgramError, match=r"return_prompt_token_ids=True|no answer of a generation"):
+    with pytest.raises(
+        sgl.ProgramError, match=r"return_prompt_token_ids=True|no answer of a generation"
+    ):
         run(engine).trajectory()
 
 
 def test_generate_returns_them(engine):
     ids = [5, 6, 7, 8]
-    answer = engine.generate(input_ids=ids, sampling_params={"max_new_tokens": 3}, return_prompt_token_ids=True)
+    answer = engine.generate(
+        input_ids=ids, sampling_params={"max_new_tokens": 3}, return_prompt_token_ids=True
+    )
     assert answer["prompt_token_ids"] == ids
-    assert "prompt_token_ids" not in engine.generate(input_ids=ids, sampling_params={"max_new_tokens": 3})
+    assert "prompt_token_ids" not in engine.generate(
+        input_ids=ids, sampling_params={"max_new_tokens": 3}
+    )
 
 
 def test_a_server_tells_the_same(small_engine):
@@ -203,7 +238,9 @@ def test_a_server_tells_the_same(small_engine):
     with serving(small_engine) as url:
         endpoint = sgl.RuntimeEndpoint(url)
         for push_down in (True, False):
-            there = turns.run(["Who?", "When?"], backend=endpoint, seed=3, push_down=push_down, **ASKED).trajectory()
+            there = turns.run(
+                ["Who?", "When?"], backend=endpoint, seed=3, push_down=push_down, **ASKED
+            ).trajectory()
             assert [each.ids for each in there] == [each.ids for each in here]
             assert [each.spans for each in there] == [each.spans for each in here]
         endpoint.shutdown()
@@ -225,7 +262,10 @@ def test_weights_that_are_replaced_meanwhile_are_told(folders):
         logits[0] = 1e4 if ended else -1e4  # the end token
         return logits
 
-    with sgl.Engine(folders[0], in_process=True, weight_version="first") as engine, ThreadPoolExecutor(1) as thread:
+    with (
+        sgl.Engine(folders[0], in_process=True, weight_version="first") as engine,
+        ThreadPoolExecutor(1) as thread,
+    ):
         running = thread.submit(
             lambda: engine.generate(
                 input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 2000}, custom_logit_processor=processor,

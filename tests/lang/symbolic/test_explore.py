@@ -10,7 +10,9 @@ from sglang_lite.program.nodes import Text
 
 
 def ways(body, explore=50, **arguments):
-    """The texts of all paths, the type of the error where one ends with it, and whether these are all."""
+    """The texts of all paths, the type of the error where one ends with it, and whether these are
+    all.
+    """
     state = sgl.function(body).trace(explore=explore, **arguments)
     found = [
         (
@@ -56,7 +58,14 @@ def test_what_is_equal_to_one_text_is_not_equal_to_another():
 
 
 @pytest.mark.parametrize(
-    "ask", [lambda x: x < 3, lambda x: x >= 3, lambda x: "a" in x, lambda x: x != 1, lambda x: x.attribute["key"]]
+    "ask",
+    [
+        lambda x: x < 3,
+        lambda x: x >= 3,
+        lambda x: "a" in x,
+        lambda x: x != 1,
+        lambda x: x.attribute["key"],
+    ],
 )
 def test_comparisons_have_both_outcomes(ask):
     found, complete = ways(lambda s, x: s.__iadd__("1" if ask(x) else "0"))
@@ -126,7 +135,9 @@ def test_an_error_ends_its_path_alone():
     assert ways(body) == ([("fine", None), ("", "UnknownVariableError")], True)
 
 
-@pytest.mark.parametrize("ask", [len, list, int, lambda x: x + 1, lambda x: x.strip(), lambda x: {}[x]])
+@pytest.mark.parametrize(
+    "ask", [len, list, int, lambda x: x + 1, lambda x: x.strip(), lambda x: {}[x]]
+)
 def test_other_questions_are_errors_at_their_line(ask):
     def body(s, x):
         s += "x"
@@ -142,7 +153,7 @@ def test_a_bound_that_is_none_is_refused(explore):
         ways(lambda s: None, explore)
 
 
-# ------------------------------------------------------------------------------------------ bodies without an end
+# ---------------------------------------------------------------------------- bodies without an end
 
 
 @sgl.function
@@ -183,7 +194,7 @@ def test_a_body_that_asks_for_ever_is_an_error_at_its_line():
         ways(body)
 
 
-# ------------------------------------------------------------------------------------------ programs inside
+# ---------------------------------------------------------------------------------- programs inside
 
 
 def test_a_called_program_is_traced_not_run():

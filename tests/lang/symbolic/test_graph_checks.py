@@ -139,7 +139,8 @@ counting = itertools.count()
 
 
 @pytest.mark.parametrize(
-    "text", [lambda: datetime.now(), uuid.uuid4, random.random, lambda: next(counting), lambda: object()]
+    "text",
+    [lambda: datetime.now(), uuid.uuid4, random.random, lambda: next(counting), lambda: object()],
 )
 def test_a_text_that_changes_from_run_to_run(text):
     kept = []
@@ -151,7 +152,9 @@ def test_a_text_that_changes_from_run_to_run(text):
         s += f"never the same: {value}"
 
     findings = sgl.function(body).trace().graph().check()
-    assert [(each.code, each.where.line - body.__code__.co_firstlineno) for each in findings] == [("changing-text", 4)]
+    assert [(each.code, each.where.line - body.__code__.co_firstlineno) for each in findings] == [
+        ("changing-text", 4)
+    ]
 
 
 def test_the_order_in_which_branches_are_added_to_is_no_change():
@@ -198,7 +201,7 @@ def test_what_is_found_in_conformance_programs():
     assert wrong == FAULTS
 
 
-# ------------------------------------------------------------------------- fields that the prompt does not name
+# ------------------------------------------------------------- fields that the prompt does not name
 
 
 class Invoice(BaseModel):
@@ -217,7 +220,10 @@ def test_fields_that_the_prompt_names_nowhere():
     assert found(body, text="Invoice 12, total 30 EUR") == []  # its words are there
     assert found(body, text="No. 12, 30 EUR") == [("hidden-fields", 3)]
     (finding,) = sgl.function(body).trace().graph().check()
-    assert finding.message == "no text before 'bill' names one of its fields: invoice_number, total, lines."
+    assert (
+        finding.message
+        == "no text before 'bill' names one of its fields: invoice_number, total, lines."
+    )
     assert "sgl.describe(Invoice)" in finding.advice
 
 
@@ -263,10 +269,16 @@ def test_a_prompt_that_the_caller_writes_is_not_judged():
         s += sgl.user(prompt) + sgl.assistant(sgl.gen("bill", type=Invoice))
 
     def first(s, instructions, text):
-        s += sgl.user(f"{instructions}\n\nText: {text}") + sgl.assistant(sgl.gen("bill", type=Invoice))
+        s += sgl.user(f"{instructions}\n\nText: {text}") + sgl.assistant(
+            sgl.gen("bill", type=Invoice)
+        )
 
     def as_system(s, instructions, text):
-        s += sgl.system(instructions) + sgl.user(f"Text: {text}") + sgl.assistant(sgl.gen("bill", type=Invoice))
+        s += (
+            sgl.system(instructions)
+            + sgl.user(f"Text: {text}")
+            + sgl.assistant(sgl.gen("bill", type=Invoice))
+        )
 
     def no_turns(s, prompt):
         s += prompt + "\n" + sgl.gen("bill", type=Invoice)

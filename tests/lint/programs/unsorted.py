@@ -2,7 +2,16 @@
 
 import sglang_lite as sgl
 
-LABELS = {"billing", "delivery", "returns", "account", "warranty", "praise", "complaint", "question"}
+LABELS = {
+    "billing",
+    "delivery",
+    "returns",
+    "account",
+    "warranty",
+    "praise",
+    "complaint",
+    "question",
+}
 
 
 @sgl.function

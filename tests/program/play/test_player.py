@@ -1,11 +1,22 @@
-"""The player gives the same texts in every order of answers, and does no more than its driver asks for."""
+"""The player gives the same texts in every order of answers, and does no more than its driver asks
+for.
+"""
 
 import random
 
 import pytest
 
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Pause, Rollback, Text
-from sglang_lite.program.play.branch import Ask, BranchText, Cancel, Ended, Failed, Forked, Idle, QueuedNode
+from sglang_lite.program.play.branch import (
+    Ask,
+    BranchText,
+    Cancel,
+    Ended,
+    Failed,
+    Forked,
+    Idle,
+    QueuedNode,
+)
 from sglang_lite.program.play.player import ProgramPlayer
 from sglang_lite.protocol import ProgramError, RequestAbortedError, SglError
 
@@ -54,8 +65,9 @@ def verdict(value, attempt):
 
 
 class Driver:
-    """Answers what the player asks for, in an order that `draw` chooses. Gives verdicts likewise: on answers once they
-    have come, on pauses at any time."""
+    """Answers what the player asks for, in an order that `draw` chooses. Gives verdicts likewise:
+    on answers once they have come, on pauses at any time.
+    """
 
     def __init__(self, draw):
         self.draw, self.player = draw, ProgramPlayer(Words("P"))
@@ -66,7 +78,9 @@ class Driver:
         for place, node in enumerate(nodes, self.counts.get(path, 0)):
             if isinstance(node, Pause):
                 again = queued(Gen("p")) if place % 3 == 0 else None
-                self.verdicts.append(lambda place=place, again=again: self.player.judge(path, place, ("p",), again))
+                self.verdicts.append(
+                    lambda place=place, again=again: self.player.judge(path, place, ("p",), again)
+                )
             elif isinstance(node, Gen) and node.name == "early":
                 self.verdicts.append(lambda place=place: self.player.judge(path, place, ("e",)))
         self.counts[path] = self.counts.get(path, 0) + len(nodes)
@@ -129,12 +143,18 @@ class Driver:
 
 
 def queued(node):
-    branches = [[queued(each) for each in nodes] for nodes in node.branches] if isinstance(node, Fork) else ()
+    branches = (
+        [[queued(each) for each in nodes] for nodes in node.branches]
+        if isinstance(node, Fork)
+        else ()
+    )
     return QueuedNode(node, branches)
 
 
 class Plain:
-    """The same rules, played at once in the order of submission: what a node gives depends on nothing later."""
+    """The same rules, played at once in the order of submission: what a node gives depends on
+    nothing later.
+    """
 
     def __init__(self, path=(), text="P"):
         self.path, self.before, self.count, self.marks = path, text, 0, {}
@@ -159,7 +179,9 @@ class Plain:
                 self.joins = [at for at in self.joins if at <= node.mark]
             return
         if isinstance(node, Fork):
-            self.forks[place] = [Plain((*self.path, place, i), self.text) for i in range(len(node.branches))]
+            self.forks[place] = [
+                Plain((*self.path, place, i), self.text) for i in range(len(node.branches))
+            ]
             for child in self.forks[place]:
                 tree[child.path] = child
                 if self.failed:
@@ -226,7 +248,9 @@ class Plain:
 
 
 def random_steps(draw, tree):
-    """Yields (path, node) in an order in which a program could be written; `tree` has the branches so far."""
+    """Yields (path, node) in an order in which a program could be written; `tree` has the branches
+    so far.
+    """
     for i in range(draw.randrange(5, 40)):
         paths = [path for path, each in tree.items() if not each.lost or draw.random() < 0.1]
         branch = tree[draw.choice(paths[-3:] if draw.random() < 0.3 else paths)]
@@ -241,7 +265,11 @@ def random_steps(draw, tree):
         elif kind < 0.82 and branch.forks:
             fork = draw.choice(list(branch.forks))
             ends = tuple(child.count for child in branch.forks[fork])
-            node = Join(None) if draw.random() < 0.3 else Join(fork, ends if draw.random() < 0.5 else ())
+            node = (
+                Join(None)
+                if draw.random() < 0.3
+                else Join(fork, ends if draw.random() < 0.5 else ())
+            )
             if draw.random() < 0.5:
                 node = Join(fork, mode="gather_variable")
         elif kind < 0.92:
@@ -285,7 +313,10 @@ def test_the_next_ask_of_an_answered_branch_comes_first():
     assert asked(driver) == [(0, 0, 0), (0, 1, 0)]
     driver.player.answered(driver.asks[0], ("A",))
     effects = driver.player.effects()
-    assert [(*each.branch.path, each.place) for each in effects if isinstance(each, Ask)] == [(0, 0, 1), (2,)]
+    assert [(*each.branch.path, each.place) for each in effects if isinstance(each, Ask)] == [
+        (0, 0, 1),
+        (2,),
+    ]
 
 
 def test_a_join_claims_also_if_its_branch_has_failed():

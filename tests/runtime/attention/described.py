@@ -1,4 +1,6 @@
-"""Functions of other packages that our attention calls, as their documentation has them, by the CPU's attention."""
+"""Functions of other packages that our attention calls, as their documentation has them, by the
+CPU's attention.
+"""
 
 import sys
 from types import ModuleType
@@ -13,7 +15,10 @@ from sglang_lite.runtime.kernels.reference.attention import AttentionRules, atte
 
 def put_in_place(monkeypatch):
     for name, content in (
-        ("flashinfer", {"BatchPrefillWithPagedKVCacheWrapper": BatchPrefillWithPagedKVCacheWrapper}),
+        (
+            "flashinfer",
+            {"BatchPrefillWithPagedKVCacheWrapper": BatchPrefillWithPagedKVCacheWrapper},
+        ),
         ("flash_attn", {}),
         ("flash_attn.cute", {"flash_attn_varlen_func": flash_attn_varlen_func}),
     ):
@@ -66,7 +71,18 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
 
 def flash_attn_varlen_func(
-    q, k, v, *, cu_seqlens_q, seqused_k, max_seqlen_q, page_table, softmax_scale, causal, window_size, softcap
+    q,
+    k,
+    v,
+    *,
+    cu_seqlens_q,
+    seqused_k,
+    max_seqlen_q,
+    page_table,
+    softmax_scale,
+    causal,
+    window_size,
+    softcap,
 ):
     """https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/interface.py"""
     assert causal

@@ -15,7 +15,14 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from tests.runtime.attention.described import put_in_place
 from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
-from tests.runtime.kernels.test_kernels import DEVICE, OPTIONS, Rows, close_by_head, in_eight_bits, normal
+from tests.runtime.kernels.test_kernels import (
+    DEVICE,
+    OPTIONS,
+    Rows,
+    close_by_head,
+    in_eight_bits,
+    normal,
+)
 
 # flash-attn-4 calls what its own base is about to drop.
 pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore")]
@@ -37,7 +44,9 @@ class Backend(NamedTuple):
             self.name,
             AttentionRequirements(rows.heads, rows.kv_heads, rows.dim, self.dtype, cache.k[0].dtype, DEVICE, max_rows=8, max_chunks=0),
         )  # fmt: skip
-        out = torch.full((len(q), rows.heads, rows.dim), float("nan"), device=DEVICE, dtype=self.dtype)
+        out = torch.full(
+            (len(q), rows.heads, rows.dim), float("nan"), device=DEVICE, dtype=self.dtype
+        )
         make.plan_step(plan).attend(q, cache, 0, out, AttentionRules(0.3, **options))
         return out
 
@@ -104,12 +113,24 @@ def test_what_lies_beyond_a_row_is_not_read(backend):
         ("flashinfer", {"head_dim": 80}, "the head size 80 is not one of 64, 128, 256"),
         ("flashinfer", {"compute": torch.float32}, "computing in torch.float32 is not supported"),
         ("flash_attn", {}, None),
-        ("flash_attn", {"cache": torch.float8_e4m3fn}, "a KV cache in torch.float8_e4m3fn is not supported"),
+        (
+            "flash_attn",
+            {"cache": torch.float8_e4m3fn},
+            "a KV cache in torch.float8_e4m3fn is not supported",
+        ),
         ("flash_attn", {"head_dim": 80}, None),
         ("flash_attn", {"head_dim": 72}, "the head size 72 is not a multiple of 16 up to 256"),
         ("flash_attn", {"compute": torch.float32}, "computing in torch.float32 is not supported"),
-        ("flashinfer", {"capability": (7, 5)}, "a GPU of compute capability 8.0 .Ampere. or newer is required"),
-        ("flash_attn", {"capability": (8, 9)}, "only GPUs of compute capability 9 .Hopper. to 11 are supported"),
+        (
+            "flashinfer",
+            {"capability": (7, 5)},
+            "a GPU of compute capability 8.0 .Ampere. or newer is required",
+        ),
+        (
+            "flash_attn",
+            {"capability": (8, 9)},
+            "only GPUs of compute capability 9 .Hopper. to 11 are supported",
+        ),
         ("flashinfer", {"spec": None}, "the package flashinfer-python is not installed"),
         ("flash_attn", {"spec": None}, "the package flash-attn-4 is not installed"),
     ],
@@ -126,10 +147,19 @@ def test_packages_refuse_what_they_cannot(package, settings, reason, monkeypatch
     found |= settings
     monkeypatch.setattr("importlib.util.find_spec", lambda name: found["spec"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found["capability"])
-    unsupported_reason = {"flashinfer": FlashInferAttention, "flash_attn": FlashAttention}[package].unsupported_reason
+    unsupported_reason = {"flashinfer": FlashInferAttention, "flash_attn": FlashAttention}[
+        package
+    ].unsupported_reason
     said = unsupported_reason(
         AttentionRequirements(
-            8, 2, found["head_dim"], found["compute"], found["cache"], torch.device("cuda"), max_rows=1, max_chunks=0
+            8,
+            2,
+            found["head_dim"],
+            found["compute"],
+            found["cache"],
+            torch.device("cuda"),
+            max_rows=1,
+            max_chunks=0,
         )
     )
     assert said == reason if reason is None else re.fullmatch(reason, said)

@@ -1,4 +1,6 @@
-"""A trainer that broadcasts a checkpoint's tensors, as SGLang's clients do: a process that tests talk to by lines."""
+"""A trainer that broadcasts a checkpoint's tensors, as SGLang's clients do: a process that tests
+talk to by lines.
+"""
 
 import contextlib
 import subprocess
@@ -42,12 +44,15 @@ def main(folder):
     from torch import distributed
     from torch.distributed import distributed_c10d as c10d
 
-    make, world = (getattr(c10d, name) for name in ("_new_process_group_helper", "_world"))  # which the clients use
+    # which the clients use
+    make, world = (getattr(c10d, name) for name in ("_new_process_group_helper", "_world"))
     tensors, groups, stores = load_file(f"{folder}/model.safetensors"), {}, []
     for line in sys.stdin:
         what, name, *names = line.split()
         if what == "group":
-            store = distributed.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+            store = distributed.TCPStore(
+                "127.0.0.1", 0, 2, is_master=True, wait_for_workers=False, timeout=PATIENCE
+            )
             stores.append(store)
             print(store.port, flush=True)
             inside = distributed.PrefixStore(name, store)

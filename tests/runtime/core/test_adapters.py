@@ -1,4 +1,6 @@
-"""Requests with adapters, however they are scheduled, get the tokens of an engine that has only theirs."""
+"""Requests with adapters, however they are scheduled, get the tokens of an engine that has only
+theirs.
+"""
 
 import itertools
 import os
@@ -21,14 +23,17 @@ from tests.runtime.scripted import SteppedEngine, ended
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # that peft reads
 NAMES = ["one", "two", "three", "four"]
 LATE = ["late", "later"]  # from token 3 on
-ROUNDS = int(os.environ.get("SGLANG_LITE_ADAPTERS", "40"))  # actions of each schedule: CONTRIBUTING.md
+# actions of each schedule: CONTRIBUTING.md
+ROUNDS = int(os.environ.get("SGLANG_LITE_ADAPTERS", "40"))
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """(loaded model, folders of its adapters by name)"""
     late = {"r": 8, "alora_invocation_tokens": [3], "task_type": "CAUSAL_LM"}
-    adapters = {name: {"r": rank} for name, rank in zip(NAMES, (4, 8, 12, 4))} | dict.fromkeys(LATE, late)
+    adapters = {name: {"r": rank} for name, rank in zip(NAMES, (4, 8, 12, 4))} | dict.fromkeys(
+        LATE, late
+    )
     base, reference = adapted("llama-2", tmp_path_factory.mktemp("llama"), adapters)
     return load_model(EngineConfig(str(base), dtype="float32"), base, iter), reference.folders
 
@@ -37,7 +42,9 @@ class AdaptedEngine(SteppedEngine):
     """A small stepped engine whose adapters are counted anew after every step."""
 
     def __init__(self, **config):
-        super().__init__(**{"max_total_tokens": 128, "max_running": 4, "max_lora_rank": 16} | config)
+        super().__init__(
+            **{"max_total_tokens": 128, "max_running": 4, "max_lora_rank": 16} | config
+        )
 
     def check(self):
         super().check()
@@ -45,14 +52,22 @@ class AdaptedEngine(SteppedEngine):
         check_adapters(
             adapters.loaded,
             adapters.pool,
-            [(r.space.adapter, int(self.scheduler.store.table.adapter[r.slot])) for r in running if r.space.adapter],
+            [
+                (r.space.adapter, int(self.scheduler.store.table.adapter[r.slot]))
+                for r in running
+                if r.space.adapter
+            ],
             self.core.config.max_loaded_loras,
         )
 
 
 def params(name, most=8, **more):
     return SamplingParams(
-        max_tokens=most, temperature=0, ignore_eos=True, lora_path=() if name is None else (name,), **more
+        max_tokens=most,
+        temperature=0,
+        ignore_eos=True,
+        lora_path=() if name is None else (name,),
+        **more,
     )
 
 
@@ -111,7 +126,11 @@ def test_random_schedules_with_loads_and_unloads_between(llama, alone, overlap, 
         elif kind < 0.8:
             chosen = draw.choice([None, *sorted(named)])
             invoked = [3] * draw.randrange(2)
-            prompt = [*draw.choice(stems)[: draw.randrange(1, 20)], *invoked, draw.randrange(1, VOCAB)]
+            prompt = [
+                *draw.choice(stems)[: draw.randrange(1, 20)],
+                *invoked,
+                draw.randrange(1, VOCAB),
+            ]
             n = draw.choice([1, 1, 3])
             _, events = engine.start(prompt, params(chosen, 6, n=n))
             asked.append((events, named.get(chosen), prompt, n))
@@ -130,7 +149,9 @@ def test_random_schedules_with_loads_and_unloads_between(llama, alone, overlap, 
 
 def test_a_request_finds_the_prefixes_of_its_own_adapter_only(llama):
     model, folders = llama
-    engine = AdaptedEngine(model=model, lora_paths={name: str(folders[name]) for name in ("one", "two")})
+    engine = AdaptedEngine(
+        model=model, lora_paths={name: str(folders[name]) for name in ("one", "two")}
+    )
     prompt = list(range(1, 20))
     cached = []
     for name, namespace in itertools.product(["one", "two", None], ["", "salt", f"\0{'a' * 32}:"]):
@@ -150,7 +171,9 @@ def test_a_request_finds_the_prefixes_of_its_own_adapter_only(llama):
 def test_late_adapters_and_the_model_find_what_they_share(llama, alone):
     model, folders = llama
     names = [None, *LATE]
-    engine = AdaptedEngine(model=model, lora_paths={name: str(folders[name]) for name in LATE}, page_size=4)
+    engine = AdaptedEngine(
+        model=model, lora_paths={name: str(folders[name]) for name in LATE}, page_size=4
+    )
     document, cached = list(range(10, 31)), []
     for prompt in ([*document, 3, 5, 6, 7, 8, 9], [*document, 3, 5, 6, 7, 8, 9, 3, 5]):
         for name in [*names, *names]:
@@ -172,11 +195,17 @@ def test_a_program_of_late_adapters_computes_its_document_once(llama):
     document = [4 + i % 20 for i in range(200)]
 
     def computed(names):
-        before = engine.scheduler.admission.prompt_tokens - engine.scheduler.admission.prompt_tokens_cached
+        before = (
+            engine.scheduler.admission.prompt_tokens
+            - engine.scheduler.admission.prompt_tokens_cached
+        )
         asked = [engine.start([*document, 3, 5], params(name))[1] for name in names]
         engine.drain()
         assert all(map(ended, asked))
-        after = engine.scheduler.admission.prompt_tokens - engine.scheduler.admission.prompt_tokens_cached
+        after = (
+            engine.scheduler.admission.prompt_tokens
+            - engine.scheduler.admission.prompt_tokens_cached
+        )
         engine.scheduler.flush()
         return after - before
 
@@ -203,16 +232,22 @@ def test_requests_of_resident_adapters_go_first_and_no_other_starves(llama):
     engine.drain()
     assert [len(each) for each in (first, other, later, last)] == [1] * 4
     order = [engine.built[i].admission for i in (1, 3)]
-    assert order == sorted(order)  # the aged request came before the last one of the resident adapter
+    # the aged request came before the last one of the resident adapter
+    assert order == sorted(order)
 
 
 def test_more_adapters_than_slots_wait_and_none_fails(llama, alone):
     model, folders = llama
     engine = AdaptedEngine(
-        model=model, lora_paths={name: str(folders[name]) for name in NAMES}, max_loras_per_batch=1, max_running=8
+        model=model,
+        lora_paths={name: str(folders[name]) for name in NAMES},
+        max_loras_per_batch=1,
+        max_running=8,
     )
     asked = [
-        (engine.start([5, 6, each], params(name))[1], folders[name], [5, 6, each]) for each in (1, 2) for name in NAMES
+        (engine.start([5, 6, each], params(name))[1], folders[name], [5, 6, each])
+        for each in (1, 2)
+        for name in NAMES
     ]
     engine.drain()
     for events, folder, prompt in asked:
@@ -221,7 +256,9 @@ def test_more_adapters_than_slots_wait_and_none_fails(llama, alone):
 
 
 @pytest.mark.parametrize(("policy", "left"), [("lru", ["one", "four"]), ("fifo", ["two", "four"])])
-def test_the_adapter_that_gives_way_is_the_one_used_or_loaded_longest_ago(policy, left, llama, alone):
+def test_the_adapter_that_gives_way_is_the_one_used_or_loaded_longest_ago(
+    policy, left, llama, alone
+):
     model, folders = llama
     engine = AdaptedEngine(
         model=model, lora_paths={name: str(folders[name]) for name in ("one", "two", "four")}, max_loras_per_batch=2,
@@ -231,15 +268,21 @@ def test_the_adapter_that_gives_way_is_the_one_used_or_loaded_longest_ago(policy
         _, events = engine.start([5, 6, 7], params(name))
         engine.drain()
         assert list(ended(events).token_ids) == alone(folders[name], [5, 6, 7], 8)
-    assert [each["lora_name"] for each in engine.core.adapters.list() if each["resident"]] == sorted(left)
+    assert [
+        each["lora_name"] for each in engine.core.adapters.list() if each["resident"]
+    ] == sorted(left)
 
 
 def test_adapters_of_small_ranks_leave_their_pages_to_others(llama, alone):
     model, folders = llama
     engine = AdaptedEngine(
-        model=model, lora_paths={name: str(folders[name]) for name in NAMES}, max_loras_per_batch=1, max_lora_rank=24
+        model=model,
+        lora_paths={name: str(folders[name]) for name in NAMES},
+        max_loras_per_batch=1,
+        max_lora_rank=24,
     )
-    for name in [*NAMES, *NAMES[::-1]]:  # ranks of 8, 8, 16 and 8: three pages have two of the first three
+    # ranks of 8, 8, 16 and 8: three pages have two of the first three
+    for name in [*NAMES, *NAMES[::-1]]:
         _, events = engine.start([5, 6, 7], params(name))
         engine.drain()
         assert list(ended(events).token_ids) == alone(folders[name], [5, 6, 7], 8)
@@ -267,7 +310,10 @@ def test_an_adapter_that_gave_way_is_read_again(llama, alone, tmp_path):
     model, folders = llama
     copies = {name: shutil.copytree(folders[name], tmp_path / name) for name in NAMES}
     engine = AdaptedEngine(
-        model=model, lora_paths={name: str(copies[name]) for name in NAMES}, max_loras_per_batch=2, max_loaded_loras=2
+        model=model,
+        lora_paths={name: str(copies[name]) for name in NAMES},
+        max_loras_per_batch=2,
+        max_loaded_loras=2,
     )
     for name in [*NAMES, *NAMES]:
         _, events = engine.start([7, 8], params(name))

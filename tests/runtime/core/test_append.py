@@ -12,10 +12,22 @@ from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import Delta, Generation, Played, ProgramResult, SamplingParams, Span
 from sglang_lite.runtime.calls import Stats
 from sglang_lite.runtime.core.step_loop import Postponed
-from tests.runtime.core.test_engine_program import _Inline, by_path, call_by_call, greedy, random_segments, same
+from tests.runtime.core.test_engine_program import (
+    _Inline,
+    by_path,
+    call_by_call,
+    greedy,
+    random_segments,
+    same,
+)
 from tests.runtime.scripted import SteppedEngine
 
-TWO = (Text("ab"), Gen("x", greedy(5, ignore_eos=True)), Text("cd"), Gen("y", greedy(5, ignore_eos=True)))
+TWO = (
+    Text("ab"),
+    Gen("x", greedy(5, ignore_eos=True)),
+    Text("cd"),
+    Gen("y", greedy(5, ignore_eos=True)),
+)
 
 
 class Launched:
@@ -32,7 +44,9 @@ class Launched:
 
 def stepped(**config):
     """An engine with a device, which nobody has to wait for."""
-    engine = SteppedEngine(**{"max_running": 8, "context_length": 256, "max_total_tokens": 1024, **config})
+    engine = SteppedEngine(
+        **{"max_running": 8, "context_length": 256, "max_total_tokens": 1024, **config}
+    )
     runner, sample = engine.loop.runner, engine.loop.runner.sample
     runner.sample = lambda *arguments: Launched(sample(*arguments))  # type: ignore[method-assign]  # a fake around it
     return engine
@@ -63,10 +77,13 @@ def test_the_next_generation_begins_before_the_end_of_the_one_before_is_told(ove
 
 def test_without_a_device_the_end_is_told_before_the_next_step_computes():
     engine, told = SteppedEngine(overlap=True, context_length=256, max_total_tokens=1024), []
-    engine.run_program("xy", Program(TWO), sink=lambda event: told.append((engine.loop.steps, event)))
+    engine.run_program(
+        "xy", Program(TWO), sink=lambda event: told.append((engine.loop.steps, event))
+    )
     engine.drain()
     steps = [step for step, event in told if isinstance(event, Played)]
-    assert steps == [5, 10]  # a step for each token; those that are appended share one with the sixth
+    # a step for each token; those that are appended share one with the sixth
+    assert steps == [5, 10]
 
 
 @pytest.mark.sampled(4)
@@ -75,9 +92,13 @@ def test_without_a_device_the_end_is_told_before_the_next_step_computes():
 def test_what_is_told_late_is_told_in_order(monkeypatch, stream, page, running, retract):
     draw = random.Random(page)
     run = Postponed.run
-    monkeypatch.setattr(Postponed, "run", lambda self, _: draw.random() < 0.2 and run(self, lambda: False))
+    monkeypatch.setattr(
+        Postponed, "run", lambda self, _: draw.random() < 0.2 and run(self, lambda: False)
+    )
     programs = [random_segments(draw) for _ in range(25)]
-    engine = stepped(overlap=True, page_size=page, step_tokens=64, max_running=running, retract_every=retract)
+    engine = stepped(
+        overlap=True, page_size=page, step_tokens=64, max_running=running, retract_every=retract
+    )
     told = [[] for _ in programs]
     for segments, events in zip(programs, told):
         engine.run_program("xy", Program(segments), sink=events.append, stream=stream)
@@ -100,7 +121,9 @@ def test_a_program_can_be_aborted_between_the_end_and_its_report(monkeypatch):
     engine, found = stepped(overlap=True), []
     for _ in range(30):
         events = []
-        found.append((engine.run_program("xy", Program(random_segments(draw)), sink=events.append), events))
+        found.append(
+            (engine.run_program("xy", Program(random_segments(draw)), sink=events.append), events)
+        )
     for ticket, _ in found[::2]:
         engine.step()
         ticket.abort()
@@ -112,8 +135,11 @@ def test_a_program_can_be_aborted_between_the_end_and_its_report(monkeypatch):
     engine.check_empty()
 
 
-def test_a_generation_that_began_behind_another_text_than_the_program_has_is_made_again(monkeypatch):
-    monkeypatch.setattr(module, "kept_tokens", lambda request, tokens, *_: len(tokens) - 1)  # one too few
+def test_a_generation_that_began_behind_another_text_than_the_program_has_is_made_again(
+    monkeypatch,
+):
+    # one too few
+    monkeypatch.setattr(module, "kept_tokens", lambda request, tokens, *_: len(tokens) - 1)
     engine, events = stepped(overlap=True), []
     engine.run_program("xy", Program(TWO), sink=events.append)
     engine.drain()
@@ -142,7 +168,9 @@ def test_the_text_of_a_stop_is_not_continued(how):
 
 def test_appended_tokens_are_counted():
     engine, events = stepped(overlap=True), []
-    engine.run_program("xy", Program((*TWO, Text("e"), Gen("z", SamplingParams(max_tokens=2)))), sink=events.append)
+    engine.run_program(
+        "xy", Program((*TWO, Text("e"), Gen("z", SamplingParams(max_tokens=2)))), sink=events.append
+    )
     engine.drain()
     stats = engine.core.ask(Stats())
     engine.drain()

@@ -1,4 +1,6 @@
-"""Results say why tokens of a prompt were not cached: of requests, programs, selections, and over HTTP."""
+"""Results say why tokens of a prompt were not cached: of requests, programs, selections, and over
+HTTP.
+"""
 
 import argparse
 import queue
@@ -49,7 +51,9 @@ def test_the_engine_counts_the_tokens_of_prompts_and_of_those_that_were_cached(e
     results = [engine.complete("hello there", ONE).usage, engine.complete("other", ONE).usage]
     stats = engine.stats()
     assert stats["prompt_tokens"] == sum(each.prompt_tokens for each in [*usages, *results])
-    assert stats["prompt_tokens_cached"] == sum(each.cached_tokens for each in [*usages, *results]) > 0
+    assert (
+        stats["prompt_tokens_cached"] == sum(each.cached_tokens for each in [*usages, *results]) > 0
+    )
 
 
 def test_a_longer_prompt_was_never_seen_from_its_end_on(engine):
@@ -57,7 +61,8 @@ def test_a_longer_prompt_was_never_seen_from_its_end_on(engine):
     engine.flush_cache()
     miss(engine, "abcdef")
     found = miss(engine, "abcdefghijkl")
-    assert found["reason"] in ("never_seen", "changed")  # the token that was generated may stand there
+    # the token that was generated may stand there
+    assert found["reason"] in ("never_seen", "changed")
     assert found["left"] <= 7
 
 
@@ -116,7 +121,8 @@ def test_a_server_tells_of_others_prompts_only_if_it_is_told_to():
     parser = argparse.ArgumentParser()
     flags.add(parser)
     told = [
-        flags.read(parser.parse_args(given))[1]["explain_cache_misses"] for given in ([], ["--explain-cache-misses"])
+        flags.read(parser.parse_args(given))[1]["explain_cache_misses"]
+        for given in ([], ["--explain-cache-misses"])
     ]
     assert told == [False, True]
 

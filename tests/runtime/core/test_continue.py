@@ -70,14 +70,17 @@ def played(engine, prompt, params, constraint=None, *, stream=False, output_ids=
     """The end of a generation, and its deltas."""
     if constraint is not None:
         engine.compile_grammar(constraint)
-    _, events = engine.start(prompt, params, constraint=constraint, stream=stream, output_ids=output_ids)
+    _, events = engine.start(
+        prompt, params, constraint=constraint, stream=stream, output_ids=output_ids
+    )
     engine.drain()
     return ended(events), events[:-1]
 
 
 def same(whole, again, deltas, cut):
-    """Asserts that a continued generation is the whole, its log-probabilities are those behind the cut, and its deltas
-    bring all of the text."""
+    """Asserts that a continued generation is the whole, its log-probabilities are those behind the
+    cut, and its deltas bring all of the text.
+    """
     assert again.text == whole.text
     assert again.token_ids == whole.token_ids
     assert again.spans == whole.spans
@@ -85,7 +88,9 @@ def same(whole, again, deltas, cut):
     assert again.usage.completion_tokens == whole.usage.completion_tokens
     assert again.usage.prompt_tokens == whole.usage.prompt_tokens
     assert again.usage.forced_tokens == whole.usage.forced_tokens
-    assert [e.token_id for e in again.output_logprobs] == [e.token_id for e in whole.output_logprobs[cut:]]
+    assert [e.token_id for e in again.output_logprobs] == [
+        e.token_id for e in whole.output_logprobs[cut:]
+    ]
     for one, other in zip(again.output_logprobs, whole.output_logprobs[cut:]):
         assert one == other
     assert again.prompt_logprobs == whole.prompt_logprobs
@@ -173,7 +178,9 @@ def test_random_requests_cut_at_random_places_several_times(data):
     cut = 0
     for _ in range(rng.randrange(1, 4)):
         cut = rng.randrange(cut, len(whole.token_ids) + 1)
-        beside = [engine.start("another", sampled(seed=i), stream=True) for i in range(rng.randrange(3))]
+        beside = [
+            engine.start("another", sampled(seed=i), stream=True) for i in range(rng.randrange(3))
+        ]
         again, deltas = played(
             engine, prompt, params, constraint, stream=stream, output_ids=whole.token_ids[:cut]
         )  # fmt: skip
@@ -193,7 +200,7 @@ def test_the_first_delta_is_what_was_given():
     assert again.text == whole.text
 
 
-# --------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
 def ids_of(text):
@@ -226,10 +233,25 @@ def test_ids_that_can_be_none_are_refused_where_they_are_given(params, output_id
     ("params", "constraint", "output_ids", "said"),
     [
         (sampled(), None, [3, EOS, 4], f"ends with index 1 .by {EOS}., and 1 ids follow"),
-        (sampled(stop=("cab",)), None, ids_of("xcabx"), "ends with index 3 .by 'cab'., and 1 ids follow"),
-        (sampled(stop_regex=("c.b",)), None, ids_of("xcabxy"), "ends with index 3 .by 'c.b'., and 2 ids follow"),
+        (
+            sampled(stop=("cab",)),
+            None,
+            ids_of("xcabx"),
+            "ends with index 3 .by 'cab'., and 1 ids follow",
+        ),
+        (
+            sampled(stop_regex=("c.b",)),
+            None,
+            ids_of("xcabxy"),
+            "ends with index 3 .by 'c.b'., and 2 ids follow",
+        ),
         (sampled(), Regex("[a-f]+ x"), ids_of("abq"), "at index 2 can't be"),
-        (sampled(), Regex("[a-f]+ x"), ids_of("ab xx"), "ends with index 3 .by its grammar., and 1 ids follow"),
+        (
+            sampled(),
+            Regex("[a-f]+ x"),
+            ids_of("ab xx"),
+            "ends with index 3 .by its grammar., and 1 ids follow",
+        ),
         (sampled(stop=("q",)), Regex("abc?"), ids_of("abq"), "at index 2 can't be"),
     ],
 )
@@ -277,7 +299,7 @@ def test_one_that_is_aborted_before_it_continues_has_what_was_given(monkeypatch)
     engine.check_empty()
 
 
-# ------------------------------------------------------------------------------------- SGLang's offline engine
+# -------------------------------------------------------------------------- SGLang's offline engine
 
 
 def test_generate_takes_a_list_for_each_prompt(small_engine):

@@ -1,7 +1,7 @@
 """A limit cuts a constrained output: what is left is unchanged, and marked.
 
-The oracle is the output without a limit: as draws depend only on logits, mask, seed and position, one with a limit
-begins with its tokens.
+The oracle is the output without a limit: as draws depend only on logits, mask, seed and position,
+one with a limit begins with its tokens.
 """
 
 import json
@@ -14,7 +14,16 @@ import sglang_lite as sgl
 from sglang_lite import Engine
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.program.nodes import Gen
-from sglang_lite.protocol import Choices, Delta, Ebnf, Generation, Number, ParameterError, Regex, SamplingParams
+from sglang_lite.protocol import (
+    Choices,
+    Delta,
+    Ebnf,
+    Generation,
+    Number,
+    ParameterError,
+    Regex,
+    SamplingParams,
+)
 from tests.constraints.test_generation import enforced_schemas, random_model
 from tests.constraints.test_unfinished_json import scalars
 from tests.counts import some
@@ -23,7 +32,11 @@ from tests.runtime.scripted import FreeDrafts
 UNLIMITED = 400
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"},
           "tags": {"type": "array", "items": {"type": "string"}}}, "required": ["name", "tags"]}  # fmt: skip
-OPEN = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "string"}}}, "required": ["a"]}
+OPEN = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"type": "string"}}},
+    "required": ["a"],
+}
 OTHERS = {
     "regex": Regex(r"[a-z]{3,80}( [a-z]{4,8}){1,30}\."),
     "two branches": Regex("[a-z]{200}|[0-9]{150}"),
@@ -73,7 +86,11 @@ def check_cut(constraint, limit, cut, whole):
     assert isinstance(cut, Generation), (limit, cut)
     text = whole.text
     if limit >= whole.usage.completion_tokens:
-        assert (cut.text, cut.finish_reason, cut.meta["shortened"]) == (text, whole.finish_reason, [])
+        assert (cut.text, cut.finish_reason, cut.meta["shortened"]) == (
+            text,
+            whole.finish_reason,
+            [],
+        )
         return "whole"
     assert cut.finish_reason == "length"
     assert (cut.token_ids, cut.usage.completion_tokens) == (whole.token_ids[:limit], limit)
@@ -93,8 +110,12 @@ def check_cut(constraint, limit, cut, whole):
 
 def check_all(engine, constraints, limits):
     """Checks outputs of all constraints with all limits. Returns how they ended."""
-    wholes = generations(engine, [(constraint, UNLIMITED, seed) for seed, constraint in enumerate(constraints)])
-    jobs = [(constraint, limit, seed) for seed, constraint in enumerate(constraints) for limit in limits]
+    wholes = generations(
+        engine, [(constraint, UNLIMITED, seed) for seed, constraint in enumerate(constraints)]
+    )
+    jobs = [
+        (constraint, limit, seed) for seed, constraint in enumerate(constraints) for limit in limits
+    ]
     kinds = []
     for (constraint, limit, seed), cut in zip(jobs, generations(engine, jobs)):
         kinds.append(check_cut(constraint, limit, cut, wholes[seed]))
@@ -102,7 +123,9 @@ def check_all(engine, constraints, limits):
 
 
 def test_random_schemas(engine):
-    kinds = check_all(engine, [constraint for _, constraint in enforced_schemas(some(16, 300))], (8, 30, 90))
+    kinds = check_all(
+        engine, [constraint for _, constraint in enforced_schemas(some(16, 300))], (8, 30, 90)
+    )
     assert {"whole", "closed", "as cut"} == set(kinds)
 
 
@@ -123,7 +146,9 @@ def test_a_number_that_a_limit_ends_is_cut(engine):
         for seed in range(4):
             whole, cut = generations(engine, [(constraint, 60, seed), (constraint, 1, seed)])
             ended = whole.usage.completion_tokens == 1  # by the grammar
-            assert (cut.finish_reason, cut.meta["shortened"]) == (("stop", []) if ended else ("length", [""]))
+            assert (cut.finish_reason, cut.meta["shortened"]) == (
+                ("stop", []) if ended else ("length", [""])
+            )
             assert whole.text.startswith(cut.text)
 
 
@@ -132,7 +157,9 @@ def test_a_number_that_ends_with_the_limit_is_whole(small_engine):
     whole = small_engine.complete("2 + 2 =", params, Number("integer"))
     count = whole.usage.completion_tokens
     for limit, end in ((count, ("stop", [])), (count - 1, ("length", [""]))):
-        cut = small_engine.complete("2 + 2 =", SamplingParams(max_tokens=limit, temperature=0), Number("integer"))
+        cut = small_engine.complete(
+            "2 + 2 =", SamplingParams(max_tokens=limit, temperature=0), Number("integer")
+        )
         assert (cut.finish_reason, cut.meta["shortened"]) == end
 
 
@@ -141,7 +168,9 @@ def test_a_limit_below_the_shortest_text_is_reported(small_engine):
     answer = small_engine.complete("x", SamplingParams(max_tokens=4), constraint)
     assert (answer.finish_reason, answer.meta["shortened"]) == ("length", [""])
     assert answer.meta["fewest_tokens"] > 4
-    enough = small_engine.complete("x", SamplingParams(max_tokens=answer.meta["fewest_tokens"]), constraint)
+    enough = small_engine.complete(
+        "x", SamplingParams(max_tokens=answer.meta["fewest_tokens"]), constraint
+    )
     assert "fewest_tokens" not in enough.meta
 
 
@@ -185,20 +214,27 @@ def test_finished_values_are_streamed_before_the_limit(engine, seeds):
 
 
 def test_log_probabilities_are_those_of_the_tokens_that_stay(engine, seeds):
-    params = SamplingParams(max_tokens=60, seed=seeds[0], temperature=1.0, return_logprob=True, confidence=True)
+    params = SamplingParams(
+        max_tokens=60, seed=seeds[0], temperature=1.0, return_logprob=True, confidence=True
+    )
     answer = engine.complete("x", params, json_schema(OPEN))
     count = len(answer.output_logprobs)
     assert count < 60
     assert [each.token_id for each in answer.output_logprobs] == list(answer.token_ids[:count])
     assert len(answer.scores.logprobs) == count
-    assert answer.scores.ends[-1] == len(answer.text.rstrip("]}")) or answer.text[answer.scores.ends[-1] - 1] in "]}"
+    assert (
+        answer.scores.ends[-1] == len(answer.text.rstrip("]}"))
+        or answer.text[answer.scores.ends[-1] - 1] in "]}"
+    )
 
 
 def test_a_batch_draws_what_a_row_alone_draws(engine):
     jobs = [(json_schema(PERSON), 40 + i % 7, i) for i in range(24)]
     together = generations(engine, jobs)
     alone = [generations(engine, [job])[0] for job in jobs]
-    assert [(each.token_ids, each.text) for each in together] == [(each.token_ids, each.text) for each in alone]
+    assert [(each.token_ids, each.text) for each in together] == [
+        (each.token_ids, each.text) for each in alone
+    ]
 
 
 @pytest.mark.parametrize("settings", [
@@ -209,7 +245,9 @@ def test_a_batch_draws_what_a_row_alone_draws(engine):
 def test_other_ways_of_running_cut_the_same(engine, settings):
     """The last three retract requests."""
     jobs = [(json_schema(PERSON), 36 + i % 12, i) for i in range(24)]
-    expected = [(each.text, each.finish_reason, each.shortened) for each in generations(engine, jobs)]
+    expected = [
+        (each.text, each.finish_reason, each.shortened) for each in generations(engine, jobs)
+    ]
     with Engine.of(random_model(), **settings) as other:
         if "speculation" in settings:
             other.core.loop.scheduler.drafts.drafting.cost = FreeDrafts()
@@ -221,11 +259,16 @@ def test_other_ways_of_running_cut_the_same(engine, settings):
 
 
 def test_an_output_that_is_continued_is_cut_as_it_would_have_been(engine, seeds):
-    constraint, params = json_schema(OPEN), SamplingParams(max_tokens=45, seed=seeds[0], temperature=1.0)
+    constraint, params = (
+        json_schema(OPEN),
+        SamplingParams(max_tokens=45, seed=seeds[0], temperature=1.0),
+    )
     whole = engine.complete("x", params, constraint)
     for cut in range(1, len(whole.token_ids), 7):
         done = Future()
-        engine.submit("x", params, constraint, sink=done.set_result, output_ids=whole.token_ids[:cut])
+        engine.submit(
+            "x", params, constraint, sink=done.set_result, output_ids=whole.token_ids[:cut]
+        )
         found = done.result(timeout=60)
         assert (found.token_ids, found.text) == (whole.token_ids, whole.text)
 
@@ -256,7 +299,7 @@ def test_a_generation_inside_a_grammar_closes_it_if_it_can(engine, seeds):
         parse_json(json_schema(OPEN), state.text()[1:])
 
 
-# ------------------------------------------------------------------------------------------------------------ time
+# --------------------------------------------------------------------------------------------- time
 
 
 @pytest.fixture(params=[{}, {"jump_forward": "off"}, {"overlap": False}], ids=str)
@@ -294,8 +337,12 @@ def test_time_that_suffices_changes_nothing(timed):
 def test_drafted_tokens_are_cut_in_time_as_well(seeds):
     with Engine.of(random_model(), speculation="again", draft_tokens=1) as engine:
         loop = engine.core.loop
-        loop.clock.now, loop.scheduler.drafts.drafting.cost = lambda: float(loop.steps), FreeDrafts()
-        free, _ = answer(engine, json_schema(OPEN), None, seed=seeds[0])  # which the second one drafts
+        loop.clock.now, loop.scheduler.drafts.drafting.cost = (
+            lambda: float(loop.steps),
+            FreeDrafts(),
+        )
+        # which the second one drafts
+        free, _ = answer(engine, json_schema(OPEN), None, seed=seeds[0])
         found, took = answer(engine, json_schema(OPEN), 60, seed=seeds[0])
         assert check_cut(json_schema(OPEN), found.usage.completion_tokens, found, free) == "closed"
         assert took <= 60
@@ -305,7 +352,9 @@ def test_drafted_tokens_are_cut_in_time_as_well(seeds):
 def test_a_node_of_a_program_is_cut_in_time(timed, seeds):
     @sgl.function
     def program(s, seed):
-        s += "x" + sgl.gen("list", json_schema=OPEN, max_tokens=UNLIMITED, temperature=1.0, timeout=60, seed=seed)
+        s += "x" + sgl.gen(
+            "list", json_schema=OPEN, max_tokens=UNLIMITED, temperature=1.0, timeout=60, seed=seed
+        )
 
     for seed in seeds[:3]:
         state = program.run(seed, backend=timed)

@@ -1,7 +1,8 @@
-"""Requests, programs and grammars that ended are freed as their last event is read: nothing waits for the collector.
+"""Requests, programs and grammars that ended are freed as their last event is read: nothing waits
+for the collector.
 
-An engine sends few objects to the collector, and its caches slow the full collections down. So a cycle keeps the native
-memory of a hundred matchers for minutes.
+An engine sends few objects to the collector, and its caches slow the full collections down. So a
+cycle keeps the native memory of a hundred matchers for minutes.
 """
 
 import gc
@@ -10,8 +11,14 @@ import pytest
 
 import sglang_lite as sgl
 
-PER_REQUEST = ("sglang_lite.runtime", "sglang_lite.engine", "sglang_lite.lang")  # compiling leaves small Python objects
-POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+# compiling leaves small Python objects
+PER_REQUEST = ("sglang_lite.runtime", "sglang_lite.engine", "sglang_lite.lang")
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
 
 
 @sgl.function
@@ -60,7 +67,13 @@ def kinds_left(run, engine):
             run(engine, number)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        return sorted({type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith(PER_REQUEST)})
+        return sorted(
+            {
+                type(each).__qualname__
+                for each in gc.garbage
+                if type(each).__module__.startswith(PER_REQUEST)
+            }
+        )
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

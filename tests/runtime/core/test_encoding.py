@@ -1,4 +1,6 @@
-"""Images that are decoded are encoded together if they have equal sizes and fit; a bad one fails alone."""
+"""Images that are decoded are encoded together if they have equal sizes and fit; a bad one fails
+alone.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def asked(number: int, count: int) -> Asked:
     return Asked(number, RequestMedia((item,), np.arange(count, dtype=np.int32)))
 
 
-def run(requests: Sequence[Asked], tower: Tower, most: int) -> tuple[list[int], dict[int, SglError], FeatureStore]:
+def run(
+    requests: Sequence[Asked], tower: Tower, most: int
+) -> tuple[list[int], dict[int, SglError], FeatureStore]:
     """Numbers of the requests that are complete, in order, and the errors of others."""
     store = FeatureStore(torch.zeros(64, 4))
     waiting: Any = Encoding(tower, store, SimpleNamespace(prepare=pixels_of), Now(), most)
@@ -84,7 +88,10 @@ def run(requests: Sequence[Asked], tower: Tower, most: int) -> tuple[list[int], 
     for request in requests:
         waiting.add(request)
     while waiting.due:
-        complete += [each.number for each in waiting.step(lambda each, error: failed.setdefault(each.number, error))]
+        complete += [
+            each.number
+            for each in waiting.step(lambda each, error: failed.setdefault(each.number, error))
+        ]
     assert not list(waiting)
     return complete, failed, store
 
@@ -126,7 +133,9 @@ def test_what_is_decoded_of_an_image_that_nobody_waits_for_is_given_up() -> None
             made.append(Future())
             return made[-1]
 
-    waiting: Any = Encoding(Tower(), FeatureStore(torch.zeros(64, 4)), SimpleNamespace(prepare=pixels_of), Later(), 0)
+    waiting: Any = Encoding(
+        Tower(), FeatureStore(torch.zeros(64, 4)), SimpleNamespace(prepare=pixels_of), Later(), 0
+    )
     left, kept = asked(1, 2), asked(2, 2)
     for request in (left, kept):
         waiting.add(request)
@@ -154,11 +163,15 @@ def test_features_that_are_too_few_are_an_error() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_encoder_gives_each_image_of_a_batch_its_features(family: str, tmp_path: Any) -> None:
     save_seeing(family, tmp_path)
-    tower = VisionTower(tmp_path, DummySource(torch.device("cpu")), torch.float32, torch.device("cpu"))
+    tower = VisionTower(
+        tmp_path, DummySource(torch.device("cpu")), torch.float32, torch.device("cpu")
+    )
     media = open_model_files(tmp_path).media
     assert media is not None
     preparer = MediaPreparer(tmp_path, media, ImageOptions())
-    images = [preparer.prepare(media.item(Media(png(40, 20, seed), "image/png"))) for seed in range(3)]
+    images = [
+        preparer.prepare(media.item(Media(png(40, 20, seed), "image/png"))) for seed in range(3)
+    ]
     together = tower.encode(images)
     for image, found in zip(images, together, strict=True):
         assert torch.allclose(found, tower.encode([image])[0], atol=1e-5)

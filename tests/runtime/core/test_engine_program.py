@@ -8,7 +8,19 @@ import pytest
 import sglang_lite as sgl
 import sglang_lite.runtime.core.engine_program as module
 import sglang_lite.runtime.core.submission as submission
-from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Pause, Program, Rollback, Select, Text, Verdict
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    Join,
+    Mark,
+    Node,
+    Pause,
+    Program,
+    Rollback,
+    Select,
+    Text,
+    Verdict,
+)
 from sglang_lite.protocol import (
     Choices,
     Delta,
@@ -72,12 +84,16 @@ def same(a, b):
     if isinstance(a, Generation):
         return (a.token_ids, a.text, a.finish_reason) == (b.token_ids, b.text, b.finish_reason)
     return [s.token_ids for s in a.scores] == [s.token_ids for s in b.scores] and all(
-        abs(x - y) < 1e-4 for s, t in zip(a.scores, b.scores) for x, y in zip(s.logprobs, t.logprobs)
+        abs(x - y) < 1e-4
+        for s, t in zip(a.scores, b.scores)
+        for x, y in zip(s.logprobs, t.logprobs)
     )
 
 
 QUESTIONS = (
-    Text("<|im_start|>user\nName a country and its capital.<|im_end|>\n<|im_start|>assistant\nThe country is"),
+    Text(
+        "<|im_start|>user\nName a country and its capital.<|im_end|>\n<|im_start|>assistant\nThe country is"
+    ),
     Gen("country", greedy(6, stop=(".", ","))),
     Text(", and its capital is"),
     Gen("capital", greedy(6, stop=(".",))),
@@ -114,7 +130,9 @@ def test_the_next_generation_goes_on_in_its_slot(engine, monkeypatch):
     engine.flush_cache()
     queued = []
     add = engine.core.scheduler.add
-    monkeypatch.setattr(engine.core.scheduler, "add", lambda request: (queued.append(request), add(request)))
+    monkeypatch.setattr(
+        engine.core.scheduler, "add", lambda request: (queued.append(request), add(request))
+    )
     program = Program((Gen("a", greedy(5)), Text(" And then"), Gen("b", greedy(5))))
     _, played = engine.play("Once upon a time", program)
     first, second = by_path(played)
@@ -136,7 +154,9 @@ def test_a_text_between_generations_is_encoded_once_for_all_programs(monkeypatch
     again = (Text(" and"), Gen("b", greedy(3)), Text(" and"), Gen("c", greedy(3)))
     for start in ("abc", "xyz"):
         events = []
-        engine.run_program("go ", Program((Text(start), Gen("a", greedy(3)), *again)), sink=events.append)
+        engine.run_program(
+            "go ", Program((Text(start), Gen("a", greedy(3)), *again)), sink=events.append
+        )
         engine.drain()
         assert [event.event.finish_reason for event in events[:-1]] == ["length"] * 3
     assert encoded.count([Span(" and")]) == 1
@@ -157,11 +177,13 @@ def test_deltas_are_the_texts_in_pieces(engine, stream):
     assert done.wait(60)
     for path, streamed in (((0,), stream), ((2,), True)):
         mine = [e.event for e in events if isinstance(e, Played) and e.path == path]
-        assert "".join(e.text for e in mine if isinstance(e, Delta)) == (mine[-1].text if streamed else "")
+        assert "".join(e.text for e in mine if isinstance(e, Delta)) == (
+            mine[-1].text if streamed else ""
+        )
     assert isinstance(events[-1], ProgramResult)
 
 
-# ------------------------------------------------------------------------- scheduled in every way, with a scripted model
+# ---------------------------------------------------- scheduled in every way, with a scripted model
 
 
 def random_segments(draw, depth=0):
@@ -169,17 +191,24 @@ def random_segments(draw, depth=0):
     for _ in range(draw.randrange(1, 6)):
         kind = draw.random()
         if kind < 0.35:
-            segments.append(Text("".join(draw.choice("abcde ") for _ in range(draw.randrange(0, 6)))))
+            segments.append(
+                Text("".join(draw.choice("abcde ") for _ in range(draw.randrange(0, 6))))
+            )
         elif kind < 0.75:
             stop = (draw.choice("abc"),) if draw.random() < 0.3 else ()
             params = SamplingParams(
-                temperature=draw.choice([0, 1.0]), seed=draw.randrange(99), max_tokens=draw.randrange(0, 7), stop=stop
+                temperature=draw.choice([0, 1.0]),
+                seed=draw.randrange(99),
+                max_tokens=draw.randrange(0, 7),
+                stop=stop,
             )
             segments.append(Gen("g", params))
         elif kind < 0.85:
             segments.append(Select("s", ("ab", "abc", "b", "d e")))
         elif depth < 2:
-            segments.append(Fork(tuple(random_segments(draw, depth + 1) for _ in range(draw.randrange(1, 4)))))
+            segments.append(
+                Fork(tuple(random_segments(draw, depth + 1) for _ in range(draw.randrange(1, 4))))
+            )
             if draw.random() < 0.5:
                 segments.append(Join())
     return tuple(segments)
@@ -205,7 +234,9 @@ class _Inline:
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize(("page", "chunk", "running", "retract"), [(1, 64, 8, 0), (4, 16, 3, 2), (16, 1000, 16, 3)])
+@pytest.mark.parametrize(
+    ("page", "chunk", "running", "retract"), [(1, 64, 8, 0), (4, 16, 3, 2), (16, 1000, 16, 3)]
+)
 def test_random_programs_give_what_their_calls_give(overlap, page, chunk, running, retract):
     draw = random.Random(page)
     programs = [("xyz"[: draw.randrange(1, 4)], random_segments(draw)) for _ in range(40)]
@@ -254,7 +285,7 @@ def test_an_aborted_program_ends_once_and_holds_nothing():
     engine.check_empty()
 
 
-# ----------------------------------------------------------------------------------------------------- bad programs
+# ------------------------------------------------------------------------------------- bad programs
 
 
 def test_bad_parameters_are_refused_before_anything_runs(engine):
@@ -294,7 +325,7 @@ def test_the_first_of_several_samples_goes_into_the_text(engine):
     assert result.text == f" two{samples[0].text} end"
 
 
-# ---------------------------------------------------------------------------------------------------- open programs
+# ------------------------------------------------------------------------------------ open programs
 
 
 class Opened:
@@ -310,11 +341,17 @@ class Opened:
         self.engine.check()
 
     def at(self, *path):
-        return [e.event for e in self.events if isinstance(e, Played) and e.path == path and type(e.event) is not Delta]
+        return [
+            e.event
+            for e in self.events
+            if isinstance(e, Played) and e.path == path and type(e.event) is not Delta
+        ]
 
 
 def stepped(**config):
-    return SteppedEngine(**{"max_running": 8, "context_length": 256, "max_total_tokens": 1024, **config})
+    return SteppedEngine(
+        **{"max_running": 8, "context_length": 256, "max_total_tokens": 1024, **config}
+    )
 
 
 def test_an_open_program_goes_on_where_it_was_and_holds_no_slot_meanwhile():
@@ -355,7 +392,12 @@ def test_a_branch_that_fails_fails_its_readers_only():
     engine = stepped()
     opened = Opened(engine)
     bad = Gen("bad", greedy(2), Regex("("))
-    opened.extend(Text("a"), Fork(((bad,), (Gen("good", greedy(3)),))), Gen("main", greedy(3)), Join(1, (1, 1)))
+    opened.extend(
+        Text("a"),
+        Fork(((bad,), (Gen("good", greedy(3)),))),
+        Gen("main", greedy(3)),
+        Join(1, (1, 1)),
+    )
     until(lambda: engine.drain() or opened.at(1, 0, 0))  # it is compiled on another thread
     (failed,) = opened.at(1, 0, 0)
     assert isinstance(failed, sgl.ConstraintError)
@@ -503,7 +545,9 @@ def test_nodes_beyond_the_bound_fail_and_a_rollback_revives_their_branch(monkeyp
     engine.check_empty()
 
 
-@pytest.mark.parametrize("fork", [Fork(((),) * 6), Fork(((Text("c"),) * 5,)), Fork(((Fork(((),) * 5),),))])
+@pytest.mark.parametrize(
+    "fork", [Fork(((),) * 6), Fork(((Text("c"),) * 5,)), Fork(((Fork(((),) * 5),),))]
+)
 def test_the_branches_of_a_fork_and_their_nodes_count_towards_the_limit(monkeypatch, fork):
     for each in (module, submission):
         monkeypatch.setattr(each, "MAX_QUEUED", 5)
@@ -533,7 +577,12 @@ def test_a_join_of_a_branch_with_too_many_nodes_fails(monkeypatch):
 
 def test_joins_of_what_is_not_there_are_told():
     engine = stepped()
-    for nodes in ((Join(5, (1,)),), (Fork(((),)), Join(0, (1, 2))), (Rollback(0),), (Fork(((),)), Join(0, (3,)))):
+    for nodes in (
+        (Join(5, (1,)),),
+        (Fork(((),)), Join(0, (1, 2))),
+        (Rollback(0),),
+        (Fork(((),)), Join(0, (3,))),
+    ):
         opened = Opened(engine)
         opened.extend(*nodes)
         opened.program.close()
@@ -571,7 +620,9 @@ def test_a_selection_without_choices_and_a_library_that_fails_are_told(monkeypat
 
 
 def test_open_programs_that_are_idle_hold_nobody_up_and_hold_nothing():
-    """Many more than there is room for: in a fresh engine the same requests take as many steps and find as much room."""
+    """Many more than there is room for: in a fresh engine the same requests take as many steps and
+    find as much room.
+    """
 
     def steps(engine):
         before = engine.loop.steps
@@ -593,7 +644,8 @@ def test_open_programs_that_are_idle_hold_nobody_up_and_hold_nothing():
         found[-1].append(program)
         if i % 4 == 3:
             engine.drain()
-    assert all(len(events) == 2 for events in found)  # the program itself, and what its generation brought
+    # the program itself, and what its generation brought
+    assert all(len(events) == 2 for events in found)
     engine.check_empty()
     assert engine.scheduler.queues.idle
     assert steps(engine) == steps(alone)
@@ -609,4 +661,6 @@ def test_nothing_can_be_continued_without_a_token(engine, monkeypatch):
     monkeypatch.setattr(engine.tokenizer, "bos_id", None)
     with pytest.raises(sgl.ParameterError, match="prompt: is empty"):
         engine.play("", Program((Gen("a", greedy()),)))
-    assert isinstance(engine.play("a quick", Program((Gen("b", greedy()),)))[1][0].event, Generation)
+    assert isinstance(
+        engine.play("a quick", Program((Gen("b", greedy()),)))[1][0].event, Generation
+    )

@@ -1,4 +1,6 @@
-"""Sessions are programs of the scheduler: what they have computed is there when they come back. On a simulated clock."""
+"""Sessions are programs of the scheduler: what they have computed is there when they come back. On
+a simulated clock.
+"""
 
 import pytest
 
@@ -13,7 +15,9 @@ TWO = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
 
 
 def engine(**config):
-    return SteppedEngine(**{"max_running": 4, "context_length": 160, "max_total_tokens": 192, **config})
+    return SteppedEngine(
+        **{"max_running": 4, "context_length": 160, "max_total_tokens": 192, **config}
+    )
 
 
 def begin(running, ids, session=None, params=TWO):
@@ -96,7 +100,11 @@ def test_two_requests_of_a_session_and_one_that_is_aborted():
     running.step()
     asked[1][0].abort()
     running.drain()
-    assert [type(ended(events)) for _, events in asked] == [Generation, RequestAbortedError, Generation]
+    assert [type(ended(events)) for _, events in asked] == [
+        Generation,
+        RequestAbortedError,
+        Generation,
+    ]
     (pause,) = running.scheduler.pauses
     assert pause.branch.awaits_caller
     end(running, "a")

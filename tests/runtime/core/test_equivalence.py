@@ -23,12 +23,15 @@ def requests(count, seed=0):
         most = draw.choice([0, 1, 3, 12])
         least = draw.choice([0, 0, min(2, most)])
         stop = tuple(draw.sample("abcdefghijklmnop", draw.choice([0, 0, 0, 2])))
-        params = SamplingParams(max_tokens=most, min_tokens=least, temperature=draw.choice([0, 1.0]), seed=i, stop=stop)
+        params = SamplingParams(
+            max_tokens=most, min_tokens=least, temperature=draw.choice([0, 1.0]), seed=i, stop=stop
+        )
         found.append((prompt, params))
     return found
 
 
-REQUESTS = requests(int(os.environ.get("SGLANG_LITE_REQUESTS", "30")))  # more of them: CONTRIBUTING.md
+# more of them: CONTRIBUTING.md
+REQUESTS = requests(int(os.environ.get("SGLANG_LITE_REQUESTS", "30")))
 EXPECTED = [answer(prompt, params, params.seed) for prompt, params in REQUESTS]
 
 GRID = list(
@@ -58,7 +61,10 @@ def _check(overlap, chunk, page, cached, retract, running):
         retract_every=retract, max_total_tokens=640 if running == 48 else 192, context_length=128,
         policy=["lpm", "fcfs", "priority"][(chunk + page) % 3], eviction=["lru", "lfu", "fifo", "slru"][page % 4],
     )  # fmt: skip
-    started = [engine.start(prompt, params, stream=i % 5 == 0) for i, (prompt, params) in enumerate(REQUESTS)]
+    started = [
+        engine.start(prompt, params, stream=i % 5 == 0)
+        for i, (prompt, params) in enumerate(REQUESTS)
+    ]
     engine.drain()
     for (_, events), (prompt, params), (tokens, reason) in zip(started, REQUESTS, EXPECTED):
         result = ended(events)

@@ -11,7 +11,15 @@ from tokenizers import decoders, models, pre_tokenizers
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Gen, Program, Text
-from sglang_lite.protocol import Choices, Generation, JsonSchema, Prompt, Regex, SamplingParams, Span
+from sglang_lite.protocol import (
+    Choices,
+    Generation,
+    JsonSchema,
+    Prompt,
+    Regex,
+    SamplingParams,
+    Span,
+)
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.runtime.scripted import ScriptedModel, SteppedEngine, ended
@@ -52,7 +60,9 @@ def generate(engine, constraint, **given):
 @pytest.mark.parametrize("jump", ["safe", "off"])
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_an_end_of_sequence_that_is_text_of_the_grammar_is_text(jump, logprobs):
-    generation = generate(engine_for(jump_forward=jump), json_schema(OBJECT), return_logprob=logprobs)
+    generation = generate(
+        engine_for(jump_forward=jump), json_schema(OBJECT), return_logprob=logprobs
+    )
     assert generation.finish_reason == "stop"
     assert set(json.loads(generation.text)) == {"a", "b"}
 
@@ -115,6 +125,9 @@ def test_half_a_character_at_the_end_is_left_out(small_engine):
         assert small_engine.tokenizer.decode(kept) == generation.text
         assert result.text == generation.text + " is" + after.text
         spans = (Span("x"), *generation.spans, Span(" is"))
-        assert small_engine.complete(Prompt(spans), SamplingParams(temperature=0, max_tokens=2)).text == after.text
+        assert (
+            small_engine.complete(Prompt(spans), SamplingParams(temperature=0, max_tokens=2)).text
+            == after.text
+        )
         seen.add(len(kept) == limit)
     assert seen == {True, False}

@@ -56,8 +56,14 @@ def test_a_program_may_begin_inside_a_grammar(tiny):
     ("segments", "message"),
     [
         ((Text("c"), Gen("x")), "no text of the grammar begins with 'c'"),
-        ((Text("a, "), Gen("x", GREEDY, Regex("[ab]")), GrammarEnd()), "not complete at its end, after 'a, [ab]'"),
-        ((Text("a, "), Select("x", ("c", "d"))), "the grammar allows none of the choices here: 'c', 'd'"),
+        (
+            (Text("a, "), Gen("x", GREEDY, Regex("[ab]")), GrammarEnd()),
+            "not complete at its end, after 'a, [ab]'",
+        ),
+        (
+            (Text("a, "), Select("x", ("c", "d"))),
+            "the grammar allows none of the choices here: 'c', 'd'",
+        ),
     ],
 )
 def test_a_program_that_leaves_its_grammar_fails(tiny, segments, message):

@@ -1,5 +1,6 @@
-"""SGLang's flattened buckets in a GPU's memory, which another process shares: read without running what a pickle asks
-for."""
+"""SGLang's flattened buckets in a GPU's memory, which another process shares: read without running
+what a pickle asks for.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +84,9 @@ def test_handle_and_metadata_are_read_of_a_pickle(metadata, monkeypatch):
         512,
         True,
     )
-    assert found["metadata"] == [{"name": "a", "shape": (2, 3), "dtype": "bfloat16", "start_idx": 0, "end_idx": 6}]
+    assert found["metadata"] == [
+        {"name": "a", "shape": (2, 3), "dtype": "bfloat16", "start_idx": 0, "end_idx": 6}
+    ]
 
 
 ran: list[str] = []
@@ -113,7 +116,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_nothing_of_another_pickle_is_run(case, metadata):
-    with pytest.raises(sgl.ParameterError, match="serialized_named_tensors: is no flattened bucket of a GPU"):
+    with pytest.raises(
+        sgl.ParameterError, match="serialized_named_tensors: is no flattened bucket of a GPU"
+    ):
         handles.read_bucket(HOSTILE[case](metadata), torch.device("cuda"))
     assert ran == []
 
@@ -122,7 +127,8 @@ def test_a_pickle_changes_nothing_for_the_next_one(metadata, monkeypatch):
     monkeypatch.setattr(handles, "_opened", lambda handle, device: handle)
     expected = handles.read_bucket(pickled(metadata), torch.device("cuda"))
     for name in ("a\nFlattenedTensorMetadata\n", "torch\nrebuild_cuda_tensor\n"):
-        setting = f"c{name}N}}V__setstate__\nI1\ns\x86b.".encode("latin-1")  # sets an attribute of what has the name
+        # sets an attribute of what has the name
+        setting = f"c{name}N}}V__setstate__\nI1\ns\x86b.".encode("latin-1")
         with pytest.raises(sgl.ParameterError):
             handles.read_bucket(setting, torch.device("cuda"))
     assert handles.read_bucket(pickled(metadata), torch.device("cuda")) == expected
@@ -198,7 +204,9 @@ sys.stdin.readline()
 @pytest.mark.parametrize("in_process", [True, False])
 def test_an_engine_takes_a_bucket_of_another_process(in_process, tmp_path):
     old, new = pair("llama-biases", tmp_path)
-    settings: dict[str, Any] = dict(dtype="float32", max_running=4, max_total_tokens=8192, in_process=in_process)
+    settings: dict[str, Any] = dict(
+        dtype="float32", max_running=4, max_total_tokens=8192, in_process=in_process
+    )
     with sgl.Engine(str(new), **settings) as other:
         expected = tokens(other)
     command = [sys.executable, "-c", SENDER, str(new / "model.safetensors")]
@@ -209,7 +217,9 @@ def test_an_engine_takes_a_bucket_of_another_process(in_process, tmp_path):
         assert sender.stdin is not None
         assert sender.stdout is not None
         assert tokens(running) != expected
-        weights.update_from_handle(running, base64.b64decode(sender.stdout.readline()), weight_version="sent")
+        weights.update_from_handle(
+            running, base64.b64decode(sender.stdout.readline()), weight_version="sent"
+        )
         assert tokens(running) == expected
         assert running.get_model_info()["weight_version"] == "sent"
         sender.stdin.close()

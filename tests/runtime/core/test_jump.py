@@ -24,7 +24,12 @@ FIELDS = {
     "employed": {"type": "boolean"}, "kind": {"enum": ["first", "second"]}, "level": {"enum": [1, 2, 3]},
     "insured": {"type": "boolean"}, "retired": {"type": "boolean"},
 }  # fmt: skip
-SCHEMA = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": FIELDS,
+    "required": list(FIELDS),
+    "additionalProperties": False,
+}
 SAMPLES = int(os.environ.get("SGLANG_LITE_SAMPLES", "60"))
 
 
@@ -82,7 +87,9 @@ def test_streams_and_samples_carry_forced_text(engine):
 
     futures = [Future() for _ in range(3)]
     params = SamplingParams(temperature=1, seed=1, max_tokens=200, n=3)
-    engine.submit("A person: ", params, json_schema(SCHEMA), sink=lambda g: futures[g.index].set_result(g))
+    engine.submit(
+        "A person: ", params, json_schema(SCHEMA), sink=lambda g: futures[g.index].set_result(g)
+    )
     for future in futures:
         assert set(json.loads(future.result(timeout=60).text)) == set(FIELDS)
 
@@ -239,11 +246,17 @@ def test_every_schedule_gives_what_token_by_token_gives(overlap, page, chunk, re
         engine.drain()
         engine.check_empty()
         ends = [ended(events) for _, events in started]
-        return [(end.token_ids, end.text, end.finish_reason) for end in ends], sum(e.usage.forced_tokens for e in ends)
+        return [(end.token_ids, end.text, end.finish_reason) for end in ends], sum(
+            e.usage.forced_tokens for e in ends
+        )
 
     expected, none = outcomes(jump_forward="off")
     jumped, many = outcomes(
-        jump_forward="safe", overlap=overlap, page_size=page, step_tokens=chunk, retract_every=retract
+        jump_forward="safe",
+        overlap=overlap,
+        page_size=page,
+        step_tokens=chunk,
+        retract_every=retract,
     )
     assert jumped == expected
     assert none == 0
@@ -256,7 +269,9 @@ def test_every_schedule_gives_what_token_by_token_gives(overlap, page, chunk, re
     Regex("The digit is [0-9], is it not\\?"),
 ], ids=["enum", "digit"])  # fmt: skip
 def test_values_are_drawn_as_often_as_without(engine, off, constraint):
-    """A chi-square test of homogeneity on SAMPLES draws each. The seeds are fixed, so it gives the same every time."""
+    """A chi-square test of homogeneity on SAMPLES draws each. The seeds are fixed, so it gives the
+    same every time.
+    """
     counts = []
     for seed, one in ((1, engine), (2, off)):
         futures = [Future() for _ in range(SAMPLES)]
@@ -270,7 +285,18 @@ def test_values_are_drawn_as_often_as_without(engine, off, constraint):
     for value in values:
         expected = (counts[0][value] + counts[1][value]) / 2
         chi2 += sum((count[value] - expected) ** 2 / expected for count in counts)
-    critical = {1: 6.63, 2: 9.21, 3: 11.34, 4: 13.28, 5: 15.09, 6: 16.81, 7: 18.48, 8: 20.09, 9: 21.67}  # p = 0.01
+    # p = 0.01
+    critical = {
+        1: 6.63,
+        2: 9.21,
+        3: 11.34,
+        4: 13.28,
+        5: 15.09,
+        6: 16.81,
+        7: 18.48,
+        8: 20.09,
+        9: 21.67,
+    }
     assert chi2 < critical[len(values) - 1]
 
 

@@ -1,6 +1,7 @@
 """Work that takes long is never done on the engine's own thread: there every row would wait for it.
 
-Watched are the tokenizer, and of the grammars what compiles, and what walks the text that a generation continues.
+Watched are the tokenizer, and of the grammars what compiles, and what walks the text that a
+generation continues.
 """
 
 import threading
@@ -13,7 +14,18 @@ import sglang_lite as sgl
 from sglang_lite import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, GrammarEnd, Join, Mark, Program, Rollback, Select, Text
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    GrammarBegin,
+    GrammarEnd,
+    Join,
+    Mark,
+    Program,
+    Rollback,
+    Select,
+    Text,
+)
 from sglang_lite.protocol import (
     Choices,
     JsonSchema,
@@ -55,7 +67,8 @@ def entered(monkeypatch):
 
     def watched(call):
         def entered(*args, **kwargs):
-            short = len(args) > 1 and isinstance(args[1], bytes) and len(args[1]) <= SHORT  # a completion of a text
+            # a completion of a text
+            short = len(args) > 1 and isinstance(args[1], bytes) and len(args[1]) <= SHORT
             if threading.current_thread().name == "sglang_lite-engine" and not short:
                 found.append("".join(traceback.format_stack(limit=12)))
             return call(*args, **kwargs)
@@ -92,45 +105,120 @@ def number(name="n"):
 
 BLOCK = GrammarBegin(Regex(r"[ab ]{0,8}(x|yy|zzz)[ab:]{0,4}[0-9]!"))
 PROGRAMS = {
-    "generations, one after the other": (Text("ab"), Gen("a", greedy()), Gen("b", greedy()), Text(" b"), Gen("c")),
-    "a stop of a new byte": (Text("ab"), Gen("a", greedy()), Text("b"), Gen("b", greedy(stop=("\x07q", "§")))),
-    "a stop pattern": (Text("ab"), Gen("a", greedy()), Text("b"), Gen("b", greedy(stop_regex=("q[xyz]{7}",)))),
+    "generations, one after the other": (
+        Text("ab"),
+        Gen("a", greedy()),
+        Gen("b", greedy()),
+        Text(" b"),
+        Gen("c"),
+    ),
+    "a stop of a new byte": (
+        Text("ab"),
+        Gen("a", greedy()),
+        Text("b"),
+        Gen("b", greedy(stop=("\x07q", "§"))),
+    ),
+    "a stop pattern": (
+        Text("ab"),
+        Gen("a", greedy()),
+        Text("b"),
+        Gen("b", greedy(stop_regex=("q[xyz]{7}",))),
+    ),
     "several samples": (Text("ab"), Gen("a", greedy(n=3)), Text("b"), Gen("b", greedy(n=2))),
-    "a number that its next token ends": (Text("a 1"), number(), Text("1"), number("m"), Text("b"), number("k")),
+    "a number that its next token ends": (
+        Text("a 1"),
+        number(),
+        Text("1"),
+        number("m"),
+        Text("b"),
+        number("k"),
+    ),
     "a constraint in the slot": (
         *(Text("ab"), Gen("a", greedy(2))),
-        *(Text("c"), Gen("b", greedy(), Regex("[ab]+")), Gen("c", greedy(), Choices(("abab", "ba")))),
-        *(Gen("d", greedy(), JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}')),),
+        *(
+            Text("c"),
+            Gen("b", greedy(), Regex("[ab]+")),
+            Gen("c", greedy(), Choices(("abab", "ba"))),
+        ),
+        *(
+            Gen(
+                "d",
+                greedy(),
+                JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}'),
+            ),
+        ),
     ),
     "a constraint of many rows": (
-        *(Text("ab"), Fork(((Gen("a", greedy(2)), Gen("b", greedy(4), Regex("(ab|b){1,9}b"))),) * 24)),
+        *(
+            Text("ab"),
+            Fork(((Gen("a", greedy(2)), Gen("b", greedy(4), Regex("(ab|b){1,9}b"))),) * 24),
+        ),
         *(Join(), Gen("c", greedy(2))),
     ),
     "grammars in a fork": (
         *(Text("ab"), Gen("a", greedy(2))),
-        Fork(((Text("c"), Gen("b", greedy(), Regex("[ab]{3}q?"))), (Gen("c", greedy(), Choices(("ab", "zz"))),))),
+        Fork(
+            (
+                (Text("c"), Gen("b", greedy(), Regex("[ab]{3}q?"))),
+                (Gen("c", greedy(), Choices(("ab", "zz"))),),
+            )
+        ),
         *(Join(), Gen("d", greedy())),
     ),
     "a block": (
-        *(Text("ab"), BLOCK, Text("ab"), Gen("a", greedy(3), Regex("[ab ]{1,2}")), Select("s", ("x", "yy", "no"))),
-        *(Gen("b", greedy(4), Regex("[ab:]{1,2}")), Gen("c", greedy(16)), GrammarEnd(), Text("b"), Gen("d", greedy())),
+        *(
+            Text("ab"),
+            BLOCK,
+            Text("ab"),
+            Gen("a", greedy(3), Regex("[ab ]{1,2}")),
+            Select("s", ("x", "yy", "no")),
+        ),
+        *(
+            Gen("b", greedy(4), Regex("[ab:]{1,2}")),
+            Gen("c", greedy(16)),
+            GrammarEnd(),
+            Text("b"),
+            Gen("d", greedy()),
+        ),
     ),
     "a fork in a block": (
         *(Text("ab"), BLOCK, Gen("a", greedy(2), Regex("[ab ]{1,2}"))),
-        Fork(((Select("s", ("x", "yy")), Gen("b", greedy(2), Regex("[ab]"))), (Text("x"), Gen("c", greedy())))),
+        Fork(
+            (
+                (Select("s", ("x", "yy")), Gen("b", greedy(2), Regex("[ab]"))),
+                (Text("x"), Gen("c", greedy())),
+            )
+        ),
         *(Text("x"), Gen("d", greedy(16)), GrammarEnd()),
     ),
     "selections": (
-        *(Select("s", ("ab", "b a")), Select("t", ("a", "ab"), "unconditional_likelihood_normalized")),
+        *(
+            Select("s", ("ab", "b a")),
+            Select("t", ("a", "ab"), "unconditional_likelihood_normalized"),
+        ),
         *(Gen("a", greedy(2)), Select("u", ("ab", "b")), Gen("b", greedy(2))),
     ),
-    "a rollback": (Text("ab"), Mark(), Gen("a", greedy(2)), Rollback(1), Text("b"), Gen("b", greedy(2))),
-    "special tokens": (Text("ab<end>"), Gen("a", greedy(2)), Text("b<end>b", special=False), Gen("b", greedy(2))),
+    "a rollback": (
+        Text("ab"),
+        Mark(),
+        Gen("a", greedy(2)),
+        Rollback(1),
+        Text("b"),
+        Gen("b", greedy(2)),
+    ),
+    "special tokens": (
+        Text("ab<end>"),
+        Gen("a", greedy(2)),
+        Text("b<end>b", special=False),
+        Gen("b", greedy(2)),
+    ),
 }
 
 
 def play(engine, nodes, *, extended):
-    """Plays a program, given as a whole or node by node, each when the one before has been played or at once."""
+    """Plays a program, given as a whole or node by node, each when the one before has been played
+    or at once.
+    """
     ended, found = Future(), []
 
     def sink(event):
@@ -174,7 +262,9 @@ def test_long_forced_text_keeps_the_loop_for_a_piece_at_a_time(monkeypatch):
 
     monkeypatch.setattr(Tokenizer, "encode_spans", watched)
     begin = "<x>" + "ab ba, " * 100
-    tags = StructuralTag((Tag(begin, Regex("[ab]"), "!"),), ("<",), at_least_one=True, stop_after_first=True)
+    tags = StructuralTag(
+        (Tag(begin, Regex("[ab]"), "!"),), ("<",), at_least_one=True, stop_after_first=True
+    )
     with Engine.of(model(), constraint_backend="xgrammar") as engine:  # it forces text, not tokens
         found = engine.complete("ab", greedy(900, logit_bias=((ord("<"), 50.0),)), tags)
     assert found.text.startswith(begin)
@@ -183,7 +273,12 @@ def test_long_forced_text_keeps_the_loop_for_a_piece_at_a_time(monkeypatch):
 
 
 def test_a_constrained_generation_still_goes_on_in_the_slot_of_the_one_before():
-    nodes = (Text("ab"), Gen("a", greedy(300, ignore_eos=True)), Text("b"), Gen("b", greedy(4), Regex("[ab]+")))
+    nodes = (
+        Text("ab"),
+        Gen("a", greedy(300, ignore_eos=True)),
+        Text("b"),
+        Gen("b", greedy(4), Regex("[ab]+")),
+    )
     with Engine.of(model(), prefix_cache=False) as engine:
         engine.complete("a", greedy(1), Regex("[ab]+"))
         _, found = play(engine, nodes, extended=None)
@@ -200,7 +295,12 @@ def test_no_read_check_or_retry_keeps_the_loop(backend, entered):
     def reads(s):
         s += "ab" + sgl.gen("a", max_tokens=4)
         for name in "bcd":
-            s += s["a"] + " and " + sgl.gen(name, dtype=int, max_tokens=4) + sgl.gen(name * 2, regex="[ab]{2}")
+            s += (
+                s["a"]
+                + " and "
+                + sgl.gen(name, dtype=int, max_tokens=4)
+                + sgl.gen(name * 2, regex="[ab]{2}")
+            )
         branches = s.fork(3)
         for branch in branches:
             branch += "c" + sgl.gen("e", max_tokens=2) + sgl.select("f", ["a", "b"])

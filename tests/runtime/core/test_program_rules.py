@@ -1,10 +1,23 @@
-"""Rules of programs in the engine: joins, rollbacks and failures, whatever has been played when a node arrives."""
+"""Rules of programs in the engine: joins, rollbacks and failures, whatever has been played when a
+node arrives.
+"""
 
 import pytest
 
 import sglang_lite as sgl
 import sglang_lite.runtime.core.engine_program as module
-from sglang_lite.program.nodes import Fork, Gen, ImagePart, Join, Mark, Node, Program, Rollback, Text, Verdict
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    ImagePart,
+    Join,
+    Mark,
+    Node,
+    Program,
+    Rollback,
+    Text,
+    Verdict,
+)
 from sglang_lite.protocol import Generation, Media, Played, ProgramResult, Span
 from tests.runtime.core.test_engine_program import Opened, greedy, stepped
 
@@ -14,7 +27,9 @@ FAILS = ImagePart(Media(b"no engine takes images"))
 
 
 class Rules(Opened):
-    """An open program whose nodes are played as they arrive (`eager`), or only when all of them have arrived."""
+    """An open program whose nodes are played as they arrive (`eager`), or only when all of them
+    have arrived.
+    """
 
     def __init__(self, *, eager: bool = True, **options):
         super().__init__(stepped(), **options)
@@ -34,10 +49,14 @@ class Rules(Opened):
 
     def errors(self):
         """Path and type of each error that was told of a node."""
-        return [(e.path, type(e.event)) for e in self.events[:-1] if isinstance(e.event, sgl.SglError)]
+        return [
+            (e.path, type(e.event)) for e in self.events[:-1] if isinstance(e.event, sgl.SglError)
+        ]
 
 
-both = pytest.mark.parametrize("eager", [True, False], ids=["played as they come", "played at the end"])
+both = pytest.mark.parametrize(
+    "eager", [True, False], ids=["played as they come", "played at the end"]
+)
 
 
 @both
@@ -59,7 +78,9 @@ def test_a_whole_program_joins_what_stands_before_a_rollback():
     engine = stepped()
     events = []
     branch = (Text("a"), Mark(), SHORT, Text("b"), Rollback(1), Text("c"))
-    engine.run_program("", Program((Text("p"), Fork((branch,)), Join(1, (4,)), Join(1, (6,)))), sink=events.append)
+    engine.run_program(
+        "", Program((Text("p"), Fork((branch,)), Join(1, (4,)), Join(1, (6,)))), sink=events.append
+    )
     engine.drain()
     assert events[-1].text == f"pa{events[0].event.text}bac"
     engine.check_empty()
@@ -99,7 +120,9 @@ def test_a_claimed_node_that_fails_fails_the_join_and_not_what_comes_after_the_r
 def test_a_rollback_ends_the_branches_of_forks_behind_its_mark(eager, played):
     program = Rules(eager=eager)
     before = () if played else (LONG,)
-    program.program.extend((), (Text("p"), Fork(((),)), Mark(), *before, Fork(((Fork(((),)),), ()))))
+    program.program.extend(
+        (), (Text("p"), Fork(((),)), Mark(), *before, Fork(((Fork(((),)),), ())))
+    )
     place = 3 if played else 4
     program.program.extend((place, 0), (LONG,))
     program.program.extend((place, 0, 0, 0), (LONG,))
@@ -109,7 +132,8 @@ def test_a_rollback_ends_the_branches_of_forks_behind_its_mark(eager, played):
     program.add(SHORT, path=(1, 0))
     result = program.close()
     assert isinstance(result, ProgramResult)
-    assert program.errors() == [((place, 1, 0), sgl.RequestAbortedError)]  # only what is added later is told of it
+    # only what is added later is told of it
+    assert program.errors() == [((place, 1, 0), sgl.RequestAbortedError)]
     assert [e.name for e in program.events[:-1] if isinstance(e.event, Generation)] == ["x", "x"]
 
 
@@ -142,7 +166,10 @@ def test_the_branches_of_forks_that_were_refused_fail_too(monkeypatch):
     program.program.extend((), (Text("a"), Fork(((),)), Text("b")))
     program.program.extend((3, 0), (SHORT,))
     assert isinstance(program.close(), sgl.OverloadedError)
-    assert sorted(program.errors()) == [((2,), sgl.OverloadedError), ((3, 0, 0), sgl.OverloadedError)]
+    assert sorted(program.errors()) == [
+        ((2,), sgl.OverloadedError),
+        ((3, 0, 0), sgl.OverloadedError),
+    ]
 
 
 @both
@@ -180,9 +207,13 @@ def test_nodes_behind_a_judged_one_wait_for_the_verdict(eager):
 
 
 def test_a_rollback_to_a_mark_that_the_engine_comes_to_after_the_drop_revives_the_branch():
-    """The caller plays all but answers by itself, and may be ahead of the engine when it gives the branch up."""
+    """The caller plays all but answers by itself, and may be ahead of the engine when it gives the
+    branch up.
+    """
     program = Rules(eager=False)
-    program.program.extend((), (Text("p"), Fork(((SHORT,),)), Join(1, (1,)), Mark(), Text("q"), LONG))
+    program.program.extend(
+        (), (Text("p"), Fork(((SHORT,),)), Join(1, (1,)), Mark(), Text("q"), LONG)
+    )
     program.program.drop(())
     program.add(Rollback(3), Gen("y", greedy(3)))
     result = program.close()
@@ -193,7 +224,9 @@ def test_a_rollback_to_a_mark_that_the_engine_comes_to_after_the_drop_revives_th
 
 def test_nothing_behind_an_answer_is_played_in_a_branch_that_was_dropped():
     program = Rules(eager=False)
-    program.program.extend((), (Text("p"), Fork(((SHORT,),)), Join(1, (1,)), LONG, Fork(((SHORT,),))))
+    program.program.extend(
+        (), (Text("p"), Fork(((SHORT,),)), Join(1, (1,)), LONG, Fork(((SHORT,),)))
+    )
     program.program.drop(())
     program.add(SHORT)
     program.add(SHORT, path=(4, 0))

@@ -37,7 +37,8 @@ def test_a_choice_without_tokens_is_named():
 
 def test_choices_that_end_before_the_prompt_wait_for_its_scores(caplog):
     engine, events = SteppedEngine(max_running=8, context_length=256, max_total_tokens=1024), []
-    engine.submit_select("xy" * 40, ("a", "b"), unconditional=True, sink=events.append)  # a token each
+    # a token each
+    engine.submit_select("xy" * 40, ("a", "b"), unconditional=True, sink=events.append)
     engine.drain()
     engine.check_empty()
     assert not caplog.records

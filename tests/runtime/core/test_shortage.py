@@ -1,4 +1,6 @@
-"""Memory that ends in a step: its rows are tried alone: none but those that fail alone gets another answer."""
+"""Memory that ends in a step: its rows are tried alone: none but those that fail alone gets another
+answer.
+"""
 
 import errno
 import random
@@ -10,7 +12,13 @@ import torch
 
 from sglang_lite import Engine
 from sglang_lite.program.nodes import Fork, Gen, Join, Program, Select, Text
-from sglang_lite.protocol import Generation, ModelError, OverloadedError, ProgramResult, SamplingParams
+from sglang_lite.protocol import (
+    Generation,
+    ModelError,
+    OverloadedError,
+    ProgramResult,
+    SamplingParams,
+)
 from sglang_lite.runtime.executor.memory_shortage import is_shortage
 from tests.runtime.core.test_equivalence import requests
 from tests.runtime.scripted import VOCAB, ScriptedModel, SteppedEngine, answer, ended, loaded
@@ -34,7 +42,11 @@ def now_and_then(engine, seed=0):
 def engine_that(fails, **settings):
     """`fails`: of the list that will have the engine."""
     found = []
-    found.append(SteppedEngine(**{"max_total_tokens": 640, "context_length": 128, "fails": fails(found), **settings}))
+    found.append(
+        SteppedEngine(
+            **{"max_total_tokens": 640, "context_length": 128, "fails": fails(found), **settings}
+        )
+    )
     return found[0]
 
 
@@ -44,9 +56,17 @@ def engine_that(fails, **settings):
 def test_nothing_is_lost_when_memory_ends_now_and_then(overlap, cached):
     for page, chunk, running in ((1, 9, 8), (4, 100_000, 3), (16, 30, 8)):
         engine = engine_that(
-            now_and_then, overlap=overlap, prefix_cache=cached, page_size=page, step_tokens=chunk, max_running=running
+            now_and_then,
+            overlap=overlap,
+            prefix_cache=cached,
+            page_size=page,
+            step_tokens=chunk,
+            max_running=running,
         )
-        started = [engine.start(prompt, params, stream=i % 5 == 0) for i, (prompt, params) in enumerate(REQUESTS)]
+        started = [
+            engine.start(prompt, params, stream=i % 5 == 0)
+            for i, (prompt, params) in enumerate(REQUESTS)
+        ]
         engine.drain()
         for (_, events), expected in zip(started, EXPECTED):
             result = ended(events)
@@ -83,7 +103,11 @@ def test_what_fails_alone_fails_alone():
         def has_it(request, record):
             return request.slot in record.slots and list(request.tokens[:9]) == broken
 
-        return lambda record: "sample" if any(has_it(r, record) for r in engine[0].scheduler.queues.running()) else None
+        return lambda record: (
+            "sample"
+            if any(has_it(r, record) for r in engine[0].scheduler.queues.running())
+            else None
+        )
 
     engine = engine_that(fails, max_running=8)
     started = [engine.start(prompt, params) for prompt, params in REQUESTS[:6]]
@@ -100,7 +124,9 @@ def test_what_fails_alone_fails_alone():
 
 
 def test_prompt_log_probabilities_are_those_of_enough_memory():
-    params = SamplingParams(max_tokens=4, temperature=0, return_logprob=True, logprob_start_len=2, top_logprobs_num=2)
+    params = SamplingParams(
+        max_tokens=4, temperature=0, return_logprob=True, logprob_start_len=2, top_logprobs_num=2
+    )
     asked = [[random.Random(i).randrange(1, VOCAB) for _ in range(60)] for i in range(6)]
     found = []
     for fails in (lambda _: lambda record: None, now_and_then):
@@ -146,7 +172,9 @@ def test_an_engine_that_memory_is_too_small_for_says_so():
         def allocate_cache(self, slots, window_slots=0):
             return torch.empty(1 << 50)
 
-    with pytest.raises(ModelError, match=r"not enough memory to start: .*can't allocate memory") as error:
+    with pytest.raises(
+        ModelError, match=r"not enough memory to start: .*can't allocate memory"
+    ) as error:
         Engine.of(replace(loaded(), model=Large()))
     assert "max_total_tokens" in error.value.hint
 

@@ -63,10 +63,13 @@ def test_new_requests_are_refused_if_the_engine_is_set_so(llamas):
 def test_what_is_cached_waits_in_the_hosts_memory(llamas, policy):
     tiers = {"enable_hierarchical_cache": True, "hicache_write_policy": policy, "page_size": 16}
     with engine(llamas[0], enable_memory_saver=True, max_total_tokens=1024, **tiers) as running:
-        running.core.scheduler.pauses.record_duration = lambda *_: None  # this model computes faster than it copies
+        # this model computes faster than it copies
+        running.core.scheduler.pauses.record_duration = lambda *_: None
 
         def asked():
-            answer = running.complete([5, 6, 7, 8] * 25, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+            answer = running.complete(
+                [5, 6, 7, 8] * 25, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+            )
             return answer.token_ids, answer.usage.cached_tokens, answer.usage.host_tokens
 
         expected = asked()[0]
@@ -148,13 +151,19 @@ def test_weights_that_were_dropped_may_come_in_several_complete_updates(llamas, 
         first = {name: tensor for name, tensor in tensors.items() if ".1." in name}
         running.update_weights_from_tensor(first)
         assert "weights incomplete" in str(Stream(running).end.result(60))
-        running.update_weights_from_tensor({name: tensors[name] for name in tensors.keys() - first.keys()})
+        running.update_weights_from_tensor(
+            {name: tensors[name] for name in tensors.keys() - first.keys()}
+        )
         assert tokens(running) == expected
 
 
 @pytest.mark.parametrize(
     "resumed",
-    [[["weights"], ["kv_cache"]], [["weights"], ["kv_cache"], ["cuda_graph"]], [["kv_cache", "cuda_graph"], []]],
+    [
+        [["weights"], ["kv_cache"]],
+        [["weights"], ["kv_cache"], ["cuda_graph"]],
+        [["kv_cache", "cuda_graph"], []],
+    ],
 )
 def test_what_was_released_without_tags_is_awake_once_weights_and_cache_are_back(running, resumed):
     expected = tokens(running)
@@ -199,14 +208,26 @@ def test_a_checkpoint_that_is_gone_is_told_and_another_one_mends_it(llamas, tmp_
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (lambda e: e.release_memory_occupation(["lora"]), "'lora' is none of kv_cache, weights, cuda_graph"),
+        (
+            lambda e: e.release_memory_occupation(["lora"]),
+            "'lora' is none of kv_cache, weights, cuda_graph",
+        ),
         (lambda e: e.release_memory_occupation("weights"), "tags"),
         (lambda e: e.release_memory_occupation([1]), "tags"),
         (lambda e: e.sleep(3), "level: 3 is neither 1 nor 2"),
         (lambda e: e.wake(), "^the engine is awake"),
-        (lambda e: e.resume_memory_occupation(["kv_cache"]), "^the engine is awake: .* kv_cache is not given back"),
-        (lambda e: (e.sleep(), e.sleep()), "^the engine is asleep: .* kv_cache and weights is given back already"),
-        (lambda e: (e.sleep(), e.resume_memory_occupation(["cuda_graph"])), "of cuda_graph is not given back"),
+        (
+            lambda e: e.resume_memory_occupation(["kv_cache"]),
+            "^the engine is awake: .* kv_cache is not given back",
+        ),
+        (
+            lambda e: (e.sleep(), e.sleep()),
+            "^the engine is asleep: .* kv_cache and weights is given back already",
+        ),
+        (
+            lambda e: (e.sleep(), e.resume_memory_occupation(["cuda_graph"])),
+            "of cuda_graph is not given back",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(running, call, why):
@@ -241,7 +262,9 @@ def test_memory_of_the_host_is_given_back_and_is_zero_again():
 
 
 def test_each_request_ends_once_whatever_happens_meanwhile(running, llamas):
-    """Random sleeps, pauses, updates, refused calls and aborts: one end a request, and an empty pool."""
+    """Random sleeps, pauses, updates, refused calls and aborts: one end a request, and an empty
+    pool.
+    """
     rng = random.Random(7)
     streams: list[Stream] = []
     updates = [tensors_of(folder) for folder in llamas]

@@ -1,4 +1,5 @@
-"""An engine sleeps with all that belongs to its weights: adapters, an encoder of images and its features.
+"""An engine sleeps with all that belongs to its weights: adapters, an encoder of images and its
+features.
 
 With a GPU, on it; without one, in memory of a CPU that forgets what it had.
 """
@@ -22,7 +23,9 @@ from tests.runtime.models.test_lora import adapted, ask, farthest
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # that peft reads
 GPU = torch.cuda.is_available()
-FEW = SamplingParams(max_tokens=2, temperature=0, return_logprob=True, return_prompt_token_ids=True, ignore_eos=True)
+FEW = SamplingParams(
+    max_tokens=2, temperature=0, return_logprob=True, return_prompt_token_ids=True, ignore_eos=True
+)
 RANKED = ("one", "two", "three")
 SMALL = {"threads": 1, "page_size": 4, "max_running": 2, "enable_memory_saver": True}
 
@@ -54,7 +57,9 @@ def _memory(monkeypatch):
     if GPU:
         return
     monkeypatch.setattr(weight_memory, "DeviceArena", ForgettingArena)
-    monkeypatch.setattr(weight_memory, "pin_memory", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(
+        weight_memory, "pin_memory", lambda size: torch.empty(size, dtype=torch.uint8)
+    )
     monkeypatch.setattr(weight_memory, "unpin_memory", lambda _: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
 
@@ -65,9 +70,13 @@ def _memory(monkeypatch):
     monkeypatch.setattr("sglang_lite.runtime.core.engine_thread.save_memory", save)
 
 
-@pytest.mark.skipif(not GPU, reason="a CPU's adapters are the host's; test_gpu_adapters.py has their memory")
+@pytest.mark.skipif(
+    not GPU, reason="a CPU's adapters are the host's; test_gpu_adapters.py has their memory"
+)
 def test_adapters_are_in_their_slots_again(tmp_path):
-    base, reference = adapted("qwen2", tmp_path, {"one": {"r": 20}, "two": {"r": 4}, "late": {"r": 8}})
+    base, reference = adapted(
+        "qwen2", tmp_path, {"one": {"r": 20}, "two": {"r": 4}, "late": {"r": 8}}
+    )
     paths = [f"{name}={reference.folders[name]}" for name in ("one", "two")]
     (ids,) = prompts(5)
 
@@ -75,7 +84,10 @@ def test_adapters_are_in_their_slots_again(tmp_path):
         return [(ask(running, ids, name, most=2), name) for name in names]
 
     def right(answers):
-        return all(farthest(reference, ids, name, each.result(timeout=300)) <= 1e-4 for each, name in answers)
+        return all(
+            farthest(reference, ids, name, each.result(timeout=300)) <= 1e-4
+            for each, name in answers
+        )
 
     with engine(base, lora_paths=paths, max_total_tokens=400, **SMALL) as running:
         assert right(asked("one", "two", None))
@@ -107,20 +119,34 @@ def test_images_are_encoded_again(tmp_path):
 def held_bytes() -> int:
     """Bytes of the memory of all tensors of this process, each once."""
     gc.collect()
-    tensors = (each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter))
-    storages = [each.untyped_storage() for each in tensors if each.layout is torch.strided and not each.is_meta]
+    tensors = (
+        each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)
+    )
+    storages = [
+        each.untyped_storage()
+        for each in tensors
+        if each.layout is torch.strided and not each.is_meta
+    ]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def test_adapters_of_a_cpu_that_drops_its_weights_are_read_again(tmp_path):
-    base, reference = adapted("qwen2", tmp_path, {"one": {"r": 20}, "two": {"r": 4}, "three": {"r": 8}})
-    paths = [{"lora_name": name, "lora_path": str(reference.folders[name]), "pinned": name == "one"} for name in RANKED]
+    base, reference = adapted(
+        "qwen2", tmp_path, {"one": {"r": 20}, "two": {"r": 4}, "three": {"r": 8}}
+    )
+    paths = [
+        {"lora_name": name, "lora_path": str(reference.folders[name]), "pinned": name == "one"}
+        for name in RANKED
+    ]
     (ids,) = prompts(5)
     with engine(base, device="cpu", lora_paths=paths, max_total_tokens=400, threads=1) as running:
 
         def right(*names):
             answers = [(ask(running, ids, name, most=2), name) for name in names]
-            return all(farthest(reference, ids, name, each.result(timeout=60)) <= 1e-4 for each, name in answers)
+            return all(
+                farthest(reference, ids, name, each.result(timeout=60)) <= 1e-4
+                for each, name in answers
+            )
 
         for _ in range(2):
             assert right("one", "two", "three", None)
@@ -128,7 +154,11 @@ def test_adapters_of_a_cpu_that_drops_its_weights_are_read_again(tmp_path):
             assert before["adapter_pool_bytes"] >= before["adapter_bytes"] > 0
             running.sleep(2)
             asleep = running.stats()
-            assert (asleep["adapter_bytes"], asleep["adapter_pool_bytes"], asleep["adapters_resident"]) == (0, 0, 0)
+            assert (
+                asleep["adapter_bytes"],
+                asleep["adapter_pool_bytes"],
+                asleep["adapters_resident"],
+            ) == (0, 0, 0)
             assert held - held_bytes() >= before["adapter_pool_bytes"]
             waiting = ask(running, ids, "two", most=2)
             running.wake()
@@ -148,7 +178,11 @@ def test_a_cpu_that_drops_its_weights_drops_its_encoder(kind, tmp_path):
         seeing = Seeing(folder, model, running)
         check(seeing, running.complete(seen("ab", image, "c"), FEW), [image])
         size = running.stats()["encoder_bytes"]
-        assert size >= sum(each.nbytes for each in running.core.runner.model.encoder_weights.values()) > 0
+        assert (
+            size
+            >= sum(each.nbytes for each in running.core.runner.model.encoder_weights.values())
+            > 0
+        )
         for _ in range(2):
             held = held_bytes()
             running.sleep(2)
@@ -162,7 +196,11 @@ def test_a_cpu_that_drops_its_weights_drops_its_encoder(kind, tmp_path):
 
 @pytest.mark.skipif(GPU, reason="has memory that runs out when it is told to")
 def test_memory_that_is_short_is_told_and_the_same_call_may_come_again(tmp_path, monkeypatch):
-    folder, prompt, few = tmp_path / "llava", seen("ab", png(28, 28)), SamplingParams(max_tokens=4, temperature=0)
+    folder, prompt, few = (
+        tmp_path / "llava",
+        seen("ab", png(28, 28)),
+        SamplingParams(max_tokens=4, temperature=0),
+    )
     save_seeing("llava", folder)
 
     def refused(*_):
@@ -179,7 +217,9 @@ def test_memory_that_is_short_is_told_and_the_same_call_may_come_again(tmp_path,
         running.sleep()
         with monkeypatch.context() as patch:
             patch.setattr(ForgettingArena, "restore", refused)
-            with pytest.raises(sgl.OverloadedError, match=r"not enough memory to wake: CUDA out of memory"):
+            with pytest.raises(
+                sgl.OverloadedError, match=r"not enough memory to wake: CUDA out of memory"
+            ):
                 running.wake()
         assert running.is_sleeping()
         running.wake()

@@ -24,7 +24,9 @@ def test_nothing_is_left_of_thousands_of_requests():
     ends = Counter()
     free = threading.Semaphore(200)
     memory = []
-    with Engine.of(loaded(), max_running=32, step_tokens=256, page_size=4, max_total_tokens=2048) as engine:
+    with Engine.of(
+        loaded(), max_running=32, step_tokens=256, page_size=4, max_total_tokens=2048
+    ) as engine:
         for i in range(REQUESTS):
             free.acquire()
             last = Counter()
@@ -37,8 +39,12 @@ def test_nothing_is_left_of_thousands_of_requests():
                     free.release()
 
             stem = draw.choice(stems)
-            params = SamplingParams(max_tokens=draw.randrange(0, 12), temperature=draw.choice([0, 1]))
-            ticket = engine.submit(stem[: draw.randrange(1, 51)], params, sink=sink, stream=draw.random() < 0.5)
+            params = SamplingParams(
+                max_tokens=draw.randrange(0, 12), temperature=draw.choice([0, 1])
+            )
+            ticket = engine.submit(
+                stem[: draw.randrange(1, 51)], params, sink=sink, stream=draw.random() < 0.5
+            )
             if draw.random() < 0.3:
                 ticket.abort()
             if i in (REQUESTS // 2, REQUESTS - 1):

@@ -1,4 +1,6 @@
-"""Anything may happen to requests at any time: what they hold stays consistent, and each ends once with its answer."""
+"""Anything may happen to requests at any time: what they hold stays consistent, and each ends once
+with its answer.
+"""
 
 import os
 import random
@@ -8,13 +10,23 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sglang_lite.program.nodes import Fork, Gen, Node, Program, Text
-from sglang_lite.protocol import Generation, OverloadedError, Played, ProgramResult, RequestAbortedError, SamplingParams
+from sglang_lite.protocol import (
+    Generation,
+    OverloadedError,
+    Played,
+    ProgramResult,
+    RequestAbortedError,
+    SamplingParams,
+)
 from tests.runtime.scripted import VOCAB, Guesses, SteppedEngine, answer, ended, loaded
 
-EXAMPLES = int(os.environ.get("SGLANG_LITE_EXAMPLES", "8"))  # of 50 actions each; more: CONTRIBUTING.md
+# of 50 actions each; more: CONTRIBUTING.md
+EXAMPLES = int(os.environ.get("SGLANG_LITE_EXAMPLES", "8"))
 STEMS = [[random.Random(i).randrange(1, VOCAB) for _ in range(40)] for i in range(3)]
 
-prompts = st.tuples(st.sampled_from(STEMS), st.integers(1, 40), st.lists(st.integers(1, VOCAB - 1), max_size=6))
+prompts = st.tuples(
+    st.sampled_from(STEMS), st.integers(1, 40), st.lists(st.integers(1, VOCAB - 1), max_size=6)
+)
 
 
 class Scheduling(RuleBasedStateMachine):
@@ -34,11 +46,28 @@ class Scheduling(RuleBasedStateMachine):
         seed=st.integers(0, 1000),
     )
     def start(
-        self, overlap, page, chunk, cached, policy, eviction, drafter, drafted, writes, host, window, stages, seed
+        self,
+        overlap,
+        page,
+        chunk,
+        cached,
+        policy,
+        eviction,
+        drafter,
+        drafted,
+        writes,
+        host,
+        window,
+        stages,
+        seed,
     ):
         drafter = drafter if stages == 1 else None  # stages check no drafts
         late = random.Random(seed)
-        tiers = {"enable_hierarchical_cache": True, "hicache_ratio": host, "hicache_write_policy": writes}
+        tiers = {
+            "enable_hierarchical_cache": True,
+            "hicache_ratio": host,
+            "hicache_write_policy": writes,
+        }
         self.engine = SteppedEngine(
             overlap=overlap, page_size=page, step_tokens=chunk, prefix_cache=cached, max_running=4,
             context_length=96, max_total_tokens=128, policy=policy, eviction=eviction, fails=self._fails,
@@ -88,7 +117,9 @@ class Scheduling(RuleBasedStateMachine):
     @rule(data=st.data())
     def retract(self, data):
         self.engine.scheduler.retraction.retract(
-            data.draw(st.sampled_from(sorted(self.engine.scheduler.queues.running(), key=lambda r: r.id)))
+            data.draw(
+                st.sampled_from(sorted(self.engine.scheduler.queues.running(), key=lambda r: r.id))
+            )
         )
 
     @rule(where=st.lists(st.sampled_from(["forward", "sample", "read"]), min_size=1, max_size=2))
@@ -127,14 +158,20 @@ class Scheduling(RuleBasedStateMachine):
                 self.alone -= 1
                 continue
             assert isinstance(result, Generation), result
-            assert (list(result.token_ids), result.finish_reason) == answer(ids, params, params.seed)
+            assert (list(result.token_ids), result.finish_reason) == answer(
+                ids, params, params.seed
+            )
         for _, events in self.programs:
             assert len([e for e in events if not isinstance(e, Played)]) == 1
-            assert isinstance(events[-1], ProgramResult | RequestAbortedError | OverloadedError), events[-1]
+            assert isinstance(events[-1], ProgramResult | RequestAbortedError | OverloadedError), (
+                events[-1]
+            )
             self.alone -= isinstance(events[-1], OverloadedError)
         assert self.alone >= 0
         self.engine.check_empty()
 
 
-Scheduling.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=50, deadline=None)
+Scheduling.TestCase.settings = settings(
+    max_examples=EXAMPLES, stateful_step_count=50, deadline=None
+)
 TestScheduling = Scheduling.TestCase

@@ -1,4 +1,6 @@
-"""What the model gave each token, and what its grammar took: against the model's log-probabilities and brute force."""
+"""What the model gave each token, and what its grammar took: against the model's log-probabilities
+and brute force.
+"""
 
 import math
 from concurrent.futures import Future
@@ -21,13 +23,21 @@ OBJECT = json_schema({
 ASKED = [
     {"temperature": 0},
     {"temperature": 0.7, "seed": 1},
-    {"seed": 2, "top_p": 0.5, "top_k": 9, "repetition_penalty": 1.5, "logit_bias": ((7, 9.0), (30, -4.0))},
+    {
+        "seed": 2,
+        "top_p": 0.5,
+        "top_k": 9,
+        "repetition_penalty": 1.5,
+        "logit_bias": ((7, 9.0), (30, -4.0)),
+    },
     {"seed": 3, "presence_penalty": 1.0, "min_tokens": 3},
 ]
 
 
 def complete(engine, constraint, **params):
-    return engine.complete("A fact: ", SamplingParams(**{"max_tokens": 60, "confidence": True, **params}), constraint)
+    return engine.complete(
+        "A fact: ", SamplingParams(**{"max_tokens": 60, "confidence": True, **params}), constraint
+    )
 
 
 def model_logprobs(engine, prompt, ids):
@@ -43,7 +53,9 @@ def test_they_are_the_models_own_whatever_is_drawn_from(small_engine, params):
     generation = complete(small_engine, OBJECT, **params)
     scores = generation.scores
     assert scores is not None
-    assert len(scores.logprobs) == len(scores.allowed) == len(scores.ends) == len(generation.token_ids)
+    assert (
+        len(scores.logprobs) == len(scores.allowed) == len(scores.ends) == len(generation.token_ids)
+    )
     assert list(scores.logprobs) == pytest.approx(
         model_logprobs(small_engine, "A fact: ", generation.token_ids), abs=1e-3
     )
@@ -55,7 +67,9 @@ def test_they_are_the_models_own_whatever_is_drawn_from(small_engine, params):
 
 
 def test_log_probabilities_under_a_constraint_are_reported_in_both_ways(small_engine):
-    generation = complete(small_engine, Regex("[0-9]{3}"), temperature=0, return_logprob=True, confidence=False)
+    generation = complete(
+        small_engine, Regex("[0-9]{3}"), temperature=0, return_logprob=True, confidence=False
+    )
     scores = generation.scores
     assert scores is not None
     for drawn, own, allowed in zip(generation.output_logprobs, scores.logprobs, scores.allowed):
@@ -74,10 +88,14 @@ def test_what_is_allowed_has_the_sum_of_its_probabilities(small_engine):
         i for i in range(table.vocab_size)
         if (text := table.decode((i,), skip_special=False)) and any(word.startswith(text) for word in words)
     ]  # fmt: skip
-    asked = SamplingParams(max_tokens=0, return_logprob=True, token_ids_logprob=tuple(allowed), temperature=0)
+    asked = SamplingParams(
+        max_tokens=0, return_logprob=True, token_ids_logprob=tuple(allowed), temperature=0
+    )
     (entry,) = small_engine.complete("A fact: ", asked).output_logprobs
     assert first.scores is not None
-    assert first.scores.allowed[0] == pytest.approx(math.log(sum(math.exp(each[0]) for each in entry.ids)), abs=1e-4)
+    assert first.scores.allowed[0] == pytest.approx(
+        math.log(sum(math.exp(each[0]) for each in entry.ids)), abs=1e-4
+    )
 
 
 def test_forced_tokens_are_scored_too(small_engine):
@@ -92,7 +110,9 @@ def test_tokens_of_an_output_that_goes_on_have_no_scores(small_engine):
     given = whole.token_ids[:2]
     done: Future[Any] = Future()
     params = SamplingParams(max_tokens=60, confidence=True, seed=4)
-    small_engine.submit("A fact: ", params, Regex("[a-z]{12}"), sink=done.set_result, output_ids=given)
+    small_engine.submit(
+        "A fact: ", params, Regex("[a-z]{12}"), sink=done.set_result, output_ids=given
+    )
     rest = done.result(timeout=60)
     assert rest.text == whole.text
     assert whole.scores is not None
@@ -108,7 +128,12 @@ def test_masses_from_certain_to_impossible_are_exact(allowed):
     logits[:, 0], logits[:, 69] = 0.0, float("-inf")
     words = np.packbits(np.isin(np.arange(96), allowed), bitorder="little").view(np.int32)[None]
     table, slots = SamplingTable(1), np.zeros(2, dtype=np.int32)
-    table.set(slots[:1], np.array([sampling_row(resolve_params(SamplingParams(temperature=0), 70), 0)], dtype=SAMPLING))
+    table.set(
+        slots[:1],
+        np.array(
+            [sampling_row(resolve_params(SamplingParams(temperature=0), 70), 0)], dtype=SAMPLING
+        ),
+    )
     masks, raw = Masks(words, np.array([0, -1], dtype=np.int32)), logits.double()
     drawn = sample(logits, table, slots, slots, {}, masks, np.array([True, True]))
     assert drawn.scores is not None

@@ -1,4 +1,6 @@
-"""A server that encodes holds a bounded number of decoded media, and ends while more of them wait for room."""
+"""A server that encodes holds a bounded number of decoded media, and ends while more of them wait
+for room.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ class Loaded:
     """Encoder of as many media as it is allowed to, and the most that were decoded and not encoded."""
 
     def __init__(self) -> None:
-        self.device, self.allowed, self._more = torch.device("cpu"), threading.Semaphore(0), threading.Condition()
+        self.device, self.allowed, self._more = (
+            torch.device("cpu"),
+            threading.Semaphore(0),
+            threading.Condition(),
+        )
         self.media = self.preparer = self.tower = self
         self.decoded = self.encoded = self.most = 0
 
@@ -39,13 +45,16 @@ class Loaded:
     def encode(self, media: Sequence[Any]) -> list[torch.Tensor]:
         assert self.allowed.acquire(timeout=60)
         with self._more:
-            self._more.wait_for(lambda: self.decoded - self.encoded > MOST, 0.005)  # the others go on
+            # the others go on
+            self._more.wait_for(lambda: self.decoded - self.encoded > MOST, 0.005)
             self.encoded += len(media)
         return [torch.zeros(1, 2) for _ in media]
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_few_media_are_decoded_before_those_that_wait_are_encoded(monkeypatch: Any, closed: bool) -> None:
+def test_few_media_are_decoded_before_those_that_wait_are_encoded(
+    monkeypatch: Any, closed: bool
+) -> None:
     monkeypatch.setattr(tower_core, "_MAX_DECODED", 3500)
     monkeypatch.setattr("os.cpu_count", lambda: THREADS)
     loaded: Any = Loaded()

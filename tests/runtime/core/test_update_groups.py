@@ -41,7 +41,11 @@ def join(running, trainer, name):
 
 
 def forms(tensors):
-    return list(tensors), [each.dtype for each in tensors.values()], [each.shape for each in tensors.values()]
+    return (
+        list(tensors),
+        [each.dtype for each in tensors.values()],
+        [each.shape for each in tensors.values()],
+    )
 
 
 def test_an_engine_takes_what_its_trainer_sends(running, trainer, llamas):
@@ -54,7 +58,9 @@ def test_an_engine_takes_what_its_trainer_sends(running, trainer, llamas):
     for part, last in ((names[:5], False), (names[5:], True)):
         trainer.tell("send", "plain", *part)
         given = forms({name: tensors[name] for name in part})
-        running.update_weights_from_distributed(*given, "plain", flush_cache=last, weight_version="sent")
+        running.update_weights_from_distributed(
+            *given, "plain", flush_cache=last, weight_version="sent"
+        )
         if not last:
             assert "weights incomplete" in str(Stream(running).end.result(60))
     with engine(llamas[1]) as other:
@@ -63,7 +69,9 @@ def test_an_engine_takes_what_its_trainer_sends(running, trainer, llamas):
     assert running.get_model_info()["weight_version"] == "sent"
     running.update_weights(str(llamas[0]))
     trainer.tell("flat", "plain", *names)
-    running.update_weights_from_distributed(*forms(tensors), "plain", load_format="flattened_bucket")
+    running.update_weights_from_distributed(
+        *forms(tensors), "plain", load_format="flattened_bucket"
+    )
     assert tokens(running) == expected
     running.destroy_weights_update_group("plain")
     with pytest.raises(sgl.ParameterError, match="no group 'plain'"):
@@ -75,20 +83,26 @@ def test_an_engine_in_its_own_process_takes_them_too(trainer, llamas):
     with sgl.Engine(str(llamas[0]), dtype="float32", max_running=4, dist_timeout=60) as running:
         join(running, trainer, "apart")
         trainer.tell("send", "apart", Q)
-        running.update_weights_from_distributed(*forms(tensors), group_name="apart", weight_version="apart")
+        running.update_weights_from_distributed(
+            *forms(tensors), group_name="apart", weight_version="apart"
+        )
         assert torch.equal(torch.tensor(running.get_weights_by_name(Q, 1000)), tensors[Q])
         assert running.get_model_info()["weight_version"] == "apart"
 
 
 def lost(running, trainer, tensors, lose=lambda: None):
-    """Lets a trainer send three of some tensors, and checks what the engine does when it is lost then."""
+    """Lets a trainer send three of some tensors, and checks what the engine does when it is lost
+    then.
+    """
     expected = tokens(running)
     join(running, trainer, "lost")
     trainer.tell("send", "lost", *list(tensors)[:3])
     done: list[bool] = []
 
     def receive():
-        with pytest.raises(sgl.ModelError, match=r"'lost' has sent no weights: .* The old ones are kept"):
+        with pytest.raises(
+            sgl.ModelError, match=r"'lost' has sent no weights: .* The old ones are kept"
+        ):
             running.update_weights_from_distributed(*forms(tensors), "lost")
         done.append(True)
 
@@ -170,7 +184,8 @@ def test_tensors_that_do_not_fit_are_refused_before_they_come(running, trainer, 
         with pytest.raises(sgl.ModelError, match=why):
             running.update_weights_from_distributed([name], [dtype], [told], "unfit")
     assert tokens(running) == expected
-    running.update_weights_from_distributed([Q], ["float32"], [shape], "unfit")  # what was sent all the time
+    # what was sent all the time
+    running.update_weights_from_distributed([Q], ["float32"], [shape], "unfit")
     assert torch.equal(torch.tensor(running.get_weights_by_name(Q, 1000)), tensors_of(llamas[1])[Q])
 
 
@@ -190,9 +205,16 @@ def test_tensors_of_another_size_than_told_change_nothing(running, trainer, llam
     expected, name = tokens(running), f"lie-{list(LIES).index(case)}"
     join(running, trainer, name)
     trainer.tell("send", name, sent)
-    shape, load_format = tensors_of(llamas[1])[told].shape, "flattened_bucket" if flattened else None
-    with pytest.raises(sgl.ModelError, match=f"{why} than the .* bytes of '{told}'.* The old ones are kept"):
-        running.update_weights_from_distributed([told], [dtype], [shape], name, load_format=load_format)
+    shape, load_format = (
+        tensors_of(llamas[1])[told].shape,
+        "flattened_bucket" if flattened else None,
+    )
+    with pytest.raises(
+        sgl.ModelError, match=f"{why} than the .* bytes of '{told}'.* The old ones are kept"
+    ):
+        running.update_weights_from_distributed(
+            [told], [dtype], [shape], name, load_format=load_format
+        )
     assert tokens(running) == expected
 
 
@@ -201,7 +223,9 @@ def test_a_group_that_waits_can_be_left_and_keeps_no_other(running, trainer, lla
     for name in ("waits", "goes"):
         join(running, trainer, name)
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(running.update_weights_from_distributed, [Q], ["float32"], [shape], "waits")
+        waits = pool.submit(
+            running.update_weights_from_distributed, [Q], ["float32"], [shape], "waits"
+        )
         trainer.tell("send", "goes", Q)
         running.update_weights_from_distributed([Q], ["float32"], [shape], "goes")
         assert not waits.done()
@@ -221,7 +245,9 @@ def test_what_a_trainer_leaves_incomplete_is_told(trainer, llamas):
         trainer.tell("send", "half", Q)
         form = ([Q], ["float32"], [tensors[Q].shape])
         running.update_weights_from_distributed(*form, "half", flush_cache=False)
-        with pytest.raises(sgl.ModelError, match=r"Other weights .* have been written.* update_weights_from_disk"):
+        with pytest.raises(
+            sgl.ModelError, match=r"Other weights .* have been written.* update_weights_from_disk"
+        ):
             running.update_weights_from_distributed(*form, "half")
 
 
@@ -232,7 +258,9 @@ def test_an_engine_that_closes_does_not_wait_for_its_trainer(trainer, llamas):
 
         def receive():
             with pytest.raises(sgl.SglError) as error:
-                running.update_weights_from_distributed([Q], ["float32"], [tensors_of(llamas[1])[Q].shape], "closing")
+                running.update_weights_from_distributed(
+                    [Q], ["float32"], [tensors_of(llamas[1])[Q].shape], "closing"
+                )
             futures.append(error.value)
 
         thread = threading.Thread(target=receive)

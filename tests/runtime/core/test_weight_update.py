@@ -29,7 +29,9 @@ def running(llamas):
 
 
 class Stream:
-    """A request that streams: its ticket, its first delta, what is then done on the engine's thread, and its end."""
+    """A request that streams: its ticket, its first delta, what is then done on the engine's
+    thread, and its end.
+    """
 
     def __init__(self, running, params=LONG, then=lambda: None):
         self.first, self.end, self._then = Future(), Future(), then
@@ -82,7 +84,11 @@ def test_each_token_has_the_version_that_drew_it(running, llamas, mode):
     running.continue_generation()
     generation = stream.end.result(60)
     ((count, version),) = generation.meta["older_weight_versions"]
-    assert (version, generation.meta["weight_version"], len(generation.token_ids)) == ("default", "new", 150)
+    assert (version, generation.meta["weight_version"], len(generation.token_ids)) == (
+        "default",
+        "new",
+        150,
+    )
     assert 0 < count < 150
     new, drawn = tokens(running), [*generation.token_ids]
     with engine(llamas[1]) as other:
@@ -96,7 +102,9 @@ def test_each_token_has_the_version_that_drew_it(running, llamas, mode):
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_new_weights_come_between_two_steps_with_drafts(llamas, mode):
-    """The drafts are of the old weights' answer, which is drafted as a whole, and end where the new ones differ."""
+    """The drafts are of the old weights' answer, which is drafted as a whole, and end where the new
+    ones differ.
+    """
     with engine(llamas[0], speculation="again", draft_tokens=16) as running:
         running.core.scheduler.drafts.drafting.cost = FreeDrafts()
         old = tokens(running)

@@ -1,7 +1,7 @@
 """Generations that wind down: each ends at the first place where a limit may cut it, and is marked.
 
-The oracle is the output without a limit: as draws depend only on logits, mask, seed and position, one that winds down
-begins with its tokens.
+The oracle is the output without a limit: as draws depend only on logits, mask, seed and position,
+one that winds down begins with its tokens.
 """
 
 from concurrent.futures import Future
@@ -41,7 +41,10 @@ def engine(request):
 
 def answer(engine, constraint, *, winds_down=False, **params):
     """A generation; it may wind down from the start."""
-    done, settings = Future(), SamplingParams(**{"max_tokens": UNLIMITED, "temperature": 1.0, **params})
+    done, settings = (
+        Future(),
+        SamplingParams(**{"max_tokens": UNLIMITED, "temperature": 1.0, **params}),
+    )
     ticket = engine.submit("x", settings, constraint, sink=done.set_result)
     if winds_down:
         ticket.wind_down()
@@ -111,14 +114,23 @@ def test_all_generations_of_a_program_that_winds_down_get_their_shortest_answers
     program = engine.open_program(sink=told)
     program.wind_down()
     values = [
-        Gen(f"v{seed}", SamplingParams(max_tokens=UNLIMITED, temperature=1.0, seed=seed), schema) for seed in range(3)
+        Gen(f"v{seed}", SamplingParams(max_tokens=UNLIMITED, temperature=1.0, seed=seed), schema)
+        for seed in range(3)
     ]
-    program.extend((), [Text("x"), long_text("a"), Text(" y "), long_text("b"), long_text("c"), *values])
-    program.extend((), [Select("choice", ("ab", "cd")), Fork(((long_text("d"), Text("z")), (long_text("e", 2),)))])
+    program.extend(
+        (), [Text("x"), long_text("a"), Text(" y "), long_text("b"), long_text("c"), *values]
+    )
+    program.extend(
+        (),
+        [Select("choice", ("ab", "cd")), Fork(((long_text("d"), Text("z")), (long_text("e", 2),)))],
+    )
     program.close()
     assert isinstance(told.end.result(timeout=60), ProgramResult)
     for name in "abcde":
-        assert (told.played[name].finish_reason, told.played[name].usage.completion_tokens) == ("length", 1)
+        assert (told.played[name].finish_reason, told.played[name].usage.completion_tokens) == (
+            "length",
+            1,
+        )
     for gen in values:
         assert told.played[gen.name].usage.completion_tokens < UNLIMITED
         parse_json(schema, told.played[gen.name].text)
@@ -128,7 +140,9 @@ def test_a_program_winds_down_while_it_is_played(engine):
     for prompt in map(str, range(8)):
         told = Told()
         program = engine.open_program(sink=told, stream=True)
-        program.extend((), [Text(prompt), long_text("a"), Text(" y "), long_text("b"), long_text("c")])
+        program.extend(
+            (), [Text(prompt), long_text("a"), Text(" y "), long_text("b"), long_text("c")]
+        )
         program.wind_down()
         program.close()
         assert isinstance(told.end.result(timeout=60), ProgramResult)

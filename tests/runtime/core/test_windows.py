@@ -1,4 +1,6 @@
-"""Layers with a window have pages of their own: the answers are those of a cache that keeps all tokens, in less memory."""
+"""Layers with a window have pages of their own: the answers are those of a cache that keeps all
+tokens, in less memory.
+"""
 
 import random
 from concurrent.futures import Future
@@ -26,20 +28,30 @@ from tests.runtime.models.tiny import VOCAB, randomise, save
 from tests.runtime.scripted import Guesses, SteppedEngine, answer, ended, loaded
 
 WINDOW = 9
-MODELS = {"gemma3": Gemma3ForCausalLM, "gpt-oss": GptOssForCausalLM, "mistral-window": MistralForCausalLM}
+MODELS = {
+    "gemma3": Gemma3ForCausalLM,
+    "gpt-oss": GptOssForCausalLM,
+    "mistral-window": MistralForCausalLM,
+}
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def folder(request, tmp_path_factory):
     model, changes = FAMILIES[request.param]
-    return save(randomise(model(model.config_class(**SHAPE | changes))), tmp_path_factory.mktemp(request.param))
+    return save(
+        randomise(model(model.config_class(**SHAPE | changes))),
+        tmp_path_factory.mktemp(request.param),
+    )
 
 
 def prompts():
     """Prompts that share beginnings of many lengths, longer than the window."""
     draw = random.Random(1)
     stems = [[draw.randrange(2, VOCAB) for _ in range(80)] for _ in range(2)]
-    return [draw.choice(stems)[: draw.randrange(80)] + [draw.randrange(2, VOCAB) for _ in range(8)] for _ in range(6)]
+    return [
+        draw.choice(stems)[: draw.randrange(80)] + [draw.randrange(2, VOCAB) for _ in range(8)]
+        for _ in range(6)
+    ]
 
 
 def answers(engine, asked, most=8, *, scored=False):
@@ -56,7 +68,9 @@ def answers(engine, asked, most=8, *, scored=False):
 def seen(generations):
     """Tokens and their log-probabilities, and these alone as an array."""
     entries = [[*(g.prompt_logprobs or ()), *g.output_logprobs] for g in generations]
-    return [g.token_ids for g in generations], np.concatenate([[e.logprob for e in each] for each in entries])
+    return [g.token_ids for g in generations], np.concatenate(
+        [[e.logprob for e in each] for each in entries]
+    )
 
 
 @pytest.mark.sampled(18)
@@ -67,11 +81,16 @@ def test_answers_are_those_of_a_cache_that_keeps_all(folder, page_size, pool):
         model=str(folder), device="cpu", dtype="float32", max_running=3, step_tokens=32, page_size=page_size,
         deterministic=True, max_total_tokens=pool, threads=1, in_process=True,
     )  # fmt: skip
-    with sgl.Engine(**settings) as windowed, sgl.Engine(**settings, enable_hierarchical_cache=True) as whole:
+    with (
+        sgl.Engine(**settings) as windowed,
+        sgl.Engine(**settings, enable_hierarchical_cache=True) as whole,
+    ):
         assert windowed.stats()["window_total_tokens"] < whole.stats()["total_tokens"]
         assert "window_total_tokens" not in whole.stats()
         for scored in (True, False, False):
-            found, expected = (seen(answers(engine, prompts(), scored=scored)) for engine in (windowed, whole))
+            found, expected = (
+                seen(answers(engine, prompts(), scored=scored)) for engine in (windowed, whole)
+            )
             assert found[0] == expected[0]
             # To the last bit, but for sinks and experts, whose sums depend on the batch.
             assert np.abs(found[1] - expected[1]).max() <= 1e-5 * ("gpt-oss" in str(folder))
@@ -93,7 +112,9 @@ def test_kernels_give_the_same(folder, monkeypatch):
         found = [generation for ids in asked for generation in answers(engine, [ids], 2)]
         assert engine.stats()["window_free_tokens"] + engine.stats()["window_cached_tokens"] > 0
     assert found[1].usage.cached_tokens >= 32
-    with sgl.Engine(model=str(folder), device="cpu", dtype="float32", prefix_cache=False, in_process=True) as whole:
+    with sgl.Engine(
+        model=str(folder), device="cpu", dtype="float32", prefix_cache=False, in_process=True
+    ) as whole:
         tokens, logprobs = seen(answers(whole, asked, 2))
     assert seen(found)[0] == tokens
     assert np.abs(seen(found)[1] - logprobs).max() <= 1e-4
@@ -129,7 +150,8 @@ def test_a_prefix_can_be_used_up_to_the_end_of_a_whole_window():
     windows.give(pages)
     assert [windows.usable(pages[:n]) for n in range(9)] == [*range(9)]
     windows.free(pages[2:3], 0)
-    # A token at 8 or 12 sees positions from 3 and 7 on: pages 0 and 1; at 16 from 11 on, page 2, and at 20 from 15 on.
+    # A token at 8 or 12 sees positions from 3 and 7 on: pages 0 and 1; at 16 from 11 on, page 2,
+    # and at 20 from 15 on.
     assert [windows.usable(pages[:n]) for n in range(9)] == [0, 1, 2, 2, 2, 5, 6, 7, 8]
 
 
@@ -151,7 +173,9 @@ def test_a_prefix_that_a_window_cuts_does_not_end_in_a_late_adapter_s_first_toke
 
 
 def test_pages_behind_the_window_are_free_again():
-    engine = SteppedEngine(model=loaded(window=8), max_running=2, context_length=400, max_total_tokens=800, page_size=4)
+    engine = SteppedEngine(
+        model=loaded(window=8), max_running=2, context_length=400, max_total_tokens=800, page_size=4
+    )
     engine.start([*range(1, 30)] * 10, SamplingParams(max_tokens=90, min_tokens=90, temperature=0))
     windows, table = engine.store.windows, engine.store.table
     while engine.step():
@@ -165,11 +189,18 @@ def test_pages_behind_the_window_are_free_again():
 def test_a_shared_beginning_survives_what_is_computed_behind_it():
     """Pages in the midst of a prompt go first, the later the sooner."""
     engine = SteppedEngine(
-        model=loaded(window=8), max_running=5, context_length=400, max_total_tokens=4000, page_size=4, step_tokens=16
+        model=loaded(window=8),
+        max_running=5,
+        context_length=400,
+        max_total_tokens=4000,
+        page_size=4,
+        step_tokens=16,
     )
     system = [*range(1, 30)] * 2
     for i in range(6):
-        _, events = engine.start([*system, *[i + 1] * 250], SamplingParams(max_tokens=1, temperature=0))
+        _, events = engine.start(
+            [*system, *[i + 1] * 250], SamplingParams(max_tokens=1, temperature=0)
+        )
         engine.drain()
         if i:
             assert ended(events).usage.cached_tokens >= len(system) - 4
@@ -177,7 +208,12 @@ def test_a_shared_beginning_survives_what_is_computed_behind_it():
 
 def test_a_prefix_without_the_pages_of_a_window_was_evicted():
     engine = SteppedEngine(
-        model=loaded(window=8), max_running=2, context_length=200, max_total_tokens=1200, page_size=4, step_tokens=16
+        model=loaded(window=8),
+        max_running=2,
+        context_length=200,
+        max_total_tokens=1200,
+        page_size=4,
+        step_tokens=16,
     )
     prompts = [[i, *range(1, 30)] * 4 for i in range(1, 9)]
     for prompt in prompts:
@@ -191,7 +227,9 @@ def test_a_prefix_without_the_pages_of_a_window_was_evicted():
 
 
 def test_what_is_taken_back_beyond_the_window_is_computed_again():
-    engine = SteppedEngine(model=loaded(window=4), max_running=2, context_length=200, max_total_tokens=400)
+    engine = SteppedEngine(
+        model=loaded(window=4), max_running=2, context_length=200, max_total_tokens=400
+    )
     prompt, params = [*range(1, 25)] * 4, SamplingParams(max_tokens=20, temperature=0)
     _, events = engine.start(prompt, params)
     for _ in range(6):

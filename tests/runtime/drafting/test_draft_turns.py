@@ -1,4 +1,6 @@
-"""Steps take turns with and without drafts: most time goes to the way that is worth more, also after that changes."""
+"""Steps take turns with and without drafts: most time goes to the way that is worth more, also
+after that changes.
+"""
 
 import random
 from types import SimpleNamespace
@@ -15,7 +17,9 @@ from sglang_lite.runtime.scheduler.drafted_rows import DraftedRows
 
 
 def times(worth, count, turns, noise=0.0):
-    """Seconds of the steps, those that plain steps would take for the same tokens, and the share with drafts."""
+    """Seconds of the steps, those that plain steps would take for the same tokens, and the share
+    with drafts.
+    """
     dice, seconds, plain, drafted = random.Random(0), 0.0, 0.0, 0
     for i in range(count):
         now = worth(i) if turns.drafts else 1.0
@@ -69,18 +73,27 @@ def test_steps_of_few_and_of_many_rows_take_turns_apart():
 def test_a_step_takes_as_long_as_the_next_larger_one_that_was_measured():
     cost = StepCost()
     cost.set_measured({1: 0.004, 64: 0.005, 128: 0.008})
-    assert [cost.seconds(tokens) for tokens in (1, 2, 64, 65, 10_000)] == [0.004, 0.005, 0.005, 0.008, 0.008]
+    assert [cost.seconds(tokens) for tokens in (1, 2, 64, 65, 10_000)] == [
+        0.004,
+        0.005,
+        0.005,
+        0.008,
+        0.008,
+    ]
     assert cost.worth_asking(10, 10.0, likely=0.01, best=10 / 0.005) == 64
     for _ in range(200):
         for tokens in (10, 60):
             cost.record(tokens, 0.005 + 0.001 + 0.00002 * tokens)
     assert cost.seconds(30) == pytest.approx(0.005 + 0.001 + 0.0006, rel=1e-3)
     assert cost.worth_asking(30, 15.0, likely=0.05, best=15 / 0.0066) == 64
-    assert cost.worth_asking(30, 15.0, likely=0.04, best=15 / 0.0066) == 0  # too few to pay for their own time
+    # too few to pay for their own time
+    assert cost.worth_asking(30, 15.0, likely=0.04, best=15 / 0.0066) == 0
 
 
 def test_a_step_has_the_drafts_that_give_the_most_tokens_a_second():
-    """A step of up to 16 tokens takes 10 ms, a larger one 15: so eight rows draft eight tokens, the likeliest ones."""
+    """A step of up to 16 tokens takes 10 ms, a larger one 15: so eight rows draft eight tokens, the
+    likeliest ones.
+    """
     rows = [[0.9, 0.5, 0.4] if row < 4 else [0.45, 0.1] for row in range(8)]
     assert written(rows, tokens=8, budget=100) == {0: 2, 1: 2, 2: 2, 3: 2}
     assert written(rows, tokens=8, budget=5) == {0: 2, 1: 1, 2: 1, 3: 1}
@@ -97,7 +110,9 @@ def test_only_rows_that_may_get_a_draft_are_asked():
 def test_a_row_whose_mask_is_being_made_is_not_asked():
     """Its matcher is in use by another thread."""
     asked: set[int] = set()
-    assert written([[0.9]], tokens=1, budget=4, asked=asked, matcher=SimpleNamespace(busy=True)) == {}
+    assert (
+        written([[0.9]], tokens=1, budget=4, asked=asked, matcher=SimpleNamespace(busy=True)) == {}
+    )
     assert not asked
 
 
@@ -124,7 +139,11 @@ def written(likely, tokens, budget, likeliest=1.0, asked=None, matcher=None):
 
             def guess(text, state):
                 at = len(text) - len(known)
-                return Guess(5, chances[at] / (chances[at - 1] if at else 1)) if at < len(chances) else None
+                return (
+                    Guess(5, chances[at] / (chances[at - 1] if at else 1))
+                    if at < len(chances)
+                    else None
+                )
 
             return guess
 
@@ -139,7 +158,9 @@ def written(likely, tokens, budget, likeliest=1.0, asked=None, matcher=None):
     rows = []
     for i in range(len(likely)):
         output = SimpleNamespace(matcher=matcher, ends=(), draft=DraftProgress())
-        request: Any = SimpleNamespace(id=i, params=params, processor=None, prompt_len=1, output=output)
+        request: Any = SimpleNamespace(
+            id=i, params=params, processor=None, prompt_len=1, output=output
+        )
         rows.append(OpenRow(request, np.ones(1, dtype=np.int32), 100))
     found = drafting.write(rows, tokens, tokens, budget)
     assert all(each.drawn == tuple(range(1, len(each.tokens) + 1)) for each in found.values())

@@ -22,7 +22,12 @@ from tests.runtime.structured_output.test_distribution import byte_model
 
 
 def engine_for(speculation="auto", **config):
-    config = {"max_running": 4, "max_total_tokens": 640, "context_length": 160, "speculation": speculation} | config
+    config = {
+        "max_running": 4,
+        "max_total_tokens": 640,
+        "context_length": 160,
+        "speculation": speculation,
+    } | config
     return SteppedEngine(**config)
 
 
@@ -60,7 +65,8 @@ def test_what_does_not_fit_the_capacity_is_forgotten():
 def test_a_context_is_as_long_as_the_setting_says():
     """Answers that differ in one token only, ten before the one that is guessed."""
     request: Any = SimpleNamespace(
-        output=SimpleNamespace(draft=DraftProgress(), origin="node"), space=SimpleNamespace(namespace="")
+        output=SimpleNamespace(draft=DraftProgress(), origin="node"),
+        space=SimpleNamespace(namespace=""),
     )
     text = [20, *range(9), 30], [21, *range(9), 31], [21, *range(9), 31]
     guessed = []
@@ -68,7 +74,9 @@ def test_a_context_is_as_long_as_the_setting_says():
         drafter = node(EngineConfig(draft_context=longest))
         for each in text:
             drafter.learn(request, [*range(40, 46), *each], 16)
-        guesser = drafter.guesser(request, np.zeros(0, dtype=np.int32), lambda evidence: 1 / (1 + evidence))
+        guesser = drafter.guesser(
+            request, np.zeros(0, dtype=np.int32), lambda evidence: 1 / (1 + evidence)
+        )
         guessed.append(guesser([*range(40, 46), *text[0][:-1]], None).token)
     assert guessed == [31, 30]
 
@@ -132,7 +140,12 @@ def test_a_program_with_a_fork_that_runs_again_is_guessed_and_unchanged():
             if drafts is not None:
                 drafts.drafting.cost = FreeDrafts()
             state = story.run(backend=engine)
-            states = [state, story.run(backend=engine), state.rerun("start"), state.rerun("start", "a dog")]
+            states = [
+                state,
+                story.run(backend=engine),
+                state.rerun("start"),
+                state.rerun("start", "a dog"),
+            ]
             found.append([[each[name] for name in ("start", "parts", "end")] for each in states])
     assert found[0] == found[1]
     assert sum(each.accepted for each in drafts.drafting.counts.values()) > 20
@@ -140,7 +153,9 @@ def test_a_program_with_a_fork_that_runs_again_is_guessed_and_unchanged():
 
 def test_other_branches_of_a_program_are_guessed_from():
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    program = Program((Fork(tuple((Text("abc"), Gen("each", params)) for _ in range(2))), Gen("end", params)))
+    program = Program(
+        (Fork(tuple((Text("abc"), Gen("each", params)) for _ in range(2))), Gen("end", params))
+    )
     engine = engine_for("node")
     for _ in range(2):
         events: list = []
@@ -156,7 +171,9 @@ def constrained(constraint, *, drafts, **values):
     engine = engine_for("off", model=byte_model())
     engine.scheduler.drafts.drafting.cost = FreeDrafts()
     engine.compile_grammar(constraint)
-    events = engine.start([5, 6, 7], SamplingParams(speculation=drafts, **values), constraint=constraint)[1]
+    events = engine.start(
+        [5, 6, 7], SamplingParams(speculation=drafts, **values), constraint=constraint
+    )[1]
     engine.drain()
     return ended(events), engine.loop.steps
 
@@ -167,7 +184,8 @@ def test_what_came_in_a_state_of_a_grammar_is_guessed_behind_other_texts_of_its_
         "size": {"enum": ["small", "big"]},
         "sold": {"type": "boolean"},
     }
-    schema = json_schema({"type": "object", "properties": fields, "additionalProperties": False})  # all are optional
+    # all are optional
+    schema = json_schema({"type": "object", "properties": fields, "additionalProperties": False})
 
     def answers(engine, seeds, namespace=""):
         """Answers one after another, and the numbers of guesses and of steps."""
@@ -178,7 +196,11 @@ def test_what_came_in_a_state_of_a_grammar_is_guessed_behind_other_texts_of_its_
             events = engine.start([5, 6, 7], params, constraint=schema, namespace=namespace)[1]
             engine.drain()
             found.append(ended(events).token_ids)
-        return found, {name: each.drafted - before[name] for name, each in counts.items()}, engine.loop.steps - steps
+        return (
+            found,
+            {name: each.drafted - before[name] for name, each in counts.items()},
+            engine.loop.steps - steps,
+        )
 
     off, on = (engine_for(drafter, model=byte_model()) for drafter in ("off", "state"))
     for engine in (off, on):
@@ -220,12 +242,13 @@ def test_scoring_what_is_forced_takes_few_steps():
     assert few < 0.4 * many
 
 
-# ----------------------------------------------------------------------------------------------------------- parts
+# -------------------------------------------------------------------------------------------- parts
 
 
 def longest_match(known, most):
-    """Token after the longest earlier match of the last tokens, up to `most`. Of equally long ones it is the latest of
-    those behind which most tokens are among the last 16 of the text."""
+    """Token after the longest earlier match of the last tokens, up to `most`. Of equally long ones
+    it is the latest of those behind which most tokens are among the last 16 of the text.
+    """
     best = (0, 0, 0, None)
     for end in range(1, len(known)):
         length = 0
@@ -256,7 +279,12 @@ def test_the_longest_match_is_copied(seed):
 def test_a_copy_goes_on_behind_a_change():
     """The comma comes twice; the text before it is that of the first place, but for its middle."""
     source = [1, 2, 3, 4, 5, 9, 6, 7, 8, 20, 21, 22, 23, 9, 24]
-    assert copying([*source, 1, 2, 30, 31, 32, 4, 5, 33, 9])([1, 2, 30, 31, 32, 4, 5, 33, 9], None).token == 6
+    assert (
+        copying([*source, 1, 2, 30, 31, 32, 4, 5, 33, 9])(
+            [1, 2, 30, 31, 32, 4, 5, 33, 9], None
+        ).token
+        == 6
+    )
 
 
 def test_a_copy_goes_on_as_it_began():
@@ -295,15 +323,18 @@ def test_a_guess_has_to_pay_for_its_token():
 
 
 def test_a_drafter_that_is_wrong_is_not_asked_for_long():
-    """Random texts: hardly any guess is right, so once that is known fewer are computed than tokens written, not eight
-    times as many."""
+    """Random texts: hardly any guess is right, so once that is known fewer are computed than tokens
+    written, not eight times as many.
+    """
     drafted, written = 0, 0
     for seed in range(4):
         engine = engine_for()
         dice = random.Random(seed)
         prompts = [[dice.randrange(1, 31) for _ in range(40)] for _ in range(12)]
         answers, _ = run(engine, prompts, temperature=1.0, seed=seed)
-        drafted += sum(each["drafted"] for each in engine.scheduler.drafts.drafting.stats().values())
+        drafted += sum(
+            each["drafted"] for each in engine.scheduler.drafts.drafting.stats().values()
+        )
         written += sum(len(each.token_ids) for each in answers)
     assert drafted < written
 
@@ -322,13 +353,19 @@ def test_a_deterministic_engine_gives_the_same_bits(small_file):
     found = []
     for speculation in ("off", "auto"):
         with sgl.Engine(
-            small_file, dtype="bfloat16", deterministic=True, in_process=True, speculation=speculation
+            small_file,
+            dtype="bfloat16",
+            deterministic=True,
+            in_process=True,
+            speculation=speculation,
         ) as engine:
             if engine.core.scheduler.drafts is not None:  # whatever steps take on a busy machine
                 engine.core.scheduler.drafts.drafting.cost = FreeDrafts()
             told = []
             for seed, temperature in enumerate((0, 1.5)):
-                params = SamplingParams(temperature=temperature, seed=seed, max_tokens=16, return_logprob=True)
+                params = SamplingParams(
+                    temperature=temperature, seed=seed, max_tokens=16, return_logprob=True
+                )
                 for _ in range(2):  # the second time most of it is guessed
                     answer = engine.complete("one two one two one", params)
                     told.append((answer.token_ids, answer.output_logprobs, answer.finish_reason))

@@ -1,4 +1,6 @@
-"""Requests with drafts, right or wrong, get what they get without: ids, log-probabilities, reasons, usage."""
+"""Requests with drafts, right or wrong, get what they get without: ids, log-probabilities, reasons,
+usage.
+"""
 
 import os
 import random
@@ -7,7 +9,15 @@ from typing import Any
 import pytest
 
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.protocol import Choices, Delta, Generation, Number, ParameterError, Regex, SamplingParams
+from sglang_lite.protocol import (
+    Choices,
+    Delta,
+    Generation,
+    Number,
+    ParameterError,
+    Regex,
+    SamplingParams,
+)
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.drafting.draft import DraftWriter
 from sglang_lite.runtime.drafting.drafting import TAIL
@@ -26,7 +36,8 @@ class Oracle:
 
     Args:
         answers: token ids by prompt and seed.
-        kind: "right", "wrong", "random" (right half of the time), "changing" (right for some steps, then wrong).
+        kind: "right", "wrong", "random" (right half of the time), "changing" (right for some steps,
+            then wrong).
     """
 
     name = "prompt"
@@ -41,7 +52,9 @@ class Oracle:
         answer = self.answers.get((tuple(known[: request.prompt_len].tolist()), request.seed), [])
         start, seen = len(known) - request.prompt_len, min(len(known), TAIL)
         self.calls += 1
-        right = {"right": 1.0, "wrong": 0.0, "random": 0.7, "changing": float(self.calls // 5 % 2)}[self.kind]
+        right = {"right": 1.0, "wrong": 0.0, "random": 0.7, "changing": float(self.calls // 5 % 2)}[
+            self.kind
+        ]
 
         def guess(text, state):
             at = start + len(text) - seen
@@ -84,13 +97,21 @@ def asked(count=COUNT):
         elif kind == 2:
             values |= {"repetition_penalty": 1.3, "logit_bias": ((5, 2.0),)}
         elif kind == 3:
-            values |= {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": dice.choice([-1, 0])}
+            values |= {
+                "return_logprob": True,
+                "top_logprobs_num": 2,
+                "logprob_start_len": dice.choice([-1, 0]),
+            }
         elif kind == 4:
             values |= {"n": 2, "ignore_eos": True}
         elif kind > 4:
             more["constraint"] = CONSTRAINTS[i % len(CONSTRAINTS)]
             values |= {"max_tokens": dice.choice([45, 60, 90]), "stop": (), "min_tokens": 0}
-            values |= {"return_logprob": kind == 5, "confidence": kind == 6, "frequency_penalty": float(kind == 7)}
+            values |= {
+                "return_logprob": kind == 5,
+                "confidence": kind == 6,
+                "frequency_penalty": float(kind == 7),
+            }
         more["stream"] = i % 4 == 0
         found.append((prompt, SamplingParams(**values), more))
     return found
@@ -113,7 +134,10 @@ def outcomes(*, turns=None, plain=False, **settings):
     started = [engine.start(prompt, params, **more)[1] for prompt, params, more in ASKED]
     engine.drain()
     engine.check_empty()
-    found = [[outcome(events, i) for i in range(params.n)] for events, (_, params, _) in zip(started, ASKED)]
+    found = [
+        [outcome(events, i) for i in range(params.n)]
+        for events, (_, params, _) in zip(started, ASKED)
+    ]
     return found, engine
 
 
@@ -122,7 +146,9 @@ def outcome(events, index):
     last = [event for event in events if not isinstance(event, Delta)]
     result = next(event for event in last if getattr(event, "index", 0) == index)
     assert isinstance(result, Generation), result
-    text = "".join(event.text for event in events if isinstance(event, Delta) and event.index == index)
+    text = "".join(
+        event.text for event in events if isinstance(event, Delta) and event.index == index
+    )
     assert text in ("", result.text)
     usage = result.usage
     return (
@@ -167,7 +193,9 @@ def test_drafts_change_nothing(off, kind, tokens, page, chunk, retract, jump, ru
     assert (kind == "wrong") == (counts.accepted < counts.drafted / 20)
 
 
-@pytest.mark.parametrize("settings", [{}, {"page_size": 4, "step_tokens": 7, "retract_every": 3}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"page_size": 4, "step_tokens": 7, "retract_every": 3}], ids=str
+)
 def test_quotes_and_scored_forced_text_are_drafted_without_being_asked(off, settings):
     expected, _, _ = off
     found, engine = outcomes(max_running=4, max_total_tokens=640, **settings)
@@ -206,15 +234,23 @@ def test_right_drafts_take_fewer_steps(off):
 
 
 def test_right_drafts_of_a_grammar_are_taken_at_once():
-    """Also as far as they are right, with what the grammar forces; not where each token has to be looked at."""
+    """Also as far as they are right, with what the grammar forces; not where each token has to be
+    looked at.
+    """
 
     def taken(kind, **values):
         engine = SteppedEngine(
-            drafter=drafter[kind], draft_tokens=4, model=byte_model(), context_length=400, max_total_tokens=1600
+            drafter=drafter[kind],
+            draft_tokens=4,
+            model=byte_model(),
+            context_length=400,
+            max_total_tokens=1600,
         )
         engine.compile_grammar(json_schema(OBJECT))
         params = SamplingParams(**{"max_tokens": 300, "seed": 3, **values})
-        started = [engine.start([5, 6, 7 + i], params, constraint=json_schema(OBJECT))[1] for i in range(4)]
+        started = [
+            engine.start([5, 6, 7 + i], params, constraint=json_schema(OBJECT))[1] for i in range(4)
+        ]
         engine.drain()
         found = [ended(events) for events in started]
         return found, engine.scheduler.drafts.stats()["draws_taken_at_once"]
@@ -224,7 +260,10 @@ def test_right_drafts_of_a_grammar_are_taken_at_once():
     answers = {((5, 6, 7 + i), 3): each.token_ids for i, each in enumerate(plain)}
     drafter |= {kind: Oracle(answers, kind) for kind in ("right", "random", "wrong")}
     counts = {kind: taken(kind) for kind in ("right", "random", "wrong")}
-    assert all([each.token_ids for each in found] == [each.token_ids for each in plain] for found, _ in counts.values())
+    assert all(
+        [each.token_ids for each in found] == [each.token_ids for each in plain]
+        for found, _ in counts.values()
+    )
     right = sum(each.meta["spec_accept_token_num"] for each in counts["right"][0])
     assert counts["right"][1] > 0.5 * right > 10
     assert counts["right"][1] > counts["random"][1] > 5
@@ -233,7 +272,9 @@ def test_right_drafts_of_a_grammar_are_taken_at_once():
 
 
 class Halfway(LoneMatcher):
-    """Matcher that forces tokens of which it takes the first `taken` alone, or whose engine fails there."""
+    """Matcher that forces tokens of which it takes the first `taken` alone, or whose engine fails
+    there.
+    """
 
     finished, complete, error = False, False, ""
 
@@ -269,7 +310,9 @@ def test_a_guess_whose_forced_text_the_grammar_refuses_is_not_drafted(taken, fai
 
 
 def greedy(drafter, **config):
-    engine = SteppedEngine(drafter=drafter, context_length=128, **{"max_total_tokens": 192, **config})
+    engine = SteppedEngine(
+        drafter=drafter, context_length=128, **{"max_total_tokens": 192, **config}
+    )
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     started = [engine.start([5, 6, 7 + i], params)[1] for i in range(3)]
     engine.drain()
@@ -293,21 +336,30 @@ def test_a_drafter_that_fails_is_off_and_its_requests_go_on(caplog):
     assert "the drafter 'prompt' failed" in caplog.text
 
 
-@pytest.mark.parametrize("token", [-1, 0, 31, 2**40])  # 0 ends a generation, 31 is behind the last one
+# 0 ends a generation, 31 is behind the last one
+@pytest.mark.parametrize("token", [-1, 0, 31, 2**40])
 def test_tokens_that_can_not_come_are_not_drafted(token):
     class Strange(Guesses):
         def guesser(self, request, known, chance):
             guess, seen = super().guesser(request, known, chance), min(len(known), TAIL)
-            return lambda text, state: guess(text, state) if len(text) < seen + 2 else Guess(token, 0)
+            return lambda text, state: (
+                guess(text, state) if len(text) < seen + 2 else Guess(token, 0)
+            )
 
     tokens, engine = greedy(Strange(1))
     assert tokens == greedy(None)[0]
-    assert engine.scheduler.drafts.drafting.stats()["prompt"]["drafted"] <= 2 * engine.loop.steps * 3
+    assert (
+        engine.scheduler.drafts.drafting.stats()["prompt"]["drafted"] <= 2 * engine.loop.steps * 3
+    )
 
 
 def test_no_page_is_kept_for_a_guess():
-    engine = SteppedEngine(drafter=Guesses(0.5), draft_tokens=16, max_total_tokens=192, context_length=128)
-    events = engine.start([5, 6, 7], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))[1]
+    engine = SteppedEngine(
+        drafter=Guesses(0.5), draft_tokens=16, max_total_tokens=192, context_length=128
+    )
+    events = engine.start([5, 6, 7], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))[
+        1
+    ]
     while engine.step():
         for request in engine.scheduler.queues.running():
             table, slot = engine.store.table, request.slot

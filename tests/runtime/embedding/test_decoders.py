@@ -38,7 +38,12 @@ FAMILIES: dict[str, dict] = {
 BOTH_WAYS: dict[str, dict] = {
     "Llama": {"is_causal": False},
     "Qwen2": {"is_causal": False},
-    "Qwen3": {"is_causal": False, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "Qwen3": {
+        "is_causal": False,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 1,
+    },
     "Mistral": {"is_causal": False},
     "Gemma2": {"is_causal": False},
     "Gemma3Text": {"use_bidirectional_attention": True, "sliding_window": 6},
@@ -59,7 +64,10 @@ def written_as(folder, kind, **config):
 
 def modules(folder, *more, pooling="lasttoken"):
     """Files of sentence-transformers: pooling, and modules behind it by type and config."""
-    listed = [{"path": "", "type": "models.Transformer"}, {"path": "1_Pooling", "type": "models.Pooling"}]
+    listed = [
+        {"path": "", "type": "models.Transformer"},
+        {"path": "1_Pooling", "type": "models.Pooling"},
+    ]
     configs = [None, {"pooling_mode": pooling, "word_embedding_dimension": 32}]
     for kind, config in more:
         listed.append({"path": f"{len(listed)}_{kind}", "type": f"models.{kind}"})
@@ -120,7 +128,11 @@ def test_a_language_model_that_reads_in_both_directions_generates_nothing(tmp_pa
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
-        ("Gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported for this arch"),
+        (
+            "Gemma2",
+            {"use_bidirectional_attention": True},
+            "use_bidirectional_attention is not supported for this arch",
+        ),
         ("Qwen2", {"is_causal": "no"}, "`is_causal`: 'no' is no true or false"),
     ],
 )
@@ -145,16 +157,33 @@ def test_a_whole_language_model_with_modules_gives_embeddings(tmp_path):
 
 def test_the_mean_and_dense_modules_come_behind(tmp_path):
     model = written(tmp_path, "Llama", "Model")
-    sizes = {"in_features": 32, "out_features": 12, "bias": True, "activation_function": "torch.nn.modules.Tanh"}
-    last = {**sizes, "in_features": 12, "out_features": 8, "bias": False, "activation_function": "x.Identity"}
+    sizes = {
+        "in_features": 32,
+        "out_features": 12,
+        "bias": True,
+        "activation_function": "torch.nn.modules.Tanh",
+    }
+    last = {
+        **sizes,
+        "in_features": 12,
+        "out_features": 8,
+        "bias": False,
+        "activation_function": "x.Identity",
+    }
     modules(tmp_path, ("Dense", sizes), ("Dense", last), ("Normalize", None), pooling="mean")
     random = torch.Generator().manual_seed(0)
-    first = {"linear.weight": torch.randn(12, 32, generator=random), "linear.bias": torch.randn(12, generator=random)}
+    first = {
+        "linear.weight": torch.randn(12, 32, generator=random),
+        "linear.bias": torch.randn(12, generator=random),
+    }
     second = {"linear.weight": torch.randn(8, 12, generator=random)}
     save_file(first, tmp_path / "2_Dense" / "model.safetensors")
     save_file(second, tmp_path / "3_Dense" / "model.safetensors")
     means = torch.stack([hidden(model, tmp_path, text).mean(0) for text in TEXTS])
-    expected = torch.tanh(means @ first["linear.weight"].T + first["linear.bias"]) @ second["linear.weight"].T
+    expected = (
+        torch.tanh(means @ first["linear.weight"].T + first["linear.bias"])
+        @ second["linear.weight"].T
+    )
     with running(tmp_path) as engine:
         found = [each["embedding"] for each in engine.encode(TEXTS)]
         assert len(engine.encode("a", dimensions=8)["embedding"]) == 8
@@ -162,8 +191,12 @@ def test_the_mean_and_dense_modules_come_behind(tmp_path):
             engine.encode("a", dimensions=9)
     np.testing.assert_allclose(found, torch.nn.functional.normalize(expected), atol=1e-5)
     listed = tmp_path / "sums"
-    listed.write_text(f"{hashlib.sha256((tmp_path / 'model.safetensors').read_bytes()).hexdigest()}  model.safetensors")
-    with pytest.raises(sgl.ModelError, match=r"no sum of 2_Dense/model.safetensors \(2 of 3 files\)"):
+    listed.write_text(
+        f"{hashlib.sha256((tmp_path / 'model.safetensors').read_bytes()).hexdigest()}  model.safetensors"
+    )
+    with pytest.raises(
+        sgl.ModelError, match=r"no sum of 2_Dense/model.safetensors \(2 of 3 files\)"
+    ):
         running(tmp_path, model_checksum=str(listed))
 
 
@@ -172,20 +205,26 @@ def test_the_mean_and_dense_modules_come_behind(tmp_path):
 def test_rewards_and_classes_are_transformers_own(tmp_path, family, labels):
     model = written(tmp_path, family, "ForSequenceClassification", num_labels=labels)
     with torch.inference_mode():
-        expected = torch.cat([model(torch.tensor([ids_of(tmp_path, text)])).logits for text in TEXTS])
+        expected = torch.cat(
+            [model(torch.tensor([ids_of(tmp_path, text)])).logits for text in TEXTS]
+        )
     with running(tmp_path) as engine:
         found = engine.reward(TEXTS)
         np.testing.assert_allclose(found, expected[:, 0] if labels == 1 else expected, atol=1e-4)
         assert engine.reward(TEXTS[0]) == found[0]
         shares = [list(each["probs"].values()) for each in engine.classify(TEXTS)]
-        np.testing.assert_allclose(shares, expected.sigmoid() if labels == 1 else expected.softmax(1), atol=1e-4)
+        np.testing.assert_allclose(
+            shares, expected.sigmoid() if labels == 1 else expected.softmax(1), atol=1e-4
+        )
         with pytest.raises(sgl.CapabilityError, match="gives scores or classes"):
             engine.encode("a")
         if labels == 1:
             with torch.inference_mode():
                 ids = ids_of(tmp_path, "the-sea") + ids_of(tmp_path, "cats")
                 logit = model(torch.tensor([ids])).logits[0, 0]
-            assert engine.score_pairs([("the-sea", "cats")]) == pytest.approx([logit.sigmoid().item()], abs=1e-4)
+            assert engine.score_pairs([("the-sea", "cats")]) == pytest.approx(
+                [logit.sigmoid().item()], abs=1e-4
+            )
 
 
 def test_ids_are_read_as_they_are(tmp_path):
@@ -195,14 +234,20 @@ def test_ids_are_read_as_they_are(tmp_path):
         expected = [each["embedding"] for each in engine.encode(TEXTS)]
         assert [each["embedding"] for each in engine.encode(ids)] == expected
         assert engine.encode(ids[0])["meta_info"]["prompt_tokens"] == 7
-        assert engine.encode([TEXTS[0], ids[1]])[1]["embedding"] == pytest.approx(expected[1], abs=1e-5)
+        assert engine.encode([TEXTS[0], ids[1]])[1]["embedding"] == pytest.approx(
+            expected[1], abs=1e-5
+        )
         with pytest.raises(sgl.ParameterError, match=r"prompt\[1\]: 96 is no token id \(0 to 95\)"):
             engine.encode([[3], [96]])
-        with pytest.raises(sgl.ParameterError, match=r"prompt\[0\]: has 65 tokens; the model reads 64"):
+        with pytest.raises(
+            sgl.ParameterError, match=r"prompt\[0\]: has 65 tokens; the model reads 64"
+        ):
             engine.encode([3] * 65)
         cut = engine.encode([3] * 65, truncate=True)["embedding"]
         assert cut == pytest.approx(engine.encode([3] * 64)["embedding"], abs=1e-5)
-        with pytest.raises(sgl.ParameterError, match=r"prompt\[0\]: \[\] is no text, and no list of token ids"):
+        with pytest.raises(
+            sgl.ParameterError, match=r"prompt\[0\]: \[\] is no text, and no list of token ids"
+        ):
             engine.encode([[]])
 
 
@@ -211,8 +256,13 @@ def test_instructions_are_the_folders_prompts(tmp_path):
     prompts = {"prompts": {"query": "Find:", "document": ""}}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     with running(tmp_path) as engine:
-        plain, asked = engine.encode("cats")["embedding"], engine.encode("cats", prompt_name="query")["embedding"]
-        with pytest.raises(sgl.ParameterError, match=r"prompt_name: 'passage' is none .*'query', 'document'"):
+        plain, asked = (
+            engine.encode("cats")["embedding"],
+            engine.encode("cats", prompt_name="query")["embedding"],
+        )
+        with pytest.raises(
+            sgl.ParameterError, match=r"prompt_name: 'passage' is none .*'query', 'document'"
+        ):
             engine.encode("cats", prompt_name="passage")
     np.testing.assert_allclose(plain, hidden(model, tmp_path, "cats")[-1], atol=1e-4)
     np.testing.assert_allclose(asked, hidden(model, tmp_path, "Find:cats")[-1], atol=1e-4)
@@ -226,7 +276,9 @@ def test_texts_end_as_the_folder_says(tmp_path):
          "special": True}
     ]  # fmt: skip
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "{", "add_eos_token": True}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "{", "add_eos_token": True})
+    )
     with torch.inference_mode():
         out = model(torch.tensor([[*ids_of(tmp_path, "cats"), 90]])).last_hidden_state[0, -1]
     with running(tmp_path) as engine:
@@ -263,10 +315,19 @@ def test_folders_that_say_something_else_are_refused(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (("Dense", {"in_features": 31, "out_features": 8}), "in_features is 31, and what comes has 32 numbers"),
-        (("Dense", {"in_features": 32, "out_features": 8, "activation_function": "a.Softmax"}), "activation Softmax"),
+        (
+            ("Dense", {"in_features": 31, "out_features": 8}),
+            "in_features is 31, and what comes has 32 numbers",
+        ),
+        (
+            ("Dense", {"in_features": 32, "out_features": 8, "activation_function": "a.Softmax"}),
+            "activation Softmax",
+        ),
         (("LSTM", {}), "modules of type 'LSTM' are not supported"),
-        (("Pooling", {"pooling_mode": "cls", "include_prompt": False}), "include_prompt false is not supported"),
+        (
+            ("Pooling", {"pooling_mode": "cls", "include_prompt": False}),
+            "include_prompt false is not supported",
+        ),
     ],
 )
 def test_modules_that_are_not_supported_are_refused(tmp_path, module, message):
@@ -279,5 +340,7 @@ def test_modules_that_are_not_supported_are_refused(tmp_path, module, message):
 def test_modules_in_another_order_are_refused(tmp_path):
     written(tmp_path, "Llama", "Model")
     modules(tmp_path, ("Normalize", None), ("Dense", {"in_features": 32, "out_features": 8}))
-    with pytest.raises(sgl.ModelError, match="modules in the order Transformer, Pooling, Normalize, Dense"):
+    with pytest.raises(
+        sgl.ModelError, match="modules in the order Transformer, Pooling, Normalize, Dense"
+    ):
         running(tmp_path)

@@ -21,7 +21,13 @@ import sglang_lite as sgl
 from sglang_lite.runtime.models.weights.folder import open_folder
 from tests.runtime.embedding.tiny import saved
 
-TEXTS = ["the sea", "the sea is green and deep", "a cat sat", "cats and cats and cats", "the sea is deeper"]
+TEXTS = [
+    "the sea",
+    "the sea is green and deep",
+    "a cat sat",
+    "cats and cats and cats",
+    "the sea is deeper",
+]
 POOLINGS = {
     "mean": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False},
     "cls": {"pooling_mode_cls_token": True},
@@ -73,11 +79,19 @@ def test_scores_and_classes_are_transformers_own(tmp_path, kind):
         for texts in pairs if labels == 1 else [(text,) for text in TEXTS]:
             found = enclosed(folder, *texts)
             with torch.inference_mode():
-                logits.append(model(torch.tensor([found.ids]), token_type_ids=torch.tensor([found.type_ids])).logits[0])
+                logits.append(
+                    model(
+                        torch.tensor([found.ids]), token_type_ids=torch.tensor([found.type_ids])
+                    ).logits[0]
+                )
         with sgl.Engine(folder, in_process=True, threads=1) as engine:
             if labels == 1:
-                np.testing.assert_allclose(engine.score_pairs(pairs), torch.stack(logits)[:, 0].sigmoid(), atol=1e-5)
-                assert [each["embedding"] for each in engine.rerank(pairs)] == engine.score_pairs(pairs)
+                np.testing.assert_allclose(
+                    engine.score_pairs(pairs), torch.stack(logits)[:, 0].sigmoid(), atol=1e-5
+                )
+                assert [each["embedding"] for each in engine.rerank(pairs)] == engine.score_pairs(
+                    pairs
+                )
                 with pytest.raises(sgl.CapabilityError, match="Use score_pairs or classify"):
                     engine.encode("the sea")
                 continue
@@ -142,7 +156,9 @@ def test_long_texts_are_refused_or_cut(tmp_path):
     model = saved(BertModel, tmp_path)
     long = " ".join(["sea"] * 50)
     with sgl.Engine(tmp_path, in_process=True, threads=1) as engine:
-        with pytest.raises(sgl.ParameterError, match=r"prompt\[1\]: has 52 tokens; the model reads 40"):
+        with pytest.raises(
+            sgl.ParameterError, match=r"prompt\[1\]: has 52 tokens; the model reads 40"
+        ):
             engine.encode(["the sea", long])
         found = engine.encode(long, truncate=True)
     assert found["meta_info"]["prompt_tokens"] == 40
@@ -172,7 +188,9 @@ def test_a_default_prompt_goes_before_each_text(tmp_path):
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     with sgl.Engine(tmp_path, in_process=True, threads=1) as engine:
         found = engine.encode("sat")["embedding"]
-    np.testing.assert_allclose(found, pooled(hidden(model, tmp_path, "a cat sat"), "mean"), atol=1e-4)
+    np.testing.assert_allclose(
+        found, pooled(hidden(model, tmp_path, "a cat sat"), "mean"), atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +200,10 @@ def test_a_default_prompt_goes_before_each_text(tmp_path):
 )  # fmt: skip
 def test_what_is_no_text_is_refused(tmp_path, texts, message):
     saved(BertModel, tmp_path)
-    with sgl.Engine(tmp_path, in_process=True, threads=1) as engine, pytest.raises(sgl.ParameterError, match=message):
+    with (
+        sgl.Engine(tmp_path, in_process=True, threads=1) as engine,
+        pytest.raises(sgl.ParameterError, match=message),
+    ):
         engine.encode(texts)
 
 
@@ -200,7 +221,9 @@ def test_what_is_no_text_is_refused(tmp_path, texts, message):
     ],
 )
 def test_what_is_no_list_or_no_pair_is_refused_by_its_name(tmp_path, call, given, message):
-    kind, config = (BertModel, {}) if call == "encode" else (BertForSequenceClassification, {"num_labels": 1})
+    kind, config = (
+        (BertModel, {}) if call == "encode" else (BertForSequenceClassification, {"num_labels": 1})
+    )
     saved(kind, tmp_path, **config)
     with sgl.Engine(tmp_path, in_process=True, threads=1) as engine:
         with pytest.raises(sgl.ParameterError, match=message):
@@ -222,14 +245,22 @@ def test_dimensions_that_are_not_there_are_refused(tmp_path, dimensions):
     ("file", "content", "message"),
     [
         ("config.json", {"hidden_act": "relu"}, "the activation 'relu' is not supported"),
-        ("config.json", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
+        (
+            "config.json",
+            {"position_embedding_type": "relative_key"},
+            "position_embedding_type 'relative_key'",
+        ),
         ("config.json", {"is_decoder": True}, "is_decoder is set"),
         ("config.json", {"hidden_size": 34}, "can't be shared by 4 attention heads"),
         ("config.json", {"hidden_size": None}, "'hidden_size' is missing"),
         ("config.json", {"vocab_size": 99}, r"has shape \(15, 32\), the config says \(99, 32\)"),
         ("modules.json", [{"type": "sentence_transformers.models.LSTM"}], "modules of type 'LSTM'"),
         ("modules.json", 3, "no list of modules"),
-        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "no text of that name"),
+        (
+            "config_sentence_transformers.json",
+            {"default_prompt_name": "query"},
+            "no text of that name",
+        ),
         ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length"),
     ],
 )
@@ -276,7 +307,9 @@ def test_settings_of_generation_are_refused(tmp_path):
         {"model_impl": "transformers"},
         {"load_format": "gguf"},
     ):
-        with pytest.raises(sgl.ParameterError, match=rf"{next(iter(setting))}: .*models that generate text"):
+        with pytest.raises(
+            sgl.ParameterError, match=rf"{next(iter(setting))}: .*models that generate text"
+        ):
             sgl.Engine(tmp_path, in_process=True, **setting)
     with pytest.raises(sgl.ParameterError, match=r"is_embedding: .* is an embedding model"):
         sgl.Engine(tmp_path, in_process=True, is_embedding=False)
@@ -292,7 +325,11 @@ def test_a_notebook_shows_an_engine_without_a_cache(tmp_path):
 
 def test_a_tensor_that_is_missing_is_named(tmp_path):
     model = saved(BertModel, tmp_path)
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if "layer.1.output.dense.bias" not in name}
+    tensors = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if "layer.1.output.dense.bias" not in name
+    }
     save_file(tensors, tmp_path / "model.safetensors")
     assert not open_folder(tmp_path).has("encoder.layer.1.output.dense.bias")
     with pytest.raises(sgl.ModelError, match=r"'encoder.layer.1.output.dense.bias' is missing"):

@@ -69,8 +69,12 @@ def saved(kind, folder, *, pooling=None, normalise=False, **config):
         modules = [{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"},
                    {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]  # fmt: skip
         if normalise:
-            modules.append({"idx": 2, "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"})
+            modules.append(
+                {"idx": 2, "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+            )
         (folder / "modules.json").write_text(json.dumps(modules))
         (folder / "1_Pooling").mkdir()
-        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))
+        (folder / "1_Pooling" / "config.json").write_text(
+            json.dumps({"word_embedding_dimension": 32, **pooling})
+        )
     return model

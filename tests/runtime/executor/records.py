@@ -7,7 +7,9 @@ from sglang_lite.runtime.scheduler.batch import Batch
 
 
 def step(table, starts, ends, singles=None):
-    """A step of rows that compute start … end, one a slot; and the pages of its slots, which are those of `table`."""
+    """A step of rows that compute start … end, one a slot; and the pages of its slots, which are
+    those of `table`.
+    """
     starts, ends = np.asarray(starts, dtype=np.int32), np.asarray(ends, dtype=np.int32)
     rows = len(starts)
     slots = np.arange(rows, dtype=np.int32)

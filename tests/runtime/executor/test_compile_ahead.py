@@ -1,5 +1,6 @@
-"""Kernels that are compiled before an engine starts, in forks of a process: the variants that its own warm-up
-launches."""
+"""Kernels that are compiled before an engine starts, in forks of a process: the variants that its
+own warm-up launches.
+"""
 
 import os
 import sys
@@ -16,7 +17,11 @@ import torch
 from sglang_lite import Engine
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.executor import compile_ahead
-from sglang_lite.runtime.executor.compile_ahead import BackgroundCompilation, RunnerShape, collect_variants
+from sglang_lite.runtime.executor.compile_ahead import (
+    BackgroundCompilation,
+    RunnerShape,
+    collect_variants,
+)
 from sglang_lite.runtime.kernels import compile_process
 from sglang_lite.runtime.kernels.compile_process import CompileProcess, start_early
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties
@@ -44,7 +49,8 @@ RUNNER = RunnerShape(
 )  # fmt: skip
 
 
-# Layers of which none is left out as one that was met: they differ in what no kernel is compiled for.
+# Layers of which none is left out as one that was met: they differ in what no kernel is compiled
+# for.
 UNLIKE = replace(SPEC, layers=tuple(
     replace(LAYER, attention=replace(LAYER.attention, rope=RopeSpec(theta=theta))) for theta in (1e4, 2e4, 3e4, 4e4)
 ))  # fmt: skip
@@ -63,8 +69,9 @@ def told(*cards: DeviceProperties, **changes: Any) -> list[list[tuple[str, str]]
 
 
 def others() -> list[list[tuple[str, str]]]:
-    """Those of layers that are unlike, on both GPUs, those of a rank, and those of matrices that are rounded to 4 bits
-    or stored so."""
+    """Those of layers that are unlike, on both GPUs, those of a rank, and those of matrices that
+    are rounded to 4 bits or stored so.
+    """
     rank = replace(SPEC, vocab_size=5000), Parallel(tp=2)
     packed = replace(RUNNER.precision, packed=True)
     return [
@@ -94,14 +101,22 @@ def test_processes_meet_the_same_variants_in_the_same_order(pool):
     assert "prefix_attention._prefix" in older - names
     hopper = {"prefill_attention_hopper.prefill_kernel", "prefix_attention_hopper.prefix_kernel"}
     assert hopper <= names - older <= hopper | {"tiled._tiled"}
-    assert {name for name, _ in of_rank} - names == {"all_reduce._sum_ranks", "all_reduce._gather_ranks"}
-    few_bits = {"packed_row._packed_row", "packed_products._packed_rows", "packed_products_hopper._packed_products"}
+    assert {name for name, _ in of_rank} - names == {
+        "all_reduce._sum_ranks",
+        "all_reduce._gather_ranks",
+    }
+    few_bits = {
+        "packed_row._packed_row",
+        "packed_products._packed_rows",
+        "packed_products_hopper._packed_products",
+    }
     kinds = {name for name, _ in rounded}
     assert few_bits <= kinds
-    assert {name for name, _ in stored} == kinds - {"packed_products._packed_rows"}  # which is slow in groups of 32
+    # which is slow in groups of 32
+    assert {name for name, _ in stored} == kinds - {"packed_products._packed_rows"}
 
 
-# -------------------------------------------------------------------------------------------- the process
+# -------------------------------------------------------------------------------------- the process
 
 
 @pytest.fixture
@@ -113,7 +128,8 @@ def started(tmp_path, monkeypatch):
             "import os, socket, sys\n"
             "def main(descriptor):\n"
             "    line = socket.socket(fileno=descriptor)\n"
-            "    work = b''.join(iter(lambda: line.recv(65536), b''))\n" + textwrap.indent(body, "    ")
+            "    work = b''.join(iter(lambda: line.recv(65536), b''))\n"
+            + textwrap.indent(body, "    ")
         )
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.setattr(compile_process, "MODULE", "scripted_compiler")
@@ -200,14 +216,16 @@ def test_a_process_that_has_no_work_ends_well(caplog):
 
 def test_an_engine_without_room_ends_the_process(started, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    ahead = BackgroundCompilation(RUNNER, A10, "model", 2, started("import threading\nthreading.Event().wait()"))
+    ahead = BackgroundCompilation(
+        RUNNER, A10, "model", 2, started("import threading\nthreading.Event().wait()")
+    )
     (pid,) = until(partial(children, "scripted_compiler"))
     with pytest.raises(ParameterError, match="context_length"):
         Engine.of(replace(scripted.loaded(), compiling=ahead), context_length=1 << 30)
     ended(pid)
 
 
-# ------------------------------------------------------------------------------------- whether it is started
+# ---------------------------------------------------------------------------- whether it is started
 
 
 class NoProcess(CompileProcess):
@@ -236,7 +254,10 @@ def counted(tmp_path, monkeypatch):
 
 
 def test_nothing_is_started_where_the_cache_has_it_all(counted):
-    with pytest.raises(ZeroDivisionError), BackgroundCompilation(RUNNER, A10, "model", 2).waiting_for_kernels():
+    with (
+        pytest.raises(ZeroDivisionError),
+        BackgroundCompilation(RUNNER, A10, "model", 2).waiting_for_kernels(),
+    ):
         _ = 1 / 0
     assert len(counted) == 1
     with BackgroundCompilation(RUNNER, A10, "model", 2).waiting_for_kernels():

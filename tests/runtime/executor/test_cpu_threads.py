@@ -53,7 +53,9 @@ def test_a_stream_leaves_a_core_to_what_compiles(monkeypatch):
     assert threads_of_steps(monkeypatch) == [2, 2]
 
 
-@pytest.mark.parametrize("other", [{"busy": False}, {"stream": False}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize(
+    "other", [{"busy": False}, {"stream": False}, {"deterministic": True}], ids=str
+)
 def test_else_all_threads_compute(monkeypatch, other):
     assert threads_of_steps(monkeypatch, **other) == [3, 3]
 

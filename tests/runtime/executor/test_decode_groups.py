@@ -1,4 +1,6 @@
-"""Decoding rows are computed together with those of about their length, and see what they see alone."""
+"""Decoding rows are computed together with those of about their length, and see what they see
+alone.
+"""
 
 import numpy as np
 import pytest
@@ -22,18 +24,26 @@ LENGTHS = {
     "one": [900],
 }
 
-PARTS = {tuple(LENGTHS["all alike"]): 1, tuple(LENGTHS["one long among short ones"]): 2, tuple(LENGTHS["one"]): 1}
+PARTS = {
+    tuple(LENGTHS["all alike"]): 1,
+    tuple(LENGTHS["one long among short ones"]): 2,
+    tuple(LENGTHS["one"]): 1,
+}
 
 
 def planned(lengths, page_size, new=1, **options):
-    """The inputs of a step in which each row decodes, or has so many new tokens; and how many token slots there are."""
+    """The inputs of a step in which each row decodes, or has so many new tokens; and how many token
+    slots there are.
+    """
     table = SlotTable(len(lengths), 2000, page_size)
     pages = -(-2000 // page_size)
     order = np.random.default_rng(1).permutation(len(lengths) * pages)
     table.pages[:, :pages] = order.reshape(len(lengths), pages)
     ends = np.array(lengths, dtype=np.int32)
     record, known = step(table, ends - new, ends)
-    return build_cpu_inputs(record, known, np.zeros(len(lengths), dtype=np.int32), **options), len(order) * page_size
+    return build_cpu_inputs(record, known, np.zeros(len(lengths), dtype=np.int32), **options), len(
+        order
+    ) * page_size
 
 
 @pytest.mark.sampled(4)
@@ -61,7 +71,9 @@ def test_rows_see_together_what_they_see_alone(lengths, dtype, kept, limit, opti
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_little_is_read_for_nothing(lengths, page_size):
     plan = planned(lengths, page_size)[0].plan
-    read = sum(group.rows.read_at.numel() for group in plan.decode) + sum(row.length for row in plan.extends)
+    read = sum(group.rows.read_at.numel() for group in plan.decode) + sum(
+        row.length for row in plan.extends
+    )
     parts = len(plan.decode) + len(plan.extends)
     assert sum(lengths) <= read <= sum(lengths) + 512 * parts
     assert parts <= PARTS.get(tuple(lengths), 20)
@@ -88,7 +100,8 @@ def test_rows_of_few_new_tokens_are_computed_like_decoding_rows(lengths, new, pa
     k, v = (torch.randn(KV_HEADS, slots, DIM) for _ in range(2))
     q = torch.randn(int(new.sum()), HEADS, DIM)
     seen, expected = (
-        attention(q, KVCache((k,), (v,)), 0, each.plan, AttentionRules(0.25)) for each in (together, alone)
+        attention(q, KVCache((k,), (v,)), 0, each.plan, AttentionRules(0.25))
+        for each in (together, alone)
     )
     assert (seen - expected).norm(dim=(1, 2)).le(1e-5 * expected.norm(dim=(1, 2))).all()
     by_itself = {int(row.end - row.start) for row in together.plan.extends}

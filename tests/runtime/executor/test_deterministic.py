@@ -1,4 +1,6 @@
-"""A deterministic engine on a GPU, here under Triton's interpreter: requests have the same bits in any company."""
+"""A deterministic engine on a GPU, here under Triton's interpreter: requests have the same bits in
+any company.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,12 @@ from tests.runtime.kernels import needs_kernels
 pytestmark = needs_kernels
 
 
-@given(st.lists(st.integers(0, 700), min_size=2, max_size=9), st.integers(1, 40), st.integers(1, 9), st.integers(1, 33))
+@given(
+    st.lists(st.integers(0, 700), min_size=2, max_size=9),
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.integers(1, 33),
+)
 def test_prefixes_and_their_chunks_end_at_pieces(own, shared_pages, rows_per_block, target):
     from sglang_lite.runtime.kernels.invariant_attention import piece_borders
 
@@ -34,7 +41,9 @@ def test_prefixes_and_their_chunks_end_at_pieces(own, shared_pages, rows_per_blo
         for row in found.order[first : first + count]:
             assert (pages[slot, : end // page] == pages[row, : end // page]).all()
             read[row, start:end] += 1
-    assert all((read[row] == (np.arange(64 * page) < found.lengths[row])).all() for row in range(len(own)))
+    assert all(
+        (read[row] == (np.arange(64 * page) < found.lengths[row])).all() for row in range(len(own))
+    )
 
 
 @pytest.mark.parametrize("device", ["triton"], indirect=True)
@@ -44,8 +53,13 @@ def test_a_request_has_the_same_bits_alone_in_a_batch_and_in_chunks(device):  # 
     asked = [[*range(2, 23)], [*range(2, 23), 7, 7], [9, 8, 7]]
     params = greedy(max_tokens=2, return_logprob=True)
     whole, chunked = (
-        device(deterministic=True, dtype="float16", max_running=4, page_size=4, step_tokens=size) for size in (64, 9)
+        device(deterministic=True, dtype="float16", max_running=4, page_size=4, step_tokens=size)
+        for size in (64, 9)
     )
     together = [(g.token_ids, g.output_logprobs) for g in answers(whole, asked, params)]
-    assert [(g.token_ids, g.output_logprobs) for g in answers(chunked, asked[:2], params)] == together[:2]
-    assert [(g.token_ids, g.output_logprobs) for g in answers(whole, asked[2:], params)] == together[2:]
+    assert [
+        (g.token_ids, g.output_logprobs) for g in answers(chunked, asked[:2], params)
+    ] == together[:2]
+    assert [
+        (g.token_ids, g.output_logprobs) for g in answers(whole, asked[2:], params)
+    ] == together[2:]

@@ -1,4 +1,6 @@
-"""On a Hopper GPU a deterministic engine gives a request the same bits in any company, in any chunks, from any cache."""
+"""On a Hopper GPU a deterministic engine gives a request the same bits in any company, in any
+chunks, from any cache.
+"""
 
 import gc
 import random
@@ -17,7 +19,8 @@ from tests.runtime.executor.test_gpu_runner import Half
 from tests.runtime.scripted import FreeDrafts
 
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+    reason="needs a Hopper GPU",
 )
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0, "top_k": 40},
@@ -27,12 +30,18 @@ COMPANY = (1, 2, 3, 7, 16, 44, 64, 128, 256)
 
 
 def requests(vocab, tokens=10):
-    """Prompts of 1 to 6,000 tokens, half of which begin with one of two texts, each with options of its own."""
+    """Prompts of 1 to 6,000 tokens, half of which begin with one of two texts, each with options of
+    its own.
+    """
     draw = random.Random(0)
     texts = [[draw.randrange(vocab) for _ in range(length)] for length in (900, 4700)]
     for i in range(max(COMPANY)):
-        own = [draw.randrange(vocab) for _ in range(6000 if i == 5 else draw.choice((1, 9, 70, 300)))]
-        scored: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 3} if i % 3 == 0 else {}
+        own = [
+            draw.randrange(vocab) for _ in range(6000 if i == 5 else draw.choice((1, 9, 70, 300)))
+        ]
+        scored: dict[str, Any] = (
+            {"return_logprob": True, "top_logprobs_num": 3} if i % 3 == 0 else {}
+        )
         if i % 12 == 0:
             scored["logprob_start_len"] = 0
         yield (
@@ -58,7 +67,12 @@ def test_a_request_has_the_same_bits_in_any_company_chunks_and_cache(shape, monk
     found, counts = [dict[object, list[str]]() for _ in asked], dict.fromkeys((256, 1000, 8192), 0)
     for step_tokens in counts:
         loaded = load_shape(shape, deterministic=True)
-        settings = {"deterministic": True, "max_running": 256, "max_total_tokens": 150_000, "context_length": 8192}
+        settings = {
+            "deterministic": True,
+            "max_running": 256,
+            "max_total_tokens": 150_000,
+            "context_length": 8192,
+        }
         with sgl.Engine.of(loaded, **settings, step_tokens=step_tokens) as engine:
             for saved in (1, 1 << 30):  # prefixes are read together, or not
                 monkeypatch.setattr(prefix_groups, "MIN_SAVED_TOKENS", saved)
@@ -67,7 +81,9 @@ def test_a_request_has_the_same_bits_in_any_company_chunks_and_cache(shape, monk
                         if cache == "cold":
                             engine.flush_cache()
                         for i, given in enumerate(answers(engine, asked[:count])):
-                            found[i].setdefault(given, []).append(f"{step_tokens} {saved} {count} {cache}")
+                            found[i].setdefault(given, []).append(
+                                f"{step_tokens} {saved} {count} {cache}"
+                            )
                             counts[step_tokens] += 1
         del engine, loaded
         gc.collect()
@@ -81,7 +97,12 @@ def test_a_request_has_the_same_bits_in_any_company_chunks_and_cache(shape, monk
 def test_drafts_change_no_bit(monkeypatch):
     asked = list(requests(SHAPES["qwen3-0.6b"].vocab_size, tokens=40))[:44]
     loaded = load_shape("qwen3-0.6b", deterministic=True)
-    settings = {"deterministic": True, "max_running": 64, "max_total_tokens": 60_000, "context_length": 8192}
+    settings = {
+        "deterministic": True,
+        "max_running": 64,
+        "max_total_tokens": 60_000,
+        "context_length": 8192,
+    }
     with sgl.Engine.of(loaded, **settings) as engine:
         expected = answers(engine, asked)
     known = {tuple(prompt): list(ids) for (prompt, _), (ids, *_) in zip(asked, expected)}

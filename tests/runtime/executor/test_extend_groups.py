@@ -8,7 +8,12 @@ import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.executor import cpu_runner
 from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, AttentionRules, ExtendGroup, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionPlan,
+    AttentionRules,
+    ExtendGroup,
+    ExtendRow,
+)
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.reference.attention import attention
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
@@ -38,24 +43,42 @@ def test_rows_see_together_what_they_see_alone(dtype, limit, options):
     new_and_own = [(4, 9), (1, 0), (2, 30), (1, 3), (17, 0), (1, 60), (9, 5), (3, 1)]
     rows, tokens, slots = rows_of(new_and_own, shared_as_slice=True)
     k, v = (torch.randn(KV_HEADS, slots, DIM).to(dtype) for _ in range(2))
-    scales = KVScales((torch.tensor([0.5, 2.0]),), (torch.tensor([4.0, 0.25]),)) if dtype.itemsize == 1 else None
+    scales = (
+        KVScales((torch.tensor([0.5, 2.0]),), (torch.tensor([4.0, 0.25]),))
+        if dtype.itemsize == 1
+        else None
+    )
     cache = KVCache((k,), (v,), scales)
     q = torch.randn(tokens, HEADS, DIM).to(torch.bfloat16 if dtype.itemsize == 1 else dtype)
     group = ExtendGroup.of((rows[0], *rows[2:]), SHARED)  # the other is no part of it
     together, alone = (
-        attention(q, cache, 0, AttentionPlan(torch.zeros(0), (), rows, groups), AttentionRules(0.25, **options)).float()
+        attention(
+            q,
+            cache,
+            0,
+            AttentionPlan(torch.zeros(0), (), rows, groups),
+            AttentionRules(0.25, **options),
+        ).float()
         for groups in ((group,), ())
     )
     assert (together - alone).norm() <= limit * alone.norm()
     assert together[rows[1].start].equal(alone[rows[1].start])
-    if options:  # what the group can't be asked: its rows of one token are decoding rows then, and the others alone
-        several = torch.cat([torch.arange(row.start, row.end) for row in rows if row.end - row.start > 1])
+    # what the group can't be asked: its rows of one token are decoding rows then, and the others
+    # alone
+    if options:
+        several = torch.cat(
+            [torch.arange(row.start, row.end) for row in rows if row.end - row.start > 1]
+        )
         assert together[several].equal(alone[several])
 
 
 @pytest.mark.parametrize("by_products", [True, False])
-@pytest.mark.parametrize(("new", "length", "kv_heads"), [(300, 300, 2), (300, 701, 2), (129, 600, 6), (70, 1500, 1)])
-def test_a_long_row_sees_what_it_sees_in_single_precision(monkeypatch, new, length, kv_heads, by_products):
+@pytest.mark.parametrize(
+    ("new", "length", "kv_heads"), [(300, 300, 2), (300, 701, 2), (129, 600, 6), (70, 1500, 1)]
+)
+def test_a_long_row_sees_what_it_sees_in_single_precision(
+    monkeypatch, new, length, kv_heads, by_products
+):
     """Whatever the processor at hand has: products are taken in blocks of 64 to 384 tokens here."""
     faster = "sglang_lite.runtime.kernels.reference.attention.products_are_faster"
     monkeypatch.setattr(faster, lambda q: by_products and q.dtype == torch.bfloat16)
@@ -65,7 +88,9 @@ def test_a_long_row_sees_what_it_sees_in_single_precision(monkeypatch, new, leng
     k, v = (torch.randn(kv_heads, 2000, DIM).bfloat16() for _ in range(2))
     q = torch.randn(new, HEADS, DIM).bfloat16()
     seen = attention(q, KVCache((k,), (v,)), 0, plan, AttentionRules(0.25)).float()
-    expected = attention(q.float(), KVCache((k.float(),), (v.float(),)), 0, plan, AttentionRules(0.25))
+    expected = attention(
+        q.float(), KVCache((k.float(),), (v.float(),)), 0, plan, AttentionRules(0.25)
+    )
     assert (seen - expected).norm(dim=(1, 2)).le(1e-2 * expected.norm(dim=(1, 2))).all()
 
 
@@ -99,9 +124,13 @@ def test_decoding_rows_that_share_enough_are_a_group_and_see_what_they_see_alone
     lengths = np.array([2900, 2890, 2700, 2881, 600], dtype=np.int32)
     table = SlotTable(len(lengths), 4000, page_size)
     pages, shared = -(-3000 // page_size), 2560 // page_size
-    table.pages[:, :pages] = np.random.default_rng(0).permutation(len(lengths) * pages).reshape(len(lengths), pages)
+    table.pages[:, :pages] = (
+        np.random.default_rng(0).permutation(len(lengths) * pages).reshape(len(lengths), pages)
+    )
     table.pages[1:4, :shared] = table.pages[0, :shared]
-    found, alone = (planned(table, lengths, 1, len(lengths), one_by_one=each).plan for each in (False, True))
+    found, alone = (
+        planned(table, lengths, 1, len(lengths), one_by_one=each).plan for each in (False, True)
+    )
     (group,) = found.groups
     assert (group.length, group.tokens.tolist()) == (2560, [0, 1, 2, 3])
     assert not found.decode
@@ -111,14 +140,17 @@ def test_decoding_rows_that_share_enough_are_a_group_and_see_what_they_see_alone
     q = torch.randn(len(lengths), HEADS, DIM)
     for window in (None, 40):
         seen, expected = (
-            attention(q, KVCache((k,), (v,)), 0, plan, AttentionRules(0.25, window=window)) for plan in (found, alone)
+            attention(q, KVCache((k,), (v,)), 0, plan, AttentionRules(0.25, window=window))
+            for plan in (found, alone)
         )
         assert (seen - expected).norm() <= 1e-5 * expected.norm()
 
 
 def test_rows_of_very_different_sizes_are_no_group():
     """Padding the others to a long one's size would take more than what they share."""
-    ends = np.array([400, 900, 401, 402, 403, 404, 405, 406, 407, 408, 409, 410, 411], dtype=np.int32)
+    ends = np.array(
+        [400, 900, 401, 402, 403, 404, 405, 406, 407, 408, 409, 410, 411], dtype=np.int32
+    )
     starts = ends - 1
     starts[1] = 400  # 500 new tokens
     table = SlotTable(len(ends), 1000, 1)
@@ -145,7 +177,11 @@ def test_choices_about_a_long_text_have_the_scores_they_have_alone(folders, monk
         assert any(groups)
         groups.clear()
         for score in selection.scores:
-            params = SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=len(prompt))
+            params = SamplingParams(
+                max_tokens=0, return_logprob=True, logprob_start_len=len(prompt)
+            )
             alone = engine.complete(prompt + score.text, params).prompt_logprobs
-            assert list(score.logprobs) == pytest.approx([entry.logprob for entry in alone], abs=1e-4)
+            assert list(score.logprobs) == pytest.approx(
+                [entry.logprob for entry in alone], abs=1e-4
+            )
         assert not any(groups)

@@ -33,15 +33,19 @@ def test_frequencies_are_the_probabilities():
         table = SamplingTable(1)
         set_row(table, resolve_params(SamplingParams(**options), 5), 1)
         slots = np.zeros(n, dtype=np.int32)
-        drawn = sample(probs.log().repeat(n, 1), table, slots, np.arange(n, dtype=np.int32), {}).tokens
+        drawn = sample(
+            probs.log().repeat(n, 1), table, slots, np.arange(n, dtype=np.int32), {}
+        ).tokens
         frequencies = torch.bincount(torch.tensor(drawn), minlength=5) / n
         expected = torch.where(torch.arange(5) < kept, probs, 0)
         assert torch.allclose(frequencies, expected / expected.sum(), atol=0.012), options
 
 
 def kept_by_hand(logits, top_k, top_p, min_p, order):
-    """The definition, token by token in plain Python: which tokens are left, most likely first, of equal ones lower ids
-    first. In SGLang's order, which is the sequential one where min-p applies, top-k and top-p renormalise."""
+    """The definition, token by token in plain Python: which tokens are left, most likely first, of
+    equal ones lower ids first. In SGLang's order, which is the sequential one where min-p applies,
+    top-k and top-p renormalise.
+    """
     highest = max(logits)
     weights = [math.exp(x - highest) for x in logits]
     ranked = sorted(range(len(logits)), key=lambda i: (-weights[i], i))
@@ -60,19 +64,29 @@ def test_each_order_leaves_the_tokens_that_its_definition_leaves(order):
     """Over all combinations of filters on few tokens, no two of which are equally likely."""
     random = np.random.default_rng(7)
     differing = 0
-    for top_k, top_p, min_p in itertools.product((-1, 2, 3, 5), (1.0, 0.9, 0.6, 0.3), (0.0, 0.05, 0.3)):
+    for top_k, top_p, min_p in itertools.product(
+        (-1, 2, 3, 5), (1.0, 0.9, 0.6, 0.3), (0.0, 0.05, 0.3)
+    ):
         logits = random.permutation(8) * 0.5 + random.random(8) * 0.2
         given = {} if order is None else {"sampling_order": order}
         params = resolve_params(SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p, **given), 8)
         table, n = SamplingTable(1), 400
         set_row(table, params, 5)
         row = torch.from_numpy(logits).float().repeat(n, 1)
-        drawn = sample(row, table, np.zeros(n, dtype=np.int32), np.arange(n, dtype=np.int32), {}).tokens
+        drawn = sample(
+            row, table, np.zeros(n, dtype=np.int32), np.arange(n, dtype=np.int32), {}
+        ).tokens
         # In order of ids, each token takes the uniform numbers up to its share.
         left = kept_by_hand(logits.tolist(), top_k, top_p, min_p, order)
         shares = np.cumsum([math.exp(logits[i]) if i in left else 0.0 for i in range(8)])
-        targets = uniforms(np.full(n, 5, dtype=np.uint64), np.arange(n, dtype=np.int32)) * shares[-1]
-        assert drawn == np.searchsorted(shares, targets, side="right").tolist(), (top_k, top_p, min_p)
+        targets = (
+            uniforms(np.full(n, 5, dtype=np.uint64), np.arange(n, dtype=np.int32)) * shares[-1]
+        )
+        assert drawn == np.searchsorted(shares, targets, side="right").tolist(), (
+            top_k,
+            top_p,
+            min_p,
+        )
         differing += left != kept_by_hand(logits.tolist(), top_k, top_p, min_p, "joint")
     assert bool(differing) == (order != "joint")
 
@@ -84,13 +98,17 @@ def sorted_filters(probs, top_k, top_p, min_p, *, sequential):
     before = values.cumsum(-1) - values
     last = top_k or len(values)
     most = float(top_p) * float(values[:last].double().sum()) if sequential else top_p
-    dropped = (rank >= last) | (before > most if top_p < 1 else False) | (values < values[0] * min_p)
+    dropped = (
+        (rank >= last) | (before > most if top_p < 1 else False) | (values < values[0] * min_p)
+    )
     return probs.masked_fill(torch.zeros_like(dropped).scatter(0, order, dropped), 0.0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 40, 999, 20_000])
 def test_filters_keep_the_tokens_that_a_sort_of_the_vocabulary_keeps(size):
-    """Flat rows and steep ones, with equal logits, with tokens ruled out; each filter alone and together."""
+    """Flat rows and steep ones, with equal logits, with tokens ruled out; each filter alone and
+    together.
+    """
     random = np.random.default_rng(size)
     cases = 12 if size == 20_000 else 80
     for _ in range(cases):
@@ -109,12 +127,18 @@ def test_filters_keep_the_tokens_that_a_sort_of_the_vocabulary_keeps(size):
         positions, slots = np.arange(n, dtype=np.int32), np.zeros(n, dtype=np.int32)
         sequential = options["sampling_order"] == "sequential"
         probs = sorted_filters(
-            row.softmax(-1)[0], max(options["top_k"], 0), *table_filters(table), sequential=sequential
+            row.softmax(-1)[0],
+            max(options["top_k"], 0),
+            *table_filters(table),
+            sequential=sequential,
         )
         mass = probs.double().cumsum(-1)
         targets = torch.from_numpy(uniforms(table.rows["seed"][slots], positions)) * mass[-1]
         expected = torch.searchsorted(mass, targets, right=True).clamp(max=size - 1).tolist()
-        assert sample(row.repeat(n, 1), table, slots, positions, {}).tokens == expected, (size, options)
+        assert sample(row.repeat(n, 1), table, slots, positions, {}).tokens == expected, (
+            size,
+            options,
+        )
 
 
 def table_filters(table):

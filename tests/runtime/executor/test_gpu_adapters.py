@@ -1,5 +1,6 @@
-"""The GPU's runner gives peft's logits: adapters mixed in a batch, loaded and evicted between requests. With a GPU, on
-it; without one, on the CPU under Triton's interpreter."""
+"""The GPU's runner gives peft's logits: adapters mixed in a batch, loaded and evicted between
+requests. With a GPU, on it; without one, on the CPU under Triton's interpreter.
+"""
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.test_families import engine, prompts
 from tests.runtime.models.test_lora import LATE, adapted, ask, farthest
 
-pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")]  # that peft reads
+# that peft reads
+pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")]
 GPU = torch.cuda.is_available()
 RANKS = {"one": 4, "two": 12, "three": 8}
 
@@ -24,7 +26,9 @@ def on_gpu(monkeypatch):
     """Runs models by kernels, and decoding steps as graphs, without a GPU, too."""
     if not GPU:
         monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
-        monkeypatch.setattr(CudaGraphs, "record", lambda self, compute: (graph := Again(compute), graph.logits))
+        monkeypatch.setattr(
+            CudaGraphs, "record", lambda self, compute: (graph := Again(compute), graph.logits)
+        )
 
 
 def paths_of(reference):
@@ -34,14 +38,27 @@ def paths_of(reference):
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize(
     "family",
-    ["llama-biases", "qwen3", "gemma2", "phi3", "olmo2", "glm4", "stablelm-parallel", "nemotron", "gpt-neox", "cohere"],
+    [
+        "llama-biases",
+        "qwen3",
+        "gemma2",
+        "phi3",
+        "olmo2",
+        "glm4",
+        "stablelm-parallel",
+        "nemotron",
+        "gpt-neox",
+        "cohere",
+    ],
 )
 def test_rows_of_all_adapters_and_none_in_one_batch(family, tmp_path, on_gpu):
     base, reference = adapted(family, tmp_path, {name: {"r": rank} for name, rank in RANKS.items()})
     settings = {"page_size": 4, "max_total_tokens": 1000, "step_tokens": 6, "threads": 1}
     with engine(base, lora_paths=paths_of(reference), max_loras_per_batch=2, **settings) as running:
         asked = [*zip(prompts(5, 2, 4, 3), [*RANKS, None])]  # three adapters in two places
-        for future, ids, name in [(ask(running, ids, name, most=2), ids, name) for ids, name in asked]:
+        for future, ids, name in [
+            (ask(running, ids, name, most=2), ids, name) for ids, name in asked
+        ]:
             assert farthest(reference, ids, name, future.result(timeout=300)) <= 1e-4, name
 
 
@@ -50,15 +67,25 @@ def test_late_adapters_compute_tokens_from_their_invocation_on(tmp_path, on_gpu)
     settings = {"page_size": 4, "max_total_tokens": 400, "threads": 1, "max_running": 3}
     ids = [5, 6, 8, 7, 11, 9]  # two chunks, the second of which the adapter computes
     with engine(base, lora_paths=paths_of(reference), **settings) as running:
-        for future, name in [(ask(running, ids, name, most=2), name) for name in ("late", "whole", None)]:
+        for future, name in [
+            (ask(running, ids, name, most=2), name) for name in ("late", "whole", None)
+        ]:
             assert farthest(reference, ids, name, future.result(timeout=300)) <= 1e-4, name
 
 
 @pytest.mark.sampled(1)
-def test_captured_steps_serve_rows_with_adapters_of_their_own_and_without(tmp_path, on_gpu, monkeypatch):
+def test_captured_steps_serve_rows_with_adapters_of_their_own_and_without(
+    tmp_path, on_gpu, monkeypatch
+):
     monkeypatch.setattr("sglang_lite.runtime.kernels.lora_own.MIN_ADAPTERS", 2)
     base, reference = adapted("qwen2", tmp_path, {"one": {"r": 8}, "two": {"r": 12}})
-    settings = {"page_size": 4, "max_total_tokens": 400, "threads": 1, "max_running": 2, "attention_backend": "triton"}
+    settings = {
+        "page_size": 4,
+        "max_total_tokens": 400,
+        "threads": 1,
+        "max_running": 2,
+        "attention_backend": "triton",
+    }
     with engine(base, lora_paths=paths_of(reference), **settings) as running:
         if not GPU:
             running.core.runner.graphs.sizes = graph_sizes(2)
@@ -71,12 +98,18 @@ def test_captured_steps_serve_rows_with_adapters_of_their_own_and_without(tmp_pa
 
 
 def test_pages_have_each_number_of_an_adapter_once_and_again_when_their_memory_was_lost(tmp_path):
-    base, reference = adapted("qwen2", tmp_path, {"one": {"r": 20, "target_modules": ["q_proj", "down_proj"]}})
+    base, reference = adapted(
+        "qwen2", tmp_path, {"one": {"r": 20, "target_modules": ["q_proj", "down_proj"]}}
+    )
     with engine(base, lora_paths=paths_of(reference)) as running:
         spec = running.core.runner.model.spec
     size, made = PoolSize(3, 12, 4), list[torch.Tensor]()
     memory = GpuAdapters(
-        spec, size, torch.float32, torch.device("cpu"), lambda shape, _: made.append(torch.zeros(shape)) or made[0]
+        spec,
+        size,
+        torch.float32,
+        torch.device("cpu"),
+        lambda shape, _: made.append(torch.zeros(shape)) or made[0],
     )
     adapter, packed = (
         reader.read("one", reader.open(reference.folders["one"]))

@@ -1,4 +1,6 @@
-"""Which rows with several tokens are decoded, so that a captured graph runs the step, and what these read once."""
+"""Which rows with several tokens are decoded, so that a captured graph runs the step, and what
+these read once.
+"""
 
 import numpy as np
 import pytest
@@ -43,11 +45,19 @@ def steps(*rows):
         ([(0, 16)] * 65, 1 << 20, 1, False),
     ],
 )
-def test_short_prompts_are_decoded_where_they_read_little(rows, max_token_reads, queries_per_read, decoded):
-    inputs = build_gpu_inputs(steps(*rows)[0], MOST, max_token_reads=max_token_reads, queries_per_read=queries_per_read)
-    assert inputs.decoding == (len(inputs.ids) if decoded else sum(end - start == 1 for start, end in rows))
+def test_short_prompts_are_decoded_where_they_read_little(
+    rows, max_token_reads, queries_per_read, decoded
+):
+    inputs = build_gpu_inputs(
+        steps(*rows)[0], MOST, max_token_reads=max_token_reads, queries_per_read=queries_per_read
+    )
+    assert inputs.decoding == (
+        len(inputs.ids) if decoded else sum(end - start == 1 for start, end in rows)
+    )
     assert bool(len(inputs.blocks)) != decoded
-    expected = [(slot, position) for slot, (start, end) in enumerate(rows) for position in range(start, end)]
+    expected = [
+        (slot, position) for slot, (start, end) in enumerate(rows) for position in range(start, end)
+    ]
     assert list(zip(inputs.slots.tolist(), inputs.positions.tolist())) == expected
     assert inputs.ids.tolist() == [TABLE.tokens[at] for at in expected]
 
@@ -56,11 +66,13 @@ def test_tokens_of_a_decoded_row_share_the_full_pages_before_them():
     rows, pages = steps((7000, 7001), (1000, 1010), (2009, 2029), (0, 30))
     groups = PrefixGroups(pages, 4, 8)
     found = groups.find(rows, int, multi_token_rows=True)
-    assert found.lengths.tolist() == [0, *[992] * 10, *[2000] * 20, *[0] * 30]  # the last have nothing before them
+    # the last have nothing before them
+    assert found.lengths.tolist() == [0, *[992] * 10, *[2000] * 20, *[0] * 30]
     assert found.order.tolist() == [*range(1, 31)]
     assert {tuple(item) for item in found.items[:, :3].tolist()} == {
         (0, 8, 1), (8, 2, 1), (10, 8, 2), (18, 8, 2), (26, 4, 2)
     }  # fmt: skip
     assert groups.find(rows, int, multi_token_rows=False) is None
     few, pages = steps((1000, 1001), (1000, 1005))
-    assert PrefixGroups(pages, 4, 8).find(few, int, multi_token_rows=True) is None  # for which a kernel does not pay
+    # for which a kernel does not pay
+    assert PrefixGroups(pages, 4, 8).find(few, int, multi_token_rows=True) is None

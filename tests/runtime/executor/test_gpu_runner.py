@@ -1,6 +1,9 @@
-"""The GPU's runner gives what the CPU's gives: in batches, over shared prefixes, after retractions, under constraints.
+"""The GPU's runner gives what the CPU's gives: in batches, over shared prefixes, after retractions,
+under constraints.
 
-With a GPU, on it and through captured graphs; without one, on the CPU under Triton's interpreter."""
+With a GPU, on it and through captured graphs; without one, on the CPU under Triton's
+interpreter.
+"""
 
 import random
 from concurrent.futures import Future
@@ -84,8 +87,9 @@ def device(request, folder, monkeypatch):
 
 
 class Again:
-    """In place of a CUDA graph where there is none: computes again into the same tensor, from what is in others. Capturing
-    launches no kernel."""
+    """In place of a CUDA graph where there is none: computes again into the same tensor, from what
+    is in others. Capturing launches no kernel.
+    """
 
     def __init__(self, compute):
         with pytest.MonkeyPatch.context() as patch:
@@ -108,7 +112,9 @@ def with_graphs(device, monkeypatch):
         return engine
 
     if not GPU:
-        monkeypatch.setattr(CudaGraphs, "record", lambda self, compute: (graph := Again(compute), graph.logits))
+        monkeypatch.setattr(
+            CudaGraphs, "record", lambda self, compute: (graph := Again(compute), graph.logits)
+        )
     return make
 
 
@@ -122,7 +128,9 @@ def test_captured_steps_of_rows_with_one_token_and_with_several(with_graphs, on_
     for batch in (first, asked):  # what is new of the second are a few tokens each
         expected = [g.token_ids for g in answers(on_cpu, batch, greedy(max_tokens=3))]
         assert [g.token_ids for g in answers(engine, batch, greedy(max_tokens=3))] == expected
-    words = [g.text for g in answers(on_cpu, first, greedy(max_tokens=7), Regex("[abc]defg[ij]k[a-z]*"))]
+    words = [
+        g.text for g in answers(on_cpu, first, greedy(max_tokens=7), Regex("[abc]defg[ij]k[a-z]*"))
+    ]
     forced = answers(engine, first, greedy(max_tokens=7), Regex("[abc]defg[ij]k[a-z]*"))
     assert [g.text for g in forced] == words
     kinds = {key[1] for key in engine.core.runner.graphs.captured}
@@ -162,7 +170,8 @@ def test_a_step_that_reads_prompts_is_a_captured_one(with_graphs, on_cpu):
     asked = [[*range(2, 72)], [*range(60, 90)], [*range(3, 93), *range(2, 22)], [5, 6, 7]]
     expected = [g.token_ids for g in answers(on_cpu, asked, greedy(max_tokens=3))]
     assert [g.token_ids for g in answers(engine, asked, greedy(max_tokens=3))] == expected
-    assert {*engine.core.runner.prompts.captured} == {(0, 128, False), (4, 128, False)}  # none is decoded, some are
+    # none is decoded, some are
+    assert {*engine.core.runner.prompts.captured} == {(0, 128, False), (4, 128, False)}
     behind = [[*asked[0], *range(10, 80)]]  # tokens that are cached
     scored = greedy(max_tokens=2, return_logprob=True, logprob_start_len=72)
     (found,), (wanted,) = answers(engine, behind, scored), answers(on_cpu, behind, scored)
@@ -179,16 +188,23 @@ def test_a_captured_prompt_reads_what_is_before_it_once(with_graphs, on_cpu, mon
     monkeypatch.setattr(shared, "MIN_SAVED_TOKENS", 1)
     engine = with_graphs(max_running=20, page_size=4)
     asked = [[*range(2, 23)], [*range(2, 23), *range(40, 58)]]
-    for prompt in asked:  # the second, of which 18 tokens are new, beside a row that decodes behind the same tokens
-        expected = [g.token_ids for g in answers(on_cpu, [prompt, prompt[:-1]], greedy(max_tokens=3))]
-        assert [g.token_ids for g in answers(engine, [prompt, prompt[:-1]], greedy(max_tokens=3))] == expected
+    # the second, of which 18 tokens are new, beside a row that decodes behind the same tokens
+    for prompt in asked:
+        expected = [
+            g.token_ids for g in answers(on_cpu, [prompt, prompt[:-1]], greedy(max_tokens=3))
+        ]
+        assert [
+            g.token_ids for g in answers(engine, [prompt, prompt[:-1]], greedy(max_tokens=3))
+        ] == expected
     assert {key[1:3] for key in engine.core.runner.graphs.captured} >= {(True, True), (False, True)}
 
 
 def prompts(count, *, shared=0, own=20, seed=0):
     rng = random.Random(seed)
     prefix = [rng.randrange(2, VOCAB) for _ in range(shared)]
-    return [prefix + [rng.randrange(2, VOCAB) for _ in range(rng.randint(1, own))] for _ in range(count)]
+    return [
+        prefix + [rng.randrange(2, VOCAB) for _ in range(rng.randint(1, own))] for _ in range(count)
+    ]
 
 
 def answers(engine, asked, params, constraint=None):
@@ -209,14 +225,22 @@ def greedy(**more):
         {"page_size": 4, "max_running": 3, "step_tokens": 16},
         {"page_size": 16, "max_running": 5, "overlap": False},
         {"page_size": 1, "max_running": 4, "prefix_cache": False},
-        {"page_size": 4, "max_running": 4, "max_total_tokens": 64, "context_length": 60, "step_tokens": 9},
+        {
+            "page_size": 4,
+            "max_running": 4,
+            "max_total_tokens": 64,
+            "context_length": 60,
+            "step_tokens": 9,
+        },
     ],
     ids=str,
 )
 def test_the_same_tokens_whatever_the_schedule(device, on_cpu, settings):
     asked = prompts(5)
     expected = [g.token_ids for g in answers(on_cpu, asked, greedy(max_tokens=3))]
-    assert [g.token_ids for g in answers(device(**settings), asked, greedy(max_tokens=3))] == expected
+    assert [
+        g.token_ids for g in answers(device(**settings), asked, greedy(max_tokens=3))
+    ] == expected
 
 
 @pytest.mark.filterwarnings("ignore")  # flash-attn-4 calls what its own base is about to drop
@@ -265,14 +289,23 @@ def test_rows_that_share_a_prefix_read_it_together(device, on_cpu, monkeypatch):
 def test_log_probabilities_of_a_draw_are_those_of_the_cpu(device, on_cpu):
     """Draws differ, but not what they are drawn from."""
     params = SamplingParams(
-        temperature=0.6, max_tokens=1, return_logprob=True, top_logprobs_num=8, logit_bias=((7, 2.0),), ignore_eos=True
+        temperature=0.6,
+        max_tokens=1,
+        return_logprob=True,
+        top_logprobs_num=8,
+        logit_bias=((7, 2.0),),
+        ignore_eos=True,
     )
     engine = device(page_size=4, max_running=4)
     for constraint in (None, Regex("[a-f]{1,3}")):
         for prompt in prompts(2):
-            ours, theirs = (each.complete(prompt, params, constraint).output_logprobs[0] for each in (engine, on_cpu))
+            ours, theirs = (
+                each.complete(prompt, params, constraint).output_logprobs[0]
+                for each in (engine, on_cpu)
+            )
             likely = [[(v, i) for v, i, _ in each.top if v > -1e30] for each in (ours, theirs)]
-            assert [i for _, i in likely[0]] == [i for _, i in likely[1]]  # of what is ruled out none comes first
+            # of what is ruled out none comes first
+            assert [i for _, i in likely[0]] == [i for _, i in likely[1]]
             assert [v for v, _ in likely[0]] == pytest.approx([v for v, _ in likely[1]], abs=1e-4)
 
 
@@ -287,7 +320,8 @@ def test_log_probabilities_penalties_and_biases(device, on_cpu):
     for ours, theirs in zip(answers(engine, asked, params), answers(on_cpu, asked, params)):
         assert ours.token_ids == theirs.token_ids
         for a, b in zip(
-            (*ours.prompt_logprobs, *ours.output_logprobs), (*theirs.prompt_logprobs, *theirs.output_logprobs)
+            (*ours.prompt_logprobs, *ours.output_logprobs),
+            (*theirs.prompt_logprobs, *theirs.output_logprobs),
         ):
             assert (a.logprob is None) == (b.logprob is None)
             assert a.logprob is None or abs(a.logprob - b.logprob) < 1e-4
@@ -296,16 +330,26 @@ def test_log_probabilities_penalties_and_biases(device, on_cpu):
 
 @pytest.mark.sampled(4)
 def test_scores_of_tokens_are_those_of_the_cpu(device, on_cpu):
-    """Alone and beside others, of the model as it is: penalties and log-probabilities don't change them."""
+    """Alone and beside others, of the model as it is: penalties and log-probabilities don't change
+    them.
+    """
     engine = device(page_size=4, max_running=4)
     asked = prompts(some(1, 3))
     for params in (
         greedy(confidence=True, max_tokens=6),
-        greedy(confidence=True, return_logprob=True, repetition_penalty=1.3, logit_bias=((7, 2.0),), max_tokens=6),
+        greedy(
+            confidence=True,
+            return_logprob=True,
+            repetition_penalty=1.3,
+            logit_bias=((7, 2.0),),
+            max_tokens=6,
+        ),
     ):
         for constraint in (None, Regex("[a-f]{1,3}")):
             for prompt in asked:
-                ours, theirs = (each.complete(prompt, params, constraint) for each in (engine, on_cpu))
+                ours, theirs = (
+                    each.complete(prompt, params, constraint) for each in (engine, on_cpu)
+                )
                 assert ours.token_ids == theirs.token_ids
                 assert ours.scores.logprobs == pytest.approx(theirs.scores.logprobs, abs=1e-4)
                 assert ours.scores.allowed == pytest.approx(theirs.scores.allowed, abs=1e-4)
@@ -322,7 +366,12 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if "_to_copy" not in str(func) or result.dtype != args[0].dtype:  # else no kernel runs
-            self.seen.add((func, *(each.dtype for each in tree_leaves(args) if isinstance(each, torch.Tensor))))
+            self.seen.add(
+                (
+                    func,
+                    *(each.dtype for each in tree_leaves(args) if isinstance(each, torch.Tensor)),
+                )
+            )
         return result
 
     def noting(self, function):
@@ -357,7 +406,8 @@ def test_warming_up_runs_every_operator_that_requests_do(device, tmp_path, monke
     engine.complete(prompt, everything)
     engine.complete(prompt, everything, Regex("[a-f]{1,3}"))
     assert len(asked.seen) > 30
-    late = asked.seen - warm.seen - {(torch.ops.aten.copy_.default, torch.int32, torch.int32)}  # no kernel
+    # no kernel
+    late = asked.seen - warm.seen - {(torch.ops.aten.copy_.default, torch.int32, torch.int32)}
     assert not late
 
 
@@ -366,7 +416,9 @@ def test_constraints_hold(device, on_cpu):
     constraint, params = Regex("[a-c]{4}-[0-9]{2}"), greedy(max_tokens=20, ignore_eos=False)
     asked = prompts(3)
     expected = [g.text for g in answers(on_cpu, asked, params, constraint)]
-    assert [g.text for g in answers(device(page_size=4, max_running=4), asked, params, constraint)] == expected
+    assert [
+        g.text for g in answers(device(page_size=4, max_running=4), asked, params, constraint)
+    ] == expected
 
 
 class Half:
@@ -426,7 +478,9 @@ def test_drafts_change_nothing(with_graphs, more, constraint, monkeypatch):
 def test_draws_depend_on_seed_and_position_alone(device):
     params = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=2, seed=3, ignore_eos=True)
     asked = prompts(3, own=8)
-    alone = [answers(device(page_size=4, max_running=4), [p], params)[0].token_ids for p in asked[:2]]
+    alone = [
+        answers(device(page_size=4, max_running=4), [p], params)[0].token_ids for p in asked[:2]
+    ]
     together = [g.token_ids for g in answers(device(page_size=4, max_running=5), asked, params)]
     assert together[:2] == alone
 
@@ -460,7 +514,8 @@ def test_a_fork_in_a_page_copies_it(device, on_cpu):
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter computes with numpy
+# the interpreter computes with numpy
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_logits_that_are_no_numbers_fail_their_request_alone(device, monkeypatch):
     """A prompt that contains token 95 gives NaN."""
     engine = device(page_size=4, max_running=4)
@@ -470,7 +525,9 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(device, monkeypatch
     good, bad = [[5, 6, 7, 8], [9, 10, 11]], [12, 95, 13]
     expected = [g.token_ids for g in answers(engine, good, greedy(logit_bias=((95, -100.0),)))]
     engine.flush_cache()
-    first, broken, second = answers(engine, [good[0], bad, good[1]], greedy(logit_bias=((95, -100.0),)))
+    first, broken, second = answers(
+        engine, [good[0], bad, good[1]], greedy(logit_bias=((95, -100.0),))
+    )
     assert isinstance(broken, ModelError)
     assert "NaN or infinite" in str(broken)
     assert isinstance(first, Generation)
@@ -490,9 +547,13 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(device, monkeypatch
 )
 def test_eight_bits_stay_near(device, settings):
     """Log-probabilities of the same tokens, alone, in few rows and in many."""
-    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, return_logprob=True, logprob_start_len=1)
+    params = SamplingParams(
+        max_tokens=1, temperature=0, ignore_eos=True, return_logprob=True, logprob_start_len=1
+    )
     asked = [(p * 20)[:48] for p in prompts(40)]
-    with sgl.Engine(model=device.folder, dtype="bfloat16", max_total_tokens=8000, **DEVICE, in_process=True) as exact:
+    with sgl.Engine(
+        model=device.folder, dtype="bfloat16", max_total_tokens=8000, **DEVICE, in_process=True
+    ) as exact:
         expected = answers(exact, asked, params)
     engine = device(dtype="bfloat16", max_total_tokens=8000, **settings)
     for part in (asked[:1], asked[:7], asked):
@@ -518,7 +579,10 @@ def test_programs_play(device, on_cpu):
             fork += sgl.gen("z", max_tokens=3, temperature=0, ignore_eos=True)
         s += forks[0]["z"] + forks[1]["z"]
 
-    texts = [program.run(backend=engine).text() for engine in (on_cpu, device(page_size=4, max_running=4))]
+    texts = [
+        program.run(backend=engine).text()
+        for engine in (on_cpu, device(page_size=4, max_running=4))
+    ]
     assert texts[0] == texts[1]
 
 
@@ -531,7 +595,10 @@ def test_heads_that_the_kernels_have_no_room_for_take_torch(device, tmp_path, ca
     )  # fmt: skip
     reference = randomise(Qwen3ForCausalLM(config))
     wide = str(save(reference, tmp_path))
-    with pytest.raises(sgl.ParameterError, match=r"'triton' can't run this model: the head size 264 .* can: 'torch'"):
+    with pytest.raises(
+        sgl.ParameterError,
+        match=r"'triton' can't run this model: the head size 264 .* can: 'torch'",
+    ):
         device(model=wide, attention_backend="triton")
     assert not caplog.records
     for prompt, generation in zip(prompts(3), answers(device(model=wide), prompts(3), greedy())):
@@ -552,7 +619,10 @@ def test_heads_that_the_kernels_have_no_room_for_take_torch(device, tmp_path, ca
         ({"device": "cpu", "quantization": "fp8"}, "quantization"),
         ({"device": "cpu", "kv_dtype": "fp8"}, "kv_dtype"),
         ({"quantization": "fp4"}, "quantization"),
-        ({"attention_backend": "xformers"}, "attention_backend: 'xformers' is not one of auto, triton, torch, flash"),
+        (
+            {"attention_backend": "xformers"},
+            "attention_backend: 'xformers' is not one of auto, triton, torch, flash",
+        ),
         ({"attention_backend": []}, "attention_backend"),
     ],
 )

@@ -1,6 +1,8 @@
 """Models that transformers' own code runs on a GPU, against transformers by itself.
 
-With a GPU, on it and through captured graphs; without one, on the CPU under Triton's interpreter."""
+With a GPU, on it and through captured graphs; without one, on the CPU under Triton's
+interpreter.
+"""
 
 import pytest
 import torch
@@ -18,7 +20,8 @@ from tests.runtime.models.zoo import tiny
 pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore")]
 GPU = torch.cuda.is_available()
 TOKENS = 4 if GPU else 2
-PROMPTS = [[*range(5, 20 + i % 5), 20 + i] for i in range(6 if GPU else 3)]  # with a prefix that they share
+# with a prefix that they share
+PROMPTS = [[*range(5, 20 + i % 5), 20 + i] for i in range(6 if GPU else 3)]
 
 
 @pytest.fixture
@@ -30,8 +33,16 @@ def engine_of(tmp_path, monkeypatch):
 
     def make(kind, **settings):
         folder = save(model_of(kind), tmp_path)
-        config = {"dtype": "float32", "threads": 1, "max_running": 4, "step_tokens": 64, "max_total_tokens": 800}
-        opened.append(sgl.Engine(folder, in_process=True, model_impl="transformers", **config, **settings))
+        config = {
+            "dtype": "float32",
+            "threads": 1,
+            "max_running": 4,
+            "step_tokens": 64,
+            "max_total_tokens": 800,
+        }
+        opened.append(
+            sgl.Engine(folder, in_process=True, model_impl="transformers", **config, **settings)
+        )
         return opened[-1]
 
     yield make
@@ -62,7 +73,10 @@ def expected(kind, prompt):
 
 def generated(engine, prompts):
     params = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    return [result["output_ids"] for result in engine.generate(input_ids=prompts, sampling_params=params)]
+    return [
+        result["output_ids"]
+        for result in engine.generate(input_ids=prompts, sampling_params=params)
+    ]
 
 
 # Norms of root mean squares, learned positions, windows beside soft caps, experts.
@@ -78,7 +92,9 @@ def test_tokens_are_transformers_own(engine_of, kind):
 
 def test_decoding_steps_are_graphs(engine_of, monkeypatch):
     if not GPU:
-        monkeypatch.setattr(CudaGraphs, "record", lambda self, compute: (graph := Again(compute), graph.logits))
+        monkeypatch.setattr(
+            CudaGraphs, "record", lambda self, compute: (graph := Again(compute), graph.logits)
+        )
     engine = engine_of("qwen3")
     if not GPU:
         engine.core.runner.graphs.sizes = graph_sizes(4)
@@ -103,7 +119,9 @@ def test_layers_whose_heads_are_too_large_for_our_kernels_take_torch_beside_them
 
 
 class Again:
-    """In place of a CUDA graph where there is none: computes again into the same tensor, from what is in others."""
+    """In place of a CUDA graph where there is none: computes again into the same tensor, from what
+    is in others.
+    """
 
     def __init__(self, compute):
         self.compute, self.logits = compute, compute()
@@ -113,10 +131,14 @@ class Again:
 
 
 @pytest.mark.skipif(not GPU, reason="on a CPU no operation waits")
-def test_a_module_that_waits_for_the_device_runs_without_graphs_and_says_so(engine_of, monkeypatch, caplog):
+def test_a_module_that_waits_for_the_device_runs_without_graphs_and_says_so(
+    engine_of, monkeypatch, caplog
+):
     activation = type(tiny("llama").model.layers[0].mlp.act_fn)
     forward = activation.forward
-    monkeypatch.setattr(activation, "forward", lambda self, x: forward(self, x) if x.sum().item() else x)
+    monkeypatch.setattr(
+        activation, "forward", lambda self, x: forward(self, x) if x.sum().item() else x
+    )
     engine = engine_of("llama")
     assert "runs without CUDA graphs" in caplog.text
     assert not engine.core.runner.graphs.captured
@@ -139,7 +161,11 @@ def test_parts_are_shortened_where_they_compute_the_common_thing(kind, norms, at
     module.set_attn_implementation(load_transformers.NAME)
     body = module.get_decoder()
     GpuTransformersModel(module, kind)
-    short = [type(part).__name__ for part in module.modules() if "forward" in vars(part) and part is not body]
+    short = [
+        type(part).__name__
+        for part in module.modules()
+        if "forward" in vars(part) and part is not body
+    ]
     assert sum(name.endswith("Norm") for name in short) == norms
     assert sum(name.endswith("Attention") for name in short) == attentions
 
@@ -149,6 +175,7 @@ def test_keys_of_another_size_than_their_values_are_refused_by_name():
     module = tiny("deepseek_v2")
     module.set_attn_implementation(load_transformers.NAME)
     with pytest.raises(
-        ModelError, match=r'DeepseekV2ForCausalLM .* keys and its values differ in size or heads: use device="cpu"'
+        ModelError,
+        match=r'DeepseekV2ForCausalLM .* keys and its values differ in size or heads: use device="cpu"',
     ):
         GpuTransformersModel(module, "deepseek_v2")

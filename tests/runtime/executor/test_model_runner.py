@@ -1,4 +1,6 @@
-"""Both runners meet the interface that the step loop knows. Their types are mypy's: `make_runner` returns a ModelRunner."""
+"""Both runners meet the interface that the step loop knows. Their types are mypy's: `make_runner`
+returns a ModelRunner.
+"""
 
 import inspect
 
@@ -23,10 +25,15 @@ def test_a_runner_has_the_methods_of_the_interface(runner):
         if isinstance(asked, property):
             assert isinstance(own, property)
         else:
-            same, more = parameters(own)[: len(parameters(asked))], parameters(own)[len(parameters(asked)) :]
+            same, more = (
+                parameters(own)[: len(parameters(asked))],
+                parameters(own)[len(parameters(asked)) :],
+            )
             assert same == parameters(asked), name
-            assert all(default is None for _, _, default in more), name  # `executor/stages.py` gives them
-    others = {"warm_up", "logits", "with_drawn", "end"}  # which `make_runner` and `executor`'s ranks and stages call
+            # `executor/stages.py` gives them
+            assert all(default is None for _, _, default in more), name
+    # which `make_runner` and `executor`'s ranks and stages call
+    others = {"warm_up", "logits", "with_drawn", "end"}
     assert public(runner) - public(ModelRunner) <= others
 
 

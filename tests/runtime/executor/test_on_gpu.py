@@ -1,4 +1,6 @@
-"""Facts that only a GPU shows: every head size in every format, memory that is kept within, and memory that ends."""
+"""Facts that only a GPU shows: every head size in every format, memory that is kept within, and
+memory that ends.
+"""
 
 import copy
 import json
@@ -23,7 +25,10 @@ HEADS = (64, 80, 96, 128, 256)
 def prompts(count, *, prefix=0, own=200, vocab=VOCAB, seed=0):
     draw = random.Random(seed)
     start = [draw.randrange(2, vocab) for _ in range(prefix)]
-    return [start + [draw.randrange(2, vocab) for _ in range(draw.randint(1, own))] for _ in range(count)]
+    return [
+        start + [draw.randrange(2, vocab) for _ in range(draw.randint(1, own))]
+        for _ in range(count)
+    ]
 
 
 def answers(engine, asked, params, constraint=None):
@@ -75,34 +80,55 @@ def test_every_head_size_in_every_format(of_head, dim, dtype, monkeypatch):
     worst = {"ours": 0.0, "theirs": 0.0}
     asked = [*prompts(3), *prompts(4, prefix=150, own=20, seed=1)]
     params = greedy(return_logprob=True, logprob_start_len=1, top_logprobs_num=VOCAB)
-    settings = {"model": folder, "dtype": dtype, "max_total_tokens": 4096, "step_tokens": 300, "max_running": 8}
+    settings = {
+        "model": folder,
+        "dtype": dtype,
+        "max_total_tokens": 4096,
+        "step_tokens": 300,
+        "max_running": 8,
+    }
     with sgl.Engine(**settings, in_process=True) as engine:
         for batch in (asked[:1], asked[1:], [[*p, 5] for p in asked]):
             for prompt, generation in zip(batch, answers(engine, batch, params)):
                 ids = [*prompt, *generation.token_ids]
                 exact = log_probabilities(reference, ids)[:-1]
                 entries = (*generation.prompt_logprobs, *generation.output_logprobs)
-                ours = torch.tensor([[v for v, _, _ in sorted(e.top, key=lambda t: t[1])] for e in entries])
+                ours = torch.tensor(
+                    [[v for v, _, _ in sorted(e.top, key=lambda t: t[1])] for e in entries]
+                )
                 gap = (ours - exact[-len(entries) :]).abs().max().item()
                 if dtype == "float32":
                     assert gap < 1e-3
-                    assert exact[len(prompt) - 1 :].argmax(-1).tolist() == list(generation.token_ids)
-                theirs = (log_probabilities(rounded, ids)[:-1] - exact)[-len(entries) :].abs().max().item()
+                    assert exact[len(prompt) - 1 :].argmax(-1).tolist() == list(
+                        generation.token_ids
+                    )
+                theirs = (
+                    (log_probabilities(rounded, ids)[:-1] - exact)[-len(entries) :]
+                    .abs()
+                    .max()
+                    .item()
+                )
                 worst = {"ours": max(worst["ours"], gap), "theirs": max(worst["theirs"], theirs)}
-    print(f"heads of {dim}, {dtype}: {worst['ours']:.2g} from float32, transformers {worst['theirs']:.2g}")
+    print(
+        f"heads of {dim}, {dtype}: {worst['ours']:.2g} from float32, transformers {worst['theirs']:.2g}"
+    )
     if dtype != "float32":
         assert worst["ours"] <= 1.2 * worst["theirs"]
 
 
 def test_prompt_log_probabilities_stay_within_their_share(of_head):
-    """8,000 positions of a large vocabulary: 4 GB of logits in float32, where the engine may take 4.9."""
+    """8,000 positions of a large vocabulary: 4 GB of logits in float32, where the engine may take
+    4.9.
+    """
     folder, _ = of_head(64, vocab_size=131_072, tie_word_embeddings=True)
     total = torch.cuda.get_device_properties(0).total_memory
     (prompt,) = prompts(1, own=1, prefix=7_999, vocab=131_072)
     asked = greedy(1, return_logprob=True, logprob_start_len=0)
     free_before = torch.cuda.mem_get_info()[0]
     fraction = (total - free_before + (5 << 30)) / total
-    with sgl.Engine(model=folder, dtype="bfloat16", mem_fraction=fraction, in_process=True) as engine:
+    with sgl.Engine(
+        model=folder, dtype="bfloat16", mem_fraction=fraction, in_process=True
+    ) as engine:
         (generation,) = answers(engine, [prompt], asked)
         assert len(generation.prompt_logprobs) == len(prompt) - 1
         used = total - torch.cuda.mem_get_info()[0]
@@ -110,11 +136,19 @@ def test_prompt_log_probabilities_stay_within_their_share(of_head):
 
 
 def test_the_engine_serves_on_when_memory_ends(of_head):
-    """Twenty times nearly all memory is taken from the side in the middle of a step, and given back."""
+    """Twenty times nearly all memory is taken from the side in the middle of a step, and given
+    back.
+    """
     folder, _ = of_head(64)
     asked = prompts(24, own=300)
     sampled = SamplingParams(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True)
-    settings = {"model": folder, "max_total_tokens": 20_000, "step_tokens": 512, "max_running": 16, "dtype": "float32"}
+    settings = {
+        "model": folder,
+        "max_total_tokens": 20_000,
+        "step_tokens": 512,
+        "max_running": 16,
+        "dtype": "float32",
+    }
     constraint = Regex("[!-~]{3,40}")
     with sgl.Engine(**settings, in_process=True) as engine:
         expected = [
@@ -125,7 +159,10 @@ def test_the_engine_serves_on_when_memory_ends(of_head):
         engine.flush_cache()
         happened = []
         torch.cuda.empty_cache()
-        most = torch.empty(torch.cuda.mem_get_info()[0] - (1 << 30), dtype=torch.uint8, device="cuda")  # takes seconds
+        # takes seconds
+        most = torch.empty(
+            torch.cuda.mem_get_info()[0] - (1 << 30), dtype=torch.uint8, device="cuda"
+        )
         runner, forward = engine.core.runner, engine.core.runner.forward
         runner.prompts.max_tokens = 0  # graphs have their memory
 
@@ -167,12 +204,16 @@ def test_the_engine_serves_on_when_memory_ends(of_head):
 
 def test_one_that_needs_more_than_there_is_fails_alone(of_head):
     folder, _ = of_head(64)
-    with sgl.Engine(model=folder, max_total_tokens=4096, step_tokens=512, dtype="float32", in_process=True) as engine:
+    with sgl.Engine(
+        model=folder, max_total_tokens=4096, step_tokens=512, dtype="float32", in_process=True
+    ) as engine:
         runner, forward = engine.core.runner, engine.core.runner.forward
         running = engine.core.scheduler.queues.running
 
         def short(record):
-            if any(len(request.tokens) == 777 and request.slot in record.slots for request in running()):
+            if any(
+                len(request.tokens) == 777 and request.slot in record.slots for request in running()
+            ):
                 torch.empty(1 << 50, device="cuda")
             return forward(record)
 
@@ -180,27 +221,43 @@ def test_one_that_needs_more_than_there_is_fails_alone(of_head):
         good, bad = prompts(3), prompts(1, prefix=776, own=1)
         first, error, *others = answers(engine, [good[0], *bad, *good[1:]], greedy())
         assert isinstance(error, OverloadedError)
-        assert [g.token_ids for g in (first, *others)] == [g.token_ids for g in answers(engine, good, greedy())]
+        assert [g.token_ids for g in (first, *others)] == [
+            g.token_ids for g in answers(engine, good, greedy())
+        ]
 
 
 def test_nothing_is_compiled_after_the_start(of_head, monkeypatch):
-    """Not for shared prefixes, rows of any number, masks, log-probabilities, penalties, or pages that are copied."""
+    """Not for shared prefixes, rows of any number, masks, log-probabilities, penalties, or pages
+    that are copied.
+    """
     import triton
 
     monkeypatch.setattr(shared, "MIN_SAVED_TOKENS", 1)
     folder, _ = of_head(64)
     constraint = Regex("[a-c]defghijklm[ij]nopqrstuvw[x-z]*")
-    with sgl.Engine(model=folder, max_total_tokens=40_000, max_running=80, dtype="bfloat16", in_process=True) as engine:
+    with sgl.Engine(
+        model=folder, max_total_tokens=40_000, max_running=80, dtype="bfloat16", in_process=True
+    ) as engine:
         compiled = []
         monkeypatch.setattr(
-            triton.knobs.runtime, "jit_post_compile_hook", lambda **found: compiled.append(found["repr"])
+            triton.knobs.runtime,
+            "jit_post_compile_hook",
+            lambda **found: compiled.append(found["repr"]),
         )
         for count in (1, 3, 64, 80):
             for asked in (prompts(count, own=40), prompts(count, prefix=160, own=3)):
                 answers(engine, asked, greedy())
                 answers(engine, asked, greedy(30), constraint)
-                answers(engine, asked, greedy(return_logprob=True, logprob_start_len=0, top_logprobs_num=2))
-                answers(engine, asked, SamplingParams(temperature=0.7, top_p=0.9, presence_penalty=0.5, max_tokens=4))
+                answers(
+                    engine,
+                    asked,
+                    greedy(return_logprob=True, logprob_start_len=0, top_logprobs_num=2),
+                )
+                answers(
+                    engine,
+                    asked,
+                    SamplingParams(temperature=0.7, top_p=0.9, presence_penalty=0.5, max_tokens=4),
+                )
         assert compiled == []
 
 
@@ -215,7 +272,9 @@ def _digests_and_awaited() -> tuple[str, list[str]]:
 
     told: list[str] = []
     awaited: list[str] = []
-    with collecting_variants(properties_of(torch.device("cuda:0")), lambda variant: told.append(variant.digest)):
+    with collecting_variants(
+        properties_of(torch.device("cuda:0")), lambda variant: told.append(variant.digest)
+    ):
         launch("meta")
     with waiting_for_variants(awaited.append):
         launch("cuda")
@@ -233,14 +292,25 @@ def test_the_first_launch_alone_waits_for_the_variant_that_was_told():
 def test_prefixes_that_were_copied_to_the_host_come_back(of_head, tmp_path, policy):
     folder, _ = of_head(64)
     asked = [prompt[:500] for prompt in prompts(12, prefix=200, own=600)]
-    settings = {"model": folder, "dtype": "float32", "max_running": 4, "step_tokens": 300, "in_process": True}
+    settings = {
+        "model": folder,
+        "dtype": "float32",
+        "max_running": 4,
+        "step_tokens": 300,
+        "in_process": True,
+    }
     with sgl.Engine(**settings, max_total_tokens=20_000) as plain:
         expected = [each.token_ids for each in answers(plain, asked, greedy())]
-    tiers = {"enable_hierarchical_cache": True, "hicache_write_policy": policy, "hicache_ratio": 8.0}
+    tiers = {
+        "enable_hierarchical_cache": True,
+        "hicache_write_policy": policy,
+        "hicache_ratio": 8.0,
+    }
     files = {"hicache_storage_backend": "file", "hicache_storage_dir": str(tmp_path)}
     for _ in range(2):
         with sgl.Engine(**settings, **tiers, **files, max_total_tokens=2048) as engine:
-            engine.core.scheduler.pauses.record_duration = lambda *_: None  # this model computes faster than it copies
+            # this model computes faster than it copies
+            engine.core.scheduler.pauses.record_duration = lambda *_: None
             for _ in range(3):  # equal prompts of one round would run together
                 assert [each.token_ids for each in answers(engine, asked, greedy())] == expected
             store = engine.core.scheduler.store

@@ -29,14 +29,18 @@ def test_memory_that_can_not_be_pinned_is_told(monkeypatch):
 
     monkeypatch.setattr("sglang_lite.runtime.executor.page_memory.pin_memory", refused)
     plane = SimpleNamespace(device=torch.device("cuda"), shape=(2, 64, 8), itemsize=2)
-    with pytest.raises(ModelError, match=r"0\.5 GiB of the host's memory can't be pinned: .* Lower hicache_size"):
+    with pytest.raises(
+        ModelError, match=r"0\.5 GiB of the host's memory can't be pinned: .* Lower hicache_size"
+    ):
         GpuPageMemory([plane], 16, 1 << 20)  # type: ignore[list-item] # as much of a plane as is asked for
 
 
 def random_cache(layout, page_size, dtype, device):
     cache = KVCache.allocate(layout, PAGES * page_size, dtype, device)
     for plane in cache.planes:
-        noise = torch.randint(0, 256, (*plane.shape[:2], plane.shape[2] * plane.itemsize), dtype=torch.uint8)
+        noise = torch.randint(
+            0, 256, (*plane.shape[:2], plane.shape[2] * plane.itemsize), dtype=torch.uint8
+        )
         plane.view(torch.uint8).copy_(noise)
     return cache
 
@@ -45,7 +49,9 @@ def bits(cache):
     return [plane.view(torch.uint8).cpu().clone() for plane in cache.planes]
 
 
-@pytest.mark.parametrize("memory_of", [CpuPageMemory, GpuPageMemory], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "memory_of", [CpuPageMemory, GpuPageMemory], ids=lambda kind: kind.__name__
+)
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -81,7 +87,9 @@ def test_a_closed_memory_is_no_longer_pinned():
     memory.close()
 
 
-@pytest.mark.parametrize("memory_of", [CpuPageMemory, GpuPageMemory], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "memory_of", [CpuPageMemory, GpuPageMemory], ids=lambda kind: kind.__name__
+)
 def test_of_two_copies_to_a_slot_the_last_one_counts(memory_of):
     device = DEVICE if memory_of is GpuPageMemory else torch.device("cpu")
     cache = random_cache(LAYOUTS["heads"], 2, torch.float32, device)

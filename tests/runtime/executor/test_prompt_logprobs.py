@@ -1,4 +1,6 @@
-"""Log-probabilities of prompts are computed in pieces, and take no more of a step than other tokens."""
+"""Log-probabilities of prompts are computed in pieces, and take no more of a step than other
+tokens.
+"""
 
 import random
 
@@ -11,7 +13,12 @@ from tests.runtime.scripted import VOCAB, ScriptedModel, SteppedEngine, ended, h
 
 PROMPT = [random.Random(1).randrange(1, VOCAB) for _ in range(300)]
 PARAMS = SamplingParams(
-    max_tokens=1, temperature=0, return_logprob=True, logprob_start_len=0, top_logprobs_num=3, token_ids_logprob=(5, 2)
+    max_tokens=1,
+    temperature=0,
+    return_logprob=True,
+    logprob_start_len=0,
+    top_logprobs_num=3,
+    token_ids_logprob=(5, 2),
 )
 
 
@@ -20,7 +27,11 @@ def at_once(monkeypatch):
     """Of each product with the head, the rows."""
     rows = []
     logits = ScriptedModel.logits
-    monkeypatch.setattr(ScriptedModel, "logits", lambda self, hidden: rows.append(len(hidden)) or logits(self, hidden))
+    monkeypatch.setattr(
+        ScriptedModel,
+        "logits",
+        lambda self, hidden: rows.append(len(hidden)) or logits(self, hidden),
+    )
     return rows
 
 
@@ -58,7 +69,9 @@ def test_scored_tokens_take_twice_the_room_of_a_step(at_once):
 
 
 def test_rows_are_scored_together_and_each_as_alone(monkeypatch, at_once):
-    """The head is read once for all that is reported alike, and pieces may begin in the middle of a row."""
+    """The head is read once for all that is reported alike, and pieces may begin in the middle of a
+    row.
+    """
     monkeypatch.setattr(prompt_logprobs, "MAX_LOGITS", 5 * VOCAB)
     monkeypatch.setattr(prompt_logprobs, "FIRST_ROWS", 4)
     engine = SteppedEngine(step_tokens=1000, max_running=8)
@@ -72,5 +85,8 @@ def test_rows_are_scored_together_and_each_as_alone(monkeypatch, at_once):
         entries = ended(events).prompt_logprobs
         found = [(entry.token_id, entry.logprob) for entry in entries if entry.logprob is not None]
         assert found == [(token, float(row[token])) for token, row in zip(prompt[1:], expected)]
-        assert {len(entry.top) for entry in entries if entry.logprob is not None} == {3 if events is more else 0}
-    assert at_once == [4, 5, 5, 4, 2, 1]  # 14 tokens of four rows, then six of one, then what that row draws
+        assert {len(entry.top) for entry in entries if entry.logprob is not None} == {
+            3 if events is more else 0
+        }
+    # 14 tokens of four rows, then six of one, then what that row draws
+    assert at_once == [4, 5, 5, 4, 2, 1]

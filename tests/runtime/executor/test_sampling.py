@@ -40,7 +40,9 @@ def small():
 
 
 def run_all(engine, requests):
-    """Submits all at once; their last events, in order. A request is a prompt, parameters and options."""
+    """Submits all at once; their last events, in order. A request is a prompt, parameters and
+    options.
+    """
     outcomes, left, done = {}, [len(requests)], threading.Event()
 
     def sink(i):
@@ -59,13 +61,18 @@ def run_all(engine, requests):
     return [outcomes[i] for i in range(len(requests))]
 
 
-# --------------------------------------------------------------------------------------------------- draws
+# -------------------------------------------------------------------------------------------- draws
 
 
 def test_draws_are_uniform_and_seeds_do_not_shift_each_other():
     positions = np.arange(4000, dtype=np.int32)
-    streams = [uniforms(np.full(4000, s % 2**64, dtype=np.uint64), positions) for s in (0, 1, -1, 0x9E3779B97F4A7C15)]
-    streams += [uniforms(np.full(4000, sample_seed(0, i), dtype=np.uint64), positions) for i in (1, 2)]
+    streams = [
+        uniforms(np.full(4000, s % 2**64, dtype=np.uint64), positions)
+        for s in (0, 1, -1, 0x9E3779B97F4A7C15)
+    ]
+    streams += [
+        uniforms(np.full(4000, sample_seed(0, i), dtype=np.uint64), positions) for i in (1, 2)
+    ]
     for stream in streams:
         assert 0 <= stream.min() < 0.01 < 0.99 < stream.max() < 1
         assert abs(stream.mean() - 0.5) < 0.02
@@ -98,7 +105,9 @@ def test_rows_are_adjusted_together_as_each_would_be_alone():
             )
             count = tokens[prompt:].tolist().count(token)
             if count:
-                expected[i, token] -= float(np.float32(params.frequency_penalty * count + params.presence_penalty))
+                expected[i, token] -= float(
+                    np.float32(params.frequency_penalty * count + params.presence_penalty)
+                )
         for token, bias in params.logit_bias or ():
             expected[i, token] += bias
         expected[i, list(banned)] = -np.inf
@@ -120,7 +129,9 @@ def test_samples_of_one_request_differ_and_the_first_is_the_seeds_own(small):
     texts = {e.index: e.text for e in events if isinstance(e, Generation)}
     assert sorted(texts) == [0, 1, 2, 3]
     assert len(set(texts.values())) == 4
-    assert texts[0] == small.complete("ab", SamplingParams(max_tokens=8, seed=5, ignore_eos=True)).text
+    assert (
+        texts[0] == small.complete("ab", SamplingParams(max_tokens=8, seed=5, ignore_eos=True)).text
+    )
     for i, text in texts.items():
         assert "".join(e.text for e in events if isinstance(e, Delta) and e.index == i) == text
     with pytest.raises(sgl.ParameterError, match="n: complete gives one"):
@@ -132,14 +143,18 @@ def test_the_prompt_of_several_samples_is_computed_once(small):
     done = threading.Semaphore(0)
     results = []
     prompt = "abcdefgh" * 20
-    small.submit(prompt, SamplingParams(n=5, max_tokens=2), sink=lambda e: (results.append(e), done.release()))
+    small.submit(
+        prompt,
+        SamplingParams(n=5, max_tokens=2),
+        sink=lambda e: (results.append(e), done.release()),
+    )
     for _ in range(5):
         assert done.acquire(timeout=30)
     computed = [r.usage.prompt_tokens - r.usage.cached_tokens for r in results]
     assert sorted(computed) == [1, 1, 1, 1, 160]
 
 
-# ------------------------------------------------------------------------------------------------ where it ends
+# ------------------------------------------------------------------------------------ where it ends
 
 
 def test_patterns_end_the_text_and_cut_it(reciting):
@@ -164,7 +179,8 @@ def test_patterns_end_the_text_and_cut_it(reciting):
 
 
 @pytest.mark.parametrize(
-    "stops", [dict(stop_regex=("of F.*s",)), dict(stop=("France is not",)), dict(stop_regex=("x+",))]
+    "stops",
+    [dict(stop_regex=("of F.*s",)), dict(stop=("France is not",)), dict(stop_regex=("x+",))],
 )
 def test_what_streams_is_never_taken_back(reciting, stops):
     events, done = [], threading.Event()
@@ -183,7 +199,9 @@ def test_no_stop_is_looked_for_in_the_first_tokens(small):
     text = small.complete("ab", greedy(ignore_eos=True)).text
     letter = text[1]
     later = text.index(letter, 2) if letter in text[2:] else None
-    cut = small.complete("ab", greedy(ignore_eos=True, min_tokens=2, stop=(letter,), stop_regex=("(?<=^..)[?]",)))
+    cut = small.complete(
+        "ab", greedy(ignore_eos=True, min_tokens=2, stop=(letter,), stop_regex=("(?<=^..)[?]",))
+    )
     assert cut.text == (text if later is None else text[:later])
 
 
@@ -212,14 +230,18 @@ def test_a_stop_token_is_kept_where_it_is_asked_for(reciting):
 def test_a_pattern_without_end_fails_its_request_alone(small):
     text = small.complete("ab", greedy(ignore_eos=True, max_tokens=300)).text
     letters = "|".join(sorted({f"[{c}]" if c in ".?" else c for c in text}))
-    endless = greedy(ignore_eos=True, max_tokens=300, stop_regex=(rf"(?:(?:{letters})|(?:{letters})+)+\d",))
-    failed, fine = run_all(small, [("ab", endless, {}), ("ab", greedy(ignore_eos=True, max_tokens=300), {})])
+    endless = greedy(
+        ignore_eos=True, max_tokens=300, stop_regex=(rf"(?:(?:{letters})|(?:{letters})+)+\d",)
+    )
+    failed, fine = run_all(
+        small, [("ab", endless, {}), ("ab", greedy(ignore_eos=True, max_tokens=300), {})]
+    )
     assert isinstance(failed, sgl.ParameterError)
     assert failed.parameter == "stop_regex"
     assert fine.text == text
 
 
-# ------------------------------------------------------------------------------------------------ logit processors
+# --------------------------------------------------------------------------------- logit processors
 
 
 def test_a_processor_changes_the_logits_of_its_request(small):
@@ -235,7 +257,10 @@ def test_a_processor_changes_the_logits_of_its_request(small):
     plain = small.complete("ab", greedy(max_tokens=3, ignore_eos=True)).text
     first, second = run_all(
         small,
-        [("ab", greedy(max_tokens=3), {"logit_processor": only_c}), ("ab", greedy(max_tokens=3, ignore_eos=True), {})],
+        [
+            ("ab", greedy(max_tokens=3), {"logit_processor": only_c}),
+            ("ab", greedy(max_tokens=3, ignore_eos=True), {}),
+        ],
     )
     assert (first.text, second.text) == ("ccc", plain)
     assert seen == [[1, 2], [1, 2, 3], [1, 2, 3, 3]]
@@ -253,14 +278,16 @@ def test_a_processor_changes_the_logits_of_its_request(small):
     ],
 )
 def test_a_processor_that_fails_fails_its_request_alone(small, processor, message):
-    failed, fine = run_all(small, [("ab", greedy(), {"logit_processor": processor}), ("ab", greedy(), {})])
+    failed, fine = run_all(
+        small, [("ab", greedy(), {"logit_processor": processor}), ("ab", greedy(), {})]
+    )
     assert isinstance(failed, sgl.ProgramError)
     with pytest.raises(sgl.ProgramError, match=message):
         raise failed
     assert isinstance(fine, Generation)
 
 
-# ------------------------------------------------------------------------------------------------- broken numbers
+# ----------------------------------------------------------------------------------- broken numbers
 
 
 class BrokenModel(scripted.ScriptedModel):
@@ -271,7 +298,9 @@ class BrokenModel(scripted.ScriptedModel):
 
     def forward(self, ids, positions, plan, cache):
         hidden = super().forward(ids, positions, plan, cache)
-        return torch.cat((hidden, ((ids == scripted.VOCAB - 1) & (positions == 2)).long().unsqueeze(1)), 1)
+        return torch.cat(
+            (hidden, ((ids == scripted.VOCAB - 1) & (positions == 2)).long().unsqueeze(1)), 1
+        )
 
     def logits(self, hidden):
         logits = super().logits(hidden)
@@ -286,7 +315,9 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(value, temperature)
     params = SamplingParams(temperature=temperature, max_tokens=6, seed=1, ignore_eos=True)
     bad = SamplingParams(temperature=temperature, max_tokens=6, seed=1, logit_bias=((5, 1.0),))
     with (
-        Engine.of(type(loaded)("broken", BrokenModel(value), *list(loaded.__getstate__())[2:])) as broken,
+        Engine.of(
+            type(loaded)("broken", BrokenModel(value), *list(loaded.__getstate__())[2:])
+        ) as broken,
         Engine.of(loaded) as sound,
     ):
         requests = [("ab", params, {}), ("a??", params, {}), ("a??", bad, {}), ("ba", params, {})]
@@ -304,7 +335,9 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(value, temperature)
 
 
 def test_what_a_broken_request_left_in_the_cache_reaches_nobody(small_file):
-    """The request's keys and values are NaN, and stay in pages that others' rows may be padded with."""
+    """The request's keys and values are NaN, and stay in pages that others' rows may be padded
+    with.
+    """
     with sgl.Engine(
         small_file,
         dtype="float32",
@@ -314,7 +347,10 @@ def test_what_a_broken_request_left_in_the_cache_reaches_nobody(small_file):
         step_tokens=64,
         in_process=True,
     ) as engine:
-        short, long = ("Hello", greedy(max_tokens=8), {}), ("a b c d e " * 10, greedy(max_tokens=8), {})
+        short, long = (
+            ("Hello", greedy(max_tokens=8), {}),
+            ("a b c d e " * 10, greedy(max_tokens=8), {}),
+        )
         expected = [g.text for g in run_all(engine, [short, long])]
         embedding = engine.core.runner.model.embedding
 
@@ -331,7 +367,7 @@ def test_what_a_broken_request_left_in_the_cache_reaches_nobody(small_file):
         assert [g.text for g in run_all(engine, [short, long])] == expected
 
 
-# ----------------------------------------------------------------------------------------------- log-probabilities
+# -------------------------------------------------------------------------------- log-probabilities
 
 
 def test_prompt_logprobs_have_their_text_and_survive_a_retraction():
@@ -339,7 +375,11 @@ def test_prompt_logprobs_have_their_text_and_survive_a_retraction():
         max_running=4, max_total_tokens=60, context_length=60, step_tokens=8, retract_every=2
     )
     params = greedy(
-        return_logprob=True, logprob_start_len=0, return_text_in_logprobs=True, top_logprobs_num=2, ignore_eos=True
+        return_logprob=True,
+        logprob_start_len=0,
+        return_text_in_logprobs=True,
+        top_logprobs_num=2,
+        ignore_eos=True,
     )
     prompts = ["abcdefghijklmn", "abcdefg", "hijk"]
     started = [engine.start(prompt, params)[1] for prompt in prompts]
@@ -347,7 +387,9 @@ def test_prompt_logprobs_have_their_text_and_survive_a_retraction():
     for prompt, events in zip(prompts, started):
         generation = scripted.ended(events)
         assert [e.text for e in generation.prompt_logprobs] == list(prompt[1:])
-        assert [e.token_id for e in generation.prompt_logprobs] == [scripted.LETTERS.index(c) for c in prompt[1:]]
+        assert [e.token_id for e in generation.prompt_logprobs] == [
+            scripted.LETTERS.index(c) for c in prompt[1:]
+        ]
         assert "".join(e.text for e in generation.output_logprobs) == generation.text
         top = generation.output_logprobs[0].top
         assert (top[0][2], len(top)) == (generation.text[0], 2)
@@ -355,7 +397,9 @@ def test_prompt_logprobs_have_their_text_and_survive_a_retraction():
 
 
 def first_logits(prompt):
-    return torch.from_numpy(scripted.logits_of(scripted.hashes([scripted.LETTERS.index(c) for c in prompt])[-1:]))[0]
+    return torch.from_numpy(
+        scripted.logits_of(scripted.hashes([scripted.LETTERS.index(c) for c in prompt])[-1:])
+    )[0]
 
 
 def everything(**options):
@@ -372,7 +416,10 @@ def everything(**options):
         ({"top_p": 0.5, "min_p": 0.3, "top_k": 4}, lambda logits: logits / 0.5),
         ({"temperature": 0}, lambda logits: logits),
         ({"top_k": 1}, lambda logits: logits),
-        ({"logit_bias": ((5, 3.0),)}, lambda logits: (logits + 3.0 * (torch.arange(scripted.VOCAB) == 5)) / 0.5),
+        (
+            {"logit_bias": ((5, 3.0),)},
+            lambda logits: (logits + 3.0 * (torch.arange(scripted.VOCAB) == 5)) / 0.5,
+        ),
     ],
 )
 def test_log_probabilities_are_those_of_the_draw_before_its_filters(small, options, expected):
@@ -385,7 +432,10 @@ def test_log_probabilities_are_those_of_the_draw_before_its_filters(small, optio
 def test_a_constraint_leaves_log_probabilities_of_what_it_allows():
     logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
     params = resolve_params(
-        SamplingParams(temperature=0.5, return_logprob=True, token_ids_logprob=(0, 1, 2, 3), seed=1), 4
+        SamplingParams(
+            temperature=0.5, return_logprob=True, token_ids_logprob=(0, 1, 2, 3), seed=1
+        ),
+        4,
     )
     table = SamplingTable(1)
     set_row(table, params, 1)
@@ -395,8 +445,12 @@ def test_a_constraint_leaves_log_probabilities_of_what_it_allows():
     allowed = (torch.tensor([1.0, 3.0]) / 0.5).log_softmax(-1).tolist()
     never = torch.finfo(torch.float32).min
     first = sample(logits.clone(), table, at, at, adjustments, masks).logprobs[0]
-    assert [value for value, _, _ in first.ids] == pytest.approx([allowed[0], never, allowed[1], never])
-    first = sample(logits.clone(), table, at, at, adjustments, masks, original_logprobs=True).logprobs[0]
+    assert [value for value, _, _ in first.ids] == pytest.approx(
+        [allowed[0], never, allowed[1], never]
+    )
+    first = sample(
+        logits.clone(), table, at, at, adjustments, masks, original_logprobs=True
+    ).logprobs[0]
     assert [value for value, _, _ in first.ids] == pytest.approx(logits[0].log_softmax(-1).tolist())
 
 
@@ -404,18 +458,22 @@ def test_log_probabilities_of_the_model_itself_on_demand():
     with Engine.of(scripted.loaded(), original_logprobs=True) as engine:
         params = everything(logit_bias=((5, 3.0),))
         first = engine.complete("abc", params).output_logprobs[0]
-    assert [value for value, _, _ in first.ids] == pytest.approx(first_logits("abc").log_softmax(-1).tolist(), abs=1e-5)
+    assert [value for value, _, _ in first.ids] == pytest.approx(
+        first_logits("abc").log_softmax(-1).tolist(), abs=1e-5
+    )
 
 
-# --------------------------------------------------------------------------------------------------- determinism
+# -------------------------------------------------------------------------------------- determinism
 
-PROMPTS = [[(7 * j + i) % VOCAB for j in range(17 + 9 * (i % 3))] for i in range(9)]  # they begin differently
+# they begin differently
+PROMPTS = [[(7 * j + i) % VOCAB for j in range(17 + 9 * (i % 3))] for i in range(9)]
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """The folder of a model whose products have the sizes of the default model's: libraries choose how to compute by
-    them. With fewer layers and tokens, and random weights."""
+    """The folder of a model whose products have the sizes of the default model's: libraries choose
+    how to compute by them. With fewer layers and tokens, and random weights.
+    """
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=576, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=9,
         num_key_value_heads=3, max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=None,
@@ -426,7 +484,12 @@ def wide(tmp_path_factory):
 def asked(i):
     """Half of them greedy; all report log-probabilities, whose bits are compared."""
     return SamplingParams(
-        temperature=i % 2, seed=i, max_tokens=6, ignore_eos=True, return_logprob=True, top_logprobs_num=2
+        temperature=i % 2,
+        seed=i,
+        max_tokens=6,
+        ignore_eos=True,
+        return_logprob=True,
+        top_logprobs_num=2,
     )
 
 
@@ -435,7 +498,10 @@ def bits(generation):
 
 
 def test_in_float32_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(wide):
-    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=7, ignore_eos=True) for i in range(len(PROMPTS))]
+    params = [
+        SamplingParams(temperature=i % 2, seed=i, max_tokens=7, ignore_eos=True)
+        for i in range(len(PROMPTS))
+    ]
     requests = [(prompt, own, {}) for prompt, own in zip(PROMPTS, params)]
     with sgl.Engine(model=wide, device="cpu", dtype="float32", in_process=True) as engine:
         alone = [engine.complete(*request[:2]).token_ids for request in requests]
@@ -445,17 +511,25 @@ def test_in_float32_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(wide
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_in_16_bits_a_prompt_alone_gives_the_same_bits_from_an_empty_and_a_warm_cache(tmp_path, dtype, monkeypatch):
+def test_in_16_bits_a_prompt_alone_gives_the_same_bits_from_an_empty_and_a_warm_cache(
+    tmp_path, dtype, monkeypatch
+):
     """Though products of few rows are computed differently, as on CPUs with units for 16 bits."""
     for kind in (DenseLinear, Bf16Linear):
         plain = kind.__call__
-        monkeypatch.setattr(kind, "__call__", lambda self, x, plain=plain: plain(self, x) * (1 + 2**-6 * (len(x) <= 3)))
+        monkeypatch.setattr(
+            kind,
+            "__call__",
+            lambda self, x, plain=plain: plain(self, x) * (1 + 2**-6 * (len(x) <= 3)),
+        )
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=None,
     )  # fmt: skip
     model = str(save(randomise(LlamaForCausalLM(config)), tmp_path))
-    with sgl.Engine(model=model, dtype=dtype, device="cpu", step_tokens=64, in_process=True) as engine:
+    with sgl.Engine(
+        model=model, dtype=dtype, device="cpu", step_tokens=64, in_process=True
+    ) as engine:
         for length in (2, 3, 40, 64, 65, 150):
             ids = [(7 * i + length) % VOCAB for i in range(length)]
             first, again = engine.complete(ids, asked(0)), engine.complete(ids, asked(0))
@@ -464,7 +538,9 @@ def test_in_16_bits_a_prompt_alone_gives_the_same_bits_from_an_empty_and_a_warm_
 
 
 def test_in_16_bits_logits_are_float32(tmp_path):
-    """Scores are not so far apart that the best ones are equal, and as exact as the last hidden state."""
+    """Scores are not so far apart that the best ones are equal, and as exact as the last hidden
+    state.
+    """
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=160, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, bos_token_id=0, eos_token_id=1, pad_token_id=None, tie_word_embeddings=False,
@@ -474,16 +550,28 @@ def test_in_16_bits_logits_are_float32(tmp_path):
     hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).bfloat16() * 20
     exact = hidden.double() @ reference.lm_head.weight.detach().double().T
     for deterministic in (False, True):
-        model = load_model(EngineConfig(device="cpu", dtype="bfloat16", deterministic=deterministic), folder).model
-        assert ((model.logits(hidden) - exact).abs() < exact.abs().max() * 5e-4).all()  # half precision's weights
+        model = load_model(
+            EngineConfig(device="cpu", dtype="bfloat16", deterministic=deterministic), folder
+        ).model
+        # half precision's weights
+        assert ((model.logits(hidden) - exact).abs() < exact.abs().max() * 5e-4).all()
         assert model.logits(hidden).unique().numel() == exact.numel()
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_deterministic_engine_gives_the_same_bits_in_any_company(wide, dtype):
-    requests = [(prompt, msgspec.structs.replace(asked(i), max_tokens=24), {}) for i, prompt in enumerate(PROMPTS)]
-    settings = {"model": wide, "device": "cpu", "dtype": dtype, "deterministic": True, "context_length": 80}
+    requests = [
+        (prompt, msgspec.structs.replace(asked(i), max_tokens=24), {})
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    settings = {
+        "model": wide,
+        "device": "cpu",
+        "dtype": dtype,
+        "deterministic": True,
+        "context_length": 80,
+    }
     with sgl.Engine(**settings, max_running=16, max_total_tokens=2048, in_process=True) as engine:
         some = (0, 1, 8)
         alone = {i: bits(engine.complete(*requests[i][:2])) for i in some}
@@ -493,7 +581,9 @@ def test_a_deterministic_engine_gives_the_same_bits_in_any_company(wide, dtype):
         cached = run_all(engine, requests)
         assert [bits(g) for g in cached] == batch
         assert all(g.usage.cached_tokens == g.usage.prompt_tokens - 1 for g in cached)
-    with sgl.Engine(**settings, max_running=6, max_total_tokens=96, step_tokens=7, in_process=True) as tight:
+    with sgl.Engine(
+        **settings, max_running=6, max_total_tokens=96, step_tokens=7, in_process=True
+    ) as tight:
         generations = run_all(tight, requests)
         assert [bits(g) for g in generations] == batch
         assert sum(g.meta["num_retractions"] for g in generations) > 0

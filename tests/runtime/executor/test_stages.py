@@ -16,13 +16,23 @@ pytestmark = needs_kernels
 
 
 class Rank:
-    """One rank of each stage. Its runner appends the stage's number to the digits of a step's rows, in memory that
-    every forward writes anew."""
+    """One rank of each stage. Its runner appends the stage's number to the digits of a step's rows,
+    in memory that every forward writes anew.
+    """
 
-    def __init__(self, stage: int, count: int, messages: defaultdict[int, deque[torch.Tensor]]) -> None:
-        self.stage, self.messages, self.memory, self.scored = stage, messages, torch.zeros(1, 1), list[float]()
+    def __init__(
+        self, stage: int, count: int, messages: defaultdict[int, deque[torch.Tensor]]
+    ) -> None:
+        self.stage, self.messages, self.memory, self.scored = (
+            stage,
+            messages,
+            torch.zeros(1, 1),
+            list[float](),
+        )
         spec = SimpleNamespace(hidden_size=1)
-        self.model = SimpleNamespace(spec=spec, precision=SimpleNamespace(compute=torch.float32), device="cpu")
+        self.model = SimpleNamespace(
+            spec=spec, precision=SimpleNamespace(compute=torch.float32), device="cpu"
+        )
         self.parallel = SimpleNamespace(stage=stage, pp=count)
         own: Any = self  # as the runner, and as the connection of the ranks
         self.stages = Stages(own, own)
@@ -55,7 +65,8 @@ def test_every_step_passes_all_stages_before_it_is_drawn_from(count, data):
         launched.append((step, drawn))
         if drawn and record.scores:
             scored.append(step)
-        # As the loop has it: as many steps as stages at most, and sooner if there is nothing to launch.
+        # As the loop has it: as many steps as stages at most, and sooner if there is nothing to
+        # launch.
         while len(launched) == count or (launched and data.draw(st.booleans())):
             number, drawn = launched.popleft()
             if drawn:

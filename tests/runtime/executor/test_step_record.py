@@ -1,4 +1,6 @@
-"""Records of steps have all that a runner needs: executed again elsewhere, they give the same tokens."""
+"""Records of steps have all that a runner needs: executed again elsewhere, they give the same
+tokens.
+"""
 
 import random
 from dataclasses import replace
@@ -34,8 +36,12 @@ class Watched:
 
 
 def run(**config):
-    """Runs random requests, some of them retracted or cut short; returns the engine and its watched runner."""
-    engine = SteppedEngine(max_running=4, context_length=128, max_total_tokens=512, retract_every=5, **config)
+    """Runs random requests, some of them retracted or cut short; returns the engine and its watched
+    runner.
+    """
+    engine = SteppedEngine(
+        max_running=4, context_length=128, max_total_tokens=512, retract_every=5, **config
+    )
     watched = Watched(engine.loop.runner)
     engine.loop.runner = watched  # type: ignore[assignment]  # a runner around it
     dice = random.Random(3)
@@ -45,7 +51,9 @@ def run(**config):
             temperature=dice.choice([0, 1.0]), top_p=dice.choice([1.0, 0.7]), seed=i, max_tokens=dice.randrange(9),
             return_logprob=i % 5 == 0, logprob_start_len=0 if i % 10 == 0 else -1,
         )  # fmt: skip
-        engine.start(prompt, params, **({"constraint": Choices(("ab", "ba"))} if i % 7 == 3 else {}))
+        engine.start(
+            prompt, params, **({"constraint": Choices(("ab", "ba"))} if i % 7 == 3 else {})
+        )
         if dice.random() < 0.7:
             engine.step()
     engine.drain()
@@ -70,5 +78,9 @@ def test_records_from_a_file_give_the_same_tokens_on_a_fresh_runner(tmp_path, pa
 def test_a_record_has_only_the_pages_that_have_changed():
     _, watched = run(page_size=4, overlap=False)
     decoded = [record for record in watched.records if record.singles == len(record.slots)]
-    assert sum(len(record.pages) for record in decoded) < sum(len(record.slots) for record in decoded)
-    assert all(len(np.unique(record.page_indices)) == len(record.pages) for record in watched.records)
+    assert sum(len(record.pages) for record in decoded) < sum(
+        len(record.slots) for record in decoded
+    )
+    assert all(
+        len(np.unique(record.page_indices)) == len(record.pages) for record in watched.records
+    )

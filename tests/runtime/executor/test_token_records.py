@@ -7,7 +7,13 @@ import httpx2
 import numpy as np
 import pytest
 import torch
-from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeForCausalLM
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeForCausalLM,
+)
 
 import sglang_lite as sgl
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
@@ -28,7 +34,9 @@ ASKED: Any = {"return_routed_experts": True, "return_hidden_states": True}
 
 
 @pytest.fixture(
-    scope="module", params=[(Qwen3MoeForCausalLM, CONFIG), (GptOssForCausalLM, WINDOWED)], ids=["all", "windows"]
+    scope="module",
+    params=[(Qwen3MoeForCausalLM, CONFIG), (GptOssForCausalLM, WINDOWED)],
+    ids=["all", "windows"],
 )
 def mixture(request, tmp_path_factory):
     kind, config = request.param
@@ -39,9 +47,13 @@ def mixture(request, tmp_path_factory):
 def expected(reference, ids):
     """Experts of each token and layer in order of their number, and hidden states."""
     with torch.no_grad():
-        seen = reference(torch.tensor([list(ids)]), output_router_logits=True, output_hidden_states=True)
+        seen = reference(
+            torch.tensor([list(ids)]), output_router_logits=True, output_hidden_states=True
+        )
     most = reference.config.num_experts_per_tok
-    chosen = [logits.view(len(ids), -1).topk(most).indices.sort().values for logits in seen.router_logits]
+    chosen = [
+        logits.view(len(ids), -1).topk(most).indices.sort().values for logits in seen.router_logits
+    ]
     return torch.stack(chosen, 1).numpy(), seen.hidden_states[-1][0].numpy()
 
 
@@ -71,7 +83,9 @@ def short(s):
     s += "a few" + sgl.gen("answer", max_tokens=3)
 
 
-@pytest.mark.parametrize("settings", [{}, {"page_size": 4, "prefix_cache": False}], ids=["tree", "no cache"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"page_size": 4, "prefix_cache": False}], ids=["tree", "no cache"]
+)
 def test_trajectories_have_what_each_token_passed_through(mixture, settings):
     folder, reference = mixture
     with engine(folder, **RECORDS, **settings) as running:
@@ -81,19 +95,32 @@ def test_trajectories_have_what_each_token_passed_through(mixture, settings):
     for each in trajectory:
         count = check(reference, each.ids, each.routed_experts, each.hidden_states)
         forced = each.spans[-1].name == "forced"
-        assert len(each.ids) - 3 <= count <= len(each.ids) - 1 if forced else count == len(each.ids) - 1
+        assert (
+            len(each.ids) - 3 <= count <= len(each.ids) - 1
+            if forced
+            else count == len(each.ids) - 1
+        )
 
 
 def test_cached_tokens_have_them_too(mixture):
     folder, reference = mixture
     tiers = {} if reference.config.model_type == "gpt_oss" else {"enable_hierarchical_cache": True}
-    prompts = [[number, *range(20, 50)] for number in (5, 5, 6, 7, 8, 5)]  # the pool holds two of them
+    # the pool holds two of them
+    prompts = [[number, *range(20, 50)] for number in (5, 5, 6, 7, 8, 5)]
     with engine(
-        folder, **RECORDS, page_size=4, max_total_tokens=72, max_running=1, context_length=64, **tiers
+        folder,
+        **RECORDS,
+        page_size=4,
+        max_total_tokens=72,
+        max_running=1,
+        context_length=64,
+        **tiers,
     ) as running:
         for prompt in prompts:
             answer = running.generate(
-                input_ids=prompt, sampling_params={"max_new_tokens": 3, "ignore_eos": True, "temperature": 0}, **ASKED
+                input_ids=prompt,
+                sampling_params={"max_new_tokens": 3, "ignore_eos": True, "temperature": 0},
+                **ASKED,
             )
             meta = answer["meta_info"]
             ids = [*prompt, *answer["output_ids"]]
@@ -104,7 +131,9 @@ def test_cached_tokens_have_them_too(mixture):
             check(reference, ids, experts.reshape(len(ids) - 1, layers, most), [*first, *others])
         assert meta["cached_tokens"] > 0 or not tiers
         assert (
-            running.generate(input_ids=prompts[0], sampling_params={"max_new_tokens": 1})["meta_info"]
+            running.generate(input_ids=prompts[0], sampling_params={"max_new_tokens": 1})[
+                "meta_info"
+            ]
             .keys()
             .isdisjoint(("routed_experts", "hidden_states"))
         )
@@ -115,7 +144,13 @@ def test_fused_kernels_record_the_same(tmp_path, monkeypatch):
     reference = randomise(Qwen3MoeForCausalLM(CONFIG))
     if not torch.cuda.is_available():
         monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
-    small = {"max_total_tokens": 64, "max_running": 2, "page_size": 4, "step_tokens": 4, "threads": 1}
+    small = {
+        "max_total_tokens": 64,
+        "max_running": 2,
+        "page_size": 4,
+        "step_tokens": 4,
+        "threads": 1,
+    }
     with engine(save(reference, tmp_path), **RECORDS, **small) as running:
         given = {"return_prompt_token_ids": True, "ignore_eos": True, **ASKED}
         (each,) = short.run(backend=running, seed=1, **given).trajectory()
@@ -126,9 +161,15 @@ def test_servers_give_them_to_programs_and_other_clients(tmp_path):
     reference = randomise(Qwen3MoeForCausalLM(CONFIG))
     with engine(save(reference, tmp_path), **RECORDS) as running, serving(running) as url:
         given = {"return_prompt_token_ids": True, "ignore_eos": True}
-        for each in shapes.run(backend=sgl.RuntimeEndpoint(url), seed=1, **given, **ASKED).trajectory():
+        for each in shapes.run(
+            backend=sgl.RuntimeEndpoint(url), seed=1, **given, **ASKED
+        ).trajectory():
             check(reference, each.ids, each.routed_experts, each.hidden_states)
-        body = {"text": "abc", "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}, **ASKED}
+        body = {
+            "text": "abc",
+            "sampling_params": {"max_new_tokens": 2, "ignore_eos": True},
+            **ASKED,
+        }
         meta = httpx2.post(f"{url}/generate", json=body).json()["meta_info"]
         assert len(base64.b64decode(meta["routed_experts"])) == 4 * 2 * 2 * 4
         assert [np.shape(each) for each in meta["hidden_states"]] == [(3, 32), (32,)]
@@ -136,12 +177,18 @@ def test_servers_give_them_to_programs_and_other_clients(tmp_path):
 
 def test_what_is_not_recorded_is_refused(tmp_path):
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
     )
     folder = save(randomise(LlamaForCausalLM(config)), tmp_path)
     with engine(folder) as running:
         for name in ASKED:
-            with pytest.raises(sgl.ParameterError, match=f"{name}: this engine records none.*enable_{name}=True"):
+            with pytest.raises(
+                sgl.ParameterError, match=f"{name}: this engine records none.*enable_{name}=True"
+            ):
                 running.generate("a", return_routed_experts=name == "return_routed_experts",
                                  return_hidden_states=name == "return_hidden_states")  # fmt: skip
     with pytest.raises(sgl.ParameterError, match="this model has no experts"):

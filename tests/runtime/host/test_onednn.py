@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-# Bytes that were in use after 40 numbers of rows, and what the next 80 have added. (Not what the process has: that says
-# what the system was asked for.)
+# Bytes that were in use after 40 numbers of rows, and what the next 80 have added. (Not what the
+# process has: that says what the system was asked for.)
 CODE = """
 import ctypes, os
 import torch
@@ -33,11 +33,15 @@ PLAIN = {name: value for name, value in os.environ.items() if not name.endswith(
 
 
 def added(**users):
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env=PLAIN | users)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env=PLAIN | users
+    )
     return int(done.stdout)
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc tells what is in use")
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc tells what is in use"
+)
 def test_products_that_are_kept_take_no_more_than_so_many():
     users = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024", "LRU_CACHE_CAPACITY": "1024"}
     kept = added(**users)  # what the user has set stays

@@ -14,17 +14,27 @@ LIBRARY = (
     "folder = pathlib.Path(importlib.util.find_spec('torch').origin).parent\n"
     "for file in folder.glob('lib/libgomp*'): ctypes.CDLL(str(file))"
 )
-PLAIN = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")}
+PLAIN = {
+    k: v
+    for k, v in os.environ.items()
+    if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+}
 
 
 def run(code, **environment):
     return subprocess.run(
-        [sys.executable, "-c", code], env={**PLAIN, **environment}, check=True, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        env={**PLAIN, **environment},
+        check=True,
+        capture_output=True,
+        text=True,
     )
 
 
 def spins(code, **environment):
-    """Times that threads look for work, as the library says where it is loaded; None where torch has another library."""
+    """Times that threads look for work, as the library says where it is loaded; None where torch
+    has another library.
+    """
     shown = run(code, OMP_DISPLAY_ENV="VERBOSE", **environment).stderr
     lines = [line.split("'")[1] for line in shown.splitlines() if "GOMP_SPINCOUNT" in line]
     assert len(lines) <= 1  # once: torch takes what is there
@@ -43,7 +53,8 @@ def test_threads_of_the_engine_soon_sleep_and_the_environment_stays():
 
 
 @pytest.mark.parametrize(
-    "users", [{"GOMP_SPINCOUNT": "77"}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"}]
+    "users",
+    [{"GOMP_SPINCOUNT": "77"}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"}],
 )
 def test_what_the_user_has_set_stays(users):
     assert spins(f"import sglang_lite.runtime\n{LIBRARY}", **users) == spins(LIBRARY, **users)

@@ -27,7 +27,10 @@ def no_logging():
 
 
 def test_messages_of_a_level_in_any_letters_are_shown_without_a_logging_set_up(capsys):
-    with no_logging(), sgl.Engine("smollm2-135m", log_level="Info", dtype="float32", **SMALL, in_process=True):  # type: ignore[call-overload]  # in any letters
+    with (
+        no_logging(),
+        sgl.Engine("smollm2-135m", log_level="Info", dtype="float32", **SMALL, in_process=True),  # type: ignore[call-overload]  # in any letters
+    ):
         pass
     said = capsys.readouterr().err
     assert "smollm2-135m on cpu, float32, room for 256 tokens; ready after" in said

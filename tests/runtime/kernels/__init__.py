@@ -30,7 +30,9 @@ def skip_without(package: str) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     half = torch.float16
     try:
-        registry.make_attention(package, AttentionRequirements(2, 1, 64, half, half, device, max_rows=1, max_chunks=0))
+        registry.make_attention(
+            package, AttentionRequirements(2, 1, 64, half, half, device, max_rows=1, max_chunks=0)
+        )
     except ParameterError as error:
         pytest.skip(str(error))
 
@@ -56,10 +58,13 @@ def _missing() -> str:
 
 needs_kernels = pytest.mark.skipif(not _run(), reason=_missing())
 
-needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="kernels on the CPU need Triton's interpreter")
+needs_interpreter = pytest.mark.skipif(
+    not INTERPRETED, reason="kernels on the CPU need Triton's interpreter"
+)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 needs_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="no Hopper GPU"
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+    reason="no Hopper GPU",
 )

@@ -19,14 +19,20 @@ def lora_step(ranks, longest=None):
 
 
 def lora_weights(step, inputs, outputs, dtype=torch.float32):
-    """Matrices whose products have about the size of their inputs; NaN in pages beyond an adapter's rank."""
+    """Matrices whose products have about the size of their inputs; NaN in pages beyond an adapter's
+    rank.
+    """
     pages = step.pages.numel()
     a = torch.randn(pages, len(outputs), RANKS, inputs, device=DEVICE) / inputs**0.5
-    b = torch.randn(pages, RANKS, sum(outputs), device=DEVICE) / (step.pages.shape[1] * RANKS) ** 0.5
+    b = (
+        torch.randn(pages, RANKS, sum(outputs), device=DEVICE)
+        / (step.pages.shape[1] * RANKS) ** 0.5
+    )
     for own, rank in zip(step.pages, step.ranks):
         a[own[int(rank) // RANKS :].long()] = torch.nan
         b[own[int(rank) // RANKS :].long()] = torch.nan
-    split, whole = a[0].numel(), torch.cat((a.flatten(1), b.flatten(1)), 1).to(dtype)  # rows are pages of both
+    # rows are pages of both
+    split, whole = a[0].numel(), torch.cat((a.flatten(1), b.flatten(1)), 1).to(dtype)
     return LoraWeights(whole[:, :split].view(a.shape), whole[:, split:].view(b.shape), outputs)
 
 
@@ -62,14 +68,24 @@ def ranks_joined(run):
     step = lora_step((8, 24, 0, 16), longest=32)
     for slots in ([4], [0, 4, 1, 1, 2, 0], [1] * 40 + [3] * 17):
         ranks = run(step, torch.tensor(slots, device=DEVICE))
-        yield ranks.of_token, ranks.used, ranks.pages[: ranks.used], ranks.owners[: ranks.used], ranks.counters
+        yield (
+            ranks.of_token,
+            ranks.used,
+            ranks.pages[: ranks.used],
+            ranks.owners[: ranks.used],
+            ranks.counters,
+        )
 
 
 def _shrinking(outputs, dtype=torch.float32, inputs=1100, slots=(0, 4, 1, 1, 2, 3, 0)):
     """Arguments of `shrink`; the ranks take a part of a tile."""
     step = lora_step((8, 24, 0, 16), longest=32)
     ranks = joined_ranks(step, torch.tensor(slots, device=DEVICE))
-    return torch.randn(len(slots), inputs, device=DEVICE).to(dtype), lora_weights(step, inputs, outputs, dtype), ranks
+    return (
+        torch.randn(len(slots), inputs, device=DEVICE).to(dtype),
+        lora_weights(step, inputs, outputs, dtype),
+        ranks,
+    )
 
 
 def shrunk(run):
@@ -97,7 +113,9 @@ def expanded_in_tiles(run):
     for outputs, gate in (((64, 32, 40), ""), ((40, 40), "silu"), ((70,), "")):
         low = shrink(*_shrinking(outputs, torch.float16, 264))
         x = torch.randn(low.hidden.shape[1], 264, device=DEVICE).half()
-        yield run(x, (torch.randn(sum(outputs), 264, device=DEVICE) / 16).half(), None, gate, shrunk=low)
+        yield run(
+            x, (torch.randn(sum(outputs), 264, device=DEVICE) / 16).half(), None, gate, shrunk=low
+        )
 
 
 def expanded_in_parts(run):
@@ -130,7 +148,9 @@ def own_shrunk(run):
 
 def own_expanded(run):
     for outputs, gate in (((150,), ""), ((40, 40), ""), ((1150, 20, 20), ""), ((600, 600), "silu")):
-        yield run(_own_shrinking(own_shrink, outputs), torch.randn(7, sum(outputs), device=DEVICE), gate)
+        yield run(
+            _own_shrinking(own_shrink, outputs), torch.randn(7, sum(outputs), device=DEVICE), gate
+        )
 
 
 CASES = {

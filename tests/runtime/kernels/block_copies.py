@@ -10,5 +10,8 @@ def blocks_copied(copy):
     memory = torch.zeros(7 * 5 * 4 * 6 * 4, dtype=torch.uint8, device=DEVICE)
     of_pages = copy(planes, memory, 4)
     for pages, slots, to_host in (([5, 0, 2], [1, 2, 6], True), ([3, 4], [6, 1], False)):
-        of_pages(*(torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (pages, slots)), to_host=to_host)
+        of_pages(
+            *(torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (pages, slots)),
+            to_host=to_host,
+        )
     return *planes, memory

@@ -1,17 +1,20 @@
-"""Kernels as they are compiled, without a GPU: `python -m tests.runtime.kernels.compiled 8` compiles in eight processes
-what is missing in compiled.tsv or has changed since (all of it: half an hour of processor time), and writes it there.
-Words select cases: `… compiled 8 A10 256`.
+"""Kernels as they are compiled, without a GPU: `python -m tests.runtime.kernels.compiled 8`
+compiles in eight processes what is missing in compiled.tsv or has changed since (all of it: half an
+hour of processor time), and writes it there. Words select cases: `… compiled 8 A10 256`.
 
-The table has a row for each version of Triton that compiled a case: that of the tests, and those that machines with a GPU
-have. Another version than the installed one is a folder before it: `pip download --no-deps triton==3.6.0`, unzip the
-wheel, and `PYTHONPATH=folder python -m tests.runtime.kernels.compiled 8`.
+The table has a row for each version of Triton that compiled a case: that of the tests, and those
+that machines with a GPU have. Another version than the installed one is a folder before it: `pip
+download --no-deps triton==3.6.0`, unzip the wheel, and `PYTHONPATH=folder python -m
+tests.runtime.kernels.compiled 8`.
 
-Of 57 cases that both have compiled (2026-11-28), 3.9.0 takes as much shared memory as 3.6.0 in 48 and 11 % more in the
-adapters' (40,960 bytes for 36,864); `invariant 1` with heads of 256 takes 137,216 for 86,016, and spills nothing. Most cases
-differ by up to 150 spilled bytes; the most outside float32 are 568 with 3.6.0 and 776 with 3.9.0 (`invariant 256`, heads of
-256). All are within the limits.
+Of 57 cases that both have compiled (2026-11-28), 3.9.0 takes as much shared memory as 3.6.0 in 48
+and 11 % more in the adapters' (40,960 bytes for 36,864); `invariant 1` with heads of 256 takes
+137,216 for 86,016, and spills nothing. Most cases differ by up to 150 spilled bytes; the most
+outside float32 are 568 with 3.6.0 and 776 with 3.9.0 (`invariant 256`, heads of 256). All are
+within the limits.
 
-In a process of its own, as Triton's interpreter, which other tests run, stays in what the compiler calls.
+In a process of its own, as Triton's interpreter, which other tests run, stays in what the compiler
+calls.
 """
 
 import hashlib
@@ -95,7 +98,9 @@ def _spilled(cubin: bytes) -> int:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        ran = subprocess.run([_READ, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+        ran = subprocess.run(
+            [_READ, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        )
     return max(int(size) for size in re.findall(r"STACK:(\d+)", ran.stdout))
 
 
@@ -103,14 +108,22 @@ def read_table() -> dict[tuple[str, str], Compiled]:
     """The last results, by case and version of Triton."""
     lines = TABLE.read_text().splitlines() if TABLE.exists() else []
     rows = (line.split("\t") for line in lines if line[:1] != "#")
-    return {(name, by): Compiled(by, int(shared), int(spilled), digest) for name, by, shared, spilled, digest in rows}
+    return {
+        (name, by): Compiled(by, int(shared), int(spilled), digest)
+        for name, by, shared, spilled, digest in rows
+    }
 
 
 def write_table(table: dict[tuple[str, str], Compiled]) -> None:
     """Leaves results in the order of the cases, without those that are none any more."""
     head = "# Triton's version, bytes of shared memory that a program takes, bytes that a thread spills, digest of all"
     versions = sorted({version for _, version in table})
-    rows = [(str(case), version) for case in cases() for version in versions if (str(case), version) in table]
+    rows = [
+        (str(case), version)
+        for case in cases()
+        for version in versions
+        if (str(case), version) in table
+    ]
     lines = ["\t".join(map(str, (name, *astuple(table[name, version])))) for name, version in rows]
     TABLE.write_text("\n".join([head, *lines]) + "\n")
 
@@ -125,11 +138,18 @@ def update(pool: Executor, *words: str) -> list[str]:
     Returns:
         Names of the cases that were compiled.
     """
-    asked = [case for case in cases() if all(word in re.split(r"[ ,]+", str(case)) for word in words)]
+    asked = [
+        case for case in cases() if all(word in re.split(r"[ ,]+", str(case)) for word in words)
+    ]
     table = read_table()
     rows = [table.get((str(case), triton.__version__)) for case in asked]
-    stale = [case for case, current in zip(asked, pool.map(is_current, asked, rows, chunksize=8)) if not current]
-    stale.sort(key=lambda case: (str(case), triton.__version__) in table)  # what was never compiled comes first
+    stale = [
+        case
+        for case, current in zip(asked, pool.map(is_current, asked, rows, chunksize=8))
+        if not current
+    ]
+    # what was never compiled comes first
+    stale.sort(key=lambda case: (str(case), triton.__version__) in table)
     print(f"{len(stale)} of {len(asked)} cases are to be compiled", flush=True)
     for case, row in zip(stale, pool.map(compiled, stale)):
         table[str(case), row.triton] = row

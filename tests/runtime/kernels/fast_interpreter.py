@@ -1,7 +1,7 @@
 """Triton's interpreter in a part of its time, with the same results.
 
-It spends nearly all of it on making records of types, and on asking them what they are, again and again the same ones: here
-they, and the answers, are kept.
+It spends nearly all of it on making records of types, and on asking them what they are, again and
+again the same ones: here they, and the answers, are kept.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ _builtins: dict[Any, list[tuple[str, Any]]] = {}
 
 
 def _patch_once(fn):
-    """Replacement for the interpreter's patch of `tl`, which it looks for in all of `tl` at each call of a function in
-    a kernel, too: half of its time."""
+    """Replacement for the interpreter's patch of `tl`, which it looks for in all of `tl` at each
+    call of a function in a kernel, too: half of its time.
+    """
     seen = [module for module in fn.__globals__.values() if module is tl or module is core]
     if any(core.is_builtin(module.load) for module in seen):
         return _patch_lang(fn)
@@ -50,7 +51,9 @@ def _patch_once(fn):
 
 
 def _patch_found(pkg, builder, scope):
-    """Replacement for `_patch_builtin`, which looks for the functions of a module, and wraps them, at each launch."""
+    """Replacement for `_patch_builtin`, which looks for the functions of a module, and wraps them,
+    at each launch.
+    """
     if pkg not in _builtins:
         found = [each for each in inspect.getmembers(pkg) if core.is_builtin(each[1])]
         _builtins[pkg] = [(name, _interpreted(member)) for name, member in found]
@@ -69,11 +72,16 @@ def _interpreted(member):
 
 
 def _block(self, element_ty, shape):
-    """Replacement for `block_type.__init__`: blocks of one shape and type have one dictionary. Gluon's have a layout, too."""
+    """Replacement for `block_type.__init__`: blocks of one shape and type have one dictionary.
+    Gluon's have a layout, too.
+    """
     if type(self) is not tl.block_type:
         _block_init(self, element_ty, shape)
         return
-    key = (element_ty.name, *[size if type(size) is int else getattr(size, "value", size) for size in shape])
+    key = (
+        element_ty.name,
+        *[size if type(size) is int else getattr(size, "value", size) for size in shape],
+    )
     if key not in _blocks:
         _block_init(self, element_ty, shape)
         _blocks[key] = self
@@ -81,11 +89,15 @@ def _block(self, element_ty, shape):
 
 
 def _tensor(self, handle, type):
-    """Replacement for `tensor.__init__`: tensors of one type share all but their handle, which is kept with the type."""
+    """Replacement for `tensor.__init__`: tensors of one type share all but their handle, which is
+    kept with the type.
+    """
     like = vars(type).get("_tensor")
     if like is None:
         _tensor_init(self, handle, type)
-        vars(type)["_tensor"] = {name: value for name, value in vars(self).items() if name != "handle"}
+        vars(type)["_tensor"] = {
+            name: value for name, value in vars(self).items() if name != "handle"
+        }
     else:
         vars(self).update(like, handle=handle)
 
@@ -100,19 +112,27 @@ def _broadcast_unequal(self, lhs, rhs):
 
 
 def _typed_alike(self, lhs, rhs):
-    """Operands with the type that `broadcast_impl_value` gives them and the numbers that they have: an operator is numpy's,
-    which broadcasts them itself."""
+    """Operands with the type that `broadcast_impl_value` gives them and the numbers that they have:
+    an operator is numpy's, which broadcasts them itself.
+    """
     key = lhs.type.name, rhs.type.name
     if key not in _operands:
         _operands[key] = tuple(
-            None if wide is own else wide.type for own, wide in zip((lhs, rhs), _broadcast(self, lhs, rhs))
+            None if wide is own else wide.type
+            for own, wide in zip((lhs, rhs), _broadcast(self, lhs, rhs))
         )
     left, right = _operands[key]
-    return lhs if left is None else tl.tensor(lhs.handle, left), rhs if right is None else tl.tensor(rhs.handle, right)
+    return lhs if left is None else tl.tensor(
+        lhs.handle, left
+    ), rhs if right is None else tl.tensor(rhs.handle, right)
 
 
-def _check_unequal(self, lhs, rhs, left_ptr=False, right_ptr=False, arithmetic_check=True, div_or_mod=False):
-    """Replacement for `binary_op_type_checking_impl`: numbers of one type are computed in it, unless they are divided."""
+def _check_unequal(
+    self, lhs, rhs, left_ptr=False, right_ptr=False, arithmetic_check=True, div_or_mod=False
+):
+    """Replacement for `binary_op_type_checking_impl`: numbers of one type are computed in it,
+    unless they are divided.
+    """
     plain = type(lhs) is tl.tensor and not div_or_mod
     if plain and arithmetic_check and type(rhs) is int and lhs.dtype.name in _OFFSETS:
         rhs = self._cast_to_computation_type(rhs, lhs.dtype)
@@ -139,7 +159,11 @@ def _same(self, other):
 
 def _cast_other(self, input, dst_ty, fp_downcast_rounding=None):
     """Replacement for `cast`, mostly to the type that a tensor has."""
-    return input if input.type.scalar is dst_ty.scalar else _cast(self, input, dst_ty, fp_downcast_rounding)
+    return (
+        input
+        if input.type.scalar is dst_ty.scalar
+        else _cast(self, input, dst_ty, fp_downcast_rounding)
+    )
 
 
 def _known_computation_type(self, *of):
@@ -178,8 +202,10 @@ def _known_np_dtype(kind):
 
 
 def install() -> None:
-    """Puts the replacements in place, unless kernels are compiled, which calls the same functions with other arguments.
-    Each sum of integers is only checked for its room with `SGLANG_LITE_CASES=all`."""
+    """Puts the replacements in place, unless kernels are compiled, which calls the same functions
+    with other arguments. Each sum of integers is only checked for its room with
+    `SGLANG_LITE_CASES=all`.
+    """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     interpreter._patch_lang = _patch_once

@@ -54,7 +54,11 @@ def with_long_rows():
         numbers(512, 512, 0), numbers(1, 1, 0), numbers(1, 0, 2), numbers([0, 2, 0, 0, 512, 0], [0] * 6), 1,
     )  # fmt: skip
     positions = [length - 1 for length in lengths]
-    return rows, rows.plan(3, [0, 1, 2], positions, shared=shared), rows.plan(3, [0, 1, 2], positions)
+    return (
+        rows,
+        rows.plan(3, [0, 1, 2], positions, shared=shared),
+        rows.plan(3, [0, 1, 2], positions),
+    )
 
 
 def planned_pieces(run):
@@ -82,7 +86,15 @@ def in_any_company(run):
         work, out = in_pieces(plan), torch.zeros(len(each.slots), 4, 16, device=DEVICE)
         if each.decoding:
             plan_pieces(each, work)
-        run(normal(len(each.slots), 4, 16), cache, 0, each, work, out, AttentionRules(0.3, **options))
+        run(
+            normal(len(each.slots), 4, 16),
+            cache,
+            0,
+            each,
+            work,
+            out,
+            AttentionRules(0.3, **options),
+        )
         results += [out, work.counters]
     return results
 

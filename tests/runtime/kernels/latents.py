@@ -14,4 +14,6 @@ class Latents(Rows):
         self.cache = KVCache(self.cache.k, self.cache.k)
 
 
-LATENT_SCALES = KVScales((torch.tensor([0.5, 4.0], device=DEVICE),), (torch.tensor([0.5], device=DEVICE),))
+LATENT_SCALES = KVScales(
+    (torch.tensor([0.5, 4.0], device=DEVICE),), (torch.tensor([0.5], device=DEVICE),)
+)

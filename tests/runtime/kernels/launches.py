@@ -1,4 +1,6 @@
-"""Every kernel launched on tensors without memory: what `variants.collecting_variants` can compile for a GPU that is not there."""
+"""Every kernel launched on tensors without memory: what `variants.collecting_variants` can compile
+for a GPU that is not there.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,7 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from sglang_lite.runtime.kernels.activation import gated, gated_eight, ungated, ungated_eight
-from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, memory_shape, reduce_scatter, sum_ranks
+from sglang_lite.runtime.kernels.all_reduce import (
+    Peers,
+    gather_ranks,
+    memory_shape,
+    reduce_scatter,
+    sum_ranks,
+)
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionRules,
     DecodeWork,
@@ -29,12 +37,20 @@ from sglang_lite.runtime.kernels.experts_tiled import block_rows
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.int8_product import int8_linear, int8_parts, int8_parts_of
-from sglang_lite.runtime.kernels.invariant_attention import InvariantWork, invariant_attention, plan_pieces
+from sglang_lite.runtime.kernels.invariant_attention import (
+    InvariantWork,
+    invariant_attention,
+    plan_pieces,
+)
 from sglang_lite.runtime.kernels.invariant_product import invariant_linear, invariant_parts
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.kv_store import kv_store
-from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_prefill, latent_prefix
+from sglang_lite.runtime.kernels.latent_attention import (
+    latent_decode,
+    latent_prefill,
+    latent_prefix,
+)
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.lora import lora_add, lora_gated, lora_rows
 from sglang_lite.runtime.kernels.lora_few import expand, expand_gated, joined_ranks, shrink
@@ -64,7 +80,12 @@ from sglang_lite.runtime.kernels.two_shot import PartPeers, sum_parts
 
 DEVICE = torch.device("meta")
 PAGE, KV_HEADS, GROUP = 16, 2, 4
-BFLOAT16, FLOAT16, FLOAT32, FLOAT8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+BFLOAT16, FLOAT16, FLOAT32, FLOAT8 = (
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float8_e4m3fn,
+)
 # Of queries, and of keys and values.
 FORMATS = {
     "float32": (FLOAT32, FLOAT32), "bfloat16": (BFLOAT16, BFLOAT16), "float16": (FLOAT16, FLOAT16),
@@ -101,37 +122,71 @@ class Attention:
         scales = KVScales((empty(KV_HEADS),), (empty(KV_HEADS),)) if cache == FLOAT8 else None
         self.cache = KVCache((keys,), (values,), scales)
 
-    def plan(self, tokens: int, decoding: int, *, shared: bool = False, block: int = 16) -> DevicePlan:
-        prefixes = SharedPrefixes(ints(decoding), ints(decoding), ints(decoding), ints(64, 6), 16) if shared else None
+    def plan(
+        self, tokens: int, decoding: int, *, shared: bool = False, block: int = 16
+    ) -> DevicePlan:
+        prefixes = (
+            SharedPrefixes(ints(decoding), ints(decoding), ints(decoding), ints(64, 6), 16)
+            if shared
+            else None
+        )
         blocks = ints(0 if decoding else 3, 4)
         return DevicePlan(
-            ints(tokens), ints(tokens), ints(tokens), ints(9), ints(9, 64), PAGE, decoding, prefixes, blocks, block
+            ints(tokens),
+            ints(tokens),
+            ints(tokens),
+            ints(9),
+            ints(9, 64),
+            PAGE,
+            decoding,
+            prefixes,
+            blocks,
+            block,
         )
 
     def work(self, rows: int) -> DecodeWork:
         items, parts = rows + 132, (rows + 132) * self.heads
         shared = rows * 16 * self.heads
         partials = Partials(
-            empty(parts, self.dim), empty(parts, 2), ints(rows, KV_HEADS), empty(shared, self.dim), empty(shared, 2)
+            empty(parts, self.dim),
+            empty(parts, 2),
+            ints(rows, KV_HEADS),
+            empty(shared, self.dim),
+            empty(shared, 2),
         )
         return DecodeWork(ints(items, 4), ints(rows, 2), partials)
 
     def q(self, tokens: int) -> torch.Tensor:
-        return empty(tokens, self.heads + 2 * KV_HEADS, self.dim, dtype=self.compute)[:, : self.heads]
+        return empty(tokens, self.heads + 2 * KV_HEADS, self.dim, dtype=self.compute)[
+            :, : self.heads
+        ]
 
     def out(self, tokens: int) -> torch.Tensor:
         return empty(tokens, self.heads, self.dim, dtype=self.compute)
 
     def decode(
-        self, rows: int, *, shared: bool = False, softcap: float | None = None, window: int | None = None
+        self,
+        rows: int,
+        *,
+        shared: bool = False,
+        softcap: float | None = None,
+        window: int | None = None,
     ) -> None:
         plan, work = self.plan(rows, rows, shared=shared), self.work(rows)
         split_work(plan.positions, plan.slots, plan.shared, work.items, work.rows, min_tokens=64)
         decode_attention(
-            self.q(rows), self.cache, 0, plan, work, self.out(rows), AttentionRules(0.1, softcap=softcap, window=window)
+            self.q(rows),
+            self.cache,
+            0,
+            plan,
+            work,
+            self.out(rows),
+            AttentionRules(0.1, softcap=softcap, window=window),
         )
 
-    def rope_decode(self, rows: int, *, softcap: float | None = None, window: int | None = None) -> None:
+    def rope_decode(
+        self, rows: int, *, softcap: float | None = None, window: int | None = None
+    ) -> None:
         norms = empty(self.dim, dtype=self.compute), empty(self.dim, dtype=self.compute)
         rope_attention(
             empty(rows, (self.heads + 2 * KV_HEADS) * self.dim, dtype=self.compute), *norms, 1e-5,
@@ -141,10 +196,17 @@ class Attention:
 
     def prefix(self, softcap: float | None = None) -> None:
         prefix_attention(
-            self.q(8), self.cache, 0, self.plan(8, 8, shared=True), self.work(8), AttentionRules(0.1, softcap=softcap)
+            self.q(8),
+            self.cache,
+            0,
+            self.plan(8, 8, shared=True),
+            self.work(8),
+            AttentionRules(0.1, softcap=softcap),
         )
 
-    def prefill(self, block: int, *, softcap: float | None = None, window: int | None = None) -> None:
+    def prefill(
+        self, block: int, *, softcap: float | None = None, window: int | None = None
+    ) -> None:
         plan = self.plan(3 * block, 0, block=block)
         prefill_attention(
             self.q(3 * block),
@@ -160,12 +222,19 @@ class Attention:
         plan = self.plan(rows or 3 * block, rows, shared=bool(rows), block=block)
         parts = rows * 32 * self.heads
         work = InvariantWork(
-            ints(rows + 132, 4), ints(rows), empty(parts, self.dim), empty(parts, 2), ints(rows, KV_HEADS), 32
+            ints(rows + 132, 4),
+            ints(rows),
+            empty(parts, self.dim),
+            empty(parts, 2),
+            ints(rows, KV_HEADS),
+            32,
         )
         if rows:
             plan_pieces(plan, work)
         out = self.out(len(plan.ids))
-        invariant_attention(self.q(len(plan.ids)), self.cache, 0, plan, work, out, AttentionRules(0.1))
+        invariant_attention(
+            self.q(len(plan.ids)), self.cache, 0, plan, work, out, AttentionRules(0.1)
+        )
 
     def store(self) -> None:
         qkv = empty(8, (self.heads + 2 * KV_HEADS) * self.dim, dtype=self.compute)
@@ -174,15 +243,22 @@ class Attention:
         rope_store(qkv, *norms, 1e-5, tables, self.plan(8, 8), self.cache, 0)
 
     def rotate_store(self) -> None:
-        q, k = (empty(1, 8, n * KV_HEADS, self.dim, dtype=self.compute).transpose(1, 2) for n in (GROUP, 1))
-        kv_store(k[0].transpose(0, 1), k[0].transpose(0, 1), empty(8, dtype=torch.int64), self.cache, 0)
+        q, k = (
+            empty(1, 8, n * KV_HEADS, self.dim, dtype=self.compute).transpose(1, 2)
+            for n in (GROUP, 1)
+        )
+        kv_store(
+            k[0].transpose(0, 1), k[0].transpose(0, 1), empty(8, dtype=torch.int64), self.cache, 0
+        )
         rotate(q, k, *(empty(1, 8, self.dim, dtype=self.compute) for _ in range(2)))
 
     def copy(self) -> None:
         at = empty(8, dtype=torch.int64)
         KVCopy(self.cache)(at, at)
         planes = self.cache.planes
-        memory = empty(4 * PAGE * sum(p.shape[0] * p.shape[2] * p.itemsize for p in planes), dtype=torch.uint8)
+        memory = empty(
+            4 * PAGE * sum(p.shape[0] * p.shape[2] * p.itemsize for p in planes), dtype=torch.uint8
+        )
         for to_host in (True, False):
             BlockCopy(planes, memory, PAGE)(ints(4), ints(4), to_host=to_host)
 
@@ -215,7 +291,9 @@ def products(dtype: torch.dtype) -> None:
     for outputs, inputs in ((2048, 1024), (28_672, 4096), (4096, 14_336)):
         weight, few = empty(outputs, inputs, dtype=dtype), SmallBatchLinear(DEVICE)
         row = empty(1, inputs, dtype=dtype)
-        linear_single_row(row, weight, None, residual=row, norm=empty(inputs, dtype=dtype), eps=1e-5, gate="silu")
+        linear_single_row(
+            row, weight, None, residual=row, norm=empty(inputs, dtype=dtype), eps=1e-5, gate="silu"
+        )
         linear_single_row(row, weight, empty(outputs, dtype=dtype))
         for rows in (8, 32):
             few(empty(rows, inputs, dtype=dtype), weight, None)
@@ -240,7 +318,13 @@ def products_fp8(dtype: torch.dtype) -> None:
     """Launches around products of 8-bit weights."""
     weight, x = empty(28_672, 4096, dtype=FLOAT8), empty(8, 4096, dtype=dtype)
     linear_single_row(
-        x[:1], weight, None, scales=empty(28_672), residual=x[:1], norm=empty(4096, dtype=dtype), gate="silu"
+        x[:1],
+        weight,
+        None,
+        scales=empty(28_672),
+        residual=x[:1],
+        norm=empty(4096, dtype=dtype),
+        gate="silu",
     )
     quantise_rows(x, FLOAT8)
     norm_eight(x, empty(4096, dtype=dtype), 1e-5, FLOAT8)
@@ -253,7 +337,9 @@ def products_int8(dtype: torch.dtype) -> None:
     for outputs, inputs in ((2048, 1024), (28_672, 4096), (4096, 14_336)):
         weight, scales = empty(outputs, inputs, dtype=torch.int8), empty(outputs)
         for rows in (1, 64, 128, 2048):
-            int8_linear(EightBitRows.empty(empty(rows, 1), inputs, torch.int8), weight, scales, None, dtype)
+            int8_linear(
+                EightBitRows.empty(empty(rows, 1), inputs, torch.int8), weight, scales, None, dtype
+            )
         if (parts := int8_parts_of(weight)) > 1:
             int8_parts(EightBitRows.empty(empty(64, 1), inputs, torch.int8), weight, scales, parts)
     x = empty(8, 4096, dtype=dtype)
@@ -341,7 +427,9 @@ def experts(dtype: torch.dtype, weights: torch.dtype | None = None) -> None:
         apply_experts(empty(tokens, hidden, dtype=dtype), ids, shares, matrices, "silu")
     few = empty(4, count, dtype=dtype)
     ids, shares = experts_route(few, top, local_ids=empty(1, count, dtype=torch.int32))
-    apply_experts(empty(4, hidden, dtype=dtype), ids, shares, replace(matrices, of=2 * count), "silu")
+    apply_experts(
+        empty(4, hidden, dtype=dtype), ids, shares, replace(matrices, of=2 * count), "silu"
+    )
 
 
 def around(dtype: torch.dtype) -> None:
@@ -362,9 +450,25 @@ def around(dtype: torch.dtype) -> None:
     update_pages(plan.page_table, ints(4), ints(4))
     logits, rows, masks = empty(8, 152_064, dtype=dtype), ints(8), ints(8, 152_064 // 32)
     sampling = DeviceSampling.allocate(9, DEVICE)
-    draw(logits, rows, rows, sampling, plan.last_tokens, rows, masks=TokenMasks(masks, rows), softcap=30.0)
+    draw(
+        logits,
+        rows,
+        rows,
+        sampling,
+        plan.last_tokens,
+        rows,
+        masks=TokenMasks(masks, rows),
+        softcap=30.0,
+    )
     part = draw_part(
-        logits[:, : 4 * BLOCK], rows, rows, sampling, 4, 4, masks=TokenMasks(masks[:, BLOCK // 8 :], rows), softcap=30.0
+        logits[:, : 4 * BLOCK],
+        rows,
+        rows,
+        sampling,
+        4,
+        4,
+        masks=TokenMasks(masks[:, BLOCK // 8 :], rows),
+        softcap=30.0,
     )
     pick_winner(part.expand(4, *part.shape), 4, rows, sampling, plan.last_tokens, rows)
     token_scores(logits, rows, empty(2, 8), masks=TokenMasks(masks, rows), softcap=30.0)
@@ -381,7 +485,17 @@ def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:
         plan = of.plan(8, 8)
         q, out = (empty(8, heads, rank + rope_dim, dtype=dtype) for _ in range(2))
         product, norm = empty(8, 3648, dtype=dtype), empty(rank, dtype=dtype)
-        latent_store(product, empty(8, heads, rope_dim, dtype=dtype), q[..., rank:], norm, 1e-6, tables, plan, cache, 0)
+        latent_store(
+            product,
+            empty(8, heads, rope_dim, dtype=dtype),
+            q[..., rank:],
+            norm,
+            1e-6,
+            tables,
+            plan,
+            cache,
+            0,
+        )
         prefixes = empty(8 * 16 * heads, rank), empty(8 * 16 * heads, 2)
         partials = Partials(empty(140 * heads, rank), empty(140 * heads, 2), ints(9, 8), *prefixes)
         work = DecodeWork(ints(140, 4), ints(8, 2), partials)
@@ -407,13 +521,20 @@ def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:
 def adapters(dtype: torch.dtype) -> None:
     """Products of adapters of Llama-8B's size, of a few tokens and of many."""
     step = LoraStep(ints(9), ints(8, 4), ints(8), ())
-    for outputs, inputs in (((4096, 1024, 1024), 4096), ((14_336, 14_336), 4096), ((4096,), 14_336)):
+    for outputs, inputs in (
+        ((4096, 1024, 1024), 4096),
+        ((14_336, 14_336), 4096),
+        ((4096,), 14_336),
+    ):
         split, size = len(outputs) * 8 * inputs, len(outputs) * 8 * inputs + 8 * sum(outputs)
         pages = empty(32, size, dtype=dtype)
         a, b = pages[:, :split].view(32, len(outputs), 8, inputs), pages[:, split:].view(32, 8, -1)
         weights = LoraWeights(a, b, outputs)
         for tokens in (1, 64, 512):
-            x, product = empty(tokens, inputs, dtype=dtype), empty(tokens, sum(outputs), dtype=dtype)
+            x, product = (
+                empty(tokens, inputs, dtype=dtype),
+                empty(tokens, sum(outputs), dtype=dtype),
+            )
             rows = lora_rows(step, ints(tokens))
             lora_add(x, weights, rows, product)
             if len(outputs) == 2:
@@ -475,8 +596,10 @@ class Case:
 
     @property
     def most_spilled(self) -> int:
-        """Bytes that a thread may spill. float32, whose products are unrolled, overflows the registers that a thread
-        can have on any GPU. Triton 3.6 spills more than 3.9 in latent attention over 8 bits."""
+        """Bytes that a thread may spill. float32, whose products are unrolled, overflows the
+        registers that a thread can have on any GPU. Triton 3.6 spills more than 3.9 in latent
+        attention over 8 bits.
+        """
         return 6144 if self.format == "float32" else 1600
 
     def __str__(self) -> str:

@@ -7,12 +7,14 @@ from sglang_lite.runtime import kernels
 
 
 def launches(definition, private):
-    """Tell whether a function launches a kernel (`kernel[grid](…)`), by itself or through a function of its file."""
+    """Tell whether a function launches a kernel (`kernel[grid](…)`), by itself or through a
+    function of its file.
+    """
     calls = [node.func for node in ast.walk(definition) if isinstance(node, ast.Call)]
     names = {call.id for call in calls if isinstance(call, ast.Name)}
-    return any(isinstance(call, ast.Subscript) and isinstance(call.value, ast.Name) for call in calls) or any(
-        name in names and launches(inner, {}) for name, inner in private.items()
-    )
+    return any(
+        isinstance(call, ast.Subscript) and isinstance(call.value, ast.Name) for call in calls
+    ) or any(name in names and launches(inner, {}) for name, inner in private.items())
 
 
 def public_launches():

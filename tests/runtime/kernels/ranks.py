@@ -1,5 +1,6 @@
-"""Cases of kernels that ranks run. Ranks of one process exchange numbers one after the other: what they send is sent
-before the first one waits."""
+"""Cases of kernels that ranks run. Ranks of one process exchange numbers one after the other: what
+they send is sent before the first one waits.
+"""
 
 import torch
 
@@ -15,7 +16,10 @@ TYPES = torch.float32, torch.float16
 
 
 def make_ranks(count, row_bytes):
-    memories = [torch.zeros(memory_shape(count, row_bytes), dtype=torch.int64, device=DEVICE) for _ in range(count)]
+    memories = [
+        torch.zeros(memory_shape(count, row_bytes), dtype=torch.int64, device=DEVICE)
+        for _ in range(count)
+    ]
     addresses = [memory.data_ptr() for memory in memories]
     return [Peers.of(rank, addresses, *memories) for rank in range(count)]
 
@@ -65,7 +69,9 @@ def in_parts(run):
     """Three sums, of few numbers, of many and of few again."""
     results = []
     for count in COUNTS:
-        memories = [torch.zeros(memory_bytes(count), dtype=torch.uint8, device=DEVICE) for _ in range(count)]
+        memories = [
+            torch.zeros(memory_bytes(count), dtype=torch.uint8, device=DEVICE) for _ in range(count)
+        ]
         addresses = [memory.data_ptr() for memory in memories]
         ranks = [PartPeers.of(rank, addresses, *memories, programs=2) for rank in range(count)]
         for rows, dtype in ((1, torch.float16), (110 * count, torch.float32), (2, torch.float32)):
@@ -78,7 +84,9 @@ def in_parts(run):
 
 
 def also(cases, *, added=False):
-    """Cases of a norm, and those whose input is added up first. `added`: whether it takes a residual."""
+    """Cases of a norm, and those whose input is added up first. `added`: whether it takes a
+    residual.
+    """
     return lambda run: cases(run) + summed_norms(run, added)
 
 
@@ -91,7 +99,9 @@ def summed_norms(run, added):
             residuals = [kept.clone() for _ in range(count)]
             left = iter(residuals)
             results += in_turn(
-                lambda x, peers: run(x, *([next(left)] if added else []), weight, 1e-5, None, peers),  # noqa: B023 # called at once
+                lambda x, peers: run(
+                    x, *([next(left)] if added else []), weight, 1e-5, None, peers
+                ),  # called at once
                 ranks,
                 [normal(3, 40) for _ in range(count)],
                 rows,
@@ -106,7 +116,10 @@ def _ints(*values):
 
 def raced(run):
     """The winners of the second part of a vocabulary, whose last block has no tokens."""
-    logits, table = normal(3, 4200) * 3, sampling(3, temperature=[0.0, 0.7, 1.3], seed=[0, 1, 2**40 + 3])
+    logits, table = (
+        normal(3, 4200) * 3,
+        sampling(3, temperature=[0.0, 0.7, 1.3], seed=[0, 1, 2**40 + 3]),
+    )
     logits[1, 5], logits[2, :4096] = float("inf"), float("-inf")
     masks = torch.randint(-(2**31), 2**31, (2, -(-4200 // 32)), device=DEVICE).int()
     results = []

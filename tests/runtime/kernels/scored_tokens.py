@@ -10,8 +10,9 @@ from tests.runtime.kernels.test_kernels import DEVICE, normal
 
 
 def scored(run: Callable[..., None]) -> list[torch.Tensor]:
-    """Rows with and without masks, whose blocks allow something or nothing; of one the mask allows only an unlikely
-    token."""
+    """Rows with and without masks, whose blocks allow something or nothing; of one the mask allows
+    only an unlikely token.
+    """
     count, size = 4, 9000
     ints = partial(torch.tensor, dtype=torch.int32, device=DEVICE)
     logits = normal(count, size) * 3

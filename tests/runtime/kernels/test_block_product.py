@@ -5,7 +5,14 @@ import torch
 
 from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.host.cpu_library import cpu_library
-from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, decode, fits, is_supported, pack
+from sglang_lite.runtime.kernels.block_product import (
+    SOURCE,
+    BlockProduct,
+    decode,
+    fits,
+    is_supported,
+    pack,
+)
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format
 
 OUTPUTS, INPUTS = 48, 160
@@ -70,7 +77,9 @@ def test_products_are_those_with_the_decoded_matrix(library, blocks, dtype, bias
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_a_row_has_the_same_bits_beside_others_and_on_any_number_of_threads(library, blocks, threads):
+def test_a_row_has_the_same_bits_beside_others_and_on_any_number_of_threads(
+    library, blocks, threads
+):
     x, run, before = torch.randn(31, INPUTS), product(library, blocks), torch.get_num_threads()
     whole = run(x)
     try:

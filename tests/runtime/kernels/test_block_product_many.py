@@ -1,4 +1,6 @@
-"""Compiled products of many rows with blocks against float64's with the decoded matrix, and against themselves."""
+"""Compiled products of many rows with blocks against float64's with the decoded matrix, and against
+themselves.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ from sglang_lite.runtime.models.layers.linear import block_library, many_rows_li
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from tests.runtime.kernels.test_block_product import KINDS
 
-# Tiles of 64 outputs, some whole, some not; inputs that are decoded at once (up to 1,536), or in parts of two sizes.
+# Tiles of 64 outputs, some whole, some not; inputs that are decoded at once (up to 1,536), or in
+# parts of two sizes.
 SIZES = [(16, 32), (48, 160), (64, 1536), (80, 1568), (112, 4864), (272, 96)]
 
 
@@ -32,7 +35,11 @@ def random_blocks(kind, outputs, inputs):
     low, high, dtype = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
     q = torch.randint(low, high, (outputs, inputs), dtype=dtype, generator=draw)
     scale = torch.rand(outputs, inputs // columns, generator=draw).half().float()
-    minimum = torch.randn(outputs, inputs // columns, generator=draw).mul(8).half().float() if has_minimum else None
+    minimum = (
+        torch.randn(outputs, inputs // columns, generator=draw).mul(8).half().float()
+        if has_minimum
+        else None
+    )
     return Blocks(q, scale, minimum)
 
 
@@ -62,7 +69,8 @@ def check(found, x, blocks, bias):
 def test_products(library, kind, size):
     blocks, draw = random_blocks(kind, *size), torch.Generator().manual_seed(0)
     bias = torch.randn(size[0], generator=draw).bfloat16()
-    for rows in (*range(1, 14), 95, 600, 769, 1600):  # rows are multiplied six at a time, up to 768 by a decoded tile
+    # rows are multiplied six at a time, up to 768 by a decoded tile
+    for rows in (*range(1, 14), 95, 600, 769, 1600):
         x = torch.randn(rows, size[1], generator=draw).bfloat16()
         given = bias if rows % 2 else None
         check(multiplied(library, blocks, given, x), x, blocks, given)

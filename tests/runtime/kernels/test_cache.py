@@ -9,7 +9,8 @@ import pytest
 
 from sglang_lite.runtime.kernels.cache import prepare_cache
 
-ELF = struct.pack("<4s36xQ", b"\x7fELF", 64) + struct.pack("<10xHH2x", 64, 2) + bytes(128)  # a table of two sections
+# a table of two sections
+ELF = struct.pack("<4s36xQ", b"\x7fELF", 64) + struct.pack("<10xHH2x", 64, 2) + bytes(128)
 
 
 @pytest.fixture
@@ -45,7 +46,14 @@ def test_what_is_whole_stays(folder, caplog):
 
 
 @pytest.mark.parametrize(
-    "damage", [{"cubin": b""}, {"cubin": ELF[:100]}, {"cubin": b"#" * 200}, {"told": b""}, {"told": b'{"name": "_dec'}]
+    "damage",
+    [
+        {"cubin": b""},
+        {"cubin": ELF[:100]},
+        {"cubin": b"#" * 200},
+        {"told": b""},
+        {"told": b'{"name": "_dec'},
+    ],
 )
 def test_what_was_cut_off_is_compiled_anew(folder, caplog, damage):
     kept, damaged = entry(folder, "a"), entry(folder, "b", **damage)
@@ -60,7 +68,9 @@ def test_a_folder_that_is_not_there_is_made(folder):
     assert folder.is_dir()
 
 
-def test_where_nothing_can_be_written_another_folder_has_what_is_there(folder, temporary, caplog, monkeypatch):
+def test_where_nothing_can_be_written_another_folder_has_what_is_there(
+    folder, temporary, caplog, monkeypatch
+):
     whole, damaged = entry(folder, "a"), entry(folder, "b", cubin=b"")
     monkeypatch.setattr("sglang_lite.runtime.kernels.cache.shutil.rmtree", refuse)
     own = prepare_cache()
@@ -106,7 +116,9 @@ def test_a_folder_that_others_can_write_is_not_trusted(folder, temporary, monkey
     assert own.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_file_in_the_folders_place_is_no_end_of_the_start(tmp_path, temporary, monkeypatch, caplog):
+def test_a_file_in_the_folders_place_is_no_end_of_the_start(
+    tmp_path, temporary, monkeypatch, caplog
+):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
     assert prepare_cache().is_dir()

@@ -1,8 +1,9 @@
-"""Every kernel compiles for every GPU that the engine takes, and finds room there. No GPU is needed.
+"""Every kernel compiles for every GPU that the engine takes, and finds room there. No GPU is
+needed.
 
-The whole takes half an hour of processor time: `python -m tests.runtime.kernels.compiled 8`, whose results are kept in
-compiled.tsv, each with the version of Triton that compiled it; here a few are compiled by the one that is installed, and
-all with SGLANG_LITE_CASES=all.
+The whole takes half an hour of processor time: `python -m tests.runtime.kernels.compiled 8`, whose
+results are kept in compiled.tsv, each with the version of Triton that compiled it; here a few are
+compiled by the one that is installed, and all with SGLANG_LITE_CASES=all.
 """
 
 import ast
@@ -18,10 +19,15 @@ from tests.runtime.kernels import compiled as tool
 from tests.runtime.kernels.compiled import compiled, ptx, read_table, told, update
 from tests.runtime.kernels.launches import GPUS, Case, cases
 
-VERSIONS = "3.6.0", "3.9.0"  # of Triton: what torch brings to machines with a GPU, and what is installed here
+# of Triton: what torch brings to machines with a GPU, and what is installed here
+VERSIONS = "3.6.0", "3.9.0"
 CASES = {str(case): case for case in cases()}
 KNOWN = {(name, version): row for (name, version), row in read_table().items() if name in CASES}
-COMPILED = CASES if os.environ.get("SGLANG_LITE_CASES") == "all" else dict.fromkeys(name for name, _ in KNOWN)
+COMPILED = (
+    CASES
+    if os.environ.get("SGLANG_LITE_CASES") == "all"
+    else dict.fromkeys(name for name, _ in KNOWN)
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +73,9 @@ def test_attention_on_a_hopper_gpu_is_by_kernels_of_its_own(compiler, head, kern
 
 
 def test_the_last_results_are_within_the_limits():
-    assert not [key for key, row in KNOWN.items() if row.shared > CASES[key[0]].properties.shared_memory]
+    assert not [
+        key for key, row in KNOWN.items() if row.shared > CASES[key[0]].properties.shared_memory
+    ]
     assert not [key for key, row in KNOWN.items() if row.spilled > CASES[key[0]].most_spilled]
 
 
@@ -97,4 +105,7 @@ def test_every_kernel_has_a_case(compiler):
                 case ast.Call(func=ast.Subscript(value=ast.Name(id=name))):
                     launched.add(f"{file.stem}.{name}")
     assert "decode_attention._decode" in launched
-    assert compiler.submit(told, [case for case in cases() if case.properties.name == "H200"]).result() == launched
+    assert (
+        compiler.submit(told, [case for case in cases() if case.properties.name == "H200"]).result()
+        == launched
+    )

@@ -48,7 +48,10 @@ def formats(request):
 
 def close(found, expected, dtype):
     limit = 1e-5 if dtype == torch.float32 else 1e-2
-    return found.dtype == dtype and (found - expected).float().norm() <= limit * expected.float().norm()
+    return (
+        found.dtype == dtype
+        and (found - expected).float().norm() <= limit * expected.float().norm()
+    )
 
 
 @pytest.mark.sampled(2)
@@ -96,8 +99,12 @@ def test_rope_store(library, formats, normed, rope_dim, slots):
         norms = q_norm, k_norm = torch.randn(DIM).to(activations), torch.randn(DIM).to(activations)
         q, k = F.rms_norm(q, (DIM,), q_norm, EPS), F.rms_norm(k, (DIM,), k_norm, EPS)
     cos, sin = (torch.randn(tokens, 1, rope_dim).to(activations) for _ in range(2))
-    found_k, found_v, expected_k, expected_v = (torch.zeros(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(4))
-    found = SmallBatchOps(library, *formats).rope_store(qkv, norms, EPS, (cos, sin), found_k, found_v, store_at)
+    found_k, found_v, expected_k, expected_v = (
+        torch.zeros(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(4)
+    )
+    found = SmallBatchOps(library, *formats).rope_store(
+        qkv, norms, EPS, (cos, sin), found_k, found_v, store_at
+    )
     expected = rotate(q, cos, sin)
     store_kv(KVCache((expected_k,), (expected_v,)), 0, store_at, expected, rotate(k, cos, sin), v)
     assert close(found, expected, activations)
@@ -114,8 +121,14 @@ ROWS = {
     "several rows": AttentionPlan(
         torch.zeros(8),
         (
-            DecodeGroup(slice(0, 2), DecodeRows(ANYWHERE[:100].view(2, 50).int(), torch.tensor([50, 31]), True)),
-            DecodeGroup(torch.tensor([6, 2]), DecodeRows(ANYWHERE[:160].view(2, 80), torch.tensor([80, 80]), False)),
+            DecodeGroup(
+                slice(0, 2),
+                DecodeRows(ANYWHERE[:100].view(2, 50).int(), torch.tensor([50, 31]), True),
+            ),
+            DecodeGroup(
+                torch.tensor([6, 2]),
+                DecodeRows(ANYWHERE[:160].view(2, 80), torch.tensor([80, 80]), False),
+            ),
         ),
         (ExtendRow(3, 6, slice(7, 60)), ExtendRow(7, 8, ANYWHERE[30:33])),
     ),
@@ -146,7 +159,9 @@ def test_threads_attend_as_one_does(library, threaded, formats, plan, window, th
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = ThreadedSmallBatchOps(threaded, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
+        found = ThreadedSmallBatchOps(threaded, *formats).attend(
+            q, k, v, ReadSlots.of(plan), window, 0.3
+        )
     finally:
         torch.set_num_threads(before)
     assert close(found, expected, activations)

@@ -21,7 +21,14 @@ ROUTERS: dict[str, dict[str, Any]] = {  # as families have them
     "qwen3": {"top": 8},
     "qwen2": {"top": 4, "normalise": False},
     "deepseek-v2": {"top": 6, "groups": 8, "kept_groups": 3, "normalise": False, "scale": 16.0},
-    "deepseek-v3": {"top": 8, "scoring": "sigmoid", "groups": 8, "kept_groups": 4, "group_top": 2, "scale": 2.5},
+    "deepseek-v3": {
+        "top": 8,
+        "scoring": "sigmoid",
+        "groups": 8,
+        "kept_groups": 4,
+        "group_top": 2,
+        "scale": 2.5,
+    },
 }
 
 
@@ -91,8 +98,12 @@ def test_each_pair_is_in_a_block_of_its_expert(ids, size):
     assert (blocks.experts[used:] == -1).all()
     pairs = blocks.pairs[: used * size]
     there = pairs < ids.numel()
-    assert torch.equal(pairs[there].sort().values, torch.arange(ids.numel(), device=DEVICE, dtype=torch.int32))
-    assert torch.equal(ids.flatten()[pairs[there]], blocks.experts[:used].repeat_interleave(size)[there])
+    assert torch.equal(
+        pairs[there].sort().values, torch.arange(ids.numel(), device=DEVICE, dtype=torch.int32)
+    )
+    assert torch.equal(
+        ids.flatten()[pairs[there]], blocks.experts[:used].repeat_interleave(size)[there]
+    )
     full = sum(-(-count // size) for count in ids.flatten().bincount().tolist())
     assert used == full
 
@@ -108,7 +119,11 @@ def layer(experts, hidden, inner, dtype, *, biases):
 
 def plain(x, ids, weights, own, activation, alpha=1.0, limit=0.0, base=None):
     """The layer's formula in float64, expert by expert."""
-    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device) if base is None else base.double()
+    out = (
+        torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+        if base is None
+        else base.double()
+    )
     for expert in range(len(own.gate_up)):
         token, place = (ids == expert).nonzero(as_tuple=True)
         y = x[token].double() @ own.gate_up[expert].double().T
@@ -176,7 +191,10 @@ def test_weights_in_eight_bits_have_a_scale_for_each_block(tokens):
     limit = 0.05 if GPU else 0.15  # the interpreter rounds some numbers by twice as much
     assert (out.double() - expected).norm() <= limit * expected.norm()  # tokens are in 8 bits, too
     assert torch.equal(
-        out, apply_experts(x, ids, weights, own, "silu", quantised=quantise_rows(x, torch.float8_e4m3fn))
+        out,
+        apply_experts(
+            x, ids, weights, own, "silu", quantised=quantise_rows(x, torch.float8_e4m3fn)
+        ),
     )
 
 
@@ -249,7 +267,9 @@ def test_few_tokens_are_multiplied_pair_by_pair_and_more_by_tiles(monkeypatch):
         monkeypatch.setattr(
             experts_module,
             name,
-            lambda *args, name=name, function=function, **more: called.append(name) or function(*args, **more),
+            lambda *args, name=name, function=function, **more: (
+                called.append(name) or function(*args, **more)
+            ),
         )
     own = layer(4, 32, 16, torch.float32, biases=False)
     for tokens in (experts_module.MAX_PAIRWISE_TOKENS, experts_module.MAX_PAIRWISE_TOKENS + 1):

@@ -1,5 +1,6 @@
-"""Matrices packed straight from a GGUF file's bytes against those that are packed by way of torch's reading, and against the
-`gguf` package's values."""
+"""Matrices packed straight from a GGUF file's bytes against those that are packed by way of torch's
+reading, and against the `gguf` package's values.
+"""
 
 import gguf
 import pytest

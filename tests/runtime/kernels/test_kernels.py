@@ -1,4 +1,6 @@
-"""Every kernel against its torch twin: under Triton's interpreter without a GPU, on the GPU with one."""
+"""Every kernel against its torch twin: under Triton's interpreter without a GPU, on the GPU with
+one.
+"""
 
 import numpy as np
 import pytest
@@ -43,7 +45,8 @@ from tests.runtime.kernels import needs_kernels
 
 pytestmark = needs_kernels
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-GPU = DEVICE.type == "cuda"  # the interpreter takes a thousand times as long: it gets fewer rows, and smaller blocks
+# the interpreter takes a thousand times as long: it gets fewer rows, and smaller blocks
+GPU = DEVICE.type == "cuda"
 PAGE = 4
 
 
@@ -69,7 +72,9 @@ class Rows:
         most = max(per_row) + 1
         self.table = torch.zeros((len(lengths) + 1, most), dtype=torch.int32)
         for i, count in enumerate(per_row):
-            self.table[i, :count] = torch.tensor([order.pop() for _ in range(count)], dtype=torch.int32)
+            self.table[i, :count] = torch.tensor(
+                [order.pop() for _ in range(count)], dtype=torch.int32
+            )
             self.table[i, : shared // page] = self.table[0, : shared // page]
         self.table[-1] = order.pop()
         self.cache = KVCache(
@@ -111,19 +116,28 @@ class Rows:
                 torch.full((prefix, 2), float("nan"), device=DEVICE),
             ),
         )  # fmt: skip
-        split_work(plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows, min_tokens=16)
+        split_work(
+            plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows, min_tokens=16
+        )
         return work
 
     def twin(self, q, rows, **options):
         """`rows`: (first token in the batch, count, slot, end of the sequence)."""
         extends = tuple(ExtendRow(f, f + c, self.read_at(s, e)) for f, c, s, e in rows)
         with sdpa_kernel(SDPBackend.MATH):
-            return attention(q, self.cache, 0, AttentionPlan(torch.zeros(0), (), extends), AttentionRules(**options))
+            return attention(
+                q,
+                self.cache,
+                0,
+                AttentionPlan(torch.zeros(0), (), extends),
+                AttentionRules(**options),
+            )
 
 
 def in_eight_bits(rows, q, *, scaled):
-    """The rows' cache in 8 bits, the queries as it takes them in place of q, and q. The rows' own cache becomes what
-    the numbers stand for."""
+    """The rows' cache in 8 bits, the queries as it takes them in place of q, and q. The rows' own
+    cache becomes what the numbers stand for.
+    """
     eight = [side[0].to(torch.float8_e4m3fn) for side in (rows.cache.k, rows.cache.v)]
     asked, scales = q.clone(), None
     if scaled:
@@ -137,7 +151,9 @@ def in_eight_bits(rows, q, *, scaled):
 
 
 def close_by_head(a, b):
-    """Of results over 8 bits: queries and weights are in float16 there, and heads as large as their scales."""
+    """Of results over 8 bits: queries and weights are in float16 there, and heads as large as their
+    scales.
+    """
     assert ((a - b).norm(dim=(0, 2)) < 2e-3 * b.norm(dim=(0, 2))).all()
 
 
@@ -167,7 +183,9 @@ def test_decoding_reads_every_row_once(lengths, heads, dim, options):
     for _ in range(2):  # the counters are left as they were found
         out.fill_(float("nan"))
         decode_attention(q, rows.cache, 0, plan, work, out, AttentionRules(0.3, **options))
-        close(out, rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, **options))
+        close(
+            out, rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, **options)
+        )
 
 
 @pytest.mark.parametrize("round_up", [False, True])
@@ -208,20 +226,29 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
     worth, module.MIN_SAVED_TOKENS = module.MIN_SAVED_TOKENS, 1
     try:
         found = split_shared_prefixes(
-            table, held, np.arange(6, dtype=np.int32), PAGE, rows_per_block=2, max_items=40, target_chunks=9
+            table,
+            held,
+            np.arange(6, dtype=np.int32),
+            PAGE,
+            rows_per_block=2,
+            max_items=40,
+            target_chunks=9,
         )
     finally:
         module.MIN_SAVED_TOKENS = worth
     assert found is not None
     assert found.lengths.tolist() == [128, 128, 128, 128, 0, 0]
     lengths_of, chunks, order = (
-        torch.from_numpy(np.resize(a, 6)).to(DEVICE) for a in (found.lengths, found.chunks, found.order)
+        torch.from_numpy(np.resize(a, 6)).to(DEVICE)
+        for a in (found.lengths, found.chunks, found.order)
     )
     prefixes = SharedPrefixes(
         lengths_of,
         chunks,
         order,
-        torch.from_numpy(np.concatenate((found.items, np.zeros((3, 6), dtype=np.int32)))).to(DEVICE),
+        torch.from_numpy(np.concatenate((found.items, np.zeros((3, 6), dtype=np.int32)))).to(
+            DEVICE
+        ),
         MAX_CHUNKS,
     )
     plan = rows.plan(6, list(range(6)), [n - 1 for n in lengths], shared=prefixes)
@@ -232,7 +259,9 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
     for softcap in (None, 4.0):
         prefix_attention(q, cache, 0, plan, work, AttentionRules(0.3, softcap=softcap))
         decode_attention(q, cache, 0, plan, work, out, AttentionRules(0.3, softcap=softcap))
-        expected = rows.twin(asked, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, softcap=softcap)
+        expected = rows.twin(
+            asked, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, softcap=softcap
+        )
         (close if scaled is None else close_by_head)(out, expected)
 
 
@@ -240,12 +269,21 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     ("start", "count", "heads"),
-    [(0, 1, (6, 2)), (0, 5, (6, 2)), (3, 16, (6, 2)), (0, 65, (3, 1)), (130, 40, (3, 1)), (64, 64, (3, 1))],
+    [
+        (0, 1, (6, 2)),
+        (0, 5, (6, 2)),
+        (3, 16, (6, 2)),
+        (0, 65, (3, 1)),
+        (130, 40, (3, 1)),
+        (64, 64, (3, 1)),
+    ],
 )
 def test_prefill_attends_to_the_pages_before_it(start, count, heads, options):
     rows = Rows([start + count, 9], heads, 24)
     size = 16
-    blocks = [(2 + at, min(size, count - at), 0, start + at) for at in range(0, count, size)] + [(0, 2, 1, 7)]
+    blocks = [(2 + at, min(size, count - at), 0, start + at) for at in range(0, count, size)] + [
+        (0, 2, 1, 7)
+    ]
     plan = rows.plan(0, [1] * 2 + [0] * count, [7, 8, *range(start, start + count)], blocks, size)
     q = normal(2 + count, heads[0] + 4, 24)[:, : heads[0]]
     out = torch.full((2 + count, heads[0], 24), float("nan"), device=DEVICE)
@@ -267,7 +305,9 @@ def test_queries_and_keys_are_turned_and_stored(norm, rope_dim, scaled):
     angles = torch.rand(64, rope_dim // 2, device=DEVICE)
     cos = torch.cat((angles.cos(), angles.cos()), -1)
     sin = torch.cat((-angles.sin(), angles.sin()), -1)
-    weights = (torch.rand(dim, device=DEVICE), torch.rand(dim, device=DEVICE)) if norm else (None, None)
+    weights = (
+        (torch.rand(dim, device=DEVICE), torch.rand(dim, device=DEVICE)) if norm else (None, None)
+    )
     split = qkv.clone().view(3, -1, dim)
     q, k, v = split[:, :heads], split[:, heads : heads + kv_heads], split[:, heads + kv_heads :]
     if norm:
@@ -285,14 +325,20 @@ def test_queries_and_keys_are_turned_and_stored(norm, rope_dim, scaled):
     stored = torch.stack([rows.read_at(s, p + 1)[-1] for s, p in zip(slots, positions)])
     close(rows.cache.k[0][:, stored].transpose(0, 1), k)
     close(rows.cache.v[0][:, stored].transpose(0, 1), v)
-    others = torch.ones(before.shape[1], dtype=torch.bool, device=DEVICE).index_fill_(0, stored, False)
+    others = torch.ones(before.shape[1], dtype=torch.bool, device=DEVICE).index_fill_(
+        0, stored, False
+    )
     assert torch.equal(rows.cache.k[0][:, others], before[:, others])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [24, 576])
 def test_norms(size, dtype):
-    x, residual, weight = normal(5, size, dtype=dtype), normal(5, size, dtype=dtype), normal(size, dtype=dtype)
+    x, residual, weight = (
+        normal(5, size, dtype=dtype),
+        normal(5, size, dtype=dtype),
+        normal(size, dtype=dtype),
+    )
     twin = torch.nn.functional.rms_norm
     close(norm(x, weight, 1e-5), twin(x, (size,), weight, 1e-5), dtype)
     total = x + residual
@@ -303,7 +349,10 @@ def test_norms(size, dtype):
 @pytest.mark.parametrize("kind", [FLOAT8, torch.int8])
 def test_scales_of_a_product_are_applied_by_its_reader(kind):
     def scaled(columns):
-        y, scales = normal(3, columns), Scales(torch.rand(3, device=DEVICE), torch.rand(columns, device=DEVICE))
+        y, scales = (
+            normal(3, columns),
+            Scales(torch.rand(3, device=DEVICE), torch.rand(columns, device=DEVICE)),
+        )
         return y, scales, y * scales.rows.unsqueeze(1) * scales.columns
 
     weight, residual = normal(64), normal(3, 64)
@@ -361,7 +410,9 @@ def test_attention_over_keys_and_values_in_eight_bits(count, scaled):
     decode_attention(q, eight, 0, plan, rows.work(plan), out, AttentionRules(0.3))
     close_by_head(out, rows.twin(asked, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3))
     blocks = [(0, 3, 0, 87)]
-    prefill_attention(q[:3], eight, 0, rows.plan(0, [0] * 3, [87, 88, 89], blocks, 16), out, AttentionRules(0.3))
+    prefill_attention(
+        q[:3], eight, 0, rows.plan(0, [0] * 3, [87, 88, 89], blocks, 16), out, AttentionRules(0.3)
+    )
     close_by_head(out[:3], rows.twin(asked[:3], [(0, 3, 0, 90)], scale=0.3))
 
 
@@ -370,28 +421,48 @@ def test_keys_and_values_are_stored_in_eight_bits():
     rows = Rows([9, 30], (2, 2), 16)
     by = torch.tensor([[8.0, 2.0**-16], [2.0**-11, 64.0]], device=DEVICE)
     scales = KVScales((by[0],), (by[1],))
-    eight = [torch.zeros(rows.cache.k[0].shape, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2)]
+    eight = [
+        torch.zeros(rows.cache.k[0].shape, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2)
+    ]
     cache = KVCache((eight[0],), (eight[1],), scales)
-    codes = torch.arange(2 * 2 * 2 * 16, device=DEVICE).view(2, 2, 2, 16) * 2  # not NaN; token, side, head, element
+    # not NaN; token, side, head, element
+    codes = torch.arange(2 * 2 * 2 * 16, device=DEVICE).view(2, 2, 2, 16) * 2
     codes[(codes & 127) < 8] = 0  # Triton's interpreter rounds what is subnormal
     numbers = codes.to(torch.uint8).view(torch.float8_e4m3fn)
-    qkv = torch.cat((normal(2, 2, 16), (numbers.float() * by.unsqueeze(2)).view(2, 4, 16)), 1).view(2, -1)
+    qkv = torch.cat((normal(2, 2, 16), (numbers.float() * by.unsqueeze(2)).view(2, 4, 16)), 1).view(
+        2, -1
+    )
     still = torch.ones((64, 16), device=DEVICE), torch.zeros((64, 16), device=DEVICE)
     rope_store(qkv, None, None, 1e-5, still, rows.plan(0, [0, 1], [8, 28]), cache, 0)
     for token, (slot, position) in enumerate([(0, 8), (1, 28)]):
         at = rows.read_at(slot, position + 1)[-1]
         for side, stored in enumerate((cache.k, cache.v)):
-            assert torch.equal(stored[0][:, at].view(torch.uint8), numbers[token, side].view(torch.uint8))
+            assert torch.equal(
+                stored[0][:, at].view(torch.uint8), numbers[token, side].view(torch.uint8)
+            )
     if GPU:  # the interpreter makes something else of what is too large
-        rope_store(torch.full_like(qkv, 1e9), None, None, 1e-5, still, rows.plan(0, [0, 1], [8, 28]), cache, 0)
-        assert all((side[0][:, rows.read_at(0, 9)[-1]].float() == 448).all() for side in (cache.k, cache.v))
+        rope_store(
+            torch.full_like(qkv, 1e9),
+            None,
+            None,
+            1e-5,
+            still,
+            rows.plan(0, [0, 1], [8, 28]),
+            cache,
+            0,
+        )
+        assert all(
+            (side[0][:, rows.read_at(0, 9)[-1]].float() == 448).all() for side in (cache.k, cache.v)
+        )
 
 
 def apply_activation(x, kind):
     gate, up = x.chunk(2, -1)
     if kind == "silu":
         return torch.nn.functional.silu(gate) * up
-    return torch.nn.functional.gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none") * up
+    return (
+        torch.nn.functional.gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none") * up
+    )
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
@@ -410,7 +481,9 @@ def test_tokens_that_were_drawn_are_embedded():
 
 
 def test_pages_are_copied_in_all_layers():
-    cache = KVCache(tuple(normal(2, 12, 6) for _ in range(3)), tuple(normal(2, 12, 6) for _ in range(3)))
+    cache = KVCache(
+        tuple(normal(2, 12, 6) for _ in range(3)), tuple(normal(2, 12, 6) for _ in range(3))
+    )
     twin = KVCache(tuple(k.clone() for k in cache.k), tuple(v.clone() for v in cache.v))
     source, target = torch.tensor([1, 2, 7], device=DEVICE), torch.tensor([9, 10, 0], device=DEVICE)
     KVCopy(cache)(source, target)
@@ -428,7 +501,7 @@ def test_page_table_changes():
     assert table.view(-1).tolist() == [0, 7, *[0] * 12, 8]
 
 
-# ------------------------------------------------------------------------------------------------------ draws
+# -------------------------------------------------------------------------------------------- draws
 
 
 def sampling(rows, **parameters):
@@ -460,14 +533,18 @@ def block(monkeypatch):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_draws_by_parts_of_the_vocabulary_are_those_of_whole_logits(block, ranks):
-    """Rows of all kinds: greedy and drawn, with masks, without any allowed token, and broken in one part."""
+    """Rows of all kinds: greedy and drawn, with masks, without any allowed token, and broken in one
+    part.
+    """
     size, rows = 5 * block + 7, 8
     logits = normal(rows, size) * 3
     logits[5, 3], logits[6, 4 * block] = float("nan"), float("inf")
     masks = torch.randint(-(2**31), 2**31, (3, -(-size // 32)), device=DEVICE).int()
     masks[2] = 0
     mask_rows = torch.tensor([0, 1, -1, -1, 2, -1, 0, 1], dtype=torch.int32, device=DEVICE)
-    table = sampling(rows, temperature=[0.0, 0.7, 1.0, 1.3, 1.0, 1.0, 0.0, 0.2], seed=[*range(7), 2**40 + 3])
+    table = sampling(
+        rows, temperature=[0.0, 0.7, 1.0, 1.3, 1.0, 1.0, 0.0, 0.2], seed=[*range(7), 2**40 + 3]
+    )
     slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     blocks = -(-6 // ranks)
     for softcap, of in ((None, None), (20.0, TokenMasks(masks, mask_rows))):
@@ -476,7 +553,9 @@ def test_draws_by_parts_of_the_vocabulary_are_those_of_whole_logits(block, ranks
         for first in range(0, ranks * blocks, blocks):
             part = logits[:, first * block : (first + blocks) * block]
             words = of and TokenMasks(masks[:, first * block // 32 :], of.rows)
-            found.append(draw_part(part, slots, slots, table, first, blocks, masks=words, softcap=softcap))
+            found.append(
+                draw_part(part, slots, slots, table, first, blocks, masks=words, softcap=softcap)
+            )
         last, tokens = (torch.full((rows,), -9, dtype=torch.int32, device=DEVICE) for _ in range(2))
         pick_winner(torch.stack(found), blocks, slots, table, last, tokens)
         assert tokens.tolist() == whole.tolist()
@@ -518,7 +597,14 @@ def kept(logits, temperature, top_k, top_p, min_p, sequential=False):
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "filters",
-    [(0, 1.0, 0.0), (3, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.3), (8, 0.8, 0.05), (4, 0.7, 0.05, True)],
+    [
+        (0, 1.0, 0.0),
+        (3, 1.0, 0.0),
+        (0, 0.6, 0.0),
+        (0, 1.0, 0.3),
+        (8, 0.8, 0.05),
+        (4, 0.7, 0.05, True),
+    ],
     ids=str,
 )
 def test_draws_follow_the_probabilities_that_filters_leave(block, filters):
@@ -545,9 +631,13 @@ def test_draws_follow_the_probabilities_that_filters_leave(block, filters):
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("filters", [(3, 0.75, 0.0), (4, 0.6, 0.05), (0, 0.75, 0.0), (3, 1.0, 0.0)], ids=str)
+@pytest.mark.parametrize(
+    "filters", [(3, 0.75, 0.0), (4, 0.6, 0.05), (0, 0.75, 0.0), (3, 1.0, 0.0)], ids=str
+)
 def test_both_orders_leave_what_their_definitions_leave(block, filters):
-    """In plain Python, of five tokens; the fourth is in another block. Each token that is left is drawn."""
+    """In plain Python, of five tokens; the fourth is in another block. Each token that is left is
+    drawn.
+    """
     (top_k, top_p, min_p), rows = filters, 40
     shares = {3: 0.4, block + 1: 0.3, 0: 0.2, 7: 0.06, 5: 0.04}
     one = torch.full((block + 2,), float("-inf"), device=DEVICE)
@@ -581,19 +671,27 @@ def test_a_draw_depends_on_seed_and_position_alone():
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("own", "neighbour"),
-    [({}, {"top_k": 3}), ({}, {"top_p": 0.5}), ({}, {"min_p": 0.2}), ({"min_p": 0.01}, {"top_p": 0.5})],
+    [
+        ({}, {"top_k": 3}),
+        ({}, {"top_p": 0.5}),
+        ({}, {"min_p": 0.2}),
+        ({"min_p": 0.01}, {"top_p": 0.5}),
+    ],
     ids=str,
 )
 def test_a_draw_does_not_depend_on_a_neighbours_filters(block, own, neighbour):
     """Every second row is a neighbour, with filters or without."""
-    rows, none = 16, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # a filter may leave what was drawn, but not of eight
+    # a filter may leave what was drawn, but not of eight
+    rows, none = 16, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     torch.manual_seed(0)
     logits = normal(rows, block + block // 4)
 
     def first(**filters):
         by_row = [{**none, **(filters if i % 2 else own)} for i in range(rows)]
         parameters = {name: [row[name] for row in by_row] for name in none}
-        return drawn(logits, sampling(rows, temperature=[1.0] * rows, seed=list(range(rows)), **parameters)).tolist()
+        return drawn(
+            logits, sampling(rows, temperature=[1.0] * rows, seed=list(range(rows)), **parameters)
+        ).tolist()
 
     alone, beside = first(), first(**neighbour)
     assert beside[::2] == alone[::2]

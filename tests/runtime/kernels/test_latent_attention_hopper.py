@@ -1,4 +1,6 @@
-"""Latent attention for Hopper GPUs, against its twin on one. test_compiled.py compiles it without any."""
+"""Latent attention for Hopper GPUs, against its twin on one. test_compiled.py compiles it without
+any.
+"""
 
 from dataclasses import replace
 
@@ -12,13 +14,17 @@ from tests.runtime.kernels import needs_hopper
 from tests.runtime.kernels.latents import Latents
 from tests.runtime.kernels.test_kernels import DEVICE, close, normal
 
-hopper = pytest.importorskip("sglang_lite.runtime.kernels.latent_attention_hopper", reason="Triton is too old")
+hopper = pytest.importorskip(
+    "sglang_lite.runtime.kernels.latent_attention_hopper", reason="Triton is too old"
+)
 pytestmark = needs_hopper
 LENGTHS = [1, 63, 64, 65, 128, 1000, 2049, 17]
 
 
 def poisoned(rows):
-    """The rows' cache with no numbers in pages of others and behind the end of a page, as it was for the twin."""
+    """The rows' cache with no numbers in pages of others and behind the end of a page, as it was
+    for the twin.
+    """
     there = torch.zeros(rows.cache.k[0].shape[1], dtype=torch.bool, device=DEVICE)
     for row, length in enumerate(rows.lengths):
         there[rows.read_at(row, length)] = True
@@ -50,7 +56,9 @@ def test_decoding_gives_what_the_twin_gives(heads, dtype, lengths):
 
 
 @pytest.mark.parametrize("heads", [16, 128])
-@pytest.mark.parametrize("cases", [[(0, 1)], [(0, 300), (5, 200)], [(130, 257), (64, 64), (1000, 3)]], ids=str)
+@pytest.mark.parametrize(
+    "cases", [[(0, 1)], [(0, 300), (5, 200)], [(130, 257), (64, 64), (1000, 3)]], ids=str
+)
 def test_prefill_gives_what_the_twin_gives(heads, cases):
     """Cases: tokens before the new ones and count of those, by row."""
     blocks, first = [], 0
@@ -68,11 +76,15 @@ def test_prefill_gives_what_the_twin_gives(heads, cases):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_the_kernels_for_all_cards_give_what_the_twin_gives(dtype, monkeypatch):
-    """Of latents of that size, to the last token of rows that fill no block: one launch was compiled wrongly there."""
+    """Of latents of that size, to the last token of rows that fill no block: one launch was
+    compiled wrongly there.
+    """
     monkeypatch.setattr(latent_attention, "hopper_module", lambda *args: None)
     rows = Latents(LENGTHS, 16, 512, 64, torch.bfloat16, page=16)
     plane = rows.cache.k[0].to(dtype)
-    scales = KVScales((torch.tensor([0.5, 2.0], device=DEVICE),), (torch.tensor([0.5], device=DEVICE),))
+    scales = KVScales(
+        (torch.tensor([0.5, 2.0], device=DEVICE),), (torch.tensor([0.5], device=DEVICE),)
+    )
     cache = KVCache((plane,), (plane,), scales if dtype.itemsize == 1 else None)
     plan = rows.plan(len(LENGTHS), [*range(len(LENGTHS))], [n - 1 for n in LENGTHS])
     work = rows.work(plan)

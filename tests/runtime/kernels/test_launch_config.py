@@ -5,7 +5,12 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.registry import make_attention
-from sglang_lite.runtime.kernels.device_properties import INTERPRETER, DeviceProperties, assume_device, properties_of
+from sglang_lite.runtime.kernels.device_properties import (
+    INTERPRETER,
+    DeviceProperties,
+    assume_device,
+    properties_of,
+)
 from sglang_lite.runtime.kernels.experts_tiled import down_launch, gate_up_launch
 from sglang_lite.runtime.kernels.launch_config import attention_launch, product_tile, tile_stages
 from tests.runtime.kernels.launches import GPUS, HEADS
@@ -13,8 +18,8 @@ from tests.runtime.kernels.launches import GPUS, HEADS
 A100, A10, RTX_4090, H200 = GPUS
 SMALL = DeviceProperties("a GPU of before Ampere", 49_152, 1 << 16, 20, (7, 5))
 
-# Queries of a program, tokens at a time, warps, stages: measured on an H200, so no change of anything else changes
-# them.
+# Queries of a program, tokens at a time, warps, stages: measured on an H200, so no change of
+# anything else changes them.
 CHOSEN = {
     # kernel, head, bytes of queries, of keys, queries, rows
     ("decode", 128, 2, 2, 8, 1): (8, 32, 1, 3),
@@ -50,7 +55,14 @@ CHOSEN = {
 
 def chosen(properties, kernel, dim, item, cached, queries, rows):
     launch = attention_launch(
-        properties, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=8 if rows else 1
+        properties,
+        kernel,
+        dim=dim,
+        item=item,
+        cached=cached,
+        queries=queries,
+        rows=rows,
+        heads=8 if rows else 1,
     )
     return launch and (launch.queries, launch.tokens, launch.warps, launch.stages)
 
@@ -63,7 +75,12 @@ def test_an_h200_has_what_was_measured_there(asked):
 def test_rows_taken_from_their_product_have_programs_of_two_warps_where_they_are_one_or_some():
     asked = {"dim": 128, "item": 2, "cached": 2, "queries": 8, "heads": 8, "product": True}
     launches = [attention_launch(H200, "decode", **asked, rows=rows) for rows in (1, 2, 64, 128)]
-    assert [(launch.tokens, launch.warps) for launch in launches] == [(64, 2), (32, 1), (64, 2), (32, 1)]
+    assert [(launch.tokens, launch.warps) for launch in launches] == [
+        (64, 2),
+        (32, 1),
+        (64, 2),
+        (32, 1),
+    ]
 
 
 def test_few_rows_of_8_bits_are_read_by_programs_that_have_a_multiprocessor_each():
@@ -79,9 +96,20 @@ def test_few_rows_of_8_bits_are_read_by_programs_that_have_a_multiprocessor_each
 
 
 def test_products_of_experts_on_an_h200_are_what_was_measured_there():
-    assert [gate_up_launch(H200, 64, item) for item in (1, 2, 4)] == [(64, 128, 4, 3), (64, 128, 4, 2), (32, 32, 4, 2)]
-    assert [gate_up_launch(H200, 128, item) for item in (1, 2)] == [(128, 128, 8, 3), (128, 64, 8, 4)]
-    assert [down_launch(H200, 64, item) for item in (1, 2, 4)] == [(128, 128, 4, 3), (128, 64, 4, 4), (32, 32, 4, 2)]
+    assert [gate_up_launch(H200, 64, item) for item in (1, 2, 4)] == [
+        (64, 128, 4, 3),
+        (64, 128, 4, 2),
+        (32, 32, 4, 2),
+    ]
+    assert [gate_up_launch(H200, 128, item) for item in (1, 2)] == [
+        (128, 128, 8, 3),
+        (128, 64, 8, 4),
+    ]
+    assert [down_launch(H200, 64, item) for item in (1, 2, 4)] == [
+        (128, 128, 4, 3),
+        (128, 64, 4, 4),
+        (32, 32, 4, 2),
+    ]
     assert [down_launch(H200, 128, item) for item in (1, 2)] == [(128, 128, 4, 3), (128, 64, 4, 3)]
 
 
@@ -110,7 +138,8 @@ def test_programs_share_a_multiprocessor_only_if_each_loads_three_tiles():
     blackwell = DeviceProperties("RTX 5090", 101_376, 1 << 16, 170, (12, 0))
     tile = product_tile(blackwell, 64, (28_672, 4096), gated=True)
     assert (tile.inputs, tile.stages) == (128, 2)
-    assert product_tile(H200, 64, (28_672, 4096), gated=True, beside=True).inputs == 128  # adapters need the room
+    # adapters need the room
+    assert product_tile(H200, 64, (28_672, 4096), gated=True, beside=True).inputs == 128
 
 
 def test_smaller_cards_take_fewer_tokens_at_a_time():
@@ -121,10 +150,19 @@ def test_smaller_cards_take_fewer_tokens_at_a_time():
         (128, 16, 8, 2),
     ]
     assert chosen(A100, "prefill", 128, 4, 4, 128, 0) == (16, 16, 4, 2)  # float32 heads of 128
-    assert [gate_up_launch(A100, rows, 2) for rows in (16, 128)] == [(64, 128, 4, 2), (64, 64, 8, 3)]
+    assert [gate_up_launch(A100, rows, 2) for rows in (16, 128)] == [
+        (64, 128, 4, 2),
+        (64, 64, 8, 3),
+    ]
     assert [gate_up_launch(A10, rows, 2) for rows in (16, 64)] == [(64, 128, 4, 2), (64, 32, 4, 3)]
-    assert [gate_up_launch(RTX_4090, rows, 1) for rows in (64, 128)] == [(64, 64, 4, 3), (64, 128, 8, 3)]
-    assert [down_launch(RTX_4090, rows, 1) for rows in (64, 128)] == [(128, 128, 4, 3), (64, 128, 4, 3)]
+    assert [gate_up_launch(RTX_4090, rows, 1) for rows in (64, 128)] == [
+        (64, 64, 4, 3),
+        (64, 128, 8, 3),
+    ]
+    assert [down_launch(RTX_4090, rows, 1) for rows in (64, 128)] == [
+        (128, 128, 4, 3),
+        (64, 128, 4, 3),
+    ]
 
 
 def test_where_not_even_few_tokens_find_room_a_program_has_fewer_queries():
@@ -141,7 +179,12 @@ def test_decoding_is_many_by_the_multiprocessors_of_the_card():
 @pytest.mark.parametrize("properties", [*GPUS, INTERPRETER], ids=lambda properties: properties.name)
 def test_every_head_finds_room(properties):
     for dim in HEADS:
-        for kernel, item, queries in [("decode", 2, 64), ("prefill", 2, 128), ("prefix", 2, 64), ("decode", 4, 16)]:
+        for kernel, item, queries in [
+            ("decode", 2, 64),
+            ("prefill", 2, 128),
+            ("prefix", 2, 64),
+            ("decode", 4, 16),
+        ]:
             assert chosen(properties, kernel, dim, item, item, queries, 8)
 
 
@@ -152,7 +195,9 @@ def test_a_card_without_room_gets_torchs_attention_and_it_is_said(caplog):
     with assume_device(DeviceProperties("tiny", 32_768, 1 << 16, 4, (8, 0))):
         backend = make_attention("auto", requirements)
     assert type(backend).__name__ == "TorchAttention"
-    assert "don't fit in the 32,768 bytes of shared memory that a program has on a tiny" in caplog.text
+    assert (
+        "don't fit in the 32,768 bytes of shared memory that a program has on a tiny" in caplog.text
+    )
 
 
 def test_tiles_under_way_are_as_many_as_find_room():

@@ -21,11 +21,39 @@ from sglang_lite.runtime.kernels.norm import add_norm
 from sglang_lite.runtime.kernels.reference.norm import norm as reference
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-EDGES = (0, 1, 2, 15, 16, 17, 32, -1, -16, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
+EDGES = (
+    0,
+    1,
+    2,
+    15,
+    16,
+    17,
+    32,
+    -1,
+    -16,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    -(2**31) - 1,
+    2**32,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 CPU = -1  # torch's number of the device on which tensors without a GPU are
 ROOM = torch.empty(4096, dtype=torch.uint8)
-FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int32, torch.int64, torch.bool)
-numbers = st.one_of(st.sampled_from(EDGES), st.integers(-(2**63), 2**64 - 1), st.floats(), st.booleans(), st.none())
+FORMATS = (
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float8_e4m3fn,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+)
+numbers = st.one_of(
+    st.sampled_from(EDGES), st.integers(-(2**63), 2**64 - 1), st.floats(), st.booleans(), st.none()
+)
 
 
 @st.composite
@@ -47,7 +75,8 @@ arguments = st.one_of(numbers, tensors(), descriptors())
 @given(arguments, arguments)
 def test_whatever_triton_tells_apart_has_kinds_of_its_own(one, other):
     if variant_key((one,), CPU)[0] == variant_key((other,), CPU)[0]:
-        for options in itertools.product((False, True), repeat=3):  # constant memory, specialised, by alignment
+        # constant memory, specialised, by alignment
+        for options in itertools.product((False, True), repeat=3):
             assert native_specialize_impl(BaseBackend, one, *options) == native_specialize_impl(
                 BaseBackend, other, *options
             )
@@ -56,7 +85,9 @@ def test_whatever_triton_tells_apart_has_kinds_of_its_own(one, other):
 @given(st.lists(arguments, max_size=4), st.lists(arguments, max_size=4))
 def test_kinds_of_arguments_are_those_of_each(one, other):
     apart = [variant_key((x,), CPU)[0] for x in one], [variant_key((x,), CPU)[0] for x in other]
-    assert (variant_key(tuple(one), CPU)[0] == variant_key(tuple(other), CPU)[0]) == (apart[0] == apart[1])
+    assert (variant_key(tuple(one), CPU)[0] == variant_key(tuple(other), CPU)[0]) == (
+        apart[0] == apart[1]
+    )
 
 
 def test_the_driver_takes_addresses_of_tensors_and_numbers_as_they_are():
@@ -64,7 +95,9 @@ def test_the_driver_takes_addresses_of_tensors_and_numbers_as_they_are():
     assert variant_key((x, None, 7, True, 0.5), CPU)[1] == [x.data_ptr(), None, 7, True, 0.5]
 
 
-@pytest.mark.parametrize("without", [torch.empty(8, device="meta"), torch.empty(0)], ids=["meta", "empty"])
+@pytest.mark.parametrize(
+    "without", [torch.empty(8, device="meta"), torch.empty(0)], ids=["meta", "empty"]
+)
 def test_a_tensor_without_memory_has_no_kinds(without):
     assert variant_key((torch.empty(8), without, 3), CPU) == ((), [])
 
@@ -76,7 +109,9 @@ class Triton:
 
     def __init__(self):
         names = {"x": False, "n": False, "SIZE": True}
-        self.params = [SimpleNamespace(name=name, is_constexpr=constant) for name, constant in names.items()]
+        self.params = [
+            SimpleNamespace(name=name, is_constexpr=constant) for name, constant in names.items()
+        ]
         self.asked, self.launches = [], []
 
     def run(self, *arguments, grid, warmup, **options):
@@ -90,7 +125,9 @@ class Triton:
 
 
 def set_device(monkeypatch, device):
-    active = SimpleNamespace(get_current_device=lambda: device, get_current_stream=lambda device: 77)
+    active = SimpleNamespace(
+        get_current_device=lambda: device, get_current_stream=lambda device: 77
+    )
     monkeypatch.setattr(driver, "_active", active)
 
 
@@ -105,7 +142,9 @@ def test_the_first_launch_of_a_kind_is_triton_s_and_others_are_the_same_variant(
     kernel[(3,)](x, 5, SIZE=8, num_warps=2)
     kernel[(4, 2)](x[4:], 6, SIZE=8, num_warps=2)
     assert triton_.asked == [((5,), {"SIZE": 8, "num_warps": 2})]
-    assert triton_.launches == [(4, 2, 1, 77, 1, (4, 1, 0), None, None, None, x.data_ptr() + 16, 6, None)]
+    assert triton_.launches == [
+        (4, 2, 1, 77, 1, (4, 1, 0), None, None, None, x.data_ptr() + 16, 6, None)
+    ]
 
 
 def test_every_other_kind_and_option_is_a_variant_of_its_own(triton_):
@@ -138,20 +177,25 @@ def test_each_device_has_variants_of_its_own(triton_, monkeypatch):
     assert len(triton_.asked) == 2
 
 
-@pytest.mark.parametrize("argument", [torch.empty(64), torch.empty(8, device="meta")], ids=["host", "meta"])
+@pytest.mark.parametrize(
+    "argument", [torch.empty(64), torch.empty(8, device="meta")], ids=["host", "meta"]
+)
 def test_a_tensor_that_the_gpu_can_not_read_is_refused(triton_, monkeypatch, argument):
     set_device(monkeypatch, 1)
     kernel = KernelLauncher(triton_)
     for _ in range(2):
         with pytest.raises(
-            sgl.SglError, match=r"^f: .* on device cuda:1, .* argument .x. is on (cpu|meta)\. .*device=.cuda:1"
+            sgl.SglError,
+            match=r"^f: .* on device cuda:1, .* argument .x. is on (cpu|meta)\. .*device=.cuda:1",
         ):
             kernel[(1,)](argument, 5, SIZE=8)
     assert triton_.asked == []
 
 
 def test_a_tensor_elsewhere_is_refused_after_launches_of_its_kind(triton_, monkeypatch):
-    """The driver gets nothing but its address then, and reading there would end the work of the whole process."""
+    """The driver gets nothing but its address then, and reading there would end the work of the
+    whole process.
+    """
     kernel, x = KernelLauncher(triton_), torch.empty(64)
     kernel[(1,)](x, 5, SIZE=8)
     kernel[(1,)](x, 5, SIZE=8)
@@ -192,7 +236,10 @@ def test_memory_behind_a_descriptor_is_checked(triton_, monkeypatch):
 
 
 def test_kernels_of_the_interpreter_stay_as_they_are():
-    assert cached_launch(test_each_device_has_variants_of_its_own) is test_each_device_has_variants_of_its_own
+    assert (
+        cached_launch(test_each_device_has_variants_of_its_own)
+        is test_each_device_has_variants_of_its_own
+    )
 
 
 def test_unaligned_rows_after_aligned_ones_are_right():

@@ -86,7 +86,10 @@ def test_a_product_by_tiles_adds_adapters_where_its_sums_end(rows, inputs):
 def test_each_token_gets_the_products_of_its_own_adapter_alone(rows, dtype, outputs):
     ranks = (8, 256, 16, 0, 40) if GPU else (8, 24, 0)
     step, weights, slots, x, product = drawn(rows, ranks, 1100, outputs, dtype)
-    expected, low = by_token(x, weights, step, slots, product), own_shrink(x, weights, own_ranks(step, slots))
+    expected, low = (
+        by_token(x, weights, step, slots, product),
+        own_shrink(x, weights, own_ranks(step, slots)),
+    )
     if len(outputs) == 2:
         close(own_expand(low, product, "silu"), gated(expected.to(dtype), "silu"), dtype)
     close(own_expand(low, product), expected, dtype)
@@ -95,7 +98,9 @@ def test_each_token_gets_the_products_of_its_own_adapter_alone(rows, dtype, outp
 @pytest.mark.skipif(not GPU, reason="the interpreter runs nothing at the same time")
 @pytest.mark.parametrize("outputs", [4096, 28_672])
 def test_a_product_runs_beside_that_of_each_tokens_own_adapter(outputs):
-    """With large matrices, and again in the same memory, as each kernel starts before the one before it has ended."""
+    """With large matrices, and again in the same memory, as each kernel starts before the one
+    before it has ended.
+    """
     step, weights, slots, _, _ = drawn(64, (16,) * 64, 4096, (outputs,), torch.bfloat16)
     weight = (torch.randn(outputs, 4096, device=DEVICE) / 64).bfloat16()
     ranks, y = own_ranks(step, slots), torch.empty(64, outputs, device=DEVICE, dtype=torch.bfloat16)
@@ -104,11 +109,17 @@ def test_a_product_runs_beside_that_of_each_tokens_own_adapter(outputs):
         expected = by_token(x, weights, step, slots, (x @ weight.T))
         copied = torch.empty_like(x).copy_(x)
         low = own_shrink(copied, weights, ranks)
-        close(own_expand(low, linear_tiled(copied, weight, None, out=y, shrunk=low)), expected, torch.bfloat16)
+        close(
+            own_expand(low, linear_tiled(copied, weight, None, out=y, shrunk=low)),
+            expected,
+            torch.bfloat16,
+        )
 
 
 def test_tokens_without_an_adapter_are_left_alone():
     step, weights, _, x, product = drawn(20, (8,), 40, (40,), torch.float32)
     slots = torch.full((20,), 1, device=DEVICE)
     assert torch.equal(lora_add(x, weights, lora_rows(step, slots), product.clone()), product)
-    assert torch.equal(own_expand(own_shrink(x, weights, own_ranks(step, slots)), product.clone()), product)
+    assert torch.equal(
+        own_expand(own_shrink(x, weights, own_ranks(step, slots)), product.clone()), product
+    )

@@ -5,7 +5,12 @@ import torch
 
 from sglang_lite.runtime.kernels.packed_products import decoded, packed_rows, parts_of
 from sglang_lite.runtime.kernels.packed_row import packed_row
-from sglang_lite.runtime.kernels.packed_weight import PackedWeight, can_pack, in_few_bits, packed_weight
+from sglang_lite.runtime.kernels.packed_weight import (
+    PackedWeight,
+    can_pack,
+    in_few_bits,
+    packed_weight,
+)
 from sglang_lite.runtime.kernels.reference import packed_products as twin
 from sglang_lite.runtime.models.layers.packed_linear import PackedLinear
 from tests.counts import some
@@ -16,7 +21,9 @@ pytestmark = needs_kernels
 KINDS = ("integers", "integers with zeros", "integers and what is between", "e2m1", "table")
 
 
-def made(outputs: int, inputs: int, group: int, kind: str = "integers") -> tuple[PackedWeight, torch.Tensor]:
+def made(
+    outputs: int, inputs: int, group: int, kind: str = "integers"
+) -> tuple[PackedWeight, torch.Tensor]:
     """A packed matrix, and its values in float64."""
     generator = torch.Generator().manual_seed(outputs + inputs)
     numbers = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=generator)
@@ -41,7 +48,14 @@ def made(outputs: int, inputs: int, group: int, kind: str = "integers") -> tuple
     return weight, values.to(DEVICE)
 
 
-SHAPES = [(70, 2048, 128), (130, 1152, 64), (70, 96, 32), (33, 80, 16), (20, 576, 576), (40, 704, 64)]
+SHAPES = [
+    (70, 2048, 128),
+    (130, 1152, 64),
+    (70, 96, 32),
+    (33, 80, 16),
+    (20, 576, 576),
+    (40, 704, 64),
+]
 
 
 @pytest.mark.sampled(6)
@@ -50,7 +64,8 @@ SHAPES = [(70, 2048, 128), (130, 1152, 64), (70, 96, 32), (33, 80, 16), (20, 576
 def test_decoding(kind, outputs, inputs, group):
     weight, values = made(outputs, inputs, group, kind)
     assert weight.words.numel() * 8 <= outputs * max(inputs * 17 / 16, inputs + 127)
-    for dtype in (torch.float32, torch.bfloat16 if GPU else torch.float16):  # the interpreter cuts to bfloat16
+    # the interpreter cuts to bfloat16
+    for dtype in (torch.float32, torch.bfloat16 if GPU else torch.float16):
         assert torch.equal(decoded(weight, dtype), twin.decoded(weight, dtype))
         assert torch.allclose(decoded(weight, dtype).double(), values, rtol=2**-8, atol=1e-6)
 
@@ -80,7 +95,9 @@ def test_products(rows, outputs, inputs, group, kind, dtype):
 def test_rows_with_their_gate(gate, kind, biased, rows):
     x, bias = normal(rows, 640) / 32, normal(100) if biased else None
     weight, values = made(100, 640, 64, kind)
-    expected = torch.nn.functional.linear(x.double(), values, None if bias is None else bias.double())
+    expected = torch.nn.functional.linear(
+        x.double(), values, None if bias is None else bias.double()
+    )
     close(packed_rows(x, weight, bias, gate), apply_activation(expected, gate))
 
 
@@ -101,7 +118,12 @@ def test_a_single_row(outputs, inputs, group, kind, dtype):
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kind", KINDS[:4])
 def test_a_single_row_with_its_norm_and_gate(gate, biased, kind):
-    x, residual, norm, bias = normal(1, 640), normal(1, 640), normal(640) / 16, normal(100) if biased else None
+    x, residual, norm, bias = (
+        normal(1, 640),
+        normal(1, 640),
+        normal(640) / 16,
+        normal(100) if biased else None,
+    )
     weight, values = made(100, 640, 64, kind)
     y, total = packed_row(x, weight, bias, residual=residual, norm=norm, eps=1e-5, gate=gate)
     assert torch.equal(total, x + residual)
@@ -125,7 +147,8 @@ def test_large_products_in_bfloat16(kind, group):
     weight, values = made(14336, 4096, group, kind)
     x = normal(257, 4096, dtype=torch.bfloat16)
     expected, layer = x.double() @ values.T, PackedLinear(weight, None, None)
-    limit = expected.abs().amax(1, keepdim=True) * 2**-7  # two units in the last place of a row's largest
+    # two units in the last place of a row's largest
+    limit = expected.abs().amax(1, keepdim=True) * 2**-7
     for rows in range(1, 258) if some(0, 1) else (1, 2, 16, 64, 65, 256, 257):
         assert ((layer(x[:rows]) - expected[:rows]).abs() <= limit[:rows]).all(), rows
 

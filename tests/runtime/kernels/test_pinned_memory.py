@@ -1,4 +1,6 @@
-"""Pinned memory, on a driver that only notes what it is asked. On a GPU, test_page_memory.py copies to it."""
+"""Pinned memory, on a driver that only notes what it is asked. On a GPU, test_page_memory.py copies
+to it.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Attention over shared prefixes for Hopper GPUs, against its twin on one. test_compiled.py compiles it without any."""
+"""Attention over shared prefixes for Hopper GPUs, against its twin on one. test_compiled.py
+compiles it without any.
+"""
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from sglang_lite.runtime.kernels.prefix_attention import hopper_prefix_module, p
 from tests.runtime.kernels import needs_hopper
 from tests.runtime.kernels.test_kernels import DEVICE, Rows, close, normal
 
-hopper = pytest.importorskip("sglang_lite.runtime.kernels.prefix_attention_hopper", reason="Triton is too old")
+hopper = pytest.importorskip(
+    "sglang_lite.runtime.kernels.prefix_attention_hopper", reason="Triton is too old"
+)
 pytestmark = needs_hopper
 PAGE = 16
 
@@ -26,12 +30,16 @@ PAGE = 16
     [([(70, 64)], 1), ([(70, 256)], 40), ([(200, 48), (3, 1040), (2, 16)], 3), ([(2, 2064)], 9)],
     ids=str,
 )
-def test_prefixes_are_read_once_for_all_rows_that_share_them(monkeypatch, groups, target_chunks, heads, dim, dtype):
+def test_prefixes_are_read_once_for_all_rows_that_share_them(
+    monkeypatch, groups, target_chunks, heads, dim, dtype
+):
     lengths = [5] + [shared + 1 + i % 50 for count, shared in groups for i in range(count)]
     rows = Rows(lengths, heads, dim, dtype, page=PAGE)
     first = 1  # the one before shares nothing
     for count, shared in groups:
-        rows.table[first : first + count, : shared // PAGE] = rows.table[first, : shared // PAGE].clone()
+        rows.table[first : first + count, : shared // PAGE] = rows.table[
+            first, : shared // PAGE
+        ].clone()
         first += count
     monkeypatch.setattr(prefix_groups, "MIN_SAVED_TOKENS", 1)
     count, slots = len(lengths), np.arange(len(lengths), dtype=np.int32)

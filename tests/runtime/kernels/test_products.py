@@ -21,7 +21,9 @@ def test_products_of_few_rows(rows, outputs, inputs):
     x, weight, bias = normal(rows, inputs), normal(outputs, inputs), normal(outputs)
     few = SmallBatchLinear(DEVICE)
     for b in (bias, None):
-        expected = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+        expected = torch.nn.functional.linear(
+            x.double(), weight.double(), None if b is None else b.double()
+        )
         for _ in range(2):  # the counters are left as they were found
             close(few(x, weight, b), expected)
         if rows == 1:
@@ -30,25 +32,46 @@ def test_products_of_few_rows(rows, outputs, inputs):
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(26, 2100)] + [(4100, 2048)] * GPU)
 def test_a_row_meets_small_matrices_in_eight_bits(outputs, inputs):
-    x, weight, by = normal(1, inputs), normal(outputs, inputs).to(torch.float8_e4m3fn), normal(outputs)
-    close(linear_single_row(x, weight, None, scales=by)[0], (x.double() @ weight.double().T) * by.double())
+    x, weight, by = (
+        normal(1, inputs),
+        normal(outputs, inputs).to(torch.float8_e4m3fn),
+        normal(outputs),
+    )
+    close(
+        linear_single_row(x, weight, None, scales=by)[0],
+        (x.double() @ weight.double().T) * by.double(),
+    )
 
 
 def test_long_sums_of_many_outputs_are_not_split(monkeypatch):
     monkeypatch.setattr("sglang_lite.runtime.kernels.gemv.SPLIT_OUTPUTS", SmallBatchLinear.BLOCK_N)
     x, weight = normal(2, 2100), normal(SmallBatchLinear.BLOCK_N + 6, 2100)
-    close(SmallBatchLinear(DEVICE)(x, weight, None), torch.nn.functional.linear(x.double(), weight.double()))
+    close(
+        SmallBatchLinear(DEVICE)(x, weight, None),
+        torch.nn.functional.linear(x.double(), weight.double()),
+    )
 
 
 @pytest.mark.parametrize("gate", ["", "silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(2, 130, 264), (33, 64, 136), (64, 200, 48)])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"), [(2, 130, 264), (33, 64, 136), (64, 200, 48)]
+)
 def test_products_by_tiles(rows, outputs, inputs, biased, gate):
-    x, weight = normal(rows, inputs, dtype=torch.float16), normal(outputs, inputs, dtype=torch.float16) * 0.1
+    x, weight = (
+        normal(rows, inputs, dtype=torch.float16),
+        normal(outputs, inputs, dtype=torch.float16) * 0.1,
+    )
     bias = normal(outputs, dtype=torch.float16) if biased else None
     assert can_tile(weight)
-    expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    close(linear_tiled(x, weight, bias, gate), apply_activation(expected, gate) if gate else expected, torch.float16)
+    expected = torch.nn.functional.linear(
+        x.double(), weight.double(), None if bias is None else bias.double()
+    )
+    close(
+        linear_tiled(x, weight, bias, gate),
+        apply_activation(expected, gate) if gate else expected,
+        torch.float16,
+    )
 
 
 @pytest.mark.parametrize("gate", ["", "silu", "gelu", "gelu_tanh"])
@@ -58,7 +81,9 @@ def test_a_single_row_with_its_norm_and_gate(gate, biased):
     bias = normal(100) if biased else None
     y, total = linear_single_row(x, weight, bias, residual=residual, norm=norm, eps=1e-5, gate=gate)
     assert torch.equal(total, x + residual)
-    expected = torch.nn.functional.linear(torch.nn.functional.rms_norm(total, (600,), norm, 1e-5), weight, bias)
+    expected = torch.nn.functional.linear(
+        torch.nn.functional.rms_norm(total, (600,), norm, 1e-5), weight, bias
+    )
     close(y, apply_activation(expected, gate) if gate else expected)
 
 
@@ -70,7 +95,12 @@ def test_a_row_meets_large_matrices(monkeypatch, kind, inputs, gate):
     """Launched as those of a model of some 8B parameters are."""
     monkeypatch.setattr("sglang_lite.runtime.kernels.gemv.SMALL", 0)
     monkeypatch.setattr("sglang_lite.runtime.kernels.gemv.HEAD", 50 if kind == "head" else 1 << 16)
-    x, residual, norm, weight = normal(1, inputs), normal(1, inputs), normal(inputs), normal(70, inputs) * 0.03
+    x, residual, norm, weight = (
+        normal(1, inputs),
+        normal(1, inputs),
+        normal(inputs),
+        normal(70, inputs) * 0.03,
+    )
     scales = None
     if kind == "eight bits":
         eight = quantise_rows(weight, torch.float8_e4m3fn)
@@ -80,7 +110,9 @@ def test_a_row_meets_large_matrices(monkeypatch, kind, inputs, gate):
         total = x if add is None else x + add
         row = total if by is None else torch.nn.functional.rms_norm(total, (inputs,), by, 1e-5)
         expected = torch.nn.functional.linear(row.double(), full)
-        y, _ = linear_single_row(x, weight, None, scales=scales, residual=add, norm=by, eps=1e-5, gate=gate)
+        y, _ = linear_single_row(
+            x, weight, None, scales=scales, residual=add, norm=by, eps=1e-5, gate=gate
+        )
         close(y, apply_activation(expected, gate) if gate else expected)
 
 
@@ -88,10 +120,17 @@ def test_products_with_weights_in_eight_bits():
     x, full = normal(1, 256), normal(96, 256)
     eight = quantise_rows(full, torch.float8_e4m3fn)
     weight, scales = eight.values, eight.scales
-    assert ((weight.float() * scales.unsqueeze(1) - full).abs() <= full.abs().amax(1, keepdim=True) / 7).all()
-    expected = torch.nn.functional.linear(x.double(), weight.double() * scales.double().unsqueeze(1))
+    assert (
+        (weight.float() * scales.unsqueeze(1) - full).abs() <= full.abs().amax(1, keepdim=True) / 7
+    ).all()
+    expected = torch.nn.functional.linear(
+        x.double(), weight.double() * scales.double().unsqueeze(1)
+    )
     close(linear_single_row(x, weight, None, scales=scales)[0], expected)
-    close(linear_single_row(x, weight, None, scales=scales, gate="silu")[0], apply_activation(expected, "silu"))
+    close(
+        linear_single_row(x, weight, None, scales=scales, gate="silu")[0],
+        apply_activation(expected, "silu"),
+    )
 
 
 @pytest.mark.parametrize(

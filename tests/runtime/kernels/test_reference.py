@@ -1,4 +1,6 @@
-"""Every Triton kernel has a torch twin of the same name and parameters, which gives the same numbers."""
+"""Every Triton kernel has a torch twin of the same name and parameters, which gives the same
+numbers.
+"""
 
 import importlib
 import inspect
@@ -45,7 +47,8 @@ FOUND = public_launches()
 
 def kernel_and_twin(name):
     plain = name.removesuffix("_hopper")
-    twin = plain if plain in FOUND else name  # a kernel that Hopper replaces has the same twin there
+    # a kernel that Hopper replaces has the same twin there
+    twin = plain if plain in FOUND else name
     return (
         getattr(importlib.import_module(f"sglang_lite.runtime.kernels.{module}"), function)
         for module, function in ((FOUND[name], name), (f"reference.{FOUND[twin]}", twin))
@@ -54,14 +57,19 @@ def kernel_and_twin(name):
 
 def parameters(function):
     if inspect.isclass(function):
-        return [*inspect.signature(function.__init__).parameters.values(), *parameters(function.__call__)]
+        return [
+            *inspect.signature(function.__init__).parameters.values(),
+            *parameters(function.__call__),
+        ]
     return list(inspect.signature(function).parameters.values())
 
 
 def test_every_file_with_a_kernel_has_a_launch():
     """Jitted functions without an underscore are parts of other files' kernels."""
     files = Path(kernels.__file__).parent.glob("*.py")
-    assert {f.stem for f in files if re.search(r"@(triton|gluon)\.jit.*\ndef _", f.read_text())} == set(FOUND.values())
+    assert {
+        f.stem for f in files if re.search(r"@(triton|gluon)\.jit.*\ndef _", f.read_text())
+    } == set(FOUND.values())
 
 
 @pytest.mark.parametrize("name", sorted(FOUND))
@@ -69,14 +77,16 @@ def test_a_kernel_and_its_twin_have_the_same_parameters(name):
     kernel, twin = kernel_and_twin(name)
     own, twins = parameters(kernel), parameters(twin)
     assert kernel is not twin
-    assert own == (twins[: len(own)] if name.endswith("hopper") else twins)  # Hopper's may lack the last options
+    # Hopper's may lack the last options
+    assert own == (twins[: len(own)] if name.endswith("hopper") else twins)
 
 
 def numbers(*values):
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
 
-# Each case runs a kernel, or its twin, on the same random numbers, and gives what it returned or wrote.
+# Each case runs a kernel, or its twin, on the same random numbers, and gives what it returned or
+# wrote.
 
 
 def one_row(run):
@@ -117,7 +127,9 @@ def page_table(run):
 
 
 def copied(run):
-    cache = KVCache(tuple(normal(2, 12, 6) for _ in range(3)), tuple(normal(2, 12, 6) for _ in range(3)))
+    cache = KVCache(
+        tuple(normal(2, 12, 6) for _ in range(3)), tuple(normal(2, 12, 6) for _ in range(3))
+    )
     run(cache)(torch.tensor([1, 2, 7], device=DEVICE), torch.tensor([9, 10, 0], device=DEVICE))
     return cache.k, cache.v
 
@@ -127,16 +139,24 @@ def stored(run):
     for norms, factors in (((None, None), None), ((normal(16), normal(16)), by_rows(2, 8 * 16))):
         rows = Rows([9, 30])
         by = torch.tensor([4.0, 0.5], device=DEVICE)
-        cache = KVCache(rows.cache.k, rows.cache.v, None if factors is None else KVScales((by,), (1 / by,)))
+        cache = KVCache(
+            rows.cache.k, rows.cache.v, None if factors is None else KVScales((by,), (1 / by,))
+        )
         qkv, tables = normal(2, 8 * 16), (normal(32, 8), normal(32, 8))
-        results += [run(qkv, *norms, 1e-5, tables, rows.plan(0, [0, 1], [8, 28]), cache, 0, factors), qkv[:, : 4 * 16]]
+        results += [
+            run(qkv, *norms, 1e-5, tables, rows.plan(0, [0, 1], [8, 28]), cache, 0, factors),
+            qkv[:, : 4 * 16],
+        ]
         results += [cache.k, cache.v]
     return results
 
 
 def kv_stored(run):
     cache = Rows([9, 30]).cache
-    k, v = normal(2, 3, cache.k[0].shape[2]).transpose(0, 1)[:, :2], normal(3, *cache.k[0].shape[::2])
+    k, v = (
+        normal(2, 3, cache.k[0].shape[2]).transpose(0, 1)[:, :2],
+        normal(3, *cache.k[0].shape[::2]),
+    )
     run(k, v, numbers(7, 2, 19).long(), cache, 0)
     return [cache.k, cache.v]
 
@@ -167,11 +187,21 @@ def split(run):
         results += [work, row_work]
     for lengths in ((1499, 899, 699), (24_999, 2999, 199)):
         work, row_work = numbers(*[[9] * 4] * 20), numbers(*[[9] * 2] * 3)
-        run(numbers(*lengths), numbers(5, 0, 2), None, work, row_work, min_tokens=32, concurrent_programs=5)
+        run(
+            numbers(*lengths),
+            numbers(5, 0, 2),
+            None,
+            work,
+            row_work,
+            min_tokens=32,
+            concurrent_programs=5,
+        )
         results += [work, row_work]
     for lengths in ((127, 128, 0), (1499, 899, 699)):
         work, row_work = numbers(*[[9] * 4] * 20), numbers(*[[9] * 2] * 3)
-        run(numbers(*lengths), numbers(5, 0, 2), None, work, row_work, min_tokens=128, round_up=True)
+        run(
+            numbers(*lengths), numbers(5, 0, 2), None, work, row_work, min_tokens=128, round_up=True
+        )
         results += [work, row_work]
     return results
 
@@ -216,7 +246,9 @@ def turned_and_decoded(run):
     ):
         rows = Rows([150, 90, 1])
         by = torch.tensor([4.0, 0.5], device=DEVICE)
-        cache = KVCache(rows.cache.k, rows.cache.v, None if factors is None else KVScales((by,), (1 / by,)))
+        cache = KVCache(
+            rows.cache.k, rows.cache.v, None if factors is None else KVScales((by,), (1 / by,))
+        )
         plan = rows.plan(3, [0, 1, 2], [149, 89, 0])
         out, tables = torch.zeros(3, 4, 16, device=DEVICE), (normal(150, 8), normal(150, 8))
         run(
@@ -231,7 +263,12 @@ def prefilled(run):
     rows = Rows([50, 9])
     by = torch.tensor([4.0, 0.5], device=DEVICE)
     cache = KVCache(rows.cache.k, rows.cache.v, KVScales((by,), (by,)))
-    plan = rows.plan(0, [1] * 2 + [0] * 20, [7, 8, *range(30, 50)], [(2, 16, 0, 30), (18, 4, 0, 46), (0, 2, 1, 7)])
+    plan = rows.plan(
+        0,
+        [1] * 2 + [0] * 20,
+        [7, 8, *range(30, 50)],
+        [(2, 16, 0, 30), (18, 4, 0, 46), (0, 2, 1, 7)],
+    )
     q, results = normal(22, 4, 16), []
     for options in ({}, {"window": 7}, {"softcap": 4.0}):
         out = torch.zeros(22, 4, 16, device=DEVICE)
@@ -283,7 +320,17 @@ def latents_stored(run):
     caches = rows.cache, KVCache(rows.cache.k, rows.cache.v, LATENT_SCALES)
     for out, cache in zip((absorbed[..., 24:], q[..., 12:]), caches):
         product = normal(2, 11 + 32)
-        run(product, q[..., 12:], out, normal(24), 1e-5, (normal(32, 8), normal(32, 8)), plan, cache, 0)
+        run(
+            product,
+            q[..., 12:],
+            out,
+            normal(24),
+            1e-5,
+            (normal(32, 8), normal(32, 8)),
+            plan,
+            cache,
+            0,
+        )
     return q, absorbed, rows.cache.k
 
 
@@ -296,10 +343,14 @@ def latents_decoded(run):
 
     results = latents_sharing(with_prefixes)
     for dtype in (torch.float32, torch.float16):
-        for heads, lengths in ((5, [70, 1, 33]), (72, [20])):  # in one block of heads and in several
+        # in one block of heads and in several
+        for heads, lengths in ((5, [70, 1, 33]), (72, [20])):
             rows = Latents(lengths, heads, 24, 8, dtype)
             plan = rows.plan(len(lengths), [*range(len(lengths))], [n - 1 for n in lengths])
-            work, out = worked(rows, plan), torch.zeros(len(lengths), heads, 32, dtype=dtype, device=DEVICE)
+            work, out = (
+                worked(rows, plan),
+                torch.zeros(len(lengths), heads, 32, dtype=dtype, device=DEVICE),
+            )
             counters = torch.zeros(len(lengths), 5, dtype=torch.int32, device=DEVICE)
             work = replace(work, partials=replace(work.partials, counters=counters))
             q = normal(len(lengths), heads, 32, dtype=dtype)
@@ -329,7 +380,8 @@ def latents_sharing_on_hopper(run):
 def latents_of_prefixes_on_hopper(run):
     def one(q, cache, plan, work):
         run(q, cache, 0, plan, work, rank=512, scale=0.1)
-        return [x.to(q.dtype) for x in (work.partials.prefix_acc, work.partials.prefix_ml)]  # as exact as products are
+        # as exact as products are
+        return [x.to(q.dtype) for x in (work.partials.prefix_acc, work.partials.prefix_ml)]
 
     return latents_sharing_on_hopper(one)
 
@@ -357,11 +409,25 @@ def latents_decoded_on_hopper(run):
 
 def fresh_on_hopper(run):
     """Rows of 300, 3 and 128 new tokens after 5 that are decoded."""
-    blocks = [(261, 44, 0, 256), (133, 128, 0, 128), (5, 128, 0, 0), (305, 3, 1, 0), (308, 128, 2, 0)]
+    blocks = [
+        (261, 44, 0, 256),
+        (133, 128, 0, 128),
+        (5, 128, 0, 0),
+        (305, 3, 1, 0),
+        (308, 128, 2, 0),
+    ]
     plan = Rows([4]).plan(5, [0] * 436, [0] * 436, blocks, 128)
     half, out = torch.bfloat16, torch.zeros(436, 4, 128, device=DEVICE, dtype=torch.bfloat16)
     keys, values = (normal(4, 431, 128, dtype=half) for _ in range(2))
-    run(normal(436, 4, 192, dtype=half), keys, normal(431, 576, dtype=half), values, plan, out, scale=0.07)
+    run(
+        normal(436, 4, 192, dtype=half),
+        keys,
+        normal(431, 576, dtype=half),
+        values,
+        plan,
+        out,
+        scale=0.07,
+    )
     return out
 
 
@@ -377,7 +443,12 @@ def latents_prefilled_on_hopper(run):
 
 def latents_prefilled(run):
     rows = Latents([50, 9], 5, 24, 8)
-    plan = rows.plan(0, [1] * 2 + [0] * 20, [7, 8, *range(30, 50)], [(2, 16, 0, 30), (18, 4, 0, 46), (0, 2, 1, 7)])
+    plan = rows.plan(
+        0,
+        [1] * 2 + [0] * 20,
+        [7, 8, *range(30, 50)],
+        [(2, 16, 0, 30), (18, 4, 0, 46), (0, 2, 1, 7)],
+    )
     results = []
     for scales in (None, LATENT_SCALES):
         out = torch.zeros(22, 5, 32, device=DEVICE)
@@ -400,7 +471,10 @@ def drawn(run):
         "sequential": [0, 0, 1, 1, 0, 1, 0, 0],
         "seed": [0, 1, 2, 2**40 + 3, -5, 6, 7, 8],
     }
-    table, masks = sampling(count, **parameters), torch.randint(-(2**31), 2**31, (2, -(-size // 32)), device=DEVICE)
+    table, masks = (
+        sampling(count, **parameters),
+        torch.randint(-(2**31), 2**31, (2, -(-size // 32)), device=DEVICE),
+    )
     masked = {"masks": TokenMasks(masks.int(), numbers(0, 1, -1, 0, 1, 0, -1, -1))}
     results = []
     for options in ({}, {"softcap": 20.0, **masked}):
@@ -416,10 +490,24 @@ def routed(run):
     logits[3, 7] = float("nan")
     return [
         run(logits, 3),
-        run(logits, 3, scoring="sigmoid", correction=normal(24), groups=4, kept_groups=2, group_top=2, scale=2.5),
+        run(
+            logits,
+            3,
+            scoring="sigmoid",
+            correction=normal(24),
+            groups=4,
+            kept_groups=2,
+            group_top=2,
+            scale=2.5,
+        ),
         run(logits, 3, groups=4, kept_groups=2, normalise=False),
         run(normal(3, 4, 24), 3),
-        run(logits, 3, local_ids=torch.randint(9, (3, 24), dtype=torch.int32, device=DEVICE), counts=counts),
+        run(
+            logits,
+            3,
+            local_ids=torch.randint(9, (3, 24), dtype=torch.int32, device=DEVICE),
+            counts=counts,
+        ),
         counts,
     ]
 
@@ -430,7 +518,9 @@ SOME_ELSEWHERE = [[1, 5], [5, 0], [1, 3], [5, 5], [5, 1]]  # of five experts her
 
 def ordered(run):
     both = run(numbers(*EXPERT_IDS), 6, 2), run(numbers(*SOME_ELSEWHERE), 5, 2)
-    return [(each.experts, each.pairs[: int((each.experts >= 0).sum()) * each.size]) for each in both]
+    return [
+        (each.experts, each.pairs[: int((each.experts >= 0).sum()) * each.size]) for each in both
+    ]
 
 
 def by_experts(dtype=torch.float32):
@@ -505,7 +595,9 @@ def down_by_tiles(run):
         weights = torch.rand(5, 2, device=DEVICE)
         hidden = hidden if by is None else quantise_rows(hidden, FLOAT8)
         results.append(run(hidden, down, blocks, weights, scales=by, bias=bias))
-        results.append(run(hidden, down, blocks, weights, scales=by, bias=bias, base=normal(5, down.shape[1])))
+        results.append(
+            run(hidden, down, blocks, weights, scales=by, bias=bias, base=normal(5, down.shape[1]))
+        )
         results.append(run(hidden, down, some, weights, scales=by, bias=bias, partial=True))
     return results
 
@@ -543,7 +635,11 @@ def tensors(result):
 @needs_kernels
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=needs_hopper if name.endswith("hopper") else ()) for name in sorted(FOUND)]
+    "name",
+    [
+        pytest.param(name, marks=needs_hopper if name.endswith("hopper") else ())
+        for name in sorted(FOUND)
+    ],
 )
 def test_a_kernel_gives_what_its_twin_gives(name):
     results = []
@@ -559,13 +655,16 @@ def test_a_kernel_gives_what_its_twin_gives(name):
         limit = 2e-5 if own.dtype == torch.float32 else 1e-2
         if fp8 and own.dim() > 1:  # rounding up to a power of two gives the interpreter half of it
             limit = 1e-2 if DEVICE.type == "cuda" else 0.1
-        own, twins = own.double().nan_to_num(99), twins.double().nan_to_num(99)  # what was not written is NaN
+        # what was not written is NaN
+        own, twins = own.double().nan_to_num(99), twins.double().nan_to_num(99)
         assert (own - twins).norm() <= limit * twins.norm(), (own - twins).abs().max()
 
 
 def test_the_twin_of_rows_in_eight_bits_rounds_to_the_nearest():
     x = normal(5, 64)
     eight = quantise_rows(x, FLOAT8)
-    steps = 2.0 ** (torch.floor(torch.log2((x / eight.scales[:5].unsqueeze(1)).abs())).clamp_min(-6) - 3)
+    steps = 2.0 ** (
+        torch.floor(torch.log2((x / eight.scales[:5].unsqueeze(1)).abs())).clamp_min(-6) - 3
+    )
     errors = x - eight.values[:5].float() * eight.scales[:5].unsqueeze(1)
     assert (errors.abs() <= 0.501 * steps * eight.scales[:5].unsqueeze(1)).all()

@@ -47,11 +47,16 @@ def test_rope_store_and_decode_attention_are_one(lengths, heads, dim, rope_dim, 
         )
     cache, other = (KVCache((keys.clone(),), (values.clone(),), factors) for _ in range(2))
     plan = rows.plan(count, list(range(count)), [n - 1 for n in lengths])
-    qkv, tables = normal(count, width), (normal(max(lengths), rope_dim), normal(max(lengths), rope_dim))
+    qkv, tables = (
+        normal(count, width),
+        (normal(max(lengths), rope_dim), normal(max(lengths), rope_dim)),
+    )
     norms = normal(dim), normal(dim)
     q_norm, k_norm = norms if dim == 16 else (None, None)
     work = rows.work(plan)
-    out, expected = (torch.full((count, heads[0], dim), float("nan"), device=DEVICE) for _ in range(2))
+    out, expected = (
+        torch.full((count, heads[0], dim), float("nan"), device=DEVICE) for _ in range(2)
+    )
     for _ in range(2):  # the counters are left as they were found
         rope_attention(
             qkv,
@@ -84,16 +89,30 @@ def test_three_positions_rotate_as_their_elements_of_the_tables_would():
     at = torch.randint(max(lengths), (3, count), dtype=torch.int32, device=DEVICE)
     axes = torch.tensor([0, 2, 1, 1, 2, 0, 0, 1], dtype=torch.int32, device=DEVICE)
     tables = normal(max(lengths), rope_dim), normal(max(lengths), rope_dim)
-    own = torch.empty_like(tables[0]), torch.empty_like(tables[1])  # with the right rows at the positions
+    # with the right rows at the positions
+    own = torch.empty_like(tables[0]), torch.empty_like(tables[1])
     for row, length in enumerate(lengths):
         for to, of in zip(own, tables):
             to[length - 1] = torch.stack([of[at[axes[d], row], d] for d in range(rope_dim)])
     qkv = normal(count, (heads[0] + 2 * heads[1]) * dim)
     threefold = replace(plan, rotary=RotaryPositions(at, axes))
     out, expected = (torch.empty((count, heads[0], dim), device=DEVICE) for _ in range(2))
-    for each, to, cache, rope in ((threefold, out, caches[0], tables), (plan, expected, caches[1], own)):
+    for each, to, cache, rope in (
+        (threefold, out, caches[0], tables),
+        (plan, expected, caches[1], own),
+    ):
         rope_attention(
-            qkv, None, None, 1e-5, rope, cache, 0, to, plan=each, work=rows.work(plan), rules=AttentionRules(0.3)
+            qkv,
+            None,
+            None,
+            1e-5,
+            rope,
+            cache,
+            0,
+            to,
+            plan=each,
+            work=rows.work(plan),
+            rules=AttentionRules(0.3),
         )
     close(out, expected)
     stored = rope_store(qkv.clone(), None, None, 1e-5, tables, threefold, caches[2], 0)
@@ -111,18 +130,26 @@ def test_one_row_of_8_bits_is_taken_from_its_product(monkeypatch, length):
     keys, values = (side[0].to(torch.float8_e4m3fn) for side in (rows.cache.k, rows.cache.v))
     factors = KVScales(*((torch.full((1,), by, device=DEVICE),) for by in (0.5, 2.0)))
     cache, other = (KVCache((keys.clone(),), (values.clone(),), factors) for _ in range(2))
-    plan = replace(rows.plan(1, [0], [length - 1]), ids=torch.zeros(1, dtype=torch.int32, device=DEVICE), separate=True)
+    plan = replace(
+        rows.plan(1, [0], [length - 1]),
+        ids=torch.zeros(1, dtype=torch.int32, device=DEVICE),
+        separate=True,
+    )
     requirements = AttentionRequirements(
         heads=heads[0], kv_heads=1, head_dim=dim, compute=torch.float16, cache=torch.float8_e4m3fn, device=DEVICE,
         max_rows=1, max_chunks=1,
     )  # fmt: skip
     qkv = normal(1, (heads[0] + 2) * dim).half()
     tables = normal(length, dim).half(), normal(length, dim).half()
-    out, expected = (torch.full((1, heads[0], dim), float("nan"), device=DEVICE).half() for _ in range(2))
+    out, expected = (
+        torch.full((1, heads[0], dim), float("nan"), device=DEVICE).half() for _ in range(2)
+    )
     step = TritonAttention(requirements).plan_step(plan)
     assert step.from_product is not None
     for _ in range(2):
-        step.from_product(qkv, None, None, 1e-5, tables, cache, 0, out, scales=None, rules=AttentionRules(0.3))
+        step.from_product(
+            qkv, None, None, 1e-5, tables, cache, 0, out, scales=None, rules=AttentionRules(0.3)
+        )
     q = rope_store(qkv, None, None, 1e-5, tables, plan, other, 0)
     decode_attention(q, other, 0, plan, rows.work(plan), expected, AttentionRules(0.3))
     close(out.float(), expected.float(), torch.float16)

@@ -1,4 +1,6 @@
-"""What kernels of norms, activations and 8-bit rows and their twins are asked for in test_reference.py."""
+"""What kernels of norms, activations and 8-bit rows and their twins are asked for in
+test_reference.py.
+"""
 
 from functools import partial
 
@@ -19,11 +21,17 @@ NORMS = (40,), (2, 40)  # weights: of an RMS norm, of a layer norm
 
 
 def norm(run):
-    return [run(normal(3, 40) + 1, normal(*w), 1e-5, by) for w in NORMS for by in (None, scales(3, 40))]
+    return [
+        run(normal(3, 40) + 1, normal(*w), 1e-5, by) for w in NORMS for by in (None, scales(3, 40))
+    ]
 
 
 def norm_eight(run):
-    return [run(normal(3, 40) + 1, normal(*weight), 1e-5, kind) for weight in NORMS for kind in EIGHT_BITS]
+    return [
+        run(normal(3, 40) + 1, normal(*weight), 1e-5, kind)
+        for weight in NORMS
+        for kind in EIGHT_BITS
+    ]
 
 
 def add_norm(run, *kind):
@@ -70,7 +78,11 @@ def quantised(run):
 
 
 def integers(run):
-    x, weight, by = quantise_rows(normal(3, 272), torch.int8), _numbers(70, 272), torch.rand(70, device=DEVICE)
+    x, weight, by = (
+        quantise_rows(normal(3, 272), torch.int8),
+        _numbers(70, 272),
+        torch.rand(70, device=DEVICE),
+    )
     return [run(x, weight, by, bias, torch.float32) for bias in (None, normal(70))]
 
 

@@ -1,4 +1,6 @@
-"""Files of pages: what was written comes back in any engine of the same model, and nothing else does."""
+"""Files of pages: what was written comes back in any engine of the same model, and nothing else
+does.
+"""
 
 import os
 import random
@@ -29,7 +31,9 @@ LONG = [1 + i * i % 29 for i in range(600)]
 def engine(folder, **config):
     sizes = {"max_running": 4, "context_length": 700, "max_total_tokens": 1024, "hicache_ratio": 2}
     files = {"hicache_storage_backend": "file", "hicache_storage_dir": str(folder)}
-    return SteppedEngine(model=loaded(1024), **{"enable_hierarchical_cache": True, **sizes, **files, **config})
+    return SteppedEngine(
+        model=loaded(1024), **{"enable_hierarchical_cache": True, **sizes, **files, **config}
+    )
 
 
 def one(running, prompt, **options):
@@ -54,7 +58,9 @@ def test_a_later_engine_finds_what_an_earlier_one_has_computed(tmp_path, page):
     later.check_empty()
 
 
-@pytest.mark.parametrize("other", [{"page_size": 2}, {"weight_version": "2"}, {"context_length": 650}])
+@pytest.mark.parametrize(
+    "other", [{"page_size": 2}, {"weight_version": "2"}, {"context_length": 650}]
+)
 def test_nothing_of_another_kind_is_found(tmp_path, other):
     one(engine(tmp_path), LONG)
     assert one(engine(tmp_path, **other), LONG) == 0
@@ -81,9 +87,16 @@ def test_what_computing_brings_sooner_is_computed(tmp_path):
 
 @pytest.mark.parametrize(
     ("policy", "patience_s", "waits"),
-    [("best_effort", 2, False), ("timeout", 2, True), ("timeout", -1, False), ("wait_complete", -1, True)],
+    [
+        ("best_effort", 2, False),
+        ("timeout", 2, True),
+        ("timeout", -1, False),
+        ("wait_complete", -1, True),
+    ],
 )
-def test_a_request_waits_for_files_as_long_as_the_policy_says(tmp_path, policy, patience_s, waits, monkeypatch):
+def test_a_request_waits_for_files_as_long_as_the_policy_says(
+    tmp_path, policy, patience_s, waits, monkeypatch
+):
     monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers._PATIENCE_S", patience_s)
     one(engine(tmp_path), LONG)
     later = engine(tmp_path, hicache_storage_prefetch_policy=policy)
@@ -167,7 +180,9 @@ def emptied(path):
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("harm", [cut, lengthened, altered, header_altered, of_an_older_version, emptied])
+@pytest.mark.parametrize(
+    "harm", [cut, lengthened, altered, header_altered, of_an_older_version, emptied]
+)
 def test_damaged_files_are_not_taken_and_are_removed(tmp_path, harm, caplog):
     one(engine(tmp_path), LONG)
     for path in list(tmp_path.glob("*.kv")):
@@ -200,7 +215,9 @@ def test_a_folder_that_may_not_be_written_is_refused(tmp_path):
 def test_a_path_that_is_no_folder_or_takes_no_files_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", "/proc"):
-        with pytest.raises(sgl.ParameterError, match=r"hicache_storage_dir: .* Name a folder that you may write to"):
+        with pytest.raises(
+            sgl.ParameterError, match=r"hicache_storage_dir: .* Name a folder that you may write to"
+        ):
             engine(path)
 
 
@@ -265,11 +282,13 @@ def test_wrong_settings_are_refused(tmp_path, wrong):
     with pytest.raises(sgl.ParameterError, match="hicache_storage"):
         engine(tmp_path, **wrong)
     with pytest.raises(
-        sgl.ParameterError, match=r"hicache_storage_backend: no store is called 'mooncake'.* file, fsspec"
+        sgl.ParameterError,
+        match=r"hicache_storage_backend: no store is called 'mooncake'.* file, fsspec",
     ):
         engine(tmp_path, hicache_storage_backend="mooncake")
     with pytest.raises(
-        sgl.ParameterError, match=r"hicache_storage_dir: 'fsspec' can't use 'nowhere://a': Protocol not"
+        sgl.ParameterError,
+        match=r"hicache_storage_dir: 'fsspec' can't use 'nowhere://a': Protocol not",
     ):
         engine("nowhere://a", hicache_storage_backend="fsspec")
 

@@ -1,4 +1,6 @@
-"""Files of pages in stores of bytes: what one engine has written, another one reads, and a failing store costs nothing."""
+"""Files of pages in stores of bytes: what one engine has written, another one reads, and a failing
+store costs nothing.
+"""
 
 import contextlib
 import os
@@ -72,7 +74,9 @@ def register(name, code, folder, monkeypatch):
     about = folder / f"the_{name}-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Name: the-{name}\nVersion: 1\n")
-    (about / "entry_points.txt").write_text(f"[sglang_lite.page_stores]\n{name} = the_{name}:{name.capitalize()}\n")
+    (about / "entry_points.txt").write_text(
+        f"[sglang_lite.page_stores]\n{name} = the_{name}:{name.capitalize()}\n"
+    )
     monkeypatch.syspath_prepend(folder)
 
 
@@ -100,11 +104,16 @@ def test_a_registered_class_is_used(shelf, caplog):
     for name, data in shelf.kept.items():
         shelf.kept[name] = data[:-1]
     damaged = engine("shelf", "the shelf")
-    assert [cached(damaged), cached(engine("shelf", "the shelf"))] == [0, 512]  # it was written over
+    # it was written over
+    assert [cached(damaged), cached(engine("shelf", "the shelf"))] == [0, 512]
     assert caplog.text.count(".kv is damaged, and is not read any more: ") == 2
-    with pytest.raises(sgl.ParameterError, match="'shelf' can't use 'the attic': there is one shelf alone"):
+    with pytest.raises(
+        sgl.ParameterError, match="'shelf' can't use 'the attic': there is one shelf alone"
+    ):
         engine("shelf", "the attic")
-    with pytest.raises(sgl.ParameterError, match=r"no store is called 'attic'.*file, fsspec, shelf"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"no store is called 'attic'.*file, fsspec, shelf"
+    ):
         engine("attic", "the shelf")
 
 
@@ -135,7 +144,12 @@ def test_a_store_that_takes_nothing_in_time_is_not_used_any_more(shelf, caplog, 
 def test_an_engine_that_closes_writes_what_waits(small_file, tmp_path, monkeypatch):
     register("slow", SLOW, tmp_path, monkeypatch)
     (tmp_path / "kept").mkdir()
-    settings = {"enable_hierarchical_cache": True, "max_total_tokens": 1024, "page_size": 16, "context_length": 700}
+    settings = {
+        "enable_hierarchical_cache": True,
+        "max_total_tokens": 1024,
+        "page_size": 16,
+        "context_length": 700,
+    }
     files = {"hicache_storage_backend": "slow", "hicache_storage_dir": str(tmp_path / "kept")}
     os.mkfifo(tmp_path / "gate")
     first = sgl.Engine(small_file, dtype="float32", **settings, **files)

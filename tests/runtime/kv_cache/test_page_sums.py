@@ -1,4 +1,6 @@
-"""Checksums of pages: the compiled ones are those of numpy, whether pages are in memory or in a file."""
+"""Checksums of pages: the compiled ones are those of numpy, whether pages are in memory or in a
+file.
+"""
 
 import os
 
@@ -27,7 +29,8 @@ def test_they_are_those_of_the_formula(sums, size, tmp_path):
     factors = [each | 1 for each in state]
     expected = [
         sum(
-            factors[512 + at] * sum((word ^ word >> 32) * factor for word, factor in zip(line, factors))
+            factors[512 + at]
+            * sum((word ^ word >> 32) * factor for word, factor in zip(line, factors))
             for at, line in enumerate(words[slot].tolist())
         )
         % 2**64

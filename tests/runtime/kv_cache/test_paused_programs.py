@@ -1,5 +1,6 @@
-"""Whatever happens to programs that pause, and to the tiers below them, their answers are those of a cache that never
-forgets, and every page has one owner after each action."""
+"""Whatever happens to programs that pause, and to the tiers below them, their answers are those of
+a cache that never forgets, and every page has one owner after each action.
+"""
 
 import errno
 import random
@@ -8,7 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from sglang_lite.program.nodes import Fork, Gen, Text
-from sglang_lite.protocol import Generation, Played, ProgramResult, RequestAbortedError, SamplingParams
+from sglang_lite.protocol import (
+    Generation,
+    Played,
+    ProgramResult,
+    RequestAbortedError,
+    SamplingParams,
+)
 from sglang_lite.runtime.kv_cache.disk_tier import DiskTier
 from sglang_lite.runtime.kv_cache.page_store import Folder
 from tests.counts import some
@@ -74,7 +81,9 @@ def begun(engine):
 def turn(draw):
     """Nodes of a turn, and the number of their generations."""
     text = Text("".join(draw.choices(LETTERS, k=draw.randrange(1, 40))))
-    gen = Gen("tool", SamplingParams(max_tokens=draw.randrange(1, 6), temperature=0, ignore_eos=True))
+    gen = Gen(
+        "tool", SamplingParams(max_tokens=draw.randrange(1, 6), temperature=0, ignore_eos=True)
+    )
     if draw.random() < 0.2:
         width = draw.randrange(1, 4)
         return (text, gen, Fork(((Text("xy"), gen),) * width)), 1 + width
@@ -141,6 +150,8 @@ def test_random_actions_on_programs_that_pause(tmp_path, policy):
         again.program.close()
         forgets_nothing.drain()
         assert told.answers.items() <= again.answers.items()
-        assert told.answers.keys() == again.answers.keys() or isinstance(told.end, RequestAbortedError)
+        assert told.answers.keys() == again.answers.keys() or isinstance(
+            told.end, RequestAbortedError
+        )
     assert any(told.answers for told in programs)
     assert (tiers.fetched_pages and tiers.read_pages and failures) or ACTIONS < 1000

@@ -1,4 +1,6 @@
-"""Prefixes that a user writes to a file: a later engine of the same kind finds them, and nobody else does."""
+"""Prefixes that a user writes to a file: a later engine of the same kind finds them, and nobody
+else does.
+"""
 
 import os
 import stat
@@ -16,7 +18,9 @@ TWO = SamplingParams(max_tokens=2, temperature=0)
 
 
 def engine(**config):
-    return Engine.of(loaded(), **{"enable_hierarchical_cache": True, "max_total_tokens": 512, **config})
+    return Engine.of(
+        loaded(), **{"enable_hierarchical_cache": True, "max_total_tokens": 512, **config}
+    )
 
 
 @pytest.fixture
@@ -32,7 +36,12 @@ def written(tmp_path):
 
 def test_an_engine_of_another_process_goes_on_from_it(small_file, tmp_path):
     text = "The quick brown fox jumps over the lazy dog. " * 8
-    settings = {"dtype": "float32", "enable_hierarchical_cache": True, "max_total_tokens": 1024, "page_size": 16}
+    settings = {
+        "dtype": "float32",
+        "enable_hierarchical_cache": True,
+        "max_total_tokens": 1024,
+        "page_size": 16,
+    }
     with sgl.Engine(small_file, in_process=True, **settings) as first:
         whole = first.complete(text, TWO)
         tokens = first.export_prefix(Prompt((Span(text),)), tmp_path / "prefix.kv")
@@ -86,7 +95,10 @@ def test_a_file_of_a_secret_is_taken_with_it_alone(written, tmp_path):
         first.complete(LONG, TWO)
         assert first.export_prefix(LONG, path, secret=SECRET) == 300
     with engine(page_size=4) as later:
-        for wrong, message in ((SECRET[::-1], "it is of another secret"), (None, "it was written under a secret")):
+        for wrong, message in (
+            (SECRET[::-1], "it is of another secret"),
+            (None, "it was written under a secret"),
+        ):
             with pytest.raises(sgl.ParameterError, match=message):
                 later.import_prefix(path, trust_cache=True, secret=wrong)
         with pytest.raises(sgl.ParameterError, match="it was written under no secret"):
@@ -108,13 +120,19 @@ def test_a_file_of_a_secret_is_taken_with_it_alone(written, tmp_path):
         data[:60] + bytes([data[60] ^ 1]) + data[61:],
     ):
         path.write_bytes(forged)
-        with engine(page_size=4) as later, pytest.raises(sgl.ParameterError, match=r"secret|checksum of its header"):
+        with (
+            engine(page_size=4) as later,
+            pytest.raises(sgl.ParameterError, match=r"secret|checksum of its header"),
+        ):
             later.import_prefix(path, secret=SECRET)
 
 
 @pytest.mark.parametrize("other", [{"page_size": 2}, {"page_size": 4, "weight_version": "2"}])
 def test_another_kind_is_refused(written, other):
-    with engine(**other) as later, pytest.raises(sgl.ParameterError, match=r"path: .* is of another model"):
+    with (
+        engine(**other) as later,
+        pytest.raises(sgl.ParameterError, match=r"path: .* is of another model"),
+    ):
         later.import_prefix(written, trust_cache=True)
 
 
@@ -123,7 +141,11 @@ def test_what_can_not_be_is_refused_by_name(written, tmp_path):
     with engine(page_size=4) as later:
         with pytest.raises(sgl.ParameterError, match=r"^trust_cache: .* Set trust_cache=True"):
             later.import_prefix(written)
-        for at, message in ((len(data) - 1, "checksum"), (3, "no file of pages"), (45, "checksum|other pages|another")):
+        for at, message in (
+            (len(data) - 1, "checksum"),
+            (3, "no file of pages"),
+            (45, "checksum|other pages|another"),
+        ):
             written.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
             with pytest.raises(sgl.ParameterError, match=message):
                 later.import_prefix(written, trust_cache=True)
@@ -135,7 +157,9 @@ def test_what_can_not_be_is_refused_by_name(written, tmp_path):
         later.complete(LONG, TWO)
         with pytest.raises(sgl.ParameterError, match="path: the file can't be written"):
             later.export_prefix(LONG, tmp_path / "none" / "prefix.kv")
-        with pytest.raises(sgl.ParameterError, match=r"^prompt: 3 is no str or Prompt or list or tuple"):
+        with pytest.raises(
+            sgl.ParameterError, match=r"^prompt: 3 is no str or Prompt or list or tuple"
+        ):
             later.export_prefix(3, written)  # type: ignore[arg-type] # wrong on purpose
         with pytest.raises(sgl.ParameterError, match=r"^namespace: 3 is no str"):
             later.import_prefix(written, trust_cache=True, namespace=3)  # type: ignore[arg-type] # wrong on purpose
@@ -146,6 +170,8 @@ def test_what_can_not_be_is_refused_by_name(written, tmp_path):
     assert [each for each in os.listdir(tmp_path) if each != written.name] == []
     with (
         engine(enable_hierarchical_cache=False) as without,
-        pytest.raises(sgl.CapabilityError, match=r"no prefixes below.*enable_hierarchical_cache=True"),
+        pytest.raises(
+            sgl.CapabilityError, match=r"no prefixes below.*enable_hierarchical_cache=True"
+        ),
     ):
         without.import_prefix(written, trust_cache=True)

@@ -46,23 +46,32 @@ def test_matches_are_the_longest_inserted_prefixes(inserted, size):
         pages = ints(range(following, following + len(tokens) // size))
         following += len(pages)
         done = tree.insert(ints(tokens), pages)
-        want = [known.setdefault(tuple(tokens[: (i + 1) * size]), int(page)) for i, page in enumerate(pages)]
+        want = [
+            known.setdefault(tuple(tokens[: (i + 1) * size]), int(page))
+            for i, page in enumerate(pages)
+        ]
         assert done.pages.tolist() == want
         assert done.duplicates.tolist() == [p for p, w in zip(pages.tolist(), want) if p != w]
     assert tree.pages == len(known)
     for tokens in inserted:
         probe = [*tokens, 1, 2]
         want = []
-        while tuple(probe[: (len(want) + 1) * size]) in known and (len(want) + 1) * size <= len(probe):
+        while tuple(probe[: (len(want) + 1) * size]) in known and (len(want) + 1) * size <= len(
+            probe
+        ):
             want.append(known[tuple(probe[: (len(want) + 1) * size])])
         found = tree.match(ints(probe))
         assert found.pages.tolist() == want
         rest = probe[len(want) * size :][:size]
         beside = [
-            key[len(want) * size :] for key in known if key[: len(want) * size] == tuple(probe[: len(want) * size])
+            key[len(want) * size :]
+            for key in known
+            if key[: len(want) * size] == tuple(probe[: len(want) * size])
         ]
         alike = [
-            next((i for i, pair in enumerate(zip(key, rest)) if pair[0] != pair[1]), len(rest)) for key in beside if key
+            next((i for i, pair in enumerate(zip(key, rest)) if pair[0] != pair[1]), len(rest))
+            for key in beside
+            if key
         ]
         assert (found.tail.count if found.tail else 0) == max(alike, default=0)
 
@@ -72,7 +81,9 @@ def test_a_match_costs_as_much_beside_ten_cached_prompts_as_beside_ten_thousand(
 
     def calls(prompts):
         tree, random, count = RadixTree(16, LRU), np.random.default_rng(0), 0
-        texts = [ints([*range(16), 7, *random.integers(0, 30_000, size=15)]) for _ in range(prompts)]
+        texts = [
+            ints([*range(16), 7, *random.integers(0, 30_000, size=15)]) for _ in range(prompts)
+        ]
         for i, text in enumerate(texts):
             tree.insert(text, ints([i, i]))
 
@@ -170,7 +181,9 @@ def test_of_all_unlocked_leaves_the_lowest_goes_first(policy):
     tree, locks, following = RadixTree(1, priority), [], 0
     for _ in range(1_000):
         tokens = ints([random.randrange(3) for _ in range(random.randint(1, 5))])
-        match random.choice(["insert", "insert", "match", "lock", "grow", "shrink", "unlock", "evict", "evict all"]):
+        match random.choice(
+            ["insert", "insert", "match", "lock", "grow", "shrink", "unlock", "evict", "evict all"]
+        ):
             case "insert":
                 following += len(tokens)
                 tree.insert(tokens, ints(range(following - len(tokens), following)))
@@ -186,7 +199,9 @@ def test_of_all_unlocked_leaves_the_lowest_goes_first(policy):
                 locks.pop(random.randrange(len(locks))).release()
             case "evict":
                 leaves = [node for node in tree.nodes() if not node.children and not node.locks]
-                lowest = [n.pages.tolist() for n in leaves if priority(n) == min(map(priority, leaves))]
+                lowest = [
+                    n.pages.tolist() for n in leaves if priority(n) == min(map(priority, leaves))
+                ]
                 assert tree.evict(1).tolist() in (lowest or [[]])
             case "evict all":
                 evictable = tree.evictable

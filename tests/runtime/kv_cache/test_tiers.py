@@ -1,4 +1,6 @@
-"""A cache that keeps pages in the host's memory: outputs are those of one that never forgets, and less is computed."""
+"""A cache that keeps pages in the host's memory: outputs are those of one that never forgets, and
+less is computed.
+"""
 
 import random
 from dataclasses import replace
@@ -37,13 +39,21 @@ def engine(**config):
 def test_whatever_happens_answers_are_those_of_a_cache_that_never_forgets(policy, page, host):
     rng = random.Random(page)
     tiers = engine(
-        page_size=page, hicache_ratio=host, hicache_write_policy=policy, late=lambda: rng.random() < 0.4, seed=1
+        page_size=page,
+        hicache_ratio=host,
+        hicache_write_policy=policy,
+        late=lambda: rng.random() < 0.4,
+        seed=1,
     )
     stems = [[rng.randrange(1, VOCAB) for _ in range(100)] for _ in range(5)]
     requests = []
     for i in range(ACTIONS):
-        ids = stems[rng.randrange(5)][: rng.randrange(1, 100)] + [rng.randrange(1, VOCAB)] * rng.randrange(6)
-        params = SamplingParams(max_tokens=rng.randrange(10), temperature=float(rng.random() < 0.5), seed=i)
+        ids = stems[rng.randrange(5)][: rng.randrange(1, 100)] + [
+            rng.randrange(1, VOCAB)
+        ] * rng.randrange(6)
+        params = SamplingParams(
+            max_tokens=rng.randrange(10), temperature=float(rng.random() < 0.5), seed=i
+        )
         requests.append((*tiers.start(ids, params, namespace=rng.choice(["", "a"])), ids, params))
         for _ in range(rng.randrange(5)):
             tiers.step()
@@ -55,7 +65,9 @@ def test_whatever_happens_answers_are_those_of_a_cache_that_never_forgets(policy
     for _, events, ids, params in requests:
         result = ended(events)
         if isinstance(result, Generation):
-            assert (list(result.token_ids), result.finish_reason) == answer(ids, params, params.seed)
+            assert (list(result.token_ids), result.finish_reason) == answer(
+                ids, params, params.seed
+            )
     tiers.check_empty()
 
 
@@ -87,15 +99,26 @@ def test_usage_and_stats_tell_the_tier():
     stats = tiers.core.ask(Stats())
     tiers.step()
     assert stats.result()["host_tokens_fetched"] == 100
-    assert 100 <= stats.result()["host_cached_tokens"] <= stats.result()["host_total_tokens"] == 4 * 192
+    assert (
+        100
+        <= stats.result()["host_cached_tokens"]
+        <= stats.result()["host_total_tokens"]
+        == 4 * 192
+    )
     assert generation(tiers, [1] * 110).usage.host_tokens == 0  # on the device now
 
 
 def test_answers_of_the_native_protocol_tell_the_tier():
-    config = {"enable_hierarchical_cache": True, "hicache_write_policy": "write_back", "max_total_tokens": 192}
+    config = {
+        "enable_hierarchical_cache": True,
+        "hicache_write_policy": "write_back",
+        "max_total_tokens": 192,
+    }
     one_token = {"max_new_tokens": 1, "temperature": 0}
     with sgl.Engine.of(loaded(), **config) as opened:
-        answers: list[Any] = [opened.generate(input_ids=[i] * 100, sampling_params=one_token) for i in (1, 2, 3, 1)]
+        answers: list[Any] = [
+            opened.generate(input_ids=[i] * 100, sampling_params=one_token) for i in (1, 2, 3, 1)
+        ]
     told = [each["meta_info"]["cached_tokens_details"] for each in answers]
     assert told[0] == {"device": 0, "host": 0, "storage": 0}
     assert told[3] == {"device": 0, "host": 99, "storage": 0}
@@ -112,14 +135,18 @@ def test_copies_that_were_slow_once_are_tried_again():
 
 
 def test_what_nobody_has_used_again_is_not_copied_by_the_selective_policy():
-    tiers, prompts = engine(hicache_write_policy="write_through_selective"), [[1 + i] * 100 for i in range(4)]
+    tiers, prompts = (
+        engine(hicache_write_policy="write_through_selective"),
+        [[1 + i] * 100 for i in range(4)],
+    )
     assert [one(tiers, prompt) for prompt in prompts * 2] == [0] * 8
 
 
 def test_an_engine_that_closes_gives_back_what_the_device_has_of_the_hosts_memory(monkeypatch):
     closed = []
     monkeypatch.setattr(
-        "sglang_lite.runtime.executor.page_memory.CpuPageMemory.close", lambda memory: closed.append(memory)
+        "sglang_lite.runtime.executor.page_memory.CpuPageMemory.close",
+        lambda memory: closed.append(memory),
     )
     with sgl.Engine.of(loaded(), enable_hierarchical_cache=True, max_total_tokens=192) as opened:
         opened.complete([1, 2, 3], SamplingParams(max_tokens=1))
@@ -160,10 +187,14 @@ def test_new_weights_and_flushes_come_while_copies_are_under_way(policy, tmp_pat
     weights = {name: tensors_of(folder) for name, folder in folders.items()}
     stems = [[rng.randrange(3, 90) for _ in range(60)] for _ in range(6)]
     prompts = [[*stems[i % 6][: 60 - 20 * (i // 6)], 3 + i] for i in range(12)]
-    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, return_prompt_token_ids=True)
+    params = SamplingParams(
+        max_tokens=4, temperature=0, ignore_eos=True, return_prompt_token_ids=True
+    )
     expected = {}
     for name, folder in folders.items():
-        with sgl.Engine(str(folder), dtype="float32", device="cpu", in_process=True, max_running=4) as plain:
+        with sgl.Engine(
+            str(folder), dtype="float32", device="cpu", in_process=True, max_running=4
+        ) as plain:
             expected[name] = [plain.complete(ids, params).token_ids for ids in prompts]
     config = EngineConfig.make(model=str(folders["old"]), dtype="float32", device="cpu")
     tiers = engine(
@@ -200,14 +231,20 @@ def test_new_weights_and_flushes_come_while_copies_are_under_way(policy, tmp_pat
 def test_names_depend_on_header_namespace_and_all_tokens_before():
     def names(tokens, header=b"model 1", namespace=""):
         tree = RadixTree(4, EVICTION["lru"])
-        node = tree.insert(np.array(tokens, np.int32), np.arange(len(tokens) // 4, dtype=np.int32), namespace).node
+        node = tree.insert(
+            np.array(tokens, np.int32), np.arange(len(tokens) // 4, dtype=np.int32), namespace
+        ).node
         return PageNames(header, 4).of(node)
 
     tokens = list(range(12))
     same = names(tokens)
     assert len(set(same)) == 3
     assert names(tokens) == same
-    for others in (names(tokens, header=b"model 2"), names(tokens, namespace="a"), names([9, *tokens[1:]])):
+    for others in (
+        names(tokens, header=b"model 2"),
+        names(tokens, namespace="a"),
+        names([9, *tokens[1:]]),
+    ):
         assert not set(others) & set(same)
     assert names([*tokens[:8], 9, 9, 9, 9])[:2] == same[:2]
 
@@ -233,8 +270,14 @@ def test_adapters_share_what_the_model_itself_has_computed_alone():
 def test_names_depend_on_what_an_engine_records_of_tokens():
     core = engine().core
     keys = [
-        page_names(replace(core.config, **records), "scripted", None, loaded().model, core.capacity).key
-        for records in ({}, {"enable_return_routed_experts": True}, {"enable_return_hidden_states": True})
+        page_names(
+            replace(core.config, **records), "scripted", None, loaded().model, core.capacity
+        ).key
+        for records in (
+            {},
+            {"enable_return_routed_experts": True},
+            {"enable_return_hidden_states": True},
+        )
     ]
     assert keys[0] == core.scheduler.store.tiers.names.key
     assert len(set(keys)) == 3

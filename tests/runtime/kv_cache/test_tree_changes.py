@@ -47,17 +47,29 @@ def test_whoever_follows_the_changes_knows_what_the_tree_has(actions, sizes, dat
         else:
             tree.retire(" x")
         if data.draw(st.booleans()) and (change := changes.take()) is not None:
-            known = (set() if change.forgotten else known) - {*change.lost.tolist()} | {*change.gained.tolist()}
+            known = (set() if change.forgotten else known) - {*change.lost.tolist()} | {
+                *change.gained.tolist()
+            }
     if (change := changes.take()) is not None:
-        known = (set() if change.forgotten else known) - {*change.lost.tolist()} | {*change.gained.tolist()}
+        known = (set() if change.forgotten else known) - {*change.lost.tolist()} | {
+            *change.gained.tolist()
+        }
     assert changes.take() is None
     there = {
-        namespace: [text for text in _texts(tree) if tree.cached_length(ints(text), namespace) == len(text)]
+        namespace: [
+            text for text in _texts(tree) if tree.cached_length(ints(text), namespace) == len(text)
+        ]
         for namespace in ("", "other")
     }
-    findable = set().union(*(digests_of(texts, every, namespace) for namespace, texts in there.items()))
+    findable = set().union(
+        *(digests_of(texts, every, namespace) for namespace, texts in there.items())
+    )
     assert findable <= known
-    gone = {digest for namespace in ("", "other") for digest in digests_of(_all_texts(actions), every, namespace)}
+    gone = {
+        digest
+        for namespace in ("", "other")
+        for digest in digests_of(_all_texts(actions), every, namespace)
+    }
     assert known & (gone - findable) == set()
 
 
@@ -77,7 +89,9 @@ def _all_texts(actions):
     """Whatever the tree may ever have had: inserted texts, and what grew below their prefixes."""
     texts = [first for action, first, _ in actions if action in ("insert", "grow")]
     grown = [second for action, _, second in actions if action == "grow"]
-    return texts + [text[:i] + more for text in texts for i in range(len(text) + 1) for more in grown]
+    return texts + [
+        text[:i] + more for text in texts for i in range(len(text) + 1) for more in grown
+    ]
 
 
 def test_changes_that_nobody_takes_are_forgotten_whole():

@@ -47,7 +47,10 @@ def uneven(model):
     randomise(model)
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            if name.endswith(("input_layernorm.weight", "post_attention_layernorm.weight")) and tensor.ndim == 1:
+            if (
+                name.endswith(("input_layernorm.weight", "post_attention_layernorm.weight"))
+                and tensor.ndim == 1
+            ):
                 tensor[::13] += 12
     return model
 
@@ -64,7 +67,9 @@ def states(folder):
     for ids in map(loaded.tokenizer.encode, TEXTS):
         at = torch.arange(len(ids))
         plan = AttentionPlan(at, (), (ExtendRow(0, len(ids), slice(0, len(ids))),))
-        found.append(loaded.model.forward(torch.tensor(ids), at, plan, loaded.model.allocate_cache(len(ids))))
+        found.append(
+            loaded.model.forward(torch.tensor(ids), at, plan, loaded.model.allocate_cache(len(ids)))
+        )
     return torch.cat(found)
 
 
@@ -118,7 +123,9 @@ class Peak(TorchDispatchMode):
             if isinstance(each, torch.Tensor):
                 storage = each.untyped_storage()
                 self._live[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
-        self._live = {place: (ref, size) for place, (ref, size) in self._live.items() if not ref.expired()}
+        self._live = {
+            place: (ref, size) for place, (ref, size) in self._live.items() if not ref.expired()
+        }
         self.most = max(self.most, sum(size for _, size in self._live.values()))
         return made
 
@@ -167,7 +174,9 @@ def test_inputs_that_are_not_finite_are_named(tmp_path):
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight.fill_(torch.inf)
     folder = save(model, tmp_path / "model")
-    with pytest.raises(sgl.ModelError, match=r"model\.layers\.1\.mlp\.down_proj: its inputs are not finite"):
+    with pytest.raises(
+        sgl.ModelError, match=r"model\.layers\.1\.mlp\.down_proj: its inputs are not finite"
+    ):
         calibrate(folder, spec_of(folder), TEXTS, lambda *_: None, tmp_path)
 
 
@@ -175,7 +184,9 @@ def test_inputs_that_are_too_many_for_the_memory_are_named(tmp_path, monkeypatch
     folder = save(uneven(MODELS["biases, and heads that share values"]()), tmp_path / "model")
     free = iter([1 << 40, *[66_000] * 3, 0])  # for the model, then for each product
     monkeypatch.setattr("sglang_lite.runtime.models.memory_check.free_bytes", lambda _: next(free))
-    with pytest.raises(sgl.ModelError, match=r"layers\.0\.mlp\.down_proj: needs .*moments of 96 inputs"):
+    with pytest.raises(
+        sgl.ModelError, match=r"layers\.0\.mlp\.down_proj: needs .*moments of 96 inputs"
+    ):
         calibrate(folder, spec_of(folder), TEXTS, lambda *_: None, tmp_path)
 
 

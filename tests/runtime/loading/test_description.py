@@ -1,4 +1,6 @@
-"""Descriptions of models before they are loaded: against transformers' own counts, and what is refused."""
+"""Descriptions of models before they are loaded: against transformers' own counts, and what is
+refused.
+"""
 
 import json
 import math
@@ -81,7 +83,9 @@ def test_experts_count_once_each(tmp_path):
 
 def test_a_model_by_transformers_code_says_so(tmp_path):
     ends = {"bos_token_id": None, "eos_token_id": None}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=3, n_head=4, **ends))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=3, n_head=4, **ends)
+    )
     save(model, tmp_path)
     found = describe(str(tmp_path))
     item = size_of(found.dtype)
@@ -101,9 +105,18 @@ def test_a_model_by_transformers_code_says_so(tmp_path):
 def test_an_encoder_keeps_nothing(tmp_path, kind, config, serves):
     model = saved(kind, tmp_path, **config)
     found = describe(str(tmp_path))
-    unused = 0 if config else sum(p.numel() for name, p in model.named_parameters() if name.startswith("pooler"))
+    unused = (
+        0
+        if config
+        else sum(p.numel() for name, p in model.named_parameters() if name.startswith("pooler"))
+    )
     assert found.loaded_bytes == (model.num_parameters() - unused) * 4
-    assert (found.cache_bytes, found.context_length, found.serves, found.refused) == (0, 40, serves, ())
+    assert (found.cache_bytes, found.context_length, found.serves, found.refused) == (
+        0,
+        40,
+        serves,
+        (),
+    )
 
 
 def test_a_decoder_that_gives_rewards_is_told_from_one_that_generates(tmp_path):
@@ -130,14 +143,23 @@ def test_no_weight_is_read(tmp_path):
     """19 GB of weights in a file that has none."""
     llama(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config |= {"hidden_size": 8192, "intermediate_size": 65_536, "head_dim": 128, "num_hidden_layers": 3}
+    config |= {
+        "hidden_size": 8192,
+        "intermediate_size": 65_536,
+        "head_dim": 128,
+        "num_hidden_layers": 3,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     big = {"[32]": [8192], "[96, 32]": [VOCAB, 8192], "[32, 32]": [512, 8192], "[16, 32]": [256, 8192],
            "[48, 32]": [65_536, 8192], "[32, 48]": [8192, 65_536]}  # fmt: skip
     header, at = {}, 0
     for name, tensor in load_file(tmp_path / "model.safetensors").items():
         shape = [8192, 512] if name.endswith("o_proj.weight") else big[str(list(tensor.shape))]
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + 4 * math.prod(shape)]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": shape,
+            "data_offsets": [at, at + 4 * math.prod(shape)],
+        }
         at += 4 * math.prod(shape)
     content = json.dumps(header).encode()
     with open(tmp_path / "model.safetensors", "wb") as file:
@@ -154,7 +176,11 @@ def test_bin_files_are_described_too(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     found = describe(str(tmp_path))
-    assert (found.stored_bytes, found.formats, found.refused) == (model.num_parameters() * 4, ("float32",), ())
+    assert (found.stored_bytes, found.formats, found.refused) == (
+        model.num_parameters() * 4,
+        ("float32",),
+        (),
+    )
 
 
 def changed(folder, **fields):
@@ -168,8 +194,14 @@ def changed(folder, **fields):
         ({"hidden_act": "relu"}, "the activation 'relu' is not supported"),
         ({"num_hidden_layers": 4}, "'model.layers.3.input_layernorm.weight' is missing"),
         ({"num_hidden_layers": 2}, "the model has no place for model.layers.2"),
-        ({"intermediate_size": 47}, r"mlp.gate_proj.weight has shape \(48, 32\), the config says \(47, 32\)"),
-        ({"quantization_config": {"quant_method": "quip"}}, "weights quantised with 'quip' are not supported"),
+        (
+            {"intermediate_size": 47},
+            r"mlp.gate_proj.weight has shape \(48, 32\), the config says \(47, 32\)",
+        ),
+        (
+            {"quantization_config": {"quant_method": "quip"}},
+            "weights quantised with 'quip' are not supported",
+        ),
         ({"quantization_config": {"quant_method": "fp8"}}, "no tensor has a scale"),
         (
             {"architectures": ["MadeUpForCausalLM"], "model_type": "made_up"},
@@ -204,7 +236,9 @@ def test_a_model_with_other_state_is_refused(tmp_path):
     config = MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4)
     save(MambaForCausalLM(config), tmp_path)
     changed(tmp_path, max_position_embeddings=64)
-    assert "MambaForCausalLM can't be run through transformers" in describe(str(tmp_path)).refused[0]
+    assert (
+        "MambaForCausalLM can't be run through transformers" in describe(str(tmp_path)).refused[0]
+    )
 
 
 def test_scales_of_8_bits_belong_to_their_matrices(tmp_path):
@@ -230,7 +264,9 @@ def test_of_a_hubs_model_no_weight_is_fetched(tmp_path, monkeypatch):
     }
     (tmp_path / "model.safetensors").unlink()
     file = SafetensorsFileMetadata(metadata={}, tensors=tensors)
-    there = SafetensorsRepoMetadata(metadata=None, sharded=False, weight_map={}, files_metadata={"a.safetensors": file})
+    there = SafetensorsRepoMetadata(
+        metadata=None, sharded=False, weight_map={}, files_metadata={"a.safetensors": file}
+    )
     asked = []
 
     def snapshot_download(name, *, revision, allow_patterns):
@@ -238,7 +274,9 @@ def test_of_a_hubs_model_no_weight_is_fetched(tmp_path, monkeypatch):
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    monkeypatch.setattr(huggingface_hub.HfApi, "get_safetensors_metadata", lambda self, name, revision: there)
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "get_safetensors_metadata", lambda self, name, revision: there
+    )
     found = describe("owner/model", "main")
     assert (found.stored_bytes, found.refused) == (model.num_parameters() * 4, ())
     assert asked == [("owner/model", "main", ["*.json", "*.jinja", "*.model", "*.txt"])]

@@ -15,15 +15,27 @@ HOPPER, GPU = (9, 0), torch.device("cuda:0")
     ("shape", "settings", "capability", "message"),
     [
         ("qwen3-0.6b", {}, (8, 0), "deterministic: needs a CPU or a Hopper GPU"),
-        ("qwen3-0.6b", {"dtype": "float32"}, HOPPER, "dtype: 'float32' does not go with deterministic on a GPU"),
+        (
+            "qwen3-0.6b",
+            {"dtype": "float32"},
+            HOPPER,
+            "dtype: 'float32' does not go with deterministic on a GPU",
+        ),
         ("qwen3-0.6b", {"quantization": "fp8"}, HOPPER, "quantization: 'fp8' does not go"),
         ("qwen3-0.6b", {"kv_dtype": "fp8"}, HOPPER, "kv_dtype: 'fp8' does not go"),
-        ("qwen3-0.6b", {"attention_backend": "torch"}, HOPPER, "attention_backend: 'torch' does not go"),
+        (
+            "qwen3-0.6b",
+            {"attention_backend": "torch"},
+            HOPPER,
+            "attention_backend: 'torch' does not go",
+        ),
         ("qwen3-30b-a3b", {}, HOPPER, "deterministic: the model has a mixture of experts"),
         ("deepseek-v2-lite", {}, HOPPER, "deterministic: the model has latent attention"),
     ],
 )
-def test_what_has_no_fixed_order_of_summation_is_refused(shape, settings, capability, message, monkeypatch):
+def test_what_has_no_fixed_order_of_summation_is_refused(
+    shape, settings, capability, message, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     config = EngineConfig(deterministic=True, **settings)
     with pytest.raises(ParameterError, match=message):

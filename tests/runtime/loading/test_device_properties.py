@@ -52,11 +52,18 @@ def test_where_the_cpu_takes_its_place_the_log_says_why(old_driver, folders, mon
     config = EngineConfig(model=folders[0], skip_tokenizer_init=True)
     with caplog.at_level(logging.WARNING, "sglang_lite"):
         assert load_model(config, Path(folders[0])).model.device.type == "cpu"
-    assert caplog.text.count(f"the model runs on the CPU, as the GPU can't be used: torch says: {TOO_OLD}") == 1
+    assert (
+        caplog.text.count(
+            f"the model runs on the CPU, as the GPU can't be used: torch says: {TOO_OLD}"
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize("hidden", [True, False])
-def test_a_gpu_that_is_hidden_or_not_there_is_not_missed(old_driver, folders, monkeypatch, caplog, tmp_path, hidden):
+def test_a_gpu_that_is_hidden_or_not_there_is_not_missed(
+    old_driver, folders, monkeypatch, caplog, tmp_path, hidden
+):
     if hidden:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     else:
@@ -70,20 +77,26 @@ def test_a_card_that_is_too_old_is_said(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
-    with pytest.raises(ParameterError, match=r"its compute capability is 7\.5; 8\.0 \(Ampere\) or newer is needed"):
+    with pytest.raises(
+        ParameterError, match=r"its compute capability is 7\.5; 8\.0 \(Ampere\) or newer is needed"
+    ):
         pick_device(EngineConfig(device="cuda:0"))
     assert pick_device(EngineConfig()).type == "cpu"
 
 
 def test_a_card_that_is_named_twice_is_said(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,0")
-    with pytest.raises(ParameterError, match=r"CUDA_VISIBLE_DEVICES: '0,1,0' names a GPU twice.*Name each once"):
+    with pytest.raises(
+        ParameterError, match=r"CUDA_VISIBLE_DEVICES: '0,1,0' names a GPU twice.*Name each once"
+    ):
         pick_device(EngineConfig(device="cuda"))
 
 
 def test_a_torch_for_cpus_beside_a_driver_is_said(old_driver, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(ParameterError, match=r"a build for CPUs\. Install one for CUDA: pip install"):
+    with pytest.raises(
+        ParameterError, match=r"a build for CPUs\. Install one for CUDA: pip install"
+    ):
         pick_device(EngineConfig(device="cuda"))
 
 
@@ -106,11 +119,13 @@ def test_a_torch_for_another_cuda_than_the_card_needs_is_said(monkeypatch, compi
     if runs:
         assert pick_device(EngineConfig(device="cuda")) == torch.device("cuda:0")
     else:
-        with pytest.raises(ParameterError, match=r"torch, for CUDA 12\.4, has no kernels for .* Install a torch"):
+        with pytest.raises(
+            ParameterError, match=r"torch, for CUDA 12\.4, has no kernels for .* Install a torch"
+        ):
             pick_device(EngineConfig(device="cuda"))
 
 
-# --------------------------------------------------------------------------------------------- a card with 8 GB
+# --------------------------------------------------------------------------------- a card with 8 GB
 
 
 @pytest.fixture
@@ -118,7 +133,9 @@ def card(monkeypatch):
     """A card with 7.6 GiB, of which so many are free."""
 
     def of(free: float) -> None:
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * 2**30), int(7.6 * 2**30)))
+        monkeypatch.setattr(
+            torch.cuda, "mem_get_info", lambda device: (int(free * 2**30), int(7.6 * 2**30))
+        )
         for name in ("memory_reserved", "memory_allocated"):
             monkeypatch.setattr(torch.cuda, name, lambda device: 0)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -126,9 +143,12 @@ def card(monkeypatch):
     return of
 
 
-def pool_tokens(shape: str, taken: float = 0.0, processes: int = 1, layout: Parallel = ALONE) -> int:
-    """Tokens of the pool beside the loaded weights of a shape in 16 bits, if another rank's card has so many GiB taken,
-    or so many of the engine's processes are on one card."""
+def pool_tokens(
+    shape: str, taken: float = 0.0, processes: int = 1, layout: Parallel = ALONE
+) -> int:
+    """Tokens of the pool beside the loaded weights of a shape in 16 bits, if another rank's card
+    has so many GiB taken, or so many of the engine's processes are on one card.
+    """
     spec = SHAPES[shape]
     half = torch.bfloat16
     model = SimpleNamespace(
@@ -153,7 +173,9 @@ def test_a_card_with_8_gb_takes_a_small_model(card):
     card(7.2)
     spec = SHAPES["qwen3-0.6b"]
     weights = weight_bytes(spec, 2)
-    check_room({"weights": weights, "positions": rotary_bytes(spec, spec.max_positions)}, CUDA, "qwen", "")
+    check_room(
+        {"weights": weights, "positions": rotary_bytes(spec, spec.max_positions)}, CUDA, "qwen", ""
+    )
     card(7.2 - weights / 2**30)
     assert pool_tokens("qwen3-0.6b") > 30_000
 
@@ -166,21 +188,28 @@ def test_ranks_have_as_many_tokens_as_the_fullest_card_has_room_for(card):
     assert fewer == pool_tokens("qwen3-0.6b")
 
 
-def test_processes_of_an_engine_have_a_part_of_their_card_each_whatever_the_others_have_taken(card, monkeypatch):
+def test_processes_of_an_engine_have_a_part_of_their_card_each_whatever_the_others_have_taken(
+    card, monkeypatch
+):
     def of_two(free: float, own: float) -> int:
         card(free)
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: int(own * 2**30))
         return pool_tokens("qwen3-0.6b", processes=2)
 
     assert of_two(7.2, 0.2) == of_two(2.0, 0.2) > of_two(7.2, 0.3) > 4000
-    with pytest.raises(ModelError, match=r"of 3\.8 GiB, 1\.6 are taken \(the weights and libraries\)"):
+    with pytest.raises(
+        ModelError, match=r"of 3\.8 GiB, 1\.6 are taken \(the weights and libraries\)"
+    ):
         of_two(7.2, 1.0)
 
 
 def test_rows_of_other_replicas_and_of_steps_at_other_stages_have_room(card):
     card(7.2)
     alone, token = pool_tokens("qwen3-0.6b"), 2 * SHAPES["qwen3-0.6b"].kv_layout.numbers
-    for layout, bytes_of_token in ((Parallel(tp=2, dp=2), 2 * 23_552), (Parallel(pp=3), 2 * 2 * 1024)):
+    for layout, bytes_of_token in (
+        (Parallel(tp=2, dp=2), 2 * 23_552),
+        (Parallel(pp=3), 2 * 2 * 1024),
+    ):
         taken = (alone - pool_tokens("qwen3-0.6b", layout=layout)) * token
         assert taken == pytest.approx(8192 * bytes_of_token, abs=16 * token)
 
@@ -188,12 +217,23 @@ def test_rows_of_other_replicas_and_of_steps_at_other_stages_have_room(card):
 def test_a_model_too_large_for_it_is_refused_before_it_is_read(card):
     card(7.2)
     with pytest.raises(ModelError) as refused:
-        check_room({"weights": weight_bytes(SHAPES["llama-3.1-8b"], 2)}, CUDA, "llama", "Take a smaller model.")
-    assert "llama: needs 15.0 GiB (weights 15.0 GiB); 7.2 GiB are free on cuda:0." in str(refused.value)
+        check_room(
+            {"weights": weight_bytes(SHAPES["llama-3.1-8b"], 2)},
+            CUDA,
+            "llama",
+            "Take a smaller model.",
+        )
+    assert "llama: needs 15.0 GiB (weights 15.0 GiB); 7.2 GiB are free on cuda:0." in str(
+        refused.value
+    )
 
 
 def test_a_model_that_leaves_no_room_for_tokens_is_refused_with_the_numbers(card):
     card(1.0)
-    with pytest.raises(ModelError, match=r"of 7\.6 GiB, 6\.6 are taken .* leaves room for 0 tokens") as refused:
+    with pytest.raises(
+        ModelError, match=r"of 7\.6 GiB, 6\.6 are taken .* leaves room for 0 tokens"
+    ) as refused:
         pool_tokens("qwen3-0.6b")
-    assert "Raise mem_fraction, lower step_tokens or max_running, or take a smaller model" in str(refused.value)
+    assert "Raise mem_fraction, lower step_tokens or max_running, or take a smaller model" in str(
+        refused.value
+    )

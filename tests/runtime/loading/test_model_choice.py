@@ -1,4 +1,6 @@
-"""Which models fit a machine, and which one is proposed: by the list, the doctor, a new project, and an engine."""
+"""Which models fit a machine, and which one is proposed: by the list, the doctor, a new project,
+and an engine.
+"""
 
 import json
 import logging
@@ -20,7 +22,9 @@ GB = 1_000_000_000
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Sets the free memory and the cores of a machine without a GPU that computes in 16 bits, without AMX."""
+    """Sets the free memory and the cores of a machine without a GPU that computes in 16 bits,
+    without AMX.
+    """
 
     def pretend(free_gb, cores=2):
         monkeypatch.setattr(
@@ -33,7 +37,9 @@ def machine(monkeypatch):
             lambda dtype, device: SimpleNamespace(weights=SimpleNamespace(itemsize=2)),
         )
         for module in ("model_choice", "load_model"):
-            monkeypatch.setattr(f"sglang_lite.runtime.loading.{module}.keeps_blocks_alone", lambda: True)
+            monkeypatch.setattr(
+                f"sglang_lite.runtime.loading.{module}.keeps_blocks_alone", lambda: True
+            )
 
     return pretend
 
@@ -53,7 +59,9 @@ def machine(monkeypatch):
         (1.5, 8, True, "smollm2-135m"),
     ],
 )
-def test_the_proposed_model_is_the_best_that_memory_and_cores_allow(free_gb, cores, has_copies, proposed):
+def test_the_proposed_model_is_the_best_that_memory_and_cores_allow(
+    free_gb, cores, has_copies, proposed
+):
     found = choose_model(HostMachine("cpu", int(free_gb * GB), cores, 2, has_copies)).proposed
     assert (found and found.name) == proposed
 
@@ -78,11 +86,17 @@ def test_every_model_is_listed_once_with_what_it_lacks(free_gb, item):
 
 
 def test_needs_are_at_least_what_processes_were_measured_to_take():
-    """Resident GB of engines' processes after a request of 8,000 tokens or nearly as many, on a CPU in bfloat16
-    (docs/models.md)."""
+    """Resident GB of engines' processes after a request of 8,000 tokens or nearly as many, on a CPU
+    in bfloat16 (docs/models.md).
+    """
     choice = choose_model(HostMachine("cpu", 100 * GB, 2, item=2))
     needed = {fit.name: fit.needed / GB for fit in choice.fitting}
-    measured = {"smollm2-135m": 0.74, "qwen2.5-coder-0.5b": 1.36, "qwen2.5-coder-1.5b": 1.94, "qwen3-0.6b": 2.98}
+    measured = {
+        "smollm2-135m": 0.74,
+        "qwen2.5-coder-0.5b": 1.36,
+        "qwen2.5-coder-1.5b": 1.94,
+        "qwen3-0.6b": 2.98,
+    }
     for name, taken in measured.items():
         assert taken <= needed[name] <= taken + 0.6, name
 
@@ -99,7 +113,8 @@ def test_the_list_has_what_fits_and_why_the_others_do_not(machine, capsys):
     assert lines[0].startswith("> qwen2.5-coder-1.5b     2.3 GB  ")
     others = lines[lines.index("Don't fit:") + 1 :]
     assert any(
-        line.startswith("  qwen3-4b              10.2 GB  ") and line.endswith("; 4.6 GB more than is free")
+        line.startswith("  qwen3-4b              10.2 GB  ")
+        and line.endswith("; 4.6 GB more than is free")
         for line in others
     )
     assert any("qwen3-1.7b" in line and "; slow: it reads 3.4 GB a token" in line for line in lines)
@@ -134,17 +149,23 @@ def test_a_name_beside_fits_is_refused(capsys):
 
 
 @pytest.mark.parametrize(
-    ("free_gb", "told"), [(16, "qwen2.5-coder-1.5b fits: it needs 2.3 GB"), (0.5, "none that was run here fits 0.5 GB")]
+    ("free_gb", "told"),
+    [(16, "qwen2.5-coder-1.5b fits: it needs 2.3 GB"), (0.5, "none that was run here fits 0.5 GB")],
 )
 def test_the_doctor_tells_the_proposed_model(free_gb, told, machine, monkeypatch, tmp_path):
-    monkeypatch.setenv("SGLANG_LITE_CACHE", str(tmp_path))  # without a model, whose speed is measured
+    # without a model, whose speed is measured
+    monkeypatch.setenv("SGLANG_LITE_CACHE", str(tmp_path))
     machine(free_gb)
     (found,) = [each for each in diagnoses() if each.about == "model"]
     assert (found.found, found.advice) == (told, "sglang-lite models --fits lists what fits.")
 
 
-@pytest.mark.parametrize(("free_gb", "told"), [(16, " --rows notes.jsonl --model qwen2.5-coder-1.5b\n"), (1.3, "")])
-def test_a_new_project_names_the_proposed_model_beside_its_output(free_gb, told, machine, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("free_gb", "told"), [(16, " --rows notes.jsonl --model qwen2.5-coder-1.5b\n"), (1.3, "")]
+)
+def test_a_new_project_names_the_proposed_model_beside_its_output(
+    free_gb, told, machine, tmp_path, capsys
+):
     machine(free_gb)
     assert main(["init", str(tmp_path / "project")]) == 0
     printed = capsys.readouterr()
@@ -180,22 +201,32 @@ def test_the_default_model_says_once_what_it_can_not_do(machine, messages, model
 def test_the_line_comes_from_an_engines_process(messages):
     with sgl.Engine(max_total_tokens=256, context_length=128):
         (line,) = messages()
-    assert line.startswith("smollm2-135m copies and chooses; rewriting and longer extraction need a larger model")
+    assert line.startswith(
+        "smollm2-135m copies and chooses; rewriting and longer extraction need a larger model"
+    )
 
 
 def test_a_machine_without_room_for_another_is_told_so(machine, messages):
     machine(1.3)
     with sgl.Engine(in_process=True, max_total_tokens=256, context_length=128):
-        assert messages()[0].endswith("need a larger model than fits here (sglang-lite models --fits).")
+        assert messages()[0].endswith(
+            "need a larger model than fits here (sglang-lite models --fits)."
+        )
 
 
-@pytest.mark.parametrize(("has_copies", "free_gb", "gib"), [(True, 0.2, (0.3, 0.2)), (False, 0.06, (0.1, 0.1))])
+@pytest.mark.parametrize(
+    ("has_copies", "free_gb", "gib"), [(True, 0.2, (0.3, 0.2)), (False, 0.06, (0.1, 0.1))]
+)
 def test_a_gguf_file_larger_than_the_memory_is_refused_with_both_numbers(
     has_copies, free_gb, gib, machine, model_file, monkeypatch
 ):
-    """Blocks of the file take 0.10 GB, of which half a byte a weight is sure; decoded weights, with AMX, 0.27 GB."""
+    """Blocks of the file take 0.10 GB, of which half a byte a weight is sure; decoded weights, with
+    AMX, 0.27 GB.
+    """
     machine(free_gb)
-    monkeypatch.setattr("sglang_lite.runtime.loading.load_model.keeps_blocks_alone", lambda: not has_copies)
+    monkeypatch.setattr(
+        "sglang_lite.runtime.loading.load_model.keeps_blocks_alone", lambda: not has_copies
+    )
     needed, free = gib
     with pytest.raises(
         sgl.ModelError,

@@ -9,8 +9,13 @@ from sglang_lite.runtime.loading.rounding import RoundingGrid, round_to_nearest,
 def layer(rows, columns, inputs, seed):
     """A matrix, and inputs that depend on each other."""
     random = torch.Generator().manual_seed(seed)
-    mixed = torch.randn(columns, columns, generator=random) * torch.rand(columns, generator=random).square()
-    return torch.randn(rows, columns, generator=random), torch.randn(inputs, columns, generator=random) @ mixed
+    mixed = (
+        torch.randn(columns, columns, generator=random)
+        * torch.rand(columns, generator=random).square()
+    )
+    return torch.randn(rows, columns, generator=random), torch.randn(
+        inputs, columns, generator=random
+    ) @ mixed
 
 
 @pytest.mark.parametrize(("bits", "group"), [(4, 16), (4, 48), (4, 96), (8, 32)])
@@ -51,10 +56,14 @@ def test_the_numbers_are_those_of_the_paper():
         assert rounded.scale[0, block].item() == pytest.approx(scale, rel=1e-3)
 
 
-@pytest.mark.parametrize("inputs", [torch.zeros(3, 64), torch.ones(1, 64), torch.eye(64)[:5] * 1e4], ids=str)
+@pytest.mark.parametrize(
+    "inputs", [torch.zeros(3, 64), torch.ones(1, 64), torch.eye(64)[:5] * 1e4], ids=str
+)
 def test_few_inputs_are_enough(inputs):
     weight, _ = layer(20, 64, 1, seed=1)
-    rounded = round_with_feedback(weight, inputs.t() @ inputs, RoundingGrid(4, 32, torch.float16)).values()
+    rounded = round_with_feedback(
+        weight, inputs.t() @ inputs, RoundingGrid(4, 32, torch.float16)
+    ).values()
     assert (rounded - weight).norm() < 0.3 * weight.norm()
     assert (inputs @ (rounded - weight).t()).norm() <= 0.2 * (inputs @ weight.t()).norm()
 
@@ -72,7 +81,9 @@ def test_parts_of_many_rows_are_rounded_as_each_row_alone(monkeypatch):
 def test_numbers_of_the_grid_stay(sign):
     """The least number, -8, is that of the block's largest value, whatever its sign."""
     weight = torch.tensor([[*range(-8, 8)], [-8, 7] * 8]) * sign * 0.25
-    assert torch.equal(round_to_nearest(weight, RoundingGrid(4, 16, torch.float16)).values(), weight)
+    assert torch.equal(
+        round_to_nearest(weight, RoundingGrid(4, 16, torch.float16)).values(), weight
+    )
 
 
 def test_zeros_have_a_scale():

@@ -1,4 +1,6 @@
-"""Tiny models that read images, as transformers saves them, and what transformers itself makes of a prompt."""
+"""Tiny models that read images, as transformers saves them, and what transformers itself makes of a
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,11 @@ import sglang_lite as sgl
 from sglang_lite.protocol import Generation, Media, Prompt, SamplingParams, SglError, Span
 from tests.runtime.models.tiny import VOCAB, randomise, tiny_tokenizer
 
-IMAGE_ID, VIDEO_ID = VOCAB, VOCAB + 7  # of "<image>", which sounds have as well, and of "<|video_pad|>"
-GREEDY = SamplingParams(max_tokens=6, temperature=0, return_logprob=True, return_prompt_token_ids=True, ignore_eos=True)
+# of "<image>", which sounds have as well, and of "<|video_pad|>"
+IMAGE_ID, VIDEO_ID = VOCAB, VOCAB + 7
+GREEDY = SamplingParams(
+    max_tokens=6, temperature=0, return_logprob=True, return_prompt_token_ids=True, ignore_eos=True
+)
 _GEMMA = ["<start_of_image>", "<end_of_image>"]
 _SPECIAL = [
     "<image>", "<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]", *_GEMMA, "<|video_pad|>",
@@ -71,35 +76,51 @@ _VISION = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_at
 
 
 def _llava(folder: Path) -> torch.nn.Module:
-    CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}).save_pretrained(folder)
-    vision = dict(_VISION, model_type="clip_vision_model", image_size=28, patch_size=7, projection_dim=32)
+    CLIPImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}
+    ).save_pretrained(folder)
+    vision = dict(
+        _VISION, model_type="clip_vision_model", image_size=28, patch_size=7, projection_dim=32
+    )
     return LlavaForConditionalGeneration(
         LlavaConfig(vision_config=vision, text_config=_TEXT, image_token_index=IMAGE_ID)
     )
 
 
 def _idefics(folder: Path) -> torch.nn.Module:
-    Idefics3ImageProcessorPil(size={"longest_edge": 96}, max_image_size={"longest_edge": 32}).save_pretrained(folder)
+    Idefics3ImageProcessorPil(
+        size={"longest_edge": 96}, max_image_size={"longest_edge": 32}
+    ).save_pretrained(folder)
     vision = dict(_VISION, image_size=32, patch_size=8)
     return Idefics3ForConditionalGeneration(
-        Idefics3Config(vision_config=vision, text_config=_TEXT, image_token_id=IMAGE_ID, scale_factor=2)
+        Idefics3Config(
+            vision_config=vision, text_config=_TEXT, image_token_id=IMAGE_ID, scale_factor=2
+        )
     )
 
 
 def _smolvlm(folder: Path) -> torch.nn.Module:
-    SmolVLMImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}).save_pretrained(folder)
+    SmolVLMImageProcessorPil(
+        size={"longest_edge": 64}, max_image_size={"longest_edge": 32}
+    ).save_pretrained(folder)
     vision = dict(_VISION, image_size=32, patch_size=8)
     return SmolVLMForConditionalGeneration(
-        SmolVLMConfig(vision_config=vision, text_config=_TEXT, image_token_id=IMAGE_ID, scale_factor=2)
+        SmolVLMConfig(
+            vision_config=vision, text_config=_TEXT, image_token_id=IMAGE_ID, scale_factor=2
+        )
     )
 
 
 def _llava_next(folder: Path) -> torch.nn.Module:
     sizes = [[28, 56], [56, 28], [56, 56]]
     LlavaNextImageProcessorPil(
-        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=sizes
+        size={"shortest_edge": 28},
+        crop_size={"height": 28, "width": 28},
+        image_grid_pinpoints=sizes,
     ).save_pretrained(folder)
-    vision = dict(_VISION, model_type="clip_vision_model", image_size=28, patch_size=7, projection_dim=32)
+    vision = dict(
+        _VISION, model_type="clip_vision_model", image_size=28, patch_size=7, projection_dim=32
+    )
     return LlavaNextForConditionalGeneration(
         LlavaNextConfig(
             vision_config=vision, text_config=dict(_TEXT, model_type="mistral", head_dim=16),
@@ -112,7 +133,13 @@ def _onevision(folder: Path) -> torch.nn.Module:
     tile = {"height": 16, "width": 16}
     sizes = [[16, 16], [16, 32], [32, 16], [32, 32], [48, 32]]
     LlavaOnevisionImageProcessorPil(size=tile, image_grid_pinpoints=sizes).save_pretrained(folder)
-    vision = dict(_VISION, model_type="siglip_vision_model", image_size=16, patch_size=4, vision_use_head=False)
+    vision = dict(
+        _VISION,
+        model_type="siglip_vision_model",
+        image_size=16,
+        patch_size=4,
+        vision_use_head=False,
+    )
     text = dict(_TEXT, model_type="qwen2")
     return LlavaOnevisionForConditionalGeneration(
         LlavaOnevisionConfig(
@@ -191,13 +218,23 @@ def _qwen3_vl(folder: Path) -> torch.nn.Module:
 
 def _qwen3_vl_moe(folder: Path) -> torch.nn.Module:
     config = _qwen3(folder, "qwen3_vl_moe_text")
-    config["text_config"] |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    config["text_config"] |= {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+    }
     return Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(**config))
 
 
 def _gemma3(folder: Path) -> torch.nn.Module:
     Gemma3ImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
-    vision = dict(_VISION, model_type="siglip_vision_model", image_size=32, patch_size=4, vision_use_head=False)
+    vision = dict(
+        _VISION,
+        model_type="siglip_vision_model",
+        image_size=32,
+        patch_size=4,
+        vision_use_head=False,
+    )
     text = dict(_TEXT, model_type="gemma3_text", head_dim=16, query_pre_attn_scalar=16, sliding_window=40,
                 layer_types=["sliding_attention", "full_attention"])  # fmt: skip
     return Gemma3ForConditionalGeneration(
@@ -228,7 +265,9 @@ def _voxtral(folder: Path) -> torch.nn.Module:
         num_mel_bins=16, max_source_positions=50,
     )  # fmt: skip
     return VoxtralForConditionalGeneration(
-        VoxtralConfig(audio_config=audio, text_config=dict(_TEXT, head_dim=16), audio_token_id=IMAGE_ID)
+        VoxtralConfig(
+            audio_config=audio, text_config=dict(_TEXT, head_dim=16), audio_token_id=IMAGE_ID
+        )
     )
 
 
@@ -268,14 +307,21 @@ def save_seeing(family: str, folder: Path, chat_template: str = "") -> Any:
 def engine_of(folder: Path, **config: Any) -> sgl.Engine:
     """Engine for a folder, on a GPU where the tests may use one."""
     settings: dict[str, Any] = (
-        {"device": "cuda", "max_total_tokens": 2048} if torch.cuda.is_available() else {"device": "cpu"}
+        {"device": "cuda", "max_total_tokens": 2048}
+        if torch.cuda.is_available()
+        else {"device": "cpu"}
     )
     return sgl.Engine(str(folder), in_process=True, dtype="float32", **{**settings, **config})
 
 
 def png(width: int, height: int, seed: int = 0) -> bytes:
     """PNG file of random pixels."""
-    return encoded(Picture.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)), "PNG")
+    return encoded(
+        Picture.fromarray(
+            np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
+        ),
+        "PNG",
+    )
 
 
 def encoded(picture: Picture.Image, kind: str, **options: Any) -> bytes:
@@ -289,13 +335,17 @@ def seen(*parts: str | bytes | Media) -> Prompt:
     """Prompt of texts, images (as bytes), videos and sounds."""
     spans = [Span(part) if isinstance(part, str) else Span("<image>", ()) for part in parts]
     media = [
-        Media(part, "image/png") if isinstance(part, bytes) else part for part in parts if not isinstance(part, str)
+        Media(part, "image/png") if isinstance(part, bytes) else part
+        for part in parts
+        if not isinstance(part, str)
     ]
     return Prompt(tuple(spans), images=tuple(media))
 
 
 def logprobs(model: Any, folder: Path, ids: Sequence[int], images: Sequence[bytes]) -> torch.Tensor:
-    """transformers' log-probabilities [tokens, vocabulary] of ids that have placeholder tokens for images."""
+    """transformers' log-probabilities [tokens, vocabulary] of ids that have placeholder tokens for
+    images.
+    """
     from transformers import AutoImageProcessor
 
     processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
@@ -304,7 +354,13 @@ def logprobs(model: Any, folder: Path, ids: Sequence[int], images: Sequence[byte
     # Of several images in a row, LLaVA-OneVision's processor makes no tiles.
     rows = [[each] for each in pictures] if "onevision" in folder.name else [pictures]
     inputs = processor(images=rows, return_tensors="pt", **options)
-    names = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "batch_num_images")
+    names = (
+        "pixel_values",
+        "pixel_attention_mask",
+        "image_grid_thw",
+        "image_sizes",
+        "batch_num_images",
+    )
     given = {name: inputs[name] for name in names if name in inputs}
     tokens = torch.tensor([list(ids)])
     if "gemma3" in folder.name:
@@ -331,8 +387,9 @@ def check(seeing: Seeing, answer: Generation, images: list[bytes]) -> None:
 
 
 def check_with(answer: Generation, logprobs_of: Callable[[Sequence[int]], torch.Tensor]) -> None:
-    """The answer is the most likely one by these log-probabilities of ids, with its probabilities, up to a placeholder
-    that is drawn, for which transformers wants an image."""
+    """The answer is the most likely one by these log-probabilities of ids, with its probabilities,
+    up to a placeholder that is drawn, for which transformers wants an image.
+    """
     drawn = list(answer.token_ids)
     if found := [i for i, token in enumerate(drawn) if token in (IMAGE_ID, VIDEO_ID)]:
         drawn = drawn[: found[0] + 1]
@@ -343,7 +400,9 @@ def check_with(answer: Generation, logprobs_of: Callable[[Sequence[int]], torch.
     assert torch.allclose(got, expected.max(-1).values, atol=1e-4)
 
 
-def submit(engine: sgl.Engine, prompt: Prompt, params: SamplingParams, constraint: Any = None) -> Future[Generation]:
+def submit(
+    engine: sgl.Engine, prompt: Prompt, params: SamplingParams, constraint: Any = None
+) -> Future[Generation]:
     """Future of an answer."""
     future: Future[Generation] = Future()
 

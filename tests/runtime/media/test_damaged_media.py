@@ -53,13 +53,27 @@ def bombs() -> list[bytes]:
     """Small files that say that they are large, or unpack to much."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     def bomb(
-        width: int, height: int, data: bytes, *more: bytes, depth: int = 8, colour: int = 2, interlaced: int = 0
+        width: int,
+        height: int,
+        data: bytes,
+        *more: bytes,
+        depth: int = 8,
+        colour: int = 2,
+        interlaced: int = 0,
     ) -> bytes:
         size = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
-        return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + b"".join(more) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+        return (
+            b"\x89PNG\r\n\x1a\n"
+            + chunk(b"IHDR", size)
+            + b"".join(more)
+            + chunk(b"IDAT", data)
+            + chunk(b"IEND", b"")
+        )
 
     zeros = zlib.compress(bytes(64 << 20), 9)
     text = b"a\0\0" + zeros
@@ -89,12 +103,18 @@ def sounds() -> list[Media]:
             continue
         file = io.BytesIO()
         with av.open(file, "w", format=kind) as container:
-            stream = container.add_stream(codec, rate=48_000 if "opus" in codec else RATE, layout=layout)
+            stream = container.add_stream(
+                codec, rate=48_000 if "opus" in codec else RATE, layout=layout
+            )
             samples = tone if layout == "mono" else np.repeat(tone, 2, 0)
             planes = samples if layout == "mono" else samples.T.reshape(1, -1)
-            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(planes), format="s16", layout=layout)
+            frame = av.AudioFrame.from_ndarray(
+                np.ascontiguousarray(planes), format="s16", layout=layout
+            )
             frame.rate = RATE
-            resampler = av.AudioResampler(stream.codec_context.format, layout, stream.codec_context.rate)
+            resampler = av.AudioResampler(
+                stream.codec_context.format, layout, stream.codec_context.rate
+            )
             fifo = av.AudioFifo()
             for each in (*resampler.resample(frame), *resampler.resample(None)):
                 each.pts = None
@@ -124,7 +144,9 @@ def hostile_sounds() -> list[Media]:
             width & 0xFFFF,
             bits,
         )
-        return struct.pack("<4sI8sIHHIIHH", *fields) + struct.pack("<4sI", b"data", size & 0xFFFFFFFF)
+        return struct.pack("<4sI8sIHHIIHH", *fields) + struct.pack(
+            "<4sI", b"data", size & 0xFFFFFFFF
+        )
 
     made = [
         head(16_000, 1, 32, 64, form=3) + np.full(16, np.nan, np.float32).tobytes(),
@@ -152,7 +174,8 @@ def _examined(
                 except SglError as error:
                     return "another error", f"not the fault of the engine: {error!r}"
                 finite = all(
-                    each.logprob is not None and math.isfinite(each.logprob) for each in answer.output_logprobs
+                    each.logprob is not None and math.isfinite(each.logprob)
+                    for each in answer.output_logprobs
                 )
                 return "read", "" if finite else "the answer has no probabilities"
 

@@ -37,7 +37,9 @@ class Answering(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["content-length"]))
         server.encodings.append(self.headers["accept-encoding"])
         self.send_response(server.status)
-        self.send_header("content-length", str(len(server.body) if server.body is not ENDLESS else 5 << 30))
+        self.send_header(
+            "content-length", str(len(server.body) if server.body is not ENDLESS else 5 << 30)
+        )
         self.end_headers()
         try:
             self.wfile.write(server.body)
@@ -54,7 +56,13 @@ class Answering(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Any]:
     found: Any = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    found.daemon_threads, found.status, found.sent, found.encodings, found.left = True, 200, 0, [], threading.Event()
+    found.daemon_threads, found.status, found.sent, found.encodings, found.left = (
+        True,
+        200,
+        0,
+        [],
+        threading.Event(),
+    )
     thread = threading.Thread(target=found.serve_forever, args=(0.01,))
     thread.start()
     yield found
@@ -64,7 +72,9 @@ def server() -> Iterator[Any]:
 
 
 def named(dtype: str, shape: list[int], data: bytes) -> bytes:
-    head = json.dumps({ITEM.key.hex(): {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}}).encode()
+    head = json.dumps(
+        {ITEM.key.hex(): {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}}
+    ).encode()
     return len(head).to_bytes(8, "little") + head + data
 
 
@@ -76,7 +86,11 @@ def named(dtype: str, shape: list[int], data: bytes) -> bytes:
         (200, b"", "answers no features"),
         (200, (1 << 60).to_bytes(8, "little"), "answers no features"),
         (200, named("F4", [2, 3], bytes(3)), "answers no features"),
-        (200, save({ITEM.key.hex(): torch.zeros(2, 3, dtype=torch.int64)}), "numbers of torch.int64"),
+        (
+            200,
+            save({ITEM.key.hex(): torch.zeros(2, 3, dtype=torch.int64)}),
+            "numbers of torch.int64",
+        ),
         (200, save({ITEM.key.hex(): torch.zeros(3, 2)}), "has 3 x 2 numbers"),
         (200, save({ITEM.key.hex(): torch.full((2, 3), float("nan"))}), "NaN or infinite"),
         (200, save({"another": torch.zeros(2, 3)}), "in another way"),
@@ -85,7 +99,9 @@ def named(dtype: str, shape: list[int], data: bytes) -> bytes:
 )
 def test_what_is_no_answer_is_one_error(server: Any, status: int, body: bytes, why: str) -> None:
     server.status, server.body = status, body
-    client = EncoderClient([f"http://127.0.0.1:{server.server_port}"], 3, 1, torch.float32, torch.device("cpu"))
+    client = EncoderClient(
+        [f"http://127.0.0.1:{server.server_port}"], 3, 1, torch.float32, torch.device("cpu")
+    )
     try:
         with pytest.raises(BackendError, match=why):
             client.prepare(ITEM)
@@ -108,7 +124,9 @@ def test_features_are_the_servers(server: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
-def test_an_engine_that_encodes_alone_makes_transformers_features(family: str, tmp_path: Path) -> None:
+def test_an_engine_that_encodes_alone_makes_transformers_features(
+    family: str, tmp_path: Path
+) -> None:
     model, images = save_seeing(family, tmp_path), [png(60, 40, seed=seed) for seed in range(3)]
     inputs = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")(
         images=[Picture.open(io.BytesIO(each)) for each in images], return_tensors="pt"
@@ -116,10 +134,15 @@ def test_an_engine_that_encodes_alone_makes_transformers_features(family: str, t
     with torch.inference_mode():
         made = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
     planes = [made.pooler_output, *(getattr(made, "deepstack_features", None) or ())]
-    planes = [each if isinstance(each, torch.Tensor) else torch.cat([*each]) for each in planes]  # by images
+    # by images
+    planes = [each if isinstance(each, torch.Tensor) else torch.cat([*each]) for each in planes]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with sgl.Engine(str(tmp_path), encoder_only=True, in_process=True, dtype="float32", device=device) as engine:
-        answer = engine.core.ask(EncodeMedia(tuple(Media(each, "image/png") for each in images))).result(60)
+    with sgl.Engine(
+        str(tmp_path), encoder_only=True, in_process=True, dtype="float32", device=device
+    ) as engine:
+        answer = engine.core.ask(
+            EncodeMedia(tuple(Media(each, "image/png") for each in images))
+        ).result(60)
         items = [engine.core.builder.media.item(Media(each, "image/png")) for each in images]
     found = torch.cat([load(answer)[item.key.hex()] for item in items])
     assert torch.allclose(found, torch.cat(planes, -1), atol=1e-4)

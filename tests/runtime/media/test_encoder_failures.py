@@ -1,4 +1,6 @@
-"""An encoder that fails for an image, or makes nothing of it, fails the requests about that image, by name."""
+"""An encoder that fails for an image, or makes nothing of it, fails the requests about that image,
+by name.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,21 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("failure", "kind", "why"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB"), OverloadedError, "not enough memory"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB"),
+            OverloadedError,
+            "not enough memory",
+        ),
         (ValueError("no such shape"), BackendError, "can't be encoded: ValueError"),
         (None, BackendError, "features that are NaN or infinite"),
     ],
 )
 def test_an_image_that_cant_be_encoded_fails_alone(
-    failure: Exception | None, kind: type[Exception], why: str, llava: Path, monkeypatch: pytest.MonkeyPatch
+    failure: Exception | None,
+    kind: type[Exception],
+    why: str,
+    llava: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encode, bad, other = VisionTower.encode, png(28, 28, seed=1), png(28, 28, seed=2)
 
@@ -53,12 +63,16 @@ def test_an_image_that_cant_be_encoded_fails_alone(
     with engine_of(llava, device="cpu") as engine:
         expected = engine.complete(seen("ab", other), GREEDY).token_ids
         monkeypatch.setattr(VisionTower, "encode", failing)
-        waiting = [submit(engine, each, GREEDY) for each in (seen("ab", bad), seen("ab", other), seen("abc"))]
+        waiting = [
+            submit(engine, each, GREEDY)
+            for each in (seen("ab", bad), seen("ab", other), seen("abc"))
+        ]
         with pytest.raises(kind, match=why):
             waiting[0].result(60)
         assert waiting[1].result(60).token_ids == expected
         assert len(waiting[2].result(60).token_ids) == 6
-        assert len(engine.complete(seen("ab", bad), GREEDY).token_ids) == 6  # what has failed left nothing behind
+        # what has failed left nothing behind
+        assert len(engine.complete(seen("ab", bad), GREEDY).token_ids) == 6
 
 
 class _Holding(BaseHTTPRequestHandler):
@@ -78,7 +92,11 @@ class _Holding(BaseHTTPRequestHandler):
 @pytest.fixture
 def holding() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Holding)
-    server.daemon_threads, server.asked, server.allowed = True, threading.Semaphore(0), threading.Event()
+    server.daemon_threads, server.asked, server.allowed = (
+        True,
+        threading.Semaphore(0),
+        threading.Event(),
+    )
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
@@ -108,7 +126,9 @@ def test_settings_that_make_other_sounds_are_refused_by_name(tmp_path: Path) -> 
     save_seeing("qwen2_audio", tmp_path)
     file = tmp_path / "preprocessor_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "dither": 0.1}))
-    with pytest.raises(sgl.ModelError, match=r"preprocessor_config.json: dither 0.1 is not supported. Set it to 0"):
+    with pytest.raises(
+        sgl.ModelError, match=r"preprocessor_config.json: dither 0.1 is not supported. Set it to 0"
+    ):
         engine_of(tmp_path)
 
 

@@ -1,4 +1,6 @@
-"""An encoder's weights are replaced, read back and dropped with the decoder's, and features of the old ones forgotten."""
+"""An encoder's weights are replaced, read back and dropped with the decoder's, and features of the
+old ones forgotten.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_new_weights_equal_those_of_an_engine_that_loads_them(family: str, tmp_p
         assert told(engine, family) == before
         items = list(given.items())
         for start in range(0, len(items), 16):
-            engine.update_weights_from_tensor(items[start : start + 16], flush_cache=start + 16 >= len(items))
+            engine.update_weights_from_tensor(
+                items[start : start + 16], flush_cache=start + 16 >= len(items)
+            )
         assert told(engine, family) == expected
         read = torch.tensor(engine.get_weights_by_name(of_encoder, 10_000))
         assert torch.equal(read, given[of_encoder])

@@ -24,8 +24,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="module")
 def limited(saved: tuple[Path, Any]) -> Iterator[sgl.Engine]:
-    more: dict[str, Any] = {"limit_mm_data_per_request": {"image": 2, "video": 1}, "mm_preprocess_cache_size_mb": 1}
-    with _engine(saved[0], **more, mm_process_config='{"image": {"max_pixels": 512, "min_pixels": 64}}') as engine:
+    more: dict[str, Any] = {
+        "limit_mm_data_per_request": {"image": 2, "video": 1},
+        "mm_preprocess_cache_size_mb": 1,
+    }
+    with _engine(
+        saved[0], **more, mm_process_config='{"image": {"max_pixels": 512, "min_pixels": 64}}'
+    ) as engine:
         yield engine
 
 
@@ -38,7 +43,8 @@ def test_settings_of_the_processor_make_other_images(
 ) -> None:
     image = png(60, 40)
     answer = limited.complete(seen("ab", image, "c"), GREEDY)
-    assert answer.usage.prompt_tokens == 3 + 512 // 64 - 2  # a grid of 2 x 3 squares of 8 x 8 pixels
+    # a grid of 2 x 3 squares of 8 x 8 pixels
+    assert answer.usage.prompt_tokens == 3 + 512 // 64 - 2
     folder = tmp_path / "qwen2_vl"
     save_seeing("qwen2_vl", folder)
     settings = json.loads((folder / "preprocessor_config.json").read_text())
@@ -47,7 +53,9 @@ def test_settings_of_the_processor_make_other_images(
     check(Seeing(folder, saved[1], limited), answer, [image])
 
 
-def test_more_images_than_the_limit_are_refused_in_prompts_and_programs(limited: sgl.Engine) -> None:
+def test_more_images_than_the_limit_are_refused_in_prompts_and_programs(
+    limited: sgl.Engine,
+) -> None:
     image = png(20, 20)
     assert limited.complete(seen(image, "a", image), ONE).usage.prompt_tokens > 1
     with pytest.raises(ParameterError, match="has 3 images, and 2 is the limit"):
@@ -88,23 +96,39 @@ def test_a_model_that_reads_images_can_be_without(saved: tuple[Path, Any]) -> No
 
 
 def test_a_model_without_images_is_refused_where_they_are_wanted() -> None:
-    with pytest.raises(ParameterError, match=r"enable_multimodal: .* has a model that reads no images"):
+    with pytest.raises(
+        ParameterError, match=r"enable_multimodal: .* has a model that reads no images"
+    ):
         sgl.Engine("smollm2-135m", in_process=True, enable_multimodal=True, load_format="dummy")
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"limit_mm_data_per_request": {"image": 0}}, "limit_mm_data_per_request: 0 is not right for 'image'"),
+        (
+            {"limit_mm_data_per_request": {"image": 0}},
+            "limit_mm_data_per_request: 0 is not right for 'image'",
+        ),
         ({"limit_mm_data_per_request": {"picture": 1}}, "is no object with image, video, audio"),
         ({"limit_mm_data_per_request": "{"}, "limit_mm_data_per_request: '{' is no JSON"),
-        ({"mm_process_config": {"audio": {"hop_length": 1}}}, "mm_process_config: sounds have no settings"),
-        ({"mm_process_config": {"video": {"wings": 7}}}, "mm_process_config: videos have no 'wings'. They have fps, "),
+        (
+            {"mm_process_config": {"audio": {"hop_length": 1}}},
+            "mm_process_config: sounds have no settings",
+        ),
+        (
+            {"mm_process_config": {"video": {"wings": 7}}},
+            "mm_process_config: videos have no 'wings'. They have fps, ",
+        ),
         ({"mm_process_config": {"image": 7}}, "mm_process_config: 7 is not right for 'image'"),
-        ({"mm_process_config": {"image": {"wings": 7}}}, "the model's image processor has no 'wings'"),
+        (
+            {"mm_process_config": {"image": {"wings": 7}}},
+            "the model's image processor has no 'wings'",
+        ),
     ],
 )
-def test_wrong_settings_are_refused_by_name(saved: tuple[Path, Any], given: dict[str, Any], why: str) -> None:
+def test_wrong_settings_are_refused_by_name(
+    saved: tuple[Path, Any], given: dict[str, Any], why: str
+) -> None:
     with pytest.raises(ParameterError, match=why):
         _engine(saved[0], **given)
 
@@ -112,6 +136,8 @@ def test_wrong_settings_are_refused_by_name(saved: tuple[Path, Any], given: dict
 def test_a_processor_that_transformers_has_not_is_a_named_error(tmp_path: Path) -> None:
     save_seeing("qwen2_vl", tmp_path / "qwen2_vl")
     file = tmp_path / "qwen2_vl" / "preprocessor_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "image_processor_type": "OfTomorrow"}))
+    file.write_text(
+        json.dumps({**json.loads(file.read_text()), "image_processor_type": "OfTomorrow"})
+    )
     with pytest.raises(ModelError, match="can't make its image processor"):
         _engine(tmp_path / "qwen2_vl")

@@ -1,6 +1,9 @@
-"""The GPU's kernels read features of images as the CPU's decoder does, and give transformers' probabilities.
+"""The GPU's kernels read features of images as the CPU's decoder does, and give transformers'
+probabilities.
 
-With a GPU, on it and through captured graphs; without one, on the CPU under Triton's interpreter."""
+With a GPU, on it and through captured graphs; without one, on the CPU under Triton's
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,23 @@ import sglang_lite as sgl
 from sglang_lite.protocol import ParameterError, SamplingParams
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from tests.runtime.kernels import needs_kernels
-from tests.runtime.media.seeing import FAMILIES, GREEDY, Seeing, check, png, save_seeing, seen, submit
+from tests.runtime.media.seeing import (
+    FAMILIES,
+    GREEDY,
+    Seeing,
+    check,
+    png,
+    save_seeing,
+    seen,
+    submit,
+)
 
 pytestmark = needs_kernels
 GPU = torch.cuda.is_available()
 
 
-FAMILIES_HERE = FAMILIES if GPU else ["qwen3_vl", "gemma3"]  # the interpreter takes seconds for each
+# the interpreter takes seconds for each
+FAMILIES_HERE = FAMILIES if GPU else ["qwen3_vl", "gemma3"]
 
 FEW = msgspec.structs.replace(GREEDY, max_tokens=2)
 
@@ -31,14 +44,25 @@ class Kernels:
     """A model, and a maker of engines that run it by kernels."""
 
     def __init__(self, family: str, folder: Path) -> None:
-        self.folder, self.model, self.opened = folder, save_seeing(family, folder), list[sgl.Engine]()
+        self.folder, self.model, self.opened = (
+            folder,
+            save_seeing(family, folder),
+            list[sgl.Engine](),
+        )
 
     def engine(self, **config: Any) -> sgl.Engine:
         with pytest.MonkeyPatch.context() as patch:
             if not GPU:
                 patch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
-            settings = {"dtype": "float32", "max_total_tokens": 512, "threads": 1, "device": "cuda" if GPU else "cpu"}
-            self.opened.append(sgl.Engine(str(self.folder), in_process=True, **{**settings, **config}))
+            settings = {
+                "dtype": "float32",
+                "max_total_tokens": 512,
+                "threads": 1,
+                "device": "cuda" if GPU else "cpu",
+            }
+            self.opened.append(
+                sgl.Engine(str(self.folder), in_process=True, **{**settings, **config})
+            )
         return self.opened[-1]
 
     def seeing(self, **config: Any) -> Seeing:
@@ -46,7 +70,9 @@ class Kernels:
 
 
 @pytest.fixture(params=FAMILIES_HERE, scope="module")
-def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
+def kernels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kernels]:
     made = Kernels(request.param, tmp_path_factory.mktemp(request.param))
     yield made
     for engine in made.opened:
@@ -63,11 +89,15 @@ def test_answers_in_chunks_and_behind_a_cached_image(kernels: Kernels, step_toke
     assert answer.usage.cached_tokens >= 4
 
 
-@pytest.mark.skipif(not GPU, reason="the rows of a step are those of text, which test_gpu_runner.py runs")
+@pytest.mark.skipif(
+    not GPU, reason="the rows of a step are those of text, which test_gpu_runner.py runs"
+)
 def test_forks_and_retractions_read_features_again(kernels: Kernels) -> None:
     if "gemma3" in kernels.folder.name:
         with pytest.raises(ParameterError, match="can't see images"):
-            kernels.engine(deterministic=True, dtype="bfloat16").complete(seen("q", png(28, 28)), GREEDY)
+            kernels.engine(deterministic=True, dtype="bfloat16").complete(
+                seen("q", png(28, 28)), GREEDY
+            )
         return
     if "moe" in kernels.folder.name:
         with pytest.raises(ParameterError, match="a mixture of experts"):

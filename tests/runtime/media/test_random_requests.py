@@ -1,5 +1,6 @@
-"""Requests with images at random, beside aborts, damaged images and a store that has to give features up: each ends
-once, with the answer that it has alone."""
+"""Requests with images at random, beside aborts, damaged images and a store that has to give
+features up: each ends once, with the answer that it has alone.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ def test_requests_with_images_end_once_with_their_answers(tmp_path: Path) -> Non
     save_seeing("llava", tmp_path)
     chance = random.Random(0)
     exact: dict[str, Any] = {"device": "cpu", "deterministic": True}
-    with engine_of(tmp_path, **exact) as plenty, engine_of(tmp_path, max_total_tokens=4 * ROOM, **exact) as tight:
+    with (
+        engine_of(tmp_path, **exact) as plenty,
+        engine_of(tmp_path, max_total_tokens=4 * ROOM, **exact) as tight,
+    ):
 
         @cache
         def alone(*numbers: int) -> tuple[int, ...]:
@@ -30,9 +34,15 @@ def test_requests_with_images_end_once_with_their_answers(tmp_path: Path) -> Non
 
         asked: list[tuple[tuple[int, ...], list[Any], Any]] = []
         for _ in range(ACTIONS):
-            numbers = tuple(chance.choices(range(-1, IMAGES), [4, *[1] * IMAGES], k=chance.choice((0, 1, 1, 2, 3))))
+            numbers = tuple(
+                chance.choices(
+                    range(-1, IMAGES), [4, *[1] * IMAGES], k=chance.choice((0, 1, 1, 2, 3))
+                )
+            )
             events: list[Any] = []
-            asked.append((numbers, events, tight.submit(prompt(numbers), PARAMS, sink=events.append)))
+            asked.append(
+                (numbers, events, tight.submit(prompt(numbers), PARAMS, sink=events.append))
+            )
             match chance.randrange(6):
                 case 0:
                     chance.choice(asked)[2].abort()

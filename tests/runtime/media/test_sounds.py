@@ -1,4 +1,6 @@
-"""Sounds on the local engine give transformers' probabilities, are shared when they are the same, and never cross."""
+"""Sounds on the local engine give transformers' probabilities, are shared when they are the same,
+and never cross.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,27 @@ import torch
 from transformers import AutoFeatureExtractor
 
 import sglang_lite as sgl
-from sglang_lite.protocol import CapabilityError, Generation, Media, ParameterError, Prompt, Regex, SamplingParams, Span
+from sglang_lite.protocol import (
+    CapabilityError,
+    Generation,
+    Media,
+    ParameterError,
+    Prompt,
+    Regex,
+    SamplingParams,
+    Span,
+)
 from tests.media_files import RATE, wav
-from tests.runtime.media.seeing import GREEDY, Seeing, check_with, engine_of, png, save_seeing, seen, submit
+from tests.runtime.media.seeing import (
+    GREEDY,
+    Seeing,
+    check_with,
+    engine_of,
+    png,
+    save_seeing,
+    seen,
+    submit,
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +76,9 @@ def check(hearing: Seeing, answer: Generation, *sounds: Media) -> None:
 def test_sounds_have_transformers_probabilities(hearing: Seeing) -> None:
     first, second, whole = wav(0.4), wav(0.65, pitch=600), wav(1)
     for sounds in ([first], [first, second], [whole], [second, first, whole]):
-        answer = hearing.engine.complete(seen("ab", *(part for each in sounds for part in (each, "cd"))), GREEDY)
+        answer = hearing.engine.complete(
+            seen("ab", *(part for each in sounds for part in (each, "cd"))), GREEDY
+        )
         check(hearing, answer, *sounds)
     assert answer.usage.image_tokens == 16 + 10 + 25
 
@@ -68,25 +90,32 @@ def test_voxtral_hears_windows_of_a_sound_with_transformers_probabilities(tmp_pa
 
     def logprobs(ids: Sequence[int]) -> torch.Tensor:
         windows = []
-        for each in sounds:  # as transformers' processor cuts them, which needs Mistral's own tokenizer
+        # as transformers' processor cuts them, which needs Mistral's own tokenizer
+        for each in sounds:
             found = extractor(
                 heard(each), sampling_rate=RATE, padding=True, pad_to_multiple_of=RATE, truncation=False,
                 return_tensors="pt",
             )  # fmt: skip
             windows.append(found["input_features"].reshape(16, -1, 100).transpose(0, 1))
         with torch.inference_mode():
-            logits = model(input_ids=torch.tensor([list(ids)]), input_features=torch.cat(windows)).logits
+            logits = model(
+                input_ids=torch.tensor([list(ids)]), input_features=torch.cat(windows)
+            ).logits
         return logits[0].float().log_softmax(-1)  # type: ignore[no-any-return] # of transformers
 
     with engine_of(folder) as engine:
         for sounds in ([wav(0.4)], [wav(2.3, pitch=600), wav(1)]):
-            answer = engine.complete(seen("ab", *(part for each in sounds for part in (each, "cd"))), GREEDY)
+            answer = engine.complete(
+                seen("ab", *(part for each in sounds for part in (each, "cd"))), GREEDY
+            )
             check_with(answer, logprobs)
         assert answer.usage.image_tokens == (3 + 1) * 25
 
 
 @pytest.mark.parametrize("step_tokens", [7, 64])
-def test_a_sound_is_computed_in_chunks_forked_and_found_in_the_cache(hearing: Seeing, step_tokens: int) -> None:
+def test_a_sound_is_computed_in_chunks_forked_and_found_in_the_cache(
+    hearing: Seeing, step_tokens: int
+) -> None:
     sound = wav(0.8)
     with engine_of(hearing.folder, step_tokens=step_tokens, page_size=2) as engine:
         check(hearing, engine.complete(seen("ab", sound, "cd"), GREEDY), sound)
@@ -130,7 +159,8 @@ def test_generate_takes_sounds_that_the_text_names(hearing: Seeing, tmp_path: Pa
         answer: Any = hearing.engine.generate("ab<image>cd", params, audio_data=source)
         assert answer["output_ids"] == list(expected.token_ids)
     with pytest.raises(
-        ParameterError, match=r"has 1 placeholder, and 0 sounds\. Give a sound for each <image>: audio_data="
+        ParameterError,
+        match=r"has 1 placeholder, and 0 sounds\. Give a sound for each <image>: audio_data=",
     ):
         hearing.engine.generate("ab<image>cd", params)
     with pytest.raises(ParameterError, match="can't see images"):
@@ -152,9 +182,15 @@ def test_the_limit_of_sounds_is_their_own(hearing: Seeing) -> None:
         (wav(0), "audio: has no samples"),
         (wav(0.01), "audio: 160 samples are too short to hear"),
         (Media(wav(0.5).data[:30], "audio/wav"), "audio: "),
-        (Media(b"\0" * 100, "audio/wav"), "audio: begins with .*: in no known format. Known: WAV, "),
+        (
+            Media(b"\0" * 100, "audio/wav"),
+            "audio: begins with .*: in no known format. Known: WAV, ",
+        ),
         (Media(b"", "audio/wav"), "audio: is empty"),
-        (Media(url="https://a.example/b.wav", media_type="audio/wav"), "is an address, and none is fetched here"),
+        (
+            Media(url="https://a.example/b.wav", media_type="audio/wav"),
+            "is an address, and none is fetched here",
+        ),
     ],
 )
 def test_a_bad_sound_is_one_error_and_others_go_on(hearing: Seeing, sound: Media, why: str) -> None:
@@ -167,19 +203,25 @@ def test_a_bad_sound_is_one_error_and_others_go_on(hearing: Seeing, sound: Media
 def test_a_model_without_sounds_names_them(tmp_path: Path) -> None:
     save_seeing("llava", tmp_path)
     with engine_of(tmp_path) as engine:
-        with pytest.raises(ParameterError, match=r"can't hear sounds\. Send what is said as text\."):
+        with pytest.raises(
+            ParameterError, match=r"can't hear sounds\. Send what is said as text\."
+        ):
             engine.generate("<image>", {}, audio_data=wav(0.2).data)
 
         @sgl.function
         def listen(s: sgl.ProgramState) -> None:
             s += "ab" + sgl.audio(wav(0.2).data) + sgl.gen("answer", max_tokens=1)
 
-        with pytest.raises(sgl.CapabilityError, match=r"can't honour sounds\. Describe what it says"):
+        with pytest.raises(
+            sgl.CapabilityError, match=r"can't honour sounds\. Describe what it says"
+        ):
             listen().run(backend=engine)
 
 
 def test_an_extractor_that_transformers_has_not_is_a_named_error(tmp_path: Path) -> None:
     save_seeing("qwen2_audio", tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"feature_extractor_type": "OfTomorrow"}))
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"feature_extractor_type": "OfTomorrow"})
+    )
     with pytest.raises(sgl.ModelError, match="can't make its extractor of sounds"):
         engine_of(tmp_path)

@@ -24,7 +24,16 @@ from sglang_lite.runtime.media.whisper_rules import by_whispers_rules
 from tests.media_files import wav
 from tests.runtime.media.seeing import Seeing, engine_of
 from tests.runtime.media.test_whisper import spectrogram
-from tests.runtime.media.whispering import EN, EOT, FIRST_TIME, GENERATION, NO_TIMES, SOT, TRANSCRIBE, save_whisper
+from tests.runtime.media.whispering import (
+    EN,
+    EOT,
+    FIRST_TIME,
+    GENERATION,
+    NO_TIMES,
+    SOT,
+    TRANSCRIBE,
+    save_whisper,
+)
 
 START = [SOT, EN, TRANSCRIBE]
 NEVER, NOT_FIRST = GENERATION["suppress_tokens"], GENERATION["begin_suppress_tokens"]
@@ -53,16 +62,32 @@ def test_the_rules_are_transformers() -> None:
     for _ in range(150):
         drawn = [FIRST_TIME, 7][: random.integers(0, 3)]
         for _ in range(random.integers(0, 6) if drawn else 0):  # times do not go back
-            drawn.append(int(random.choice([8, max(drawn) + (max(drawn) >= FIRST_TIME) * int(random.integers(0, 9))])))
+            drawn.append(
+                int(
+                    random.choice(
+                        [8, max(drawn) + (max(drawn) >= FIRST_TIME) * int(random.integers(0, 9))]
+                    )
+                )
+            )
         logits = torch.from_numpy(random.normal(0, 3, FIRST_TIME + 151).astype(np.float32))
         expected = rules(torch.tensor([START + drawn]), logits[None].clone())[0]
         found = by_whispers_rules(
-            SOT, len(START), EOT, FIRST_TIME, 50, NEVER, NOT_FIRST, [999_999, SOT, *START[1:], *drawn], logits
+            SOT,
+            len(START),
+            EOT,
+            FIRST_TIME,
+            50,
+            NEVER,
+            NOT_FIRST,
+            [999_999, SOT, *START[1:], *drawn],
+            logits,
         )
         assert torch.equal(found, expected)
 
 
-def test_a_transcript_with_times_is_the_one_that_transformers_draws(whisper: Seeing, speech: WhisperSpeech) -> None:
+def test_a_transcript_with_times_is_the_one_that_transformers_draws(
+    whisper: Seeing, speech: WhisperSpeech
+) -> None:
     sound, start = wav(1.3), speech.instructions("en", "transcribe", timed=True)
     assert start == START
     expected = GenerationMixin.generate(
@@ -72,7 +97,9 @@ def test_a_transcript_with_times_is_the_one_that_transformers_draws(whisper: See
     answer: Future[Any] = Future()
     params = SamplingParams(max_tokens=20, temperature=0)
     rules = speech.rules(start, timed=True)
-    whisper.engine.submit(speech.prompt(sound, start), params, sink=answer.set_result, logit_processor=rules)
+    whisper.engine.submit(
+        speech.prompt(sound, start), params, sink=answer.set_result, logit_processor=rules
+    )
     assert list(answer.result().token_ids) == expected[0, len(start) :].tolist()
 
 
@@ -95,14 +122,21 @@ def t(seconds: float) -> int:
     ],
 )
 def test_times_tell_segments(
-    speech: WhisperSpeech, ids: Sequence[int], segments: list[tuple[float, float, tuple[int, ...]]], complete: float
+    speech: WhisperSpeech,
+    ids: Sequence[int],
+    segments: list[tuple[float, float, tuple[int, ...]]],
+    complete: float,
 ) -> None:
     found, end = speech.segments(ids, 3)
     assert ([tuple(each) for each in found], end) == (segments, complete)
 
 
-def test_instructions_that_the_model_has_not_are_refused(speech: WhisperSpeech, tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match=r"language: 'fr' is no language of the model\. It has en, de"):
+def test_instructions_that_the_model_has_not_are_refused(
+    speech: WhisperSpeech, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ParameterError, match=r"language: 'fr' is no language of the model\. It has en, de"
+    ):
         speech.instructions("fr", "transcribe", timed=True)
     save_whisper(tmp_path, is_multilingual=False)
     with engine_of(tmp_path) as engine:

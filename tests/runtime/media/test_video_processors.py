@@ -37,21 +37,33 @@ FAMILIES: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    ("count", "fps", "width", "height"), [(40, 10.0, 160, 90), (90, 29.97, 90, 160), (300, 30.0, 61, 47)]
+    ("count", "fps", "width", "height"),
+    [(40, 10.0, 160, 90), (90, 29.97, 90, 160), (300, 30.0, 61, 47)],
 )
-def test_frames_sizes_and_pixels_are_transformers(family: str, count: int, fps: float, width: int, height: int) -> None:
+def test_frames_sizes_and_pixels_are_transformers(
+    family: str, count: int, fps: float, width: int, height: int
+) -> None:
     import transformers
     from transformers.video_utils import VideoMetadata
 
     config, name, settings, by = FAMILIES[family]
-    ours = VIDEO_FAMILIES[family]({"model_type": family, **config}, video_settings({**settings, **by}, {}))
+    ours = VIDEO_FAMILIES[family](
+        {"model_type": family, **config}, video_settings({**settings, **by}, {})
+    )
     noise = np.random.default_rng(0).integers(0, 256, (count, 6, 8, 3), np.uint8)
-    pictures = [Picture.fromarray(each).resize((width, height), Picture.Resampling.BICUBIC) for each in noise]
+    pictures = [
+        Picture.fromarray(each).resize((width, height), Picture.Resampling.BICUBIC)
+        for each in noise
+    ]
     sample = ours.sample(VideoHeader(count, fps, width, height), 0)
     found = video_inputs(ours, sample.sizes, [pictures[i] for i in sample.indices])
     processor = getattr(transformers, name)(**settings)
-    metadata = VideoMetadata(total_num_frames=count, fps=fps, width=width, height=height, duration=count / fps)
-    stacked = torch.from_numpy(np.stack([np.asarray(each) for each in pictures])).permute(0, 3, 1, 2)
+    metadata = VideoMetadata(
+        total_num_frames=count, fps=fps, width=width, height=height, duration=count / fps
+    )
+    stacked = torch.from_numpy(np.stack([np.asarray(each) for each in pictures])).permute(
+        0, 3, 1, 2
+    )
     made = processor(
         videos=[stacked],
         video_metadata=[metadata],
@@ -79,4 +91,6 @@ def test_frames_sizes_and_pixels_are_transformers(family: str, count: int, fps: 
     if family == "qwen3_vl":
         indices += indices[-1:] * (len(indices) % 2)
         seconds = [(a + b) / 2 / fps for a, b in zip(indices[::2], indices[1::2])]
-        assert sample.parts[::3] == [f"<{second:.1f} seconds><|vision_start|>" for second in seconds]
+        assert sample.parts[::3] == [
+            f"<{second:.1f} seconds><|vision_start|>" for second in seconds
+        ]

@@ -1,4 +1,6 @@
-"""Videos on the local engine give transformers' probabilities, are shared when they are the same, and never cross."""
+"""Videos on the local engine give transformers' probabilities, are shared when they are the same,
+and never cross.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from transformers import AutoImageProcessor
 
 import sglang_lite as sgl
 from sglang_lite.media_files import VideoHeader
-from sglang_lite.protocol import Generation, Media, ParameterError, Prompt, Regex, SamplingParams, Span
+from sglang_lite.protocol import (
+    Generation,
+    Media,
+    ParameterError,
+    Prompt,
+    Regex,
+    SamplingParams,
+    Span,
+)
 from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.media.video_families import VIDEO_FAMILIES, video_settings
 from sglang_lite.runtime.tokens.image_span import Grid
@@ -45,7 +55,9 @@ TWO = {
 
 
 @pytest.fixture(params=WATCHING, scope="module")
-def watching(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+def watching(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Seeing]:
     folder = tmp_path_factory.mktemp("models") / request.param
     model = save_seeing(request.param, folder)
     with engine_of(folder) as engine:
@@ -53,30 +65,43 @@ def watching(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def pixels(folder: Path, shown: Sequence[Any]) -> dict[str, torch.Tensor]:
-    """Inputs of transformers' encoder for frames, made by its processor of images, one frame at a time."""
+    """Inputs of transformers' encoder for frames, made by its processor of images, one frame at a
+    time.
+    """
     processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
     if folder.name in QWEN:
         made = [processor(images=[each], return_tensors="pt") for each in shown]
         _, rows, columns = made[0]["image_grid_thw"][0].tolist()
-        # Each patch has its frame twice: of two frames, the first of the one and the second of the other.
+        # Each patch has its frame twice: of two frames, the first of the one and the second of the
+        # other.
         halves = [each["pixel_values"].view(rows * columns, 3, 2, -1) for each in made]
-        pairs = [torch.stack((a[:, :, 0], b[:, :, 1]), 2).flatten(1) for a, b in zip(halves[::2], halves[1::2])]
+        pairs = [
+            torch.stack((a[:, :, 0], b[:, :, 1]), 2).flatten(1)
+            for a, b in zip(halves[::2], halves[1::2])
+        ]
         grid = torch.tensor([[len(pairs), rows, columns]])
         return {"pixel_values_videos": torch.cat(pairs), "video_grid_thw": grid}
     if folder.name == "onevision":
-        frames = [processor(images=[[each]], return_tensors="pt")["pixel_values"][0, 0] for each in shown]
+        frames = [
+            processor(images=[[each]], return_tensors="pt")["pixel_values"][0, 0] for each in shown
+        ]
         return {"pixel_values_videos": torch.stack(frames)[None]}
     processor.do_image_splitting = False
     made = processor(images=[list(shown)], return_tensors="pt")
     return {name: made[name] for name in ("pixel_values", "pixel_attention_mask")}
 
 
-def expected(seeing: Seeing, ids: Sequence[int], shown: Sequence[Sequence[Any]], seconds: float) -> torch.Tensor:
-    """transformers' log-probabilities [tokens, vocabulary] of ids about videos of these frames, from plane to plane of
-    which there are so many seconds."""
+def expected(
+    seeing: Seeing, ids: Sequence[int], shown: Sequence[Sequence[Any]], seconds: float
+) -> torch.Tensor:
+    """transformers' log-probabilities [tokens, vocabulary] of ids about videos of these frames,
+    from plane to plane of which there are so many seconds.
+    """
     each = [pixels(seeing.folder, frames) for frames in shown]
     together = 1 if seeing.folder.name == "smolvlm" else 0
-    given: dict[str, Any] = {name: torch.cat([one[name] for one in each], together) for name in each[0]}
+    given: dict[str, Any] = {
+        name: torch.cat([one[name] for one in each], together) for name in each[0]
+    }
     tokens = torch.tensor([list(ids)])
     if seeing.folder.name in QWEN:
         given["mm_token_type_ids"] = (tokens == VIDEO_ID).int() * 2
@@ -110,12 +135,18 @@ def test_videos_have_transformers_probabilities(watching: Seeing) -> None:
     assert watching.engine.stats()["images_encoded"] == runs
     # With another number of frames it is another video.
     few = msgspec.structs.replace(video, frames=2)
-    check(watching, watching.engine.complete(seen("ab", few, "cd"), GREEDY), taken(watching, video, two=True))
+    check(
+        watching,
+        watching.engine.complete(seen("ab", few, "cd"), GREEDY),
+        taken(watching, video, two=True),
+    )
 
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("step_tokens", [7, 64])
-def test_a_video_is_computed_in_chunks_forked_and_found_in_the_cache(watching: Seeing, step_tokens: int) -> None:
+def test_a_video_is_computed_in_chunks_forked_and_found_in_the_cache(
+    watching: Seeing, step_tokens: int
+) -> None:
     video = mp4(8, 48, 32)
     with engine_of(watching.folder, step_tokens=step_tokens) as engine:
         check(watching, engine.complete(seen("ab", video, "cd"), GREEDY), taken(watching, video))
@@ -131,19 +162,24 @@ def test_a_video_is_computed_in_chunks_forked_and_found_in_the_cache(watching: S
         state = watch().run(backend=engine)
         all_frames = msgspec.structs.replace(video, frames=8)
         params, constraint = SamplingParams(temperature=0), Regex("[A-Z]{3}")
-        answers = [engine.complete(seen("ab", all_frames, f"{i}"), params, constraint) for i in range(4)]
+        answers = [
+            engine.complete(seen("ab", all_frames, f"{i}"), params, constraint) for i in range(4)
+        ]
         assert state["answer"] == [each.text for each in answers]
         assert engine.stats()["images_encoded"] == 2
 
 
 @pytest.mark.parametrize("watching", ["qwen2_vl", "qwen2_5_vl"], indirect=True)
 def test_positions_in_time_go_beyond_those_of_rows_and_columns(watching: Seeing) -> None:
-    """transformers 5 numbers the text behind a video by its rows and columns alone; the models were trained with the
-    largest number before it (arXiv:2409.12191). So positions are given to it."""
+    """transformers 5 numbers the text behind a video by its rows and columns alone; the models were
+    trained with the largest number before it (arXiv:2409.12191). So positions are given to it.
+    """
     video = mp4(16, 16, 16, fps=2)  # 8 planes of 2 x 2 squares: half a second from frame to frame
     answer = watching.engine.complete(seen("ab", video, "cd"), GREEDY)
     times = np.arange(8) * (2 if watching.folder.name == "qwen2_5_vl" else 1)
-    grid = np.stack(np.meshgrid(times, np.arange(2), np.arange(2), indexing="ij")).reshape(3, -1) + 2
+    grid = (
+        np.stack(np.meshgrid(times, np.arange(2), np.arange(2), indexing="ij")).reshape(3, -1) + 2
+    )
 
     def logprobs(ids: Sequence[int]) -> torch.Tensor:
         behind = np.tile(np.arange(len(ids) - 2 - grid.shape[1]) + grid.max() + 1, (3, 1))
@@ -151,7 +187,9 @@ def test_positions_in_time_go_beyond_those_of_rows_and_columns(watching: Seeing)
         given: Any = pixels(watching.folder, frames_in(video))
         tokens = torch.tensor([list(ids)])
         with torch.inference_mode():
-            found = watching.model(input_ids=tokens, position_ids=torch.from_numpy(positions)[:, None], **given)
+            found = watching.model(
+                input_ids=tokens, position_ids=torch.from_numpy(positions)[:, None], **given
+            )
         return found.logits[0].float().log_softmax(-1)  # type: ignore[no-any-return] # of transformers
 
     assert answer.usage.prompt_tokens == 4 + grid.shape[1]
@@ -169,21 +207,29 @@ def test_requests_about_videos_of_equal_size_never_cross(watching: Seeing) -> No
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("family", "room"), [("qwen2_5_vl", 128), ("qwen3_vl", 176)])
-def test_requests_that_are_retracted_read_their_videos_again(family: str, room: int, tmp_path: Path) -> None:
+def test_requests_that_are_retracted_read_their_videos_again(
+    family: str, room: int, tmp_path: Path
+) -> None:
     save_seeing(family, tmp_path)
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     videos = [msgspec.structs.replace(mp4(8 + i, 32, 32), frames=2) for i in range(7)]
     exact: dict[str, Any] = {"device": "cpu", "deterministic": True}
     with engine_of(tmp_path, **exact) as engine:
         expected = [engine.complete(seen("q", video), params).token_ids for video in videos]
-    with engine_of(tmp_path, max_total_tokens=room, max_running=6, step_tokens=7, **exact) as engine:
-        answers = [each.result() for each in [submit(engine, seen("q", video), params) for video in videos]]
+    with engine_of(
+        tmp_path, max_total_tokens=room, max_running=6, step_tokens=7, **exact
+    ) as engine:
+        answers = [
+            each.result() for each in [submit(engine, seen("q", video), params) for video in videos]
+        ]
     assert [each.token_ids for each in answers] == expected
     assert any(each.meta["num_retractions"] for each in answers)
 
 
 @pytest.mark.sampled(3)
-def test_a_video_and_an_image_share_a_prompt_and_are_named_by_their_own_placeholders(watching: Seeing) -> None:
+def test_a_video_and_an_image_share_a_prompt_and_are_named_by_their_own_placeholders(
+    watching: Seeing,
+) -> None:
     media = open_model_files(watching.folder).media
     assert media is not None
     video, image = mp4(8, 48, 32), png(48, 32)
@@ -191,7 +237,10 @@ def test_a_video_and_an_image_share_a_prompt_and_are_named_by_their_own_placehol
     text = f"a{named['video']}b{named['image']}c"
     pictures = (Media(image, "image/png"), video)  # each kind in its order
     answer = watching.engine.complete(Prompt((Span(text),), images=pictures), GREEDY)
-    assert answer.token_ids == watching.engine.complete(seen("a", video, "b", image, "c"), GREEDY).token_ids
+    assert (
+        answer.token_ids
+        == watching.engine.complete(seen("a", video, "b", image, "c"), GREEDY).token_ids
+    )
     generated = watching.engine.generate(
         text, {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}, image_data=image, video_data=video.data,
         modalities=["image", "video"],
@@ -216,9 +265,10 @@ def test_a_model_without_videos_names_them_and_is_shown_frames(family: str, tmp_
         assert watch().run(backend=engine).usage("answer").image_tokens == 3 * 16
 
 
-# ----------------------------------------------------------------------------------------- frames and sizes
+# --------------------------------------------------------------------------------- frames and sizes
 
-PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of published checkpoints: config, settings
+# of published checkpoints: config, settings
+PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": ({"vision_config": {}}, {"min_pixels": 3136, "max_pixels": 12845056}),
     "qwen2_5_vl": ({"vision_config": {"tokens_per_second": 2}}, {"min_pixels": 3136, "max_pixels": 12845056}),
     "qwen3_vl": ({}, {"size": {"longest_edge": 25165824, "shortest_edge": 4096}, "patch_size": 16}),
@@ -284,5 +334,7 @@ def test_videos_of_any_length_have_frames(family: str) -> None:
 
 
 def test_frames_that_are_too_sparse_for_their_positions_are_refused() -> None:
-    with pytest.raises(ParameterError, match="its 4 frames are 3,600 seconds, which 2,392 tokens can't tell"):
+    with pytest.raises(
+        ParameterError, match="its 4 frames are 3,600 seconds, which 2,392 tokens can't tell"
+    ):
         sample("qwen2_5_vl", VideoHeader(108_000, 30.0, 1280, 720), 4)

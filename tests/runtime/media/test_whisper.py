@@ -1,4 +1,6 @@
-"""Whisper on the local engine gives transformers' probabilities, in chunks, from the cache, in forks and constrained."""
+"""Whisper on the local engine gives transformers' probabilities, in chunks, from the cache, in
+forks and constrained.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def check(whisper: Seeing, answer: Generation, sound: Media) -> None:
     def logprobs(ids: Sequence[int]) -> torch.Tensor:
         with torch.inference_mode():
             found = whisper.model(
-                input_features=spectrogram(whisper, sound), decoder_input_ids=torch.tensor([ids[PREFIX:]])
+                input_features=spectrogram(whisper, sound),
+                decoder_input_ids=torch.tensor([ids[PREFIX:]]),
             ).logits[0]
         return torch.cat((torch.zeros(PREFIX, found.shape[1]), found.float().log_softmax(-1)))
 
@@ -56,9 +59,16 @@ def test_whisper_says_what_transformers_generates(whisper: Seeing) -> None:
     sound = wav(1.3)
     rules = dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"))
     expected = whisper.model.generate(
-        spectrogram(whisper, sound), language="en", task="transcribe", do_sample=False, max_new_tokens=16, **rules
+        spectrogram(whisper, sound),
+        language="en",
+        task="transcribe",
+        do_sample=False,
+        max_new_tokens=16,
+        **rules,
     )
-    answer = whisper.engine.complete(seen(sound, SAYS), SamplingParams(max_tokens=16, temperature=0))
+    answer = whisper.engine.complete(
+        seen(sound, SAYS), SamplingParams(max_tokens=16, temperature=0)
+    )
     said, start = expected[0].tolist(), [SOT, EN, TRANSCRIBE, NO_TIMES]
     said = said[len(start) :] if said[: len(start)] == start else said  # as some versions give it
     assert list(answer.token_ids) == said[:16]  # it listens again where no end is said
@@ -92,12 +102,15 @@ def test_a_sound_is_computed_in_chunks_forked_and_found_in_the_cache(whisper: Se
 
 def test_sounds_never_cross_and_wait_for_room(whisper: Seeing) -> None:
     def told(answer: Generation) -> list[float]:
-        return [value for each in answer.output_logprobs for value in (each.token_id, each.logprob or 0)]
+        return [
+            value for each in answer.output_logprobs for value in (each.token_id, each.logprob or 0)
+        ]
 
     sounds = [wav(0.5), wav(0.5, pitch=900), wav(0.7)]
     alone = [told(whisper.engine.complete(seen(each, SAYS), GREEDY)) for each in sounds]
     assert all(alone[i] != pytest.approx(alone[i - 1], abs=1e-3) for i in range(3))
-    with engine_of(whisper.folder, max_total_tokens=2 * 256, page_size=16) as engine:  # room for two
+    # room for two
+    with engine_of(whisper.folder, max_total_tokens=2 * 256, page_size=16) as engine:
         pending = [submit(engine, seen(sounds[i % 3], SAYS), GREEDY) for i in range(12)]
         for i, each in enumerate(pending):
             assert told(each.result()) == pytest.approx(alone[i % 3], abs=1e-3)
@@ -136,14 +149,23 @@ def test_settings_that_whisper_has_not_are_refused(whisper: Seeing) -> None:
         ({"deterministic": True}, "deterministic"),
         ({"context_length": PREFIX}, "context_length: a sound alone takes 192 tokens"),
         ({"page_size": 20}, "page_size: the 192 tokens of a sound are no whole pages"),
-        ({"encoder_only": True, "max_total_tokens": None}, "encoder_only: .* no engine takes features from elsewhere"),
+        (
+            {"encoder_only": True, "max_total_tokens": None},
+            "encoder_only: .* no engine takes features from elsewhere",
+        ),
         ({"language_only": True, "encoder_urls": ("http://127.0.0.1:1",)}, "language_only"),
         ({"enable_multimodal": False}, "hears nothing without a tokenizer"),
-        ({"expert_distribution_recorder_mode": "stat"}, "expert_distribution_recorder_mode: Whisper"),
+        (
+            {"expert_distribution_recorder_mode": "stat"},
+            "expert_distribution_recorder_mode: Whisper",
+        ),
     ):
         with pytest.raises(sgl.SglError, match=why):
             engine_of(whisper.folder, **settings)
-    with pytest.raises(sgl.CapabilityError, match="transformers' code runs this model: its memory can't be given back"):
+    with pytest.raises(
+        sgl.CapabilityError,
+        match="transformers' code runs this model: its memory can't be given back",
+    ):
         whisper.engine.release_memory_occupation()
 
 
@@ -158,7 +180,11 @@ def test_generate_and_eight_bit_and_stereo_sounds(whisper: Seeing) -> None:
 
 def test_models_tells_the_encoder_of_a_whisper(whisper: Seeing) -> None:
     found = describe(str(whisper.folder))
-    text = [value.numel() for name, value in whisper.model.model.named_parameters() if name.startswith("decoder.")]
+    text = [
+        value.numel()
+        for name, value in whisper.model.model.named_parameters()
+        if name.startswith("decoder.")
+    ]
     sound = [value.numel() for value in whisper.model.model.encoder.parameters()]
     item = 4 if found.dtype == "float32" else 2
     assert (found.loaded_bytes, found.tower_bytes) == (sum(text) * item, sum(sound) * item)

@@ -1,4 +1,6 @@
-"""The GPU's kernels give Whisper transformers' probabilities: on a GPU, or on the CPU under Triton's interpreter."""
+"""The GPU's kernels give Whisper transformers' probabilities: on a GPU, or on the CPU under
+Triton's interpreter.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ GPU = torch.cuda.is_available()
 def kernels(folder: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> sgl.Engine:
     if not GPU:
         monkeypatch.setattr("sglang_lite.runtime.models.whisper.WhisperDecoder.fused", True)
-    settings = {"dtype": "float32", "max_total_tokens": 1024, "threads": 1, "device": "cuda" if GPU else "cpu"}
+    settings = {
+        "dtype": "float32",
+        "max_total_tokens": 1024,
+        "threads": 1,
+        "device": "cuda" if GPU else "cpu",
+    }
     return sgl.Engine(str(folder), in_process=True, **{**settings, **config})
 
 
@@ -32,9 +39,17 @@ def kernels(folder: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> sgl
 def test_whisper_in_chunks_and_behind_a_cached_sound(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, sound, few = save_whisper(tmp_path), wav(0.8), msgspec.structs.replace(GREEDY, max_tokens=2)
+    model, sound, few = (
+        save_whisper(tmp_path),
+        wav(0.8),
+        msgspec.structs.replace(GREEDY, max_tokens=2),
+    )
     for step_tokens in (7, 100, 512) if GPU else (100,):
-        settings: dict[str, Any] = {"step_tokens": step_tokens, "max_running": 4, "attention_backend": backend}
+        settings: dict[str, Any] = {
+            "step_tokens": step_tokens,
+            "max_running": 4,
+            "attention_backend": backend,
+        }
         with kernels(tmp_path, monkeypatch, **settings, page_size=16) as engine:
             for text in ("", "d") if GPU else ("",):
                 answer = engine.complete(seen(sound, SAYS, text), few)
@@ -43,8 +58,13 @@ def test_whisper_in_chunks_and_behind_a_cached_sound(
 
 
 @pytest.mark.skipif(not GPU, reason="takes the interpreter long")
-def test_many_sounds_at_once_and_forks_by_captured_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, sounds = save_whisper(tmp_path), [wav(0.3 + i / 10, pitch=300 + 50 * i) for i in range(8)]
+def test_many_sounds_at_once_and_forks_by_captured_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sounds = (
+        save_whisper(tmp_path),
+        [wav(0.3 + i / 10, pitch=300 + 50 * i) for i in range(8)],
+    )
     params = msgspec.structs.replace(GREEDY, max_tokens=16)
     with kernels(tmp_path, monkeypatch, max_total_tokens=4096) as engine:
         pending = [submit(engine, seen(each, SAYS), params) for each in sounds for _ in range(2)]
@@ -60,5 +80,8 @@ def test_many_sounds_at_once_and_forks_by_captured_graphs(tmp_path: Path, monkey
             branches.join()
 
         state, greedy = hear().run(backend=engine), SamplingParams(temperature=0)
-        alone = [engine.complete(seen(sounds[0], SAYS, f"{i}"), greedy, Regex("[A-Z]{3}")).text for i in range(8)]
+        alone = [
+            engine.complete(seen(sounds[0], SAYS, f"{i}"), greedy, Regex("[A-Z]{3}")).text
+            for i in range(8)
+        ]
         assert state["said"] == alone

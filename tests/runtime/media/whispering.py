@@ -17,7 +17,9 @@ _SPECIAL = [
     "<|nospeech|>", "<|notimestamps|>",
 ]  # fmt: skip
 _TIMES = [f"<|{i / 50:.2f}|>" for i in range(FRAMES + 1)]
-EOT, SOT, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, _, NO_TIMES, FIRST_TIME = range(VOCAB, VOCAB + 10)
+EOT, SOT, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, _, NO_TIMES, FIRST_TIME = range(
+    VOCAB, VOCAB + 10
+)
 GENERATION: dict[str, Any] = {
     "is_multilingual": True, "lang_to_id": {"<|en|>": EN, "<|de|>": DE}, "no_timestamps_token_id": NO_TIMES,
     "task_to_id": {"transcribe": TRANSCRIBE, "translate": TRANSLATE}, "decoder_start_token_id": SOT,
@@ -36,7 +38,8 @@ def save_whisper(folder: Path, **changes: Any) -> Any:
         max_target_positions=TEXT, bos_token_id=EOT, eos_token_id=EOT, pad_token_id=EOT, decoder_start_token_id=SOT,
     )  # fmt: skip
     model = randomise(WhisperForConditionalGeneration(config))
-    model.model.decoder.embed_tokens.weight.data[FIRST_TIME:] *= 0.3  # or it would tell nothing but times
+    # or it would tell nothing but times
+    model.model.decoder.embed_tokens.weight.data[FIRST_TIME:] *= 0.3
     for name, value in {**GENERATION, **changes}.items():
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder)

@@ -19,11 +19,17 @@ class Adapted:
         folders: folder of each adapter, by name.
     """
 
-    def __init__(self, model: PreTrainedModel, folder: Path, adapters: dict[str, dict[str, Any]]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, folder: Path, adapters: dict[str, dict[str, Any]]
+    ) -> None:
         self.folders: dict[str, Path] = {}
         self._model: Any = None
         for seed, (name, settings) in enumerate(adapters.items()):
-            common: dict[str, Any] = {"target_modules": "all-linear", "lora_alpha": 16, "init_lora_weights": False}
+            common: dict[str, Any] = {
+                "target_modules": "all-linear",
+                "lora_alpha": 16,
+                "init_lora_weights": False,
+            }
             config = peft.LoraConfig(**common | settings)
             if self._model is None:
                 self._model = peft.get_peft_model(model, config, adapter_name=name)

@@ -1,5 +1,7 @@
-"""Where the tests may use a GPU, those of this room use it if their marks ask for kernels or for a GPU. All others run on
-the CPU, as on every other machine: what they compare with is computed there, in float32."""
+"""Where the tests may use a GPU, those of this room use it if their marks ask for kernels or for a
+GPU. All others run on the CPU, as on every other machine: what they compare with is computed there,
+in float32.
+"""
 
 from __future__ import annotations
 
@@ -24,5 +26,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        patch.setattr("sglang_lite.runtime.loading.load_model.why_no_gpu", lambda _: "this test is of the CPU.")
+        patch.setattr(
+            "sglang_lite.runtime.loading.load_model.why_no_gpu",
+            lambda _: "this test is of the CPU.",
+        )
         return (yield)

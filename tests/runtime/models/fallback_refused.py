@@ -1,5 +1,6 @@
-"""Kinds of causal language models that transformers' code does not run here: what is said of each. Those that keep more
-than keys and values, or whose attention can't be replaced, stay here; the others can leave.
+"""Kinds of causal language models that transformers' code does not run here: what is said of each.
+Those that keep more than keys and values, or whose attention can't be replaced, stay here; the
+others can leave.
 """
 
 import pytest
@@ -92,7 +93,8 @@ REFUSED = {
     "zamba2": "it has layers of hybrid, linear_attention.",
     "zaya": "it has layers of hybrid.",
 }
-# Kinds that run as long as no text is longer than their limits, or are refused for those where the limits are set.
+# Kinds that run as long as no text is longer than their limits, or are refused for those where the
+# limits are set.
 BEYOND_LIMITS = {
     "doge": "its hidden states differ from transformers' beyond its limits (keep_window_size, sliding_window).",
     "phimoe": "its hidden states differ from transformers' beyond its limits (sliding_window).",

@@ -20,13 +20,16 @@ TINY = Qwen3Config(
     num_key_value_heads=2, head_dim=16, max_position_embeddings=256, bos_token_id=0, eos_token_id=1,
     pad_token_id=None, tie_word_embeddings=False,
 )  # fmt: skip
-E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+E2M1 = torch.tensor(
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+)
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format: what the config says, and how a matrix [outputs, inputs] is stored: tensors by suffix, and its values.
+    """A format: what the config says, and how a matrix [outputs, inputs] is stored: tensors by
+    suffix, and its values.
 
     Attributes:
         wide: whether the values are decoded on CPUs, as no kernel multiplies them.
@@ -60,13 +63,21 @@ def integers(weight: torch.Tensor, bits: int, group: int, *, symmetric: bool, dt
         low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
         scale = ((high - low) / most).to(dtype)
         zero = (-low / scale.float()).round().clamp(0, most).long()
-    numbers = ((blocks / scale.float().unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, most).long()
+    numbers = (
+        ((blocks / scale.float().unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, most).long()
+    )
     values = (numbers - zero.unsqueeze(-1)).float() * scale.float().unsqueeze(-1)
     return numbers.view(rows, columns), scale, zero, values.view(rows, columns)
 
 
 def gptq(bits=4, group=32, *, symmetric=True, second=False, reorder=False) -> Format:
-    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": reorder}
+    config = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group,
+        "sym": symmetric,
+        "desc_act": reorder,
+    }
     if second:
         config["checkpoint_format"] = "gptq_v2"
 
@@ -74,14 +85,18 @@ def gptq(bits=4, group=32, *, symmetric=True, second=False, reorder=False) -> Fo
         columns = weight.shape[1]
         size = columns if group == -1 else group
         order = (
-            torch.randperm(columns, generator=torch.Generator().manual_seed(1)) if reorder else torch.arange(columns)
+            torch.randperm(columns, generator=torch.Generator().manual_seed(1))
+            if reorder
+            else torch.arange(columns)
         )
         index = torch.empty(columns, dtype=torch.int32)
         index[order] = (torch.arange(columns) // size).int()
         numbers, scale, zero, values = integers(weight[:, order], bits, size, symmetric=symmetric)
         if not second:
             zero = zero.clamp(min=1)
-            values = ((numbers - zero.repeat_interleave(size, 1)).float()) * scale.float().repeat_interleave(size, 1)
+            values = (
+                (numbers - zero.repeat_interleave(size, 1)).float()
+            ) * scale.float().repeat_interleave(size, 1)
         back = torch.empty_like(order)
         back[order] = torch.arange(columns)
         stored = {
@@ -104,9 +119,19 @@ def awq(group=32) -> Format:
     def store(weight):
         size = weight.shape[1] if group == -1 else group
         numbers, scale, zero, values = integers(weight, 4, size, symmetric=False)
-        return {".qweight": words_of(numbers.t()), ".qzeros": words_of(zero.t()), ".scales": scale.t()}, values
+        return {
+            ".qweight": words_of(numbers.t()),
+            ".qzeros": words_of(zero.t()),
+            ".scales": scale.t(),
+        }, values
 
-    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    config = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group,
+        "zero_point": True,
+        "version": "gemm",
+    }
     return Format(config, store, ("awq", "awq_marlin"))
 
 
@@ -124,7 +149,9 @@ def packed(bits=4, group=32, *, symmetric=True) -> Format:
 
     def store(weight):
         size = weight.shape[1] if group is None else group
-        numbers, scale, zero, values = integers(weight, bits, size, symmetric=symmetric, dtype=torch.bfloat16)
+        numbers, scale, zero, values = integers(
+            weight, bits, size, symmetric=symmetric, dtype=torch.bfloat16
+        )
         stored = {".weight_packed": words(numbers, bits), ".weight_scale": scale}
         stored[".weight_shape"] = torch.tensor(weight.shape)
         if not symmetric:
@@ -137,22 +164,39 @@ def packed(bits=4, group=32, *, symmetric=True) -> Format:
 def eight(*, inputs: bool = True) -> Format:
     groups = group_of("channel", 8, None)
     if inputs:
-        groups["group_0"]["input_activations"] = {"type": "int", "num_bits": 8, "strategy": "token", "dynamic": True}
-    config = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": groups}
+        groups["group_0"]["input_activations"] = {
+            "type": "int",
+            "num_bits": 8,
+            "strategy": "token",
+            "dynamic": True,
+        }
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": groups,
+    }
 
     def store(weight):
-        numbers, scale, _, values = integers(weight, 8, weight.shape[1], symmetric=True, dtype=torch.bfloat16)
+        numbers, scale, _, values = integers(
+            weight, 8, weight.shape[1], symmetric=True, dtype=torch.bfloat16
+        )
         return {".weight": (numbers - 128).to(torch.int8), ".weight_scale": scale}, values
 
     return Format(config, store, ("compressed-tensors", "w8a8_int8"))
 
 
 def _floats(weight, group, scale_of):
-    """Indices in E2M1 [N, K], scales [N, groups] as `scale_of` makes them of the largest numbers, and values."""
+    """Indices in E2M1 [N, K], scales [N, groups] as `scale_of` makes them of the largest numbers,
+    and values.
+    """
     blocks = weight.view(len(weight), -1, group)
     scale = scale_of(blocks.abs().amax(-1) / 6)
     indices = (blocks.unsqueeze(-1) / scale[..., None, None] - E2M1).abs().argmin(-1)
-    return indices.view(weight.shape), scale, (E2M1[indices] * scale.unsqueeze(-1)).view(weight.shape)
+    return (
+        indices.view(weight.shape),
+        scale,
+        (E2M1[indices] * scale.unsqueeze(-1)).view(weight.shape),
+    )
 
 
 def _bytes(indices):
@@ -162,16 +206,30 @@ def _bytes(indices):
 def nvfp4(tool="compressed-tensors") -> Format:
     def store(weight):
         whole = (weight.abs().max() / (6 * 448)).reshape(1)
-        eights = (weight.view(len(weight), -1, 16).abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
+        eights = (weight.view(len(weight), -1, 16).abs().amax(-1) / 6 / whole).to(
+            torch.float8_e4m3fn
+        )
         if tool == "modelopt":
             indices, _, values = _floats(weight, 16, lambda _: eights.float() * whole)
-            return {".weight": _bytes(indices), ".weight_scale": eights, ".weight_scale_2": whole.squeeze()}, values
+            return {
+                ".weight": _bytes(indices),
+                ".weight_scale": eights,
+                ".weight_scale_2": whole.squeeze(),
+            }, values
         inverse = 1 / whole
         indices, _, values = _floats(weight, 16, lambda _: eights.float() / inverse)
-        return {".weight_packed": _bytes(indices), ".weight_scale": eights, ".weight_global_scale": inverse}, values
+        return {
+            ".weight_packed": _bytes(indices),
+            ".weight_scale": eights,
+            ".weight_global_scale": inverse,
+        }, values
 
     if tool == "modelopt":
-        return Format({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, store, ("modelopt_fp4",))
+        return Format(
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+            store,
+            ("modelopt_fp4",),
+        )
     groups = group_of("tensor_group", 4, 16, kind="float")
     config = {"quant_method": tool, "format": "nvfp4-pack-quantized", "config_groups": groups}
     return Format(config, store, ("compressed-tensors",))
@@ -180,10 +238,17 @@ def nvfp4(tool="compressed-tensors") -> Format:
 def mxfp4() -> Format:
     def store(weight):
         indices, scale, values = _floats(weight, 32, lambda most: 2.0 ** most.log2().ceil())
-        return {".weight_packed": _bytes(indices), ".weight_scale": (scale.log2() + 127).to(torch.uint8)}, values
+        return {
+            ".weight_packed": _bytes(indices),
+            ".weight_scale": (scale.log2() + 127).to(torch.uint8),
+        }, values
 
     groups = group_of("group", 4, 32, kind="float")
-    config = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": groups}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "mxfp4-pack-quantized",
+        "config_groups": groups,
+    }
     return Format(config, store, ("compressed-tensors",))
 
 
@@ -198,28 +263,49 @@ def four_bits(kind="nf4", block=32, *, nested=False) -> Format:
     table = NF4 if kind == "nf4" else E2M1 / 6
 
     def store(weight):
-        flat = torch.nn.functional.pad(weight.flatten(), (0, -weight.numel() % block)).view(-1, block)
+        flat = torch.nn.functional.pad(weight.flatten(), (0, -weight.numel() % block)).view(
+            -1, block
+        )
         most = flat.abs().amax(1)
-        state = {"quant_type": kind, "blocksize": block, "dtype": "float16", "shape": list(weight.shape)}
+        state = {
+            "quant_type": kind,
+            "blocksize": block,
+            "dtype": "float16",
+            "shape": list(weight.shape),
+        }
         stored = {".weight.absmax": most, ".weight.quant_map": table}
         if nested:
             offset, size = most.mean(), 4
             padded = torch.nn.functional.pad(most - offset, (0, -len(most) % size)).view(-1, size)
             outer = padded.abs().amax(1)
             book = torch.linspace(-1, 1, 256)
-            eights = ((padded / outer.unsqueeze(1) + 1) / 2 * 255).round().clamp(0, 255).flatten()[: len(most)].long()
+            eights = (
+                ((padded / outer.unsqueeze(1) + 1) / 2 * 255)
+                .round()
+                .clamp(0, 255)
+                .flatten()[: len(most)]
+                .long()
+            )
             most = book[eights] * outer.repeat_interleave(size)[: len(most)] + offset
             stored |= {
                 ".weight.absmax": eights.to(torch.uint8), ".weight.nested_absmax": outer,
                 ".weight.nested_quant_map": book,
             }  # fmt: skip
-            state |= {"nested_blocksize": size, "nested_dtype": "float32", "nested_offset": offset.item()}
+            state |= {
+                "nested_blocksize": size,
+                "nested_dtype": "float32",
+                "nested_offset": offset.item(),
+            }
         indices = (flat.unsqueeze(-1) / most[:, None, None] - table).abs().argmin(-1)
         values = (table[indices] * most.unsqueeze(1)).flatten()[: weight.numel()].view(weight.shape)
         flat_indices = indices.flatten()[: weight.numel()]
-        stored[".weight"] = (flat_indices[::2] << 4 | flat_indices[1::2]).to(torch.uint8).unsqueeze(1)
+        stored[".weight"] = (
+            (flat_indices[::2] << 4 | flat_indices[1::2]).to(torch.uint8).unsqueeze(1)
+        )
         text = json.dumps(state).encode()
-        stored[f".weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(list(text), dtype=torch.uint8)
+        stored[f".weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(
+            list(text), dtype=torch.uint8
+        )
         return stored, values
 
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
@@ -230,22 +316,30 @@ def bytes_of_bitsandbytes() -> Format:
     def store(weight):
         most = weight.abs().amax(1)
         numbers = (weight / most.unsqueeze(1) * 127).round().to(torch.int8)
-        return {".weight": numbers, ".SCB": most, ".weight_format": torch.tensor(0)}, numbers * (most / 127).unsqueeze(
-            1
-        )
+        return {".weight": numbers, ".SCB": most, ".weight_format": torch.tensor(0)}, numbers * (
+            most / 127
+        ).unsqueeze(1)
 
     config = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
     return Format(config, store, ("bitsandbytes",))
 
 
 def bytes_of_torchao(bits=8, group=None, kind="IntxWeightOnlyConfig", *, symmetric=True) -> Format:
-    config = {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2, "_data": {}}}}
+    config = {
+        "quant_method": "torchao",
+        "quant_type": {"default": {"_type": kind, "_version": 2, "_data": {}}},
+    }
 
     def store(weight):
         size = weight.shape[1] if group is None else group
-        numbers, scale, zero, values = integers(weight, bits, size, symmetric=symmetric, dtype=torch.bfloat16)
+        numbers, scale, zero, values = integers(
+            weight, bits, size, symmetric=symmetric, dtype=torch.bfloat16
+        )
         half = 2 ** (bits - 1)
-        stored = {"._weight_qdata": (numbers.short() - half).to(torch.int8), "._weight_scale": scale}
+        stored = {
+            "._weight_qdata": (numbers.short() - half).to(torch.int8),
+            "._weight_scale": scale,
+        }
         return stored | {"._weight_zero_point": (zero.short() - half).to(torch.int8)}, values
 
     return Format(config, store, ("torchao",))
@@ -271,15 +365,25 @@ def eight_bit_floats() -> Format:
         numbers = (weight / scale).to(torch.float8_e4m3fn)
         return {".weight": numbers, ".weight_scale": scale}, numbers.float() * scale
 
-    return Format({"quant_method": "compressed-tensors", "config_groups": groups}, store, ("compressed-tensors",))
+    return Format(
+        {"quant_method": "compressed-tensors", "config_groups": groups},
+        store,
+        ("compressed-tensors",),
+    )
 
 
 def beside(first: Format, second: Format, **config: Any) -> Format:
-    """Two formats of a tool in one checkpoint: the first for keys, values, gates and ups, the second for others."""
+    """Two formats of a tool in one checkpoint: the first for keys, values, gates and ups, the
+    second for others.
+    """
     both = first.config | config
     if (groups := first.config.get("config_groups")) is not None:
         both["config_groups"] = groups | {"group_1": second.config["config_groups"]["group_0"]}
-    return Format(both, lambda weight: (first if len(weight) in (32, 96) else second).store(weight), first.names[:1])
+    return Format(
+        both,
+        lambda weight: (first if len(weight) in (32, 96) else second).store(weight),
+        first.names[:1],
+    )
 
 
 _LAYERS = {"a": {"quant_algo": "NVFP4", "group_size": 16}, "b": {"quant_algo": "FP8"}}
@@ -288,10 +392,17 @@ MIXED = {
     "nvfp4 and floats": beside(nvfp4(), eight_bit_floats()),
     "nvfp4 and integers": beside(nvfp4(), eight()),
     "integers of 4 and 8 bits": beside(packed(), packed(8)),
-    "gptq, 8 bits and 4": beside(gptq(4), gptq(8), dynamic={"-:.*head": {}, "+:.*q_proj": {"bits": 8}}),
-    "gptq, groups of 16 and 32": beside(gptq(4), gptq(4, 16), dynamic={".*q_proj": {"group_size": 16}}),
+    "gptq, 8 bits and 4": beside(
+        gptq(4), gptq(8), dynamic={"-:.*head": {}, "+:.*q_proj": {"bits": 8}}
+    ),
+    "gptq, groups of 16 and 32": beside(
+        gptq(4), gptq(4, 16), dynamic={".*q_proj": {"group_size": 16}}
+    ),
     "nvfp4 and floats of Model Optimizer": beside(
-        nvfp4("modelopt"), eight_bit_floats(), quant_algo="MIXED_PRECISION", quantized_layers=_LAYERS
+        nvfp4("modelopt"),
+        eight_bit_floats(),
+        quant_algo="MIXED_PRECISION",
+        quantized_layers=_LAYERS,
     ),
 }
 FORMATS = {
@@ -332,4 +443,6 @@ def write(folder: Path, form: Format, config=TINY, **more: torch.Tensor):
 
 def declare(folder: Path, quantisation: Any) -> None:
     file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": quantisation}))
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"quantization_config": quantisation})
+    )

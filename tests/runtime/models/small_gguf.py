@@ -1,4 +1,6 @@
-"""Models of few weights, random ones or those of a model's first layers, that have its tokenizer, chat template and ids."""
+"""Models of few weights, random ones or those of a model's first layers, that have its tokenizer,
+chat template and ids.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,18 @@ SIZES = {
 
 
 def write(path: Path, model: Path) -> Path:
-    """Writes a Llama of two layers beside the metadata of the GGUF file `model`: a token costs 1/20 of the default model's."""
+    """Writes a Llama of two layers beside the metadata of the GGUF file `model`: a token costs 1/20
+    of the default model's.
+    """
     metadata = GgufFile(model).metadata
     writer = _begun(path, metadata | {f"llama.{name}": size for name, size in SIZES.items()})
     draw = np.random.default_rng(0)
     size, inner = SIZES["embedding_length"], SIZES["feed_forward_length"]
     keys = SIZES["attention.head_count_kv"] * SIZES["rope.dimension_count"]
-    shapes = {"token_embd": (metadata["llama.vocab_size"], size), "output": (metadata["llama.vocab_size"], size)}
+    shapes = {
+        "token_embd": (metadata["llama.vocab_size"], size),
+        "output": (metadata["llama.vocab_size"], size),
+    }
     for i in range(SIZES["block_count"]):
         shapes |= {
             f"blk.{i}.attn_q": (size, size), f"blk.{i}.attn_k": (keys, size), f"blk.{i}.attn_v": (keys, size),
@@ -45,16 +52,22 @@ def first_layers(path: Path, model: Path, count: int, *, tokens: int | None = No
     """Writes a Llama's first layers, each tensor as the GGUF file `model` has it.
 
     Args:
-        tokens: as many of the tokenizer's lists are kept, as other readers take seconds for all; None: all.
+        tokens: as many of the tokenizer's lists are kept, as other readers take seconds for all;
+            None: all.
     """
     file = GgufFile(model)
-    metadata = {name: value[:tokens] if isinstance(value, list) else value for name, value in file.metadata.items()}
+    metadata = {
+        name: value[:tokens] if isinstance(value, list) else value
+        for name, value in file.metadata.items()
+    }
     writer = _begun(path, metadata | {"llama.block_count": count})
     for name, tensor in file.tensors.items():
         if not name.startswith("blk.") or int(name.split(".")[1]) < count:
             kind = gguf.GGMLQuantizationType[tensor.kind]
             raw = np.ascontiguousarray(tensor.data())
-            data = raw if kind.name not in PLAIN else raw.view(PLAIN[kind.name]).reshape(tensor.shape)
+            data = (
+                raw if kind.name not in PLAIN else raw.view(PLAIN[kind.name]).reshape(tensor.shape)
+            )
             writer.add_tensor(name, data, raw_dtype=kind)
     return _written(writer, path)
 

@@ -1,4 +1,6 @@
-"""Adapters give peft's logits on bases in fewer bits, after new weights, and whatever else an engine does with requests."""
+"""Adapters give peft's logits on bases in fewer bits, after new weights, and whatever else an
+engine does with requests.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ def test_bases_in_fewer_bits_keep_them_and_adapters_are_added(base, tmp_path):
     path, model = BASES[base](tmp_path / "base")
     reference = Adapted(model, tmp_path, ADAPTERS)
     with engine(path, lora_paths=paths_of(reference), threads=1) as running:
-        asked = [(ask(running, ids, name), ids, name) for ids in prompts(9, 5) for name in (*ADAPTERS, None)]
+        asked = [
+            (ask(running, ids, name), ids, name)
+            for ids in prompts(9, 5)
+            for name in (*ADAPTERS, None)
+        ]
         for future, ids, name in asked:
             assert farthest(reference, ids, name, future.result(timeout=60)) <= 1e-3, name
 
@@ -50,9 +56,15 @@ def test_bases_in_fewer_bits_keep_them_and_adapters_are_added(base, tmp_path):
 def test_sixteen_adapters_and_none_in_one_batch(tmp_path):
     adapters = {f"adapter {i}": {"r": 4 * (i + 1)} for i in range(16)}
     base, reference = adapted("llama-2", tmp_path, adapters)
-    with engine(base, lora_paths=paths_of(reference), max_loras_per_batch=16, max_running=17) as running:
+    with engine(
+        base, lora_paths=paths_of(reference), max_loras_per_batch=16, max_running=17
+    ) as running:
         running.pause_generation()  # until all have come
-        asked = [(ask(running, ids, name, most=2), ids, name) for (ids,) in [prompts(9)] for name in (*adapters, None)]
+        asked = [
+            (ask(running, ids, name, most=2), ids, name)
+            for (ids,) in [prompts(9)]
+            for name in (*adapters, None)
+        ]
         running.continue_generation()
         for future, ids, name in asked:
             assert farthest(reference, ids, name, future.result(timeout=60)) <= 1e-4, name
@@ -72,10 +84,13 @@ def test_new_weights_keep_the_adapters(tmp_path):
             running.update_weights(str(base))
             for name in (*ADAPTERS, None):
                 (ids,) = prompts(9)
-                assert farthest(reference, ids, name, ask(running, ids, name).result(timeout=60)) <= 1e-4, name
+                assert (
+                    farthest(reference, ids, name, ask(running, ids, name).result(timeout=60))
+                    <= 1e-4
+                ), name
 
 
-# ------------------------------------------------------------------------------------------------------- as programs
+# -------------------------------------------------------------------------------------- as programs
 
 
 def ids_of(text):
@@ -91,12 +106,16 @@ def greedy(reference, text, name, count):
 
 
 def free(name, adapter, count=6, **more):
-    return sgl.gen(name, max_tokens=count, temperature=0, ignore_eos=True, lora_path=adapter, **more)
+    return sgl.gen(
+        name, max_tokens=count, temperature=0, ignore_eos=True, lora_path=adapter, **more
+    )
 
 
 @sgl.function
 def everything(s):
-    s += "abab" + sgl.gen("forced", regex="(one|two)hellohello", max_tokens=20, temperature=0, lora_path="plain")
+    s += "abab" + sgl.gen(
+        "forced", regex="(one|two)hellohello", max_tokens=20, temperature=0, lora_path="plain"
+    )
     s += free("after", "plain") + free("again", "plain") + free("other", "other") + free("none", [])
     branches = s.fork(2)
     for branch, name in zip(branches, ADAPTERS):
@@ -112,14 +131,21 @@ def llama(tmp_path_factory):
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("settings", [{}, {"speculation": "prompt"}, {"overlap": False, "step_tokens": 8}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"speculation": "prompt"}, {"overlap": False, "step_tokens": 8}]
+)
 @pytest.mark.parametrize("push_down", [True, False])
 def test_forced_text_drafts_forks_and_samples_have_their_nodes_adapter(settings, push_down, llama):
     base, reference = llama
     with engine(base, lora_paths=paths_of(reference), **settings) as running:
         state = everything.run(backend=running, push_down=push_down)
         text = "abab" + state["forced"]
-        for name, adapter in (("after", "plain"), ("again", "plain"), ("other", "other"), ("none", None)):
+        for name, adapter in (
+            ("after", "plain"),
+            ("again", "plain"),
+            ("other", "other"),
+            ("none", None),
+        ):
             assert state[name] == greedy(reference, text, adapter, 6), name
             text += state[name]
         for i, adapter in enumerate(ADAPTERS):

@@ -1,4 +1,6 @@
-"""Rows with adapters get what a model gives into whose weights the adapter is merged, whatever the other rows have."""
+"""Rows with adapters get what a model gives into whose weights the adapter is merged, whatever the
+other rows have.
+"""
 
 from dataclasses import replace
 
@@ -56,7 +58,10 @@ def products(layer):
 
 def parts_of(name, outputs):
     if name == "qkv":
-        return tuple(heads * ATTENTION.key_size for heads in (ATTENTION.heads, ATTENTION.kv_heads, ATTENTION.kv_heads))
+        return tuple(
+            heads * ATTENTION.key_size
+            for heads in (ATTENTION.heads, ATTENTION.kv_heads, ATTENTION.kv_heads)
+        )
     return (outputs // 2, outputs // 2) if name == "gate_up" and outputs > 48 else (outputs,)
 
 
@@ -65,7 +70,9 @@ def merged(linear, weights, step, adapter):
     at = 0
     for part, size in enumerate(weights.outputs):
         for page in step.pages[adapter][: int(step.ranks[adapter]) // RANKS].tolist():
-            linear.weight[at : at + size] += weights.b[page, :, at : at + size].t() @ weights.a[page, part]
+            linear.weight[at : at + size] += (
+                weights.b[page, :, at : at + size].t() @ weights.a[page, part]
+            )
         at += size
 
 
@@ -74,11 +81,20 @@ def hidden(model, slots, lora):
     spec, rows = model.spec.layers[0].attention, len(slots)
     backend = TritonAttention(
         AttentionRequirements(
-            spec.heads, spec.kv_heads, spec.key_size, torch.float32, torch.float32, DEVICE, rows, max_chunks=0
+            spec.heads,
+            spec.kv_heads,
+            spec.key_size,
+            torch.float32,
+            torch.float32,
+            DEVICE,
+            rows,
+            max_chunks=0,
         )
     )
     numbers = torch.arange(rows, dtype=torch.int32, device=DEVICE)
-    pages = torch.zeros((lora.of_slot.numel() if lora else rows, 1), dtype=torch.int32, device=DEVICE)
+    pages = torch.zeros(
+        (lora.of_slot.numel() if lora else rows, 1), dtype=torch.int32, device=DEVICE
+    )
     pages[slots] = numbers.unsqueeze(1)
     plan = DevicePlan(
         ids=numbers % 40, slots=slots, positions=torch.zeros_like(numbers), last_tokens=numbers, page_table=pages,
@@ -124,7 +140,12 @@ def test_weights_of_any_format_have_adapters_in_sixteen_bits(kind, rows):
         pytest.skip("needs a GPU with 8-bit products")
     half = torch.bfloat16 if kind == "fp8" else torch.float16
     precision = Precision(
-        half, half, half, int8=kind == "int8", fp8=kind == "fp8", rounding="int4" if kind == "packed" else None
+        half,
+        half,
+        half,
+        int8=kind == "int8",
+        fp8=kind == "fp8",
+        rounding="int4" if kind == "packed" else None,
     )
     torch.manual_seed(0)
     weight, bias = (torch.randn(shape, device=DEVICE) / 16 for shape in ((192, 256), (192,)))
@@ -138,7 +159,9 @@ def test_weights_of_any_format_have_adapters_in_sixteen_bits(kind, rows):
     base = own(x)
     expected = lora_add(x, weights, sorted_rows, base.float())
     gate, up = expected.to(half).float().chunk(2, 1)
-    for linear in (AdaptedLinear(own, weights, each) for each in (as_taken, own_ranks(step, slots))):
+    for linear in (
+        AdaptedLinear(own, weights, each) for each in (as_taken, own_ranks(step, slots))
+    ):
         assert linear.eight_bits(rows) is None
         close(linear(x), expected, half)
         summed, _ = linear.parts(x)

@@ -1,5 +1,6 @@
-"""Short names of hub models: their numbers of weights and their caches follow from their configs, which are written down here
-as published, as no hub is reached."""
+"""Short names of hub models: their numbers of weights and their caches follow from their configs,
+which are written down here as published, as no hub is reached.
+"""
 
 import math
 
@@ -13,7 +14,8 @@ from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.spec import ModelSpec
 
 LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
-# Architecture, layers, hidden and intermediate size, heads of queries, of keys, their size, vocabulary; whether the head is tied.
+# Architecture, layers, hidden and intermediate size, heads of queries, of keys, their size,
+# vocabulary; whether the head is tied.
 SHAPES = {
     "qwen2.5-coder-0.5b": (QWEN2, 24, 896, 4864, 14, 2, 64, 151_936, True),
     "qwen2.5-coder-1.5b": (QWEN2, 28, 1536, 8960, 12, 2, 128, 151_936, True),
@@ -43,7 +45,9 @@ def test_every_model_has_a_config():
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_sizes_are_those_of_the_config(name):
-    architecture, layers, hidden, intermediate, heads, kv_heads, size, vocabulary, tied = SHAPES[name]
+    architecture, layers, hidden, intermediate, heads, kv_heads, size, vocabulary, tied = SHAPES[
+        name
+    ]
     config = {
         "architectures": [architecture], "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": intermediate,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": size, "vocab_size": vocabulary,
@@ -59,7 +63,9 @@ def test_the_default_model_keeps_what_its_file_says(model_file):
     spec = read_spec(model_file)
     assert isinstance(spec, ModelSpec)
     assert ALIASES["smollm2-135m"].token_numbers == spec.kv_layout.numbers
-    assert ALIASES["smollm2-135m"].parameters == sum(math.prod(each.shape) for each in parameters(spec))
+    assert ALIASES["smollm2-135m"].parameters == sum(
+        math.prod(each.shape) for each in parameters(spec)
+    )
 
 
 def test_what_is_proposed_needs_no_account_and_is_ordered_by_size():

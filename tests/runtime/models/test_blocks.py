@@ -28,14 +28,17 @@ from tests.runtime.models.test_gguf_blocks import random_blocks
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(
-    not is_supported() or not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs AVX2 and a C++ compiler"
+    not is_supported() or not any(map(shutil.which, ("c++", "g++", "clang++"))),
+    reason="needs AVX2 and a C++ compiler",
 )
 
 
 def four(outputs=32, inputs=64):
     generator = torch.Generator().manual_seed(outputs)
     q = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=generator)
-    return Blocks(q, torch.full((outputs, inputs // 32), 0.5), torch.full((outputs, inputs // 32), -3.0))
+    return Blocks(
+        q, torch.full((outputs, inputs // 32), 0.5), torch.full((outputs, inputs // 32), -3.0)
+    )
 
 
 def eight(outputs=32, inputs=64):
@@ -60,7 +63,9 @@ def test_matrices_in_blocks_of_one_kind_are_stacked(kind):
 
 @needs_compiler
 def test_matrices_in_blocks_of_two_kinds_are_multiplied_apart():
-    """As files of some 4 bits a weight have them: values of attention, and half of the matrices down, take more."""
+    """As files of some 4 bits a weight have them: values of attention, and half of the matrices
+    down, take more.
+    """
     parts, x, bias = [four(32), four(16), eight(32)], torch.randn(3, 64), torch.randn(80)
     found = made(parts, bias, blocks=True)
     assert not isinstance(found, DenseLinear)
@@ -109,7 +114,9 @@ def test_matrices_of_a_file_are_packed_without_a_reading_of_torch(kind, monkeypa
     data = torch.from_numpy(random_blocks(kind, 32, 24))
     columns = READERS[kind](data).shape[1]
     monkeypatch.setitem(READERS, kind, None)
-    found = bf16_linear([GgufBlocks(data, kind, columns), GgufBlocks(data[:16], kind, columns)], None, blocks=True)
+    found = bf16_linear(
+        [GgufBlocks(data, kind, columns), GgufBlocks(data[:16], kind, columns)], None, blocks=True
+    )
     assert products_of(found)
     assert found(torch.zeros(300, columns, dtype=torch.bfloat16)).shape == (300, 48)
 

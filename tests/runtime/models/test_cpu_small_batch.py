@@ -23,18 +23,23 @@ from sglang_lite.runtime.models.weights.blocks import Blocks
 from tests.runtime.models.tiny import VOCAB, randomise, save
 from tests.runtime.models.zoo import tiny
 
-COMMON = ("llama", "qwen2", "qwen3", "mistral")  # with biases, norms of heads, and a window of 4 tokens
+# with biases, norms of heads, and a window of 4 tokens
+COMMON = ("llama", "qwen2", "qwen3", "mistral")
 OTHERS = ("gemma2", "mixtral", "phi", "starcoder2", "olmo2")
 SLOTS = 40
 
 pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="compiled operators need a C++ compiler"
+    not any(map(shutil.which, ("c++", "g++", "clang++"))),
+    reason="compiled operators need a C++ compiler",
 )
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return {kind: save(randomise(tiny(kind)), tmp_path_factory.mktemp(kind)) for kind in (*COMMON, *OTHERS)}
+    return {
+        kind: save(randomise(tiny(kind)), tmp_path_factory.mktemp(kind))
+        for kind in (*COMMON, *OTHERS)
+    }
 
 
 @pytest.fixture
@@ -52,22 +57,31 @@ def steps(monkeypatch):
 
 
 def hidden(folder, dtype, slots, adapters=(), **settings):
-    """Of eight tokens in one step, and of four in one each; token i has the adapter i % (adapters + 1), the last of which
-    is none."""
-    model = load_model(EngineConfig(str(folder), device="cpu", dtype=dtype, **settings), folder, iter).model
+    """Of eight tokens in one step, and of four in one each; token i has the adapter i % (adapters +
+    1), the last of which is none.
+    """
+    model = load_model(
+        EngineConfig(str(folder), device="cpu", dtype=dtype, **settings), folder, iter
+    ).model
     cache = model.allocate_cache(SLOTS)
     ids = torch.arange(12) * 7 % VOCAB
     found = []
     with torch.inference_mode():
         for start, end in ((0, 8), (8, 9), (9, 10), (10, 11), (11, 12)):
-            read_at = slice(slots.start, slots.start + end) if isinstance(slots, slice) else slots[:end]
+            read_at = (
+                slice(slots.start, slots.start + end) if isinstance(slots, slice) else slots[:end]
+            )
             store_at = torch.arange(SLOTS)[slots][start:end]
             plan = AttentionPlan(store_at, (), (ExtendRow(0, end - start, read_at),))
             if adapters:
                 of_token = np.arange(start, end) % (len(adapters) + 1)
                 made = AdapterSet([random_adapter(model, *each) for each in adapters])
-                plan = replace(plan, lora=CpuLoraStep(made, np.where(of_token < len(adapters), of_token, -1)))
-            found.append(model.forward(ids[start:end], torch.arange(start, end), plan, cache).float())
+                plan = replace(
+                    plan, lora=CpuLoraStep(made, np.where(of_token < len(adapters), of_token, -1))
+                )
+            found.append(
+                model.forward(ids[start:end], torch.arange(start, end), plan, cache).float()
+            )
     return torch.cat(found)
 
 
@@ -89,11 +103,17 @@ def random_adapter(model, rank, *products):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
-    "slots", [slice(5, SLOTS), torch.arange(SLOTS).int() * 7 % SLOTS], ids=["side by side", "anywhere"]
+    "slots",
+    [slice(5, SLOTS), torch.arange(SLOTS).int() * 7 % SLOTS],
+    ids=["side by side", "anywhere"],
 )
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-4), ("bfloat16", 3e-2), ("int8", 1e-1)])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [("float32", 1e-4), ("bfloat16", 3e-2), ("int8", 1e-1)]
+)
 @pytest.mark.parametrize("kind", COMMON)
-def test_tokens_have_the_hidden_states_of_torch_operators(folders, steps, monkeypatch, kind, dtype, limit, slots):
+def test_tokens_have_the_hidden_states_of_torch_operators(
+    folders, steps, monkeypatch, kind, dtype, limit, slots
+):
     if dtype == "int8" and not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
         pytest.skip("int8 needs VNNI")
     found = hidden(folders[kind], dtype, slots)
@@ -148,7 +168,10 @@ IN_BLOCKS = {
 def folders_of_blocks(tmp_path_factory):
     torch.manual_seed(0)
     return {
-        kind: save(randomise(transformers.AutoModelForCausalLM.from_config(config)), tmp_path_factory.mktemp(kind))
+        kind: save(
+            randomise(transformers.AutoModelForCausalLM.from_config(config)),
+            tmp_path_factory.mktemp(kind),
+        )
         for kind, config in IN_BLOCKS.items()
     }
 
@@ -159,7 +182,12 @@ def in_blocks(matrix, bits):
     of, most = whole.view(len(whole), -1, 32), 2**bits - 1
     minimum = of.amin(-1)
     scale = ((of.amax(-1) - minimum) / most).half().float()
-    q = ((of - minimum.unsqueeze(-1)) / scale.unsqueeze(-1)).round().clamp(0, most).view(whole.shape)
+    q = (
+        ((of - minimum.unsqueeze(-1)) / scale.unsqueeze(-1))
+        .round()
+        .clamp(0, most)
+        .view(whole.shape)
+    )
     if bits == 4:
         return Blocks(q.to(torch.uint8), scale, minimum)
     return Blocks((q - 128).to(torch.int8), scale, minimum + 128 * scale)
@@ -196,10 +224,14 @@ def calls(monkeypatch):
 
 @pytest.mark.sampled(4)
 @pytest.mark.skipif(not is_supported(), reason="products with blocks need AVX2")
-@pytest.mark.parametrize("slots", [slice(5, SLOTS), torch.arange(SLOTS).int() * 7 % SLOTS], ids=["slice", "anywhere"])
+@pytest.mark.parametrize(
+    "slots", [slice(5, SLOTS), torch.arange(SLOTS).int() * 7 % SLOTS], ids=["slice", "anywhere"]
+)
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 3e-2)])
 @pytest.mark.parametrize("kind", IN_BLOCKS)
-def test_with_blocks_all_layers_are_one_call(folders_of_blocks, blocks, calls, monkeypatch, kind, dtype, limit, slots):
+def test_with_blocks_all_layers_are_one_call(
+    folders_of_blocks, blocks, calls, monkeypatch, kind, dtype, limit, slots
+):
     found = hidden(folders_of_blocks[kind], dtype, slots)
     assert calls == [8, 1, 1, 1, 1]
     monkeypatch.setattr(decoder, "small_batch_step", lambda *_: None)
@@ -212,7 +244,9 @@ def test_with_blocks_all_layers_are_one_call(folders_of_blocks, blocks, calls, m
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 4e-2)])
 @pytest.mark.parametrize("kind", IN_BLOCKS)
-def test_so_they_are_with_adapters(folders_of_blocks, blocks, calls, monkeypatch, kind, dtype, limit, threads):
+def test_so_they_are_with_adapters(
+    folders_of_blocks, blocks, calls, monkeypatch, kind, dtype, limit, threads
+):
     adapters = (8, "qkv", "down"), (24, *PRODUCTS), (16, "output", "gate_up")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -235,7 +269,10 @@ def branches(folder):
     rows = tuple(ExtendRow(i, i + 1, torch.tensor([*range(8), 10 + i])) for i in range(3))
     with torch.inference_mode():
         model.forward(
-            ids[:8], torch.arange(8), AttentionPlan(torch.arange(8), (), (ExtendRow(0, 8, slice(0, 8)),)), cache
+            ids[:8],
+            torch.arange(8),
+            AttentionPlan(torch.arange(8), (), (ExtendRow(0, 8, slice(0, 8)),)),
+            cache,
         )
         plan = AttentionPlan(torch.arange(10, 13), (), rows, (ExtendGroup.of(rows, 8),))
         return model.forward(ids[8:11], torch.full((3,), 8), plan, cache)

@@ -1,4 +1,6 @@
-"""Damaged model files and adapters: an error of ours, or the answers that other readers give of the same file."""
+"""Damaged model files and adapters: an error of ours, or the answers that other readers give of the
+same file.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def rows_of(answer: Any) -> torch.Tensor:
     if isinstance(answer, Exception):
         raise answer
     entries = [*answer.prompt_logprobs, *answer.output_logprobs]
-    return torch.tensor([[value for value, _, _ in sorted(each.top, key=lambda top: top[1])] for each in entries])
+    return torch.tensor(
+        [[value for value, _, _ in sorted(each.top, key=lambda top: top[1])] for each in entries]
+    )
 
 
 def compared(ours: torch.Tensor, theirs: Callable[[], Any]) -> tuple[str, str]:
@@ -81,8 +85,13 @@ def compared(ours: torch.Tensor, theirs: Callable[[], Any]) -> tuple[str, str]:
         with torch.no_grad():
             rows = theirs()(torch.tensor([PROMPT])).logits[0].float().log_softmax(-1)
     except Exception as error:  # of other packages, of all kinds
-        return "read, refused by others", f"others: {type(error).__name__}: {error!s:.200}" if STRICT else ""
-    if ours.shape != rows.shape or not torch.allclose(ours, rows, atol=2e-3, rtol=1e-3, equal_nan=True):
+        return (
+            "read, refused by others",
+            f"others: {type(error).__name__}: {error!s:.200}" if STRICT else "",
+        )
+    if ours.shape != rows.shape or not torch.allclose(
+        ours, rows, atol=2e-3, rtol=1e-3, equal_nan=True
+    ):
         away = (ours - rows).abs().max().item() if ours.shape == rows.shape else "another shape"
         return "read otherwise", f"answers differ by {away}"
     return "read", ""
@@ -96,7 +105,7 @@ def tiny_tensors() -> dict[str, torch.Tensor]:
     return {name: each.contiguous() for name, each in model.state_dict().items()}
 
 
-# ------------------------------------------------------------------------------------------------------------ GGUF
+# --------------------------------------------------------------------------------------------- GGUF
 
 _KINDS = {"F32": 0, "F16": 1, "Q8_0": 8, "Q4_0": 2, "BF16": 30}
 
@@ -117,7 +126,9 @@ class Gguf:
         self.tensors: list[list[Any]] = []
         for name, each in gguf_names(tensors).items():
             own = "F32" if each.ndim == 1 else kind
-            data = gguf.quants.quantize(each.float().numpy(), gguf.GGMLQuantizationType(_KINDS[own])).tobytes()
+            data = gguf.quants.quantize(
+                each.float().numpy(), gguf.GGMLQuantizationType(_KINDS[own])
+            ).tobytes()
             self.tensors.append([name, list(each.shape), _KINDS[own], None, data])
 
     def write(self) -> tuple[bytes, int]:
@@ -127,11 +138,17 @@ class Gguf:
             with contextlib.suppress(Exception):  # what has no type in such files
                 keys.append(gguf_string(key) + gguf_value(value))
         counts = len(self.tensors) + self.counts[0], len(keys) + self.counts[1]
-        head = b"GGUF" + struct.pack("<IQQ", self.version, *(each % 2**64 for each in counts)) + b"".join(keys)
+        head = (
+            b"GGUF"
+            + struct.pack("<IQQ", self.version, *(each % 2**64 for each in counts))
+            + b"".join(keys)
+        )
         data = b""
         for name, shape, kind, offset, own in self.tensors:
             place = len(data) if offset is None else offset
-            sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *(each % 2**64 for each in reversed(shape)))
+            sizes = struct.pack(
+                f"<I{len(shape)}Q", len(shape), *(each % 2**64 for each in reversed(shape))
+            )
             head += gguf_string(name) + sizes + struct.pack("<IQ", kind, place)
             data += own + bytes(-len(own) % self.alignment)
         return head + bytes(-len(head) % self.alignment) + data, len(head)
@@ -149,10 +166,19 @@ def damage_gguf(draw: random.Random, file: Gguf) -> None:
         case 2:
             file.metadata = strangely(draw, file.metadata)
         case 3:
-            tensor[0] = draw.choice((other[0], "x", "", tensor[0] + ".weight", "blk.7.attn_q.weight"))
+            tensor[0] = draw.choice(
+                (other[0], "x", "", tensor[0] + ".weight", "blk.7.attn_q.weight")
+            )
         case 4:
             tensor[1] = draw.choice(
-                (list(reversed(tensor[1])), [*tensor[1], 1], tensor[1][:-1], [0], [2**63, 2], other[1])
+                (
+                    list(reversed(tensor[1])),
+                    [*tensor[1], 1],
+                    tensor[1][:-1],
+                    [0],
+                    [2**63, 2],
+                    other[1],
+                )
             )
         case 5:
             tensor[2] = draw.choice((0, 1, 2, 3, 8, 12, 24, 25, 26, 27, 28, 30, 39, 200))
@@ -195,7 +221,10 @@ def ggufs(first: int, count: int) -> dict[str, Any]:
             except SglError as error:
                 return "refused", told(error, "m.gguf")
             return compared(
-                ours, lambda: LlamaForCausalLM.from_pretrained(folder, gguf_file="m.gguf", dtype=torch.float32)
+                ours,
+                lambda: LlamaForCausalLM.from_pretrained(
+                    folder, gguf_file="m.gguf", dtype=torch.float32
+                ),
             )
 
         return examine(first, count, case)
@@ -206,7 +235,7 @@ def told(error: SglError, *names: str) -> str:
     return "" if "NaN or infinite" in str(error) and error.hint else in_file(error, *names)
 
 
-# ---------------------------------------------------------------------------------------------------------- folders
+# ------------------------------------------------------------------------------------------ folders
 
 FILES: dict[str, Any] = {
     "config.json": CONFIG, "tokenizer.json": tiny_tokenizer(96), "tokenizer_config.json": SETTINGS,
@@ -239,7 +268,9 @@ def damage_tensors(draw: random.Random, data: bytes) -> bytes:
             )
         case 6:
             at = draw.randrange(len(numbers) // 4) * 4
-            numbers[at : at + 4] = struct.pack("<f", draw.choice((float("nan"), float("inf"), 1e30, -1e30)))
+            numbers[at : at + 4] = struct.pack(
+                "<f", draw.choice((float("nan"), float("inf"), 1e30, -1e30))
+            )
         case 7:
             start, end = header[name]["data_offsets"]
             numbers[start:end] = draw.choice((bytes(end - start), b"\xff" * (end - start)))
@@ -290,13 +321,15 @@ def tiny_names() -> list[str]:
 
 def theirs(folder: Path) -> Any:
     """transformers' reading of a folder, unless it makes up numbers."""
-    model, report = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model, report = LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
     assert not report["missing_keys"], f"made up: {report['missing_keys']}"
     assert not report["mismatched_keys"], f"made up: {report['mismatched_keys']}"
     return model.eval()
 
 
-# --------------------------------------------------------------------------------------------------------- adapters
+# ----------------------------------------------------------------------------------------- adapters
 
 
 def adapters(first: int, count: int) -> dict[str, Any]:
@@ -329,7 +362,9 @@ def adapters(first: int, count: int) -> dict[str, Any]:
                     data = json.dumps(config).encode()
                     (folder / "adapter_config.json").write_bytes(damaged(draw, data))
                 case 2:
-                    (folder / "adapter_model.safetensors").write_bytes(damage_tensors(draw, tensors))
+                    (folder / "adapter_model.safetensors").write_bytes(
+                        damage_tensors(draw, tensors)
+                    )
                 case _:
                     file = folder / "adapter_model.safetensors"
                     if draw.random() < 0.5:
@@ -368,7 +403,9 @@ def found_in(part: int, count: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", range(-(-EXAMPLES // 250)))
-def test_damaged_files_are_refused_by_name_or_answer_as_others_read_them(kind: str, part: int) -> None:
+def test_damaged_files_are_refused_by_name_or_answer_as_others_read_them(
+    kind: str, part: int
+) -> None:
     count = min(EXAMPLES - 250 * part, 250)
     found = found_in(part, count)[kind]
     assert found["problems"] == [], found["outcomes"]

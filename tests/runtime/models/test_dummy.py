@@ -60,11 +60,17 @@ def runs(folder, **settings):
 
 def test_matrices_in_eight_bit_floats_and_stacks_of_experts():
     fp8 = declared_matrices({"quant_method": "fp8", "weight_block_size": [128, 128]}, "config.json")
-    assert DummySource(CPU, fp8).take(NAME, (256, 256)).decode(0, 256).std().item() == pytest.approx(0.02, rel=0.05)
+    assert DummySource(CPU, fp8).take(NAME, (256, 256)).decode(
+        0, 256
+    ).std().item() == pytest.approx(0.02, rel=0.05)
     mxfp4 = declared_matrices({"quant_method": "mxfp4"}, "config.json")
-    stack = DummySource(CPU, mxfp4).take_stack("model.layers.0.mlp.experts.gate_up_proj", (4, 64, 96))
+    stack = DummySource(CPU, mxfp4).take_stack(
+        "model.layers.0.mlp.experts.gate_up_proj", (4, 64, 96)
+    )
     assert stack.shape == (4, 64, 96)
-    assert stack.matrix(1, slice(0, None, 2)).decode(0, 48).std().item() == pytest.approx(0.02, rel=0.5)
+    assert stack.matrix(1, slice(0, None, 2)).decode(0, 48).std().item() == pytest.approx(
+        0.02, rel=0.5
+    )
 
 
 SIZES = dict(
@@ -95,7 +101,11 @@ def drawn_in_order(names, seed=0):
 
 def test_a_tensor_does_not_depend_on_what_was_read_before_it():
     names = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(3)]
-    first, last, other = drawn_in_order(names), drawn_in_order(names[::-1]), drawn_in_order(names, seed=1)
+    first, last, other = (
+        drawn_in_order(names),
+        drawn_in_order(names[::-1]),
+        drawn_in_order(names, seed=1),
+    )
     assert all(torch.equal(first[name], last[name]) for name in names)
     assert not torch.equal(first[names[0]], first[names[1]])
     assert not torch.equal(first[names[0]], other[names[0]])

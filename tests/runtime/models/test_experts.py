@@ -111,7 +111,9 @@ def test_an_expert_in_two_files_is_refused(folder):
     (folder / "model.safetensors").rename(folder / "one.safetensors")
     save_file({EXPERT: state[EXPERT]}, folder / "two.safetensors")
     (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": dict.fromkeys(state, "one.safetensors") | {EXPERT: "two.safetensors"}})
+        json.dumps(
+            {"weight_map": dict.fromkeys(state, "one.safetensors") | {EXPERT: "two.safetensors"}}
+        )
     )
     with pytest.raises(ModelError, match=f"{EXPERT} is in one.safetensors, too"):
         load(folder)
@@ -137,22 +139,30 @@ def test_an_expert_in_two_files_is_refused(folder):
 )
 def test_a_config_whose_experts_are_wrong_is_refused_by_its_field(config, change, message):
     name = type(config).__name__.replace("Config", "ForCausalLM")
-    content = json.loads(json.dumps(config.to_dict(), default=str)) | {"architectures": [name]} | change
+    content = (
+        json.loads(json.dumps(config.to_dict(), default=str)) | {"architectures": [name]} | change
+    )
     with pytest.raises(ModelError, match=message):
         spec_from_config(content, "config.json")
 
 
 def test_rows_do_not_change_each_other_where_there_is_one_path(folder):
     """An expert's product has as many rows as have chosen it."""
-    with sgl.Engine(model=str(folder), dtype="bfloat16", deterministic=True, max_running=8, in_process=True) as engine:
+    with sgl.Engine(
+        model=str(folder), dtype="bfloat16", deterministic=True, max_running=8, in_process=True
+    ) as engine:
         params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, return_logprob=True)
         prompts = [[*IDS, i] for i in range(8)]
         alone = [engine.complete(ids, params) for ids in prompts]
         engine.flush_cache()
-        together = [future.result(30) for future in [submitted(engine, ids, params) for ids in prompts]]
+        together = [
+            future.result(30) for future in [submitted(engine, ids, params) for ids in prompts]
+        ]
     for one, other in zip(alone, together):
         assert one.token_ids == other.token_ids
-        assert [e.logprob for e in one.output_logprobs] == [e.logprob for e in other.output_logprobs]
+        assert [e.logprob for e in one.output_logprobs] == [
+            e.logprob for e in other.output_logprobs
+        ]
 
 
 def submitted(engine, ids, params):
@@ -184,11 +194,15 @@ def test_experts_in_eight_bits_are_as_stored_or_near(tmp_path, stored):
     assert matrices.gate_up.dtype == matrices.down.dtype == torch.float8_e4m3fn
     scales = matrices.gate_up_scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
     near = 0 if stored == "blocks" else 1 / 16
-    torch.testing.assert_close((matrices.gate_up.float() * scales).cpu(), expected, rtol=near, atol=near / 16)
+    torch.testing.assert_close(
+        (matrices.gate_up.float() * scales).cpu(), expected, rtol=near, atol=near / 16
+    )
 
 
 class Upcycled(WeightSource):
-    """A dense checkpoint whose feed-forwards are each of the experts of a Mixtral, with routers at random."""
+    """A dense checkpoint whose feed-forwards are each of the experts of a Mixtral, with routers at
+    random.
+    """
 
     def __init__(self, source):
         super().__init__("upcycled", {})
@@ -198,10 +212,16 @@ class Upcycled(WeightSource):
         if name.endswith("block_sparse_moe.gate.weight"):
             return torch.randn(shape, generator=torch.Generator().manual_seed(len(self._taken)))
         parts = {"w1": "gate", "w2": "down", "w3": "up"}
-        name = re.sub(r"block_sparse_moe\.experts\.\d\.(w\d)", lambda match: f"mlp.{parts[match[1]]}_proj", name)
+        name = re.sub(
+            r"block_sparse_moe\.experts\.\d\.(w\d)",
+            lambda match: f"mlp.{parts[match[1]]}_proj",
+            name,
+        )
         if name not in self._taken:
             weight = self._source.take(name, shape)
-            self._taken[name] = weight.decode(0, shape[0]) if isinstance(weight, EncodedMatrix) else weight
+            self._taken[name] = (
+                weight.decode(0, shape[0]) if isinstance(weight, EncodedMatrix) else weight
+            )
         return self._taken[name]
 
     def check_all_used(self, may_ignore=()):
@@ -218,11 +238,16 @@ def test_a_dense_model_copied_into_experts_is_the_dense_model(model_file):
     layers = whole.layers[:4]
     experts = ExpertsSpec(8, 2, layers[0].feed_forward.size, normalise=True)
     dense = replace(whole, layers=layers)
-    sparse = replace(whole, architecture="mixtral", layers=tuple(LayerSpec(each.attention, experts) for each in layers))
+    sparse = replace(
+        whole,
+        architecture="mixtral",
+        layers=tuple(LayerSpec(each.attention, experts) for each in layers),
+    )
     ids = [i * 997 % whole.vocab_size for i in range(40)]
     with torch.inference_mode():
         expected, got = (
-            logits(Decoder(spec, Upcycled(GgufSource(file, whole)), FLOAT32, CPU, 64), ids) for spec in (dense, sparse)
+            logits(Decoder(spec, Upcycled(GgufSource(file, whole)), FLOAT32, CPU, 64), ids)
+            for spec in (dense, sparse)
         )
     assert expected.abs().max() > 1
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=0)

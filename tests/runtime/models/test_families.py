@@ -1,4 +1,6 @@
-"""Every family gives transformers' logits: whole, in chunks, in a batch, after a cache hit, beyond the window."""
+"""Every family gives transformers' logits: whole, in chunks, in a batch, after a cache hit, beyond
+the window.
+"""
 
 import json
 import math
@@ -79,10 +81,17 @@ GEMMA3 = GEMMA | dict(
                          sliding_attention=dict(rope_type="default", rope_theta=100.0)))  # fmt: skip
 
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
-GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.3, logits_scaling=2.0)
+GRANITE = dict(
+    embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.3, logits_scaling=2.0
+)
 EXPERTS = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24)
 LATENT = dict(
-    num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10
+    num_key_value_heads=4,
+    kv_lora_rank=16,
+    q_lora_rank=20,
+    qk_nope_head_dim=12,
+    qk_rope_head_dim=8,
+    v_head_dim=10,
 )
 DEEPSEEK = LATENT | dict(n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=24,
                          first_k_dense_replace=1, routed_scaling_factor=1.7)  # fmt: skip
@@ -172,16 +181,20 @@ def family(request, tmp_path_factory):
     """(folder, transformers' model)"""
     model, changes = FAMILIES[request.param]
     if isinstance(model, str):  # one of the newest
-        model = getattr(transformers, model, None) or pytest.skip(f"transformers {transformers.__version__} has none")
+        model = getattr(transformers, model, None) or pytest.skip(
+            f"transformers {transformers.__version__} has none"
+        )
     reference = randomise(model(model.config_class(**SHAPE | changes)))
-    for module in reference.modules():  # transformers before 5.23 takes 7.0 whatever the configuration says
+    # transformers before 5.23 takes 7.0 whatever the configuration says
+    for module in reference.modules():
         if hasattr(module, "limit"):
             module.limit = reference.config.swiglu_limit
     return save(reference, tmp_path_factory.mktemp("model")), reference
 
 
 def engine(folder: Path, **settings) -> sgl.Engine:
-    size = {"max_total_tokens": 8192} if torch.cuda.is_available() else {}  # a test may have two engines on a GPU
+    # a test may have two engines on a GPU
+    size = {"max_total_tokens": 8192} if torch.cuda.is_available() else {}
     fixed = {"model": str(folder), "dtype": "float32", "max_running": 4, **size}
     return sgl.Engine(**{**fixed, **settings}, in_process=True)
 
@@ -201,9 +214,13 @@ def ask(engine: sgl.Engine, ids: list[int], *, prompt: bool = True, most: int = 
 def differences(reference: PreTrainedModel, ids: list[int], generation: Generation) -> torch.Tensor:
     """Distance of each log-probability that the engine gave is from transformers'."""
     with torch.no_grad():
-        theirs = reference(torch.tensor([[*ids, *generation.token_ids]])).logits[0].log_softmax(-1)[:-1]
+        theirs = (
+            reference(torch.tensor([[*ids, *generation.token_ids]])).logits[0].log_softmax(-1)[:-1]
+        )
     entries = [*(generation.prompt_logprobs or ()), *generation.output_logprobs]
-    ours = torch.tensor([[value for value, _, _ in sorted(entry.top, key=lambda top: top[1])] for entry in entries])
+    ours = torch.tensor(
+        [[value for value, _, _ in sorted(entry.top, key=lambda top: top[1])] for entry in entries]
+    )
     return (ours - theirs[-len(entries) :]).abs()
 
 
@@ -256,12 +273,18 @@ def test_the_table_of_parameters_has_each_number_of_a_checkpoint_once(family):
 def test_fused_kernels_give_the_same(family, attention, monkeypatch):
     """The path of a GPU; without one, under Triton's interpreter."""
     folder, reference = family
-    # Longer than Phi's original context, as transformers then takes its long factors; else than a window and a step.
+    # Longer than Phi's original context, as transformers then takes its long factors; else than a
+    # window and a step.
     batch = prompts(33, 36) if reference.config.model_type == "phi3" else prompts(14, 3)
     if not torch.cuda.is_available():
         monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
     with engine(
-        folder, step_tokens=10, page_size=4, max_total_tokens=1000, threads=1, attention_backend=attention
+        folder,
+        step_tokens=10,
+        page_size=4,
+        max_total_tokens=1000,
+        threads=1,
+        attention_backend=attention,
     ) as running:
         for future, ids in [(ask(running, ids, most=2), ids) for ids in batch]:
             assert differences(reference, ids, future.result(timeout=300)).max() <= 1e-4
@@ -281,14 +304,24 @@ def test_lower_precision_stays_near(family, dtype):
     with engine(folder, dtype=dtype) as running:
         rows = differences(reference, ids, ask(running, ids).result(timeout=30)).mean(1)
     # A token between two experts takes the other one, and what comes after it is another text's.
-    experts = any(getattr(reference.config, name, 0) for name in ("num_local_experts", "num_experts"))
+    experts = any(
+        getattr(reference.config, name, 0) for name in ("num_local_experts", "num_experts")
+    )
     assert (rows.median() if experts else rows.mean()) <= 0.15
 
 
 @needs_gpu
 @pytest.mark.parametrize(
     "family",
-    ["starcoder2", "phi-norms", "stablelm-parallel", "cohere-norms", "nemotron", "gpt-neox", "olmo"],
+    [
+        "starcoder2",
+        "phi-norms",
+        "stablelm-parallel",
+        "cohere-norms",
+        "nemotron",
+        "gpt-neox",
+        "olmo",
+    ],
     indirect=True,
 )
 @pytest.mark.parametrize("settings", [{}, {"quantization": "fp8"}], ids=str)
@@ -296,7 +329,8 @@ def test_lower_precision_on_a_gpu_stays_near(family, settings):
     """Layer norms, plain feed-forwards and parallel blocks, of many rows, few and one."""
     folder, reference = family
     batch = prompts(40, 33, 21)
-    squares = reference.config.hidden_act == "relu2"  # and with them what 8 bits cut off: 0.45 to 0.62 by transformers
+    # and with them what 8 bits cut off: 0.45 to 0.62 by transformers
+    squares = reference.config.hidden_act == "relu2"
     limit = 0.15 if not settings else 0.8 if squares else 0.3
     with engine(folder, dtype="bfloat16", max_total_tokens=2000, **settings) as running:
         for future, ids in [(ask(running, ids), ids) for ids in batch]:
@@ -304,7 +338,9 @@ def test_lower_precision_on_a_gpu_stays_near(family, settings):
 
 
 def test_longrope_is_short_where_the_context_is(tmp_path):
-    """Within the context that Phi was first trained on, the short factors: those transformers takes there."""
+    """Within the context that Phi was first trained on, the short factors: those transformers takes
+    there.
+    """
     reference = randomise(Phi3ForCausalLM(Phi3ForCausalLM.config_class(**SHAPE | PHI4)))
     (ids,) = prompts(20)
     with engine(save(reference, tmp_path), context_length=32) as running:

@@ -1,4 +1,6 @@
-"""Checkpoints in 8-bit floating point, in every published form, are the model that their numbers and scales describe."""
+"""Checkpoints in 8-bit floating point, in every published form, are the model that their numbers
+and scales describe.
+"""
 
 import json
 import shutil
@@ -35,8 +37,15 @@ BLOCK = (32, 32)  # that fits neither 48 nor 80
 
 
 def compressed(strategy="channel", **weights):
-    group = {"weights": {"type": "float", "num_bits": 8, "strategy": strategy, **weights}, "targets": ["Linear"]}
-    return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
+    group = {
+        "weights": {"type": "float", "num_bits": 8, "strategy": strategy, **weights},
+        "targets": ["Linear"],
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+    }
 
 
 # What a config says, by what its scales belong to.
@@ -52,7 +61,12 @@ CONFIGS = {
         compressed("channel"),
     ],
     "block": [
-        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(BLOCK)},
+        {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": list(BLOCK),
+        },
         compressed("block", block_structure=list(BLOCK)),
     ],
 }
@@ -83,7 +97,10 @@ def write(folder, config, kind, **more):
             continue
         scales, spread = scales_of(weight, kind)
         state[name] = (weight / spread).to(torch.float8_e4m3fn)
-        state[f"{name}_scale" + ("_inv" if kind == "block" and config["quant_method"] == "fp8" else "")] = scales
+        state[
+            f"{name}_scale"
+            + ("_inv" if kind == "block" and config["quant_method"] == "fp8" else "")
+        ] = scales
         weight.copy_(state[name].float() * spread)
     save_file({**state, **more}, folder / "model.safetensors")
     described = json.loads((folder / "config.json").read_text())
@@ -106,13 +123,17 @@ def expected_of(reference):
 
 def engine(folder, **settings):
     return sgl.Engine(
-        **{"model": str(folder), "dtype": "float32", "device": "cpu", "max_running": 2, **settings}, in_process=True
+        **{"model": str(folder), "dtype": "float32", "device": "cpu", "max_running": 2, **settings},
+        in_process=True,
     )
 
 
-@pytest.mark.parametrize(("kind", "config"), [(kind, config) for kind, some in CONFIGS.items() for config in some])
+@pytest.mark.parametrize(
+    ("kind", "config"), [(kind, config) for kind, some in CONFIGS.items() for config in some]
+)
 def test_it_is_the_model_that_it_describes(tmp_path, kind, config, monkeypatch):
-    monkeypatch.setattr(linear, "MAX_CONVERTED", 48 * 20)  # rows of a piece: no block begins with each
+    # rows of a piece: no block begins with each
+    monkeypatch.setattr(linear, "MAX_CONVERTED", 48 * 20)
     more = {"model.layers.0.self_attn.q_proj.input_scale": torch.tensor(0.02)}
     folder, reference = write(tmp_path, config, kind, **more)
     with engine(folder) as running:
@@ -153,10 +174,15 @@ def test_what_model_optimizer_says_in_a_file_of_its_own(tmp_path):
     config.pop("quantization_config")
     (folder / "config.json").write_text(json.dumps(config))
     theirs = folder / "hf_quant_config.json"
-    theirs.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}))
+    theirs.write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}})
+    )
     with engine(folder) as running:
         assert logprobs(running) == pytest.approx(expected_of(reference), abs=1e-5)
-    for said, message in (({"quant_algo": "W4A8"}, r"'modelopt' \(W4A8\)"), ("FP8", "can't be understood")):
+    for said, message in (
+        ({"quant_algo": "W4A8"}, r"'modelopt' \(W4A8\)"),
+        ("FP8", "can't be understood"),
+    ):
         theirs.write_text(json.dumps({"quantization": said}))
         with pytest.raises(sgl.ModelError, match=rf"hf_quant_config.json: .*{message}"):
             engine(folder)
@@ -168,8 +194,14 @@ def test_what_model_optimizer_says_in_a_file_of_its_own(tmp_path):
         ({"bits": 4}, "'unknown'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, r"'fp8' \(e5m2\)"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8"}, r"'modelopt' \(W4A8\)"),
-        (compressed("block", type="int"), r"'compressed-tensors' \(int, 8 bits, a scale for each block\)"),
-        (compressed("group", num_bits=4), r"'compressed-tensors' \(float, 4 bits, a scale for each group\)"),
+        (
+            compressed("block", type="int"),
+            r"'compressed-tensors' \(int, 8 bits, a scale for each block\)",
+        ),
+        (
+            compressed("group", num_bits=4),
+            r"'compressed-tensors' \(float, 4 bits, a scale for each group\)",
+        ),
         ({**compressed(), "transform_config": {"x": 1}}, "rotated"),
         ("fp8", "`quantization_config`: 'fp8' is no JSON object"),
         ({"quant_method": "compressed-tensors"}, "can't be understood.*config_groups"),
@@ -188,12 +220,23 @@ def test_what_is_not_supported_is_named(tmp_path, config, message):
 
 def test_scales_that_are_missing_or_fit_nothing(tmp_path):
     folder, _ = write(tmp_path, CONFIGS["channel"][0], "channel")
-    state = {name: tensor for name, tensor in open_state(folder).items() if "1.mlp.up_proj.weight_scale" not in name}
+    state = {
+        name: tensor
+        for name, tensor in open_state(folder).items()
+        if "1.mlp.up_proj.weight_scale" not in name
+    }
     save_file(state, folder / "model.safetensors")
-    with pytest.raises(sgl.ModelError, match=r"1.mlp.up_proj.weight is in 8 bits, but .*weight_scale .* is missing"):
+    with pytest.raises(
+        sgl.ModelError, match=r"1.mlp.up_proj.weight is in 8 bits, but .*weight_scale .* is missing"
+    ):
         engine(folder)
-    save_file(state | {"model.layers.1.mlp.up_proj.weight_scale": torch.ones(3)}, folder / "model.safetensors")
-    with pytest.raises(sgl.ModelError, match=r"up_proj.weight: scales of shape \(3,\) fit no matrix of 80 by 48"):
+    save_file(
+        state | {"model.layers.1.mlp.up_proj.weight_scale": torch.ones(3)},
+        folder / "model.safetensors",
+    )
+    with pytest.raises(
+        sgl.ModelError, match=r"up_proj.weight: scales of shape \(3,\) fit no matrix of 80 by 48"
+    ):
         engine(folder)
 
 
@@ -206,7 +249,9 @@ def open_state(folder):
 def kv_scales(folder, monkeypatch, **settings):
     """[side, layer, KV head] as they are used."""
     monkeypatch.setattr(load, "computes_in_eight_bits", lambda device: True)
-    config = EngineConfig(model=str(folder), device="cpu", dtype="float32", kv_dtype="fp8", **settings)
+    config = EngineConfig(
+        model=str(folder), device="cpu", dtype="float32", kv_dtype="fp8", **settings
+    )
     scales = load_model(config, folder).model.allocate_cache(1).scales
     return torch.stack([torch.stack(side) for side in (scales.k, scales.v)])
 
@@ -240,7 +285,9 @@ def test_a_scale_of_keys_and_values_together(tmp_path, monkeypatch):
 
 def scales_file(tmp_path, factors, dtype="float8_e4m3fn"):
     file = tmp_path / "kv.json"
-    file.write_text(json.dumps({"model_type": "llama", "kv_cache": {"dtype": dtype, "scaling_factor": factors}}))
+    file.write_text(
+        json.dumps({"model_type": "llama", "kv_cache": {"dtype": dtype, "scaling_factor": factors}})
+    )
     return str(file)
 
 
@@ -248,8 +295,13 @@ def test_scales_of_a_file_count_before_those_of_the_checkpoint(tmp_path, monkeyp
     own = {f"model.layers.{i}.self_attn.kv_scale": torch.tensor([8.0]) for i in range(2)}
     folder, _ = write(tmp_path, CONFIGS["tensor"][0], "tensor", **own)
     file = scales_file(tmp_path, {"0": {"0": 0.5, "1": 3}})
-    assert kv_scales(folder, monkeypatch, quantization_param_path=file).tolist() == [[[0.5, 0.5], [4, 4]]] * 2
-    with pytest.raises(sgl.ParameterError, match=r"quantization_param_path: scales are for .* 8 bits"):
+    assert (
+        kv_scales(folder, monkeypatch, quantization_param_path=file).tolist()
+        == [[[0.5, 0.5], [4, 4]]] * 2
+    )
+    with pytest.raises(
+        sgl.ParameterError, match=r"quantization_param_path: scales are for .* 8 bits"
+    ):
         EngineConfig(quantization_param_path=file)
 
 
@@ -280,14 +332,20 @@ def test_a_file_of_scales_that_can_not_be_read(tmp_path, monkeypatch):
     with pytest.raises(sgl.ModelError, match=r"kv\.json: .*JSONDecodeError"):
         kv_scales(folder, monkeypatch, quantization_param_path=str(tmp_path / "kv.json"))
     with pytest.raises(sgl.ModelError, match=r"kv_cache\.dtype is 'int8'"):
-        kv_scales(folder, monkeypatch, quantization_param_path=scales_file(tmp_path, {"0": {"0": 1, "1": 1}}, "int8"))
+        kv_scales(
+            folder,
+            monkeypatch,
+            quantization_param_path=scales_file(tmp_path, {"0": {"0": 1, "1": 1}}, "int8"),
+        )
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), [1.0, 1.0, 1.0]])
 def test_scales_of_keys_and_values_that_are_none(tmp_path, scale, monkeypatch):
     name = "model.layers.1.self_attn.k_scale"
     folder, _ = write(tmp_path, CONFIGS["tensor"][1], "tensor", **{name: torch.tensor(scale)})
-    with pytest.raises(sgl.ModelError, match=r"1.self_attn.k_scale is not one number above 0, nor .* 2 KV heads"):
+    with pytest.raises(
+        sgl.ModelError, match=r"1.self_attn.k_scale is not one number above 0, nor .* 2 KV heads"
+    ):
         kv_scales(folder, monkeypatch)
 
 
@@ -328,7 +386,10 @@ def test_a_device_keeps_eight_bits_of_what_has_them(tmp_path):
     with torch.inference_mode():
         model = GpuDecoder(spec, open_folder(folder), precision, device, 64)
     kinds = [
-        [type(x) for x in (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)]
+        [
+            type(x)
+            for x in (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)
+        ]
         for layer in model.layers
     ]
     assert kinds == [[Fp8Linear] * 4, [Fp8Linear] * 3 + [GpuLinear]]
@@ -341,7 +402,8 @@ def test_a_device_computes_in_them(tmp_path, kind):
     folder, reference = write(tmp_path, CONFIGS[kind][0], kind)
     expected = expected_of(reference)
     with engine(folder, device="cuda", max_total_tokens=500) as running:
-        assert logprobs(running) == pytest.approx(expected, abs=1e-3)  # dequantised, as the CPU does
+        # dequantised, as the CPU does
+        assert logprobs(running) == pytest.approx(expected, abs=1e-3)
     loaded = load_model(EngineConfig(model=str(folder), device="cuda", compile_processes=0), folder)
     assert all(isinstance(layer.qkv, Fp8Linear) for layer in loaded.model.layers)
     with engine(folder, device="cuda", dtype="auto", max_total_tokens=500) as running:

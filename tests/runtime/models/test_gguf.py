@@ -1,4 +1,6 @@
-"""Families of GGUF files, written as llama.cpp's converter writes them, against transformers' model."""
+"""Families of GGUF files, written as llama.cpp's converter writes them, against transformers'
+model.
+"""
 
 from typing import Any
 
@@ -32,11 +34,16 @@ GROUPS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
 GROUP_KEYS = {"expert_group_count": 4, "expert_group_used_count": 2}
 MSCALE = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, mscale=0.8,
               mscale_all_dim=0.8)  # fmt: skip
-YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
+YARN_KEYS = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 16,
+}
 LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}
 HALF_TURNED = {"rope.dimension_count": 2}
 WINDOWS = ["sliding_attention", "sliding_attention", "full_attention"] * 2
-# Class in transformers, further fields of its config, and further keys of the metadata. A second word is a variant.
+# Class in transformers, further fields of its config, and further keys of the metadata. A second
+# word is a variant.
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("Llama", {}, {}),
     "qwen2": ("Qwen2", {}, {}),
@@ -120,7 +127,10 @@ def write(path, family, model, **changes):
         "feed_forward_length": c.intermediate_size, "attention.head_count": c.num_attention_heads,
         "attention.head_count_kv": c.num_key_value_heads, "attention.key_length": head_dim,
     }  # fmt: skip
-    keys |= {"attention.layer_norm_rms_epsilon": getattr(c, "rms_norm_eps", None), "rope.freq_base": float(theta)}
+    keys |= {
+        "attention.layer_norm_rms_epsilon": getattr(c, "rms_norm_eps", None),
+        "rope.freq_base": float(theta),
+    }
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
            list: writer.add_array}  # fmt: skip
     for key, value in {**keys, **FAMILIES[family][2], **changes}.items():
@@ -137,7 +147,9 @@ def write(path, family, model, **changes):
         if name == "lm_head.weight" and c.tie_word_embeddings:
             continue
         for theirs, part in converted(name, tensor, arch, c):
-            writer.add_tensor(table.get_name(theirs, (".weight", ".bias")), part.contiguous().numpy())
+            writer.add_tensor(
+                table.get_name(theirs, (".weight", ".bias")), part.contiguous().numpy()
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -150,7 +162,9 @@ def stacked_norms(weights):
     found = {name: tensor for name, tensor in weights.items() if ".norms." not in name}
     for stem in dict.fromkeys(name.partition("norms.")[0] for name in weights if ".norms." in name):
         heads = sum(name.startswith(stem) for name in weights)
-        found[f"{stem}weight"] = torch.stack([weights[f"{stem}norms.{head}.weight"] for head in range(heads)])
+        found[f"{stem}weight"] = torch.stack(
+            [weights[f"{stem}norms.{head}.weight"] for head in range(heads)]
+        )
     return found
 
 
@@ -159,7 +173,9 @@ def converted(name, tensor, arch, config):
     if name.endswith("norm.weight") and arch.startswith(("gemma", "nemotron")):
         tensor = tensor + 1
     if ".query_key_value." in name:
-        tensor = tensor.unflatten(0, (config.num_attention_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        tensor = (
+            tensor.unflatten(0, (config.num_attention_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        )
     if arch in PERMUTED and (".q_proj." in name or ".k_proj." in name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         tensor = pairs_side_by_side(tensor, heads)
@@ -168,13 +184,19 @@ def converted(name, tensor, arch, config):
     if name.endswith("kv_b_proj.weight"):
         heads = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
         keys, values = heads.split_with_sizes((config.qk_nope_head_dim, config.v_head_dim), 1)
-        return [(name.replace("kv_b", "k_b"), keys.transpose(1, 2)), (name.replace("kv_b", "v_b"), values)]
+        return [
+            (name.replace("kv_b", "k_b"), keys.transpose(1, 2)),
+            (name.replace("kv_b", "v_b"), values),
+        ]
     if name.endswith("sinks"):
         name += ".weight"
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith("experts.gate_up_proj"):
         stem = name.removesuffix("gate_up_proj")
-        return [(f"{stem}{part}.weight", half) for part, half in zip(("gate_proj", "up_proj"), tensor.chunk(2, 1))]
+        return [
+            (f"{stem}{part}.weight", half)
+            for part, half in zip(("gate_proj", "up_proj"), tensor.chunk(2, 1))
+        ]
     return [(f"{name}.weight" if name.endswith("experts.down_proj") else name, tensor)]
 
 
@@ -197,8 +219,12 @@ def test_a_family_gives_transformers_logits(tmp_path, arch):
     ids = [5, 17, 42, 3, 80, 61, 7, 7, 30, 11, 90, 2]
     with torch.inference_mode():
         expected = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-    params = SamplingParams(max_tokens=1, temperature=0, return_logprob=True, logprob_start_len=1, top_logprobs_num=20)
-    with sgl.Engine(path, dtype="float32", quantization="gguf", in_process=True, threads=1) as engine:
+    params = SamplingParams(
+        max_tokens=1, temperature=0, return_logprob=True, logprob_start_len=1, top_logprobs_num=20
+    )
+    with sgl.Engine(
+        path, dtype="float32", quantization="gguf", in_process=True, threads=1
+    ) as engine:
         found = engine.complete(ids, params)
     for row, entry in zip(expected, [*found.prompt_logprobs, *found.output_logprobs], strict=True):
         for value, token, _ in entry.top:
@@ -210,7 +236,9 @@ def test_a_family_gives_transformers_logits(tmp_path, arch):
 def test_a_file_takes_the_place_of_another_in_a_running_engine(tmp_path, arch):
     def told(engine):
         engine.flush_cache()
-        answer = engine.complete([5, 17, 42, 3, 80], SamplingParams(max_tokens=4, temperature=0, return_logprob=True))
+        answer = engine.complete(
+            [5, 17, 42, 3, 80], SamplingParams(max_tokens=4, temperature=0, return_logprob=True)
+        )
         return answer.token_ids, answer.output_logprobs
 
     model = model_of(arch)
@@ -239,7 +267,9 @@ def test_a_file_takes_the_place_of_another_in_a_running_engine(tmp_path, arch):
         assert told(engine) == before
 
 
-@pytest.mark.parametrize(("arch", "layers", "scale"), [("gemma2", 46, 8), ("gemma3", 62, 8), ("gemma2", 42, 16)])
+@pytest.mark.parametrize(
+    ("arch", "layers", "scale"), [("gemma2", 46, 8), ("gemma3", 62, 8), ("gemma2", 42, 16)]
+)
 def test_the_largest_gemmas_scale_by_the_share_of_a_head(arch, layers, scale):
     from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 
@@ -253,7 +283,9 @@ def test_the_largest_gemmas_scale_by_the_share_of_a_head(arch, layers, scale):
 
 
 def test_what_a_family_has_not_is_refused(tmp_path):
-    path = write(tmp_path / "tiny.gguf", "olmo2", model_of("olmo2"), **{"attention.sliding_window": 16})
+    path = write(
+        tmp_path / "tiny.gguf", "olmo2", model_of("olmo2"), **{"attention.sliding_window": 16}
+    )
     with pytest.raises(sgl.ModelError, match="olmo2 with a sliding window is not supported"):
         sgl.Engine(path, in_process=True)
 
@@ -268,14 +300,34 @@ def test_another_format_is_refused_by_name(tmp_path):
     ("arch", "change", "message"),
     [
         ("gpt-oss", {"rope.scaling.type": "longrope"}, "rope scaling 'longrope' is not supported"),
-        ("gpt-oss", {"rope.scaling.yarn_log_multiplier": 0.1}, "gpt-oss.rope.scaling.yarn_log_multiplier"),
-        ("gpt-oss", {"expert_count": 5}, "blk.0.ffn_gate_exps.weight has the shape .4, 48, 32., and 5 parts are"),
-        ("gpt-oss", {"expert_count": 3}, "blk.0.ffn_gate_exps.weight has the shape .4, 48, 32., and 3 parts are"),
+        (
+            "gpt-oss",
+            {"rope.scaling.yarn_log_multiplier": 0.1},
+            "gpt-oss.rope.scaling.yarn_log_multiplier",
+        ),
+        (
+            "gpt-oss",
+            {"expert_count": 5},
+            "blk.0.ffn_gate_exps.weight has the shape .4, 48, 32., and 5 parts are",
+        ),
+        (
+            "gpt-oss",
+            {"expert_count": 3},
+            "blk.0.ffn_gate_exps.weight has the shape .4, 48, 32., and 3 parts are",
+        ),
         ("gpt-oss", {"expert_used_count": 5}, "num_experts_per_tok is 5, and there are 4 experts"),
         ("exaone4", {"attention.sliding_window_pattern": [True] * 5}, "don't fit 6 layers"),
         ("deepseek2", {"expert_group_count": None}, "'deepseek2.expert_group_count' is missing"),
-        ("deepseek2", {"nextn_predict_layers": 1}, "layers that draft tokens are not supported here"),
-        ("deepseek2", {"attention.kv_lora_rank": 12}, r"has shape \(24, 32\), the config says \(20, 32\)"),
+        (
+            "deepseek2",
+            {"nextn_predict_layers": 1},
+            "layers that draft tokens are not supported here",
+        ),
+        (
+            "deepseek2",
+            {"attention.kv_lora_rank": 12},
+            r"has shape \(24, 32\), the config says \(20, 32\)",
+        ),
     ],
 )
 def test_metadata_that_does_not_fit_is_refused_by_its_key(tmp_path, arch, change, message):

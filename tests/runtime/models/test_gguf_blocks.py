@@ -24,7 +24,9 @@ def random_blocks(kind, rows=ROWS, count=BLOCKS):
     draw = np.random.default_rng(0)
     data = draw.integers(0, 256, (rows, count, size), dtype=np.uint8)
     for at in HALVES.get(kind, (0,)):
-        data[:, :, at : at + 2] = draw.normal(size=(rows, count, 1)).astype(np.float16).view(np.uint8)
+        data[:, :, at : at + 2] = (
+            draw.normal(size=(rows, count, 1)).astype(np.float16).view(np.uint8)
+        )
     return data.reshape(rows, -1)
 
 
@@ -45,7 +47,11 @@ def test_a_matrix_of_a_file_is_read_when_it_is_needed(kind, monkeypatch):
     whole, rows = read(data), []
     monkeypatch.setitem(READERS, kind, lambda data: (rows.append(len(data)), read(data))[1])
     matrix = GgufBlocks(data, kind, whole.shape[1])
-    assert (matrix.shape, matrix.format, matrix.as_integers()) == (whole.shape, whole.format, matrix)
+    assert (matrix.shape, matrix.format, matrix.as_integers()) == (
+        whole.shape,
+        whole.format,
+        matrix,
+    )
     assert not rows
     ids = torch.tensor([3, 0, 3])
     assert matrix[ids].equal(whole[ids])
@@ -74,7 +80,10 @@ def test_a_gpu_keeps_blocks_of_four_bits(kind):
     error = (decoded(packed, torch.float32).cpu() - exact).abs()
     assert blocks.minimum is not None
     steps = torch.cat(
-        (15 * blocks.scale.abs() + blocks.minimum.abs(), *(15 * blocks.scale[:2].abs() + blocks.minimum[:2].abs(),))
+        (
+            15 * blocks.scale.abs() + blocks.minimum.abs(),
+            *(15 * blocks.scale[:2].abs() + blocks.minimum[:2].abs(),),
+        )
     )
     assert (error.view(*steps.shape, -1) <= steps.unsqueeze(-1) * 2.0**-11).all()
     assert kind == "Q4_K" or error.max() <= exact.abs().max() * 2.0**-11
@@ -92,7 +101,10 @@ def test_groups_of_one_value():
     packed = packed_matrix([Blocks(q.clone(), scale, minimum)], DEVICE)
     assert packed is not None
     torch.testing.assert_close(
-        decoded(packed, torch.float32).cpu(), Blocks(q, scale, minimum).decode(0, 2), rtol=1e-3, atol=4e-3
+        decoded(packed, torch.float32).cpu(),
+        Blocks(q, scale, minimum).decode(0, 2),
+        rtol=1e-3,
+        atol=4e-3,
     )
     for factor in (1e9, 1e-9):  # float16 has no room for such scales
         assert packed_matrix([Blocks(q, scale / 3 * factor, minimum * factor)], DEVICE) is None

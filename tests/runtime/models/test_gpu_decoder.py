@@ -25,7 +25,9 @@ def hidden_states(model, rows=ROWS):
     """Of rows that decode their first token."""
     spec = model.spec.layers[0].attention
     backend = TritonAttention(
-        AttentionRequirements(spec.heads, spec.kv_heads, spec.key_size, HALF, HALF, DEVICE, rows, max_chunks=0)
+        AttentionRequirements(
+            spec.heads, spec.kv_heads, spec.key_size, HALF, HALF, DEVICE, rows, max_chunks=0
+        )
     )
     ids = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     none = torch.from_numpy(np.zeros((0, 4), dtype=np.int32)).to(DEVICE)
@@ -47,9 +49,12 @@ def test_sums_in_parts_are_what_they_are_whole(monkeypatch):
 
     def states(most):
         monkeypatch.setattr(tiled, "MAX_PARTS", most)
-        return hidden_states(GpuDecoder(spec, DummySource(DEVICE), Precision(HALF, HALF, HALF), DEVICE, 64))
+        return hidden_states(
+            GpuDecoder(spec, DummySource(DEVICE), Precision(HALF, HALF, HALF), DEVICE, 64)
+        )
 
     parts = states(4)
-    assert [len(each) for each in made] == [2, 4]  # of attention and of the feed-forward: 256 and 512 inputs
+    # of attention and of the feed-forward: 256 and 512 inputs
+    assert [len(each) for each in made] == [2, 4]
     close(parts, states(1), HALF)
     assert len(made) == 2

@@ -1,4 +1,6 @@
-"""Model files of strangers: whatever they say, an error of ours, before anything is allocated, and never a hang."""
+"""Model files of strangers: whatever they say, an error of ours, before anything is allocated, and
+never a hang.
+"""
 
 import json
 import os
@@ -26,13 +28,21 @@ TINY = dict(
     num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False, eos_token_id=1, bos_token_id=0,
 )  # fmt: skip
 CONFIG = {**LlamaConfig(**TINY).to_dict(), "architectures": ["LlamaForCausalLM"]}
-SETTINGS = {"bos_token": "!", "eos_token": {"content": '"'}, "chat_template": "{{ messages }}", "add_bos_token": False}
+SETTINGS = {
+    "bos_token": "!",
+    "eos_token": {"content": '"'},
+    "chat_template": "{{ messages }}",
+    "add_bos_token": False,
+}
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
 @pytest.fixture(scope="module")
 def tensors():
-    return {name: t.contiguous() for name, t in randomise(LlamaForCausalLM(LlamaConfig(**TINY))).state_dict().items()}
+    return {
+        name: t.contiguous()
+        for name, t in randomise(LlamaForCausalLM(LlamaConfig(**TINY))).state_dict().items()
+    }
 
 
 @pytest.fixture
@@ -51,12 +61,16 @@ def write(path, content):
 
 
 def load(path, **options):
-    return load_model(EngineConfig.make(model=str(path), device="cpu", in_process=True, **options), path)
+    return load_model(
+        EngineConfig.make(model=str(path), device="cpu", in_process=True, **options), path
+    )
 
 
 def test_a_context_beyond_the_model_is_refused_before_weights_are_read(folder):
     write(folder / "model.safetensors", "no weights")
-    with pytest.raises(sgl.ParameterError, match="context_length: 129 is more than the model's 128"):
+    with pytest.raises(
+        sgl.ParameterError, match="context_length: 129 is more than the model's 128"
+    ):
         load(folder, context_length=129)
 
 
@@ -150,7 +164,13 @@ def test_other_files_are_checked_too(folder, file, content, message):
 
 @pytest.mark.parametrize(
     "header",
-    [{"dtype": ["F32"]}, {"shape": [1.0]}, {"shape": [True]}, {"shape": [-1, -1]}, {"data_offsets": [0.0, 4.0]}],
+    [
+        {"dtype": ["F32"]},
+        {"shape": [1.0]},
+        {"shape": [True]},
+        {"shape": [-1, -1]},
+        {"data_offsets": [0.0, 4.0]},
+    ],
     ids=str,
 )
 def test_a_header_of_safetensors_that_has_no_numbers_is_damaged(tmp_path, header):
@@ -180,7 +200,10 @@ def test_a_pipe_is_not_waited_for(folder, file):
     [
         (dict(threads=10**6), "threads: 1000000 is more than 1,024"),
         (dict(max_running=10**9), "max_running: 1000000000 is more than"),
-        (dict(max_total_tokens=2**31 - 1), r"needs .* GiB \(2,147,483,646 tokens of keys and values"),
+        (
+            dict(max_total_tokens=2**31 - 1),
+            r"needs .* GiB \(2,147,483,646 tokens of keys and values",
+        ),
         (dict(context_length=10**12), "context_length: 1000000000000 is more than"),
         (dict(context_length=10**9), "context_length: 1000000000 is more than the model's 128"),
         (dict(chat_template=5), "chat_template: 5 is no text"),
@@ -191,18 +214,21 @@ def test_a_pipe_is_not_waited_for(folder, file):
     ],
 )
 def test_more_than_there_is_is_refused_before_it_is_taken(folder, options, message):
-    write(folder / "config.json", {**CONFIG, "num_hidden_layers": 64, "head_dim": 64})  # 32 KiB a token
+    # 32 KiB a token
+    write(folder / "config.json", {**CONFIG, "num_hidden_layers": 64, "head_dim": 64})
     with pytest.raises(SglError, match=message):
         sgl.Engine(model=str(folder), device="cpu", load_format="dummy", **options, in_process=True)
 
 
-@pytest.mark.parametrize("model", ["x" * 5000, "a/" + "x" * 5000, "~nobody-of-this-name/x", "a\0b", ""])
+@pytest.mark.parametrize(
+    "model", ["x" * 5000, "a/" + "x" * 5000, "~nobody-of-this-name/x", "a\0b", ""]
+)
 def test_names_that_are_no_paths(model):
     with pytest.raises(SglError):
         sgl.Engine(model=model, in_process=True)
 
 
-# ----------------------------------------------------------------------------------------------------------- GGUF
+# --------------------------------------------------------------------------------------------- GGUF
 
 _CODES = {bool: (7, "<?"), int: (10, "<Q"), float: (12, "<d")}
 
@@ -211,8 +237,13 @@ def gguf_value(value):
     if isinstance(value, str):
         return struct.pack("<I", 8) + gguf_string(value)
     if isinstance(value, list):
-        kind = 8 if not value or isinstance(value[0], str) else 6 if isinstance(value[0], float) else 5
-        items = b"".join(gguf_string(v) if kind == 8 else struct.pack("<f" if kind == 6 else "<i", v) for v in value)
+        kind = (
+            8 if not value or isinstance(value[0], str) else 6 if isinstance(value[0], float) else 5
+        )
+        items = b"".join(
+            gguf_string(v) if kind == 8 else struct.pack("<f" if kind == 6 else "<i", v)
+            for v in value
+        )
         return struct.pack("<IIQ", 9, kind, len(value)) + items
     if isinstance(value, int) and not isinstance(value, bool) and value < 0:
         return struct.pack("<Iq", 11, value)
@@ -233,7 +264,9 @@ def gguf_file(metadata, tensors):
     for name, tensor in tensors.items():
         shape = tuple(reversed(tensor.shape))
         head += (
-            gguf_string(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape) + struct.pack("<IQ", 0, len(data))
+            gguf_string(name)
+            + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+            + struct.pack("<IQ", 0, len(data))
         )
         data += tensor.float().numpy().tobytes()
     return head + b"\0" * (-len(head) % 32) + data
@@ -334,7 +367,7 @@ def test_a_metadata_type_of_a_later_version_is_named(tmp_path):
         load(tmp_path / "m.gguf")
 
 
-# ----------------------------------------------------------------------------------------------------------- at random
+# ---------------------------------------------------------------------------------------- at random
 
 
 def outcome(call):
@@ -354,7 +387,9 @@ def test_random_configs_load_and_run_or_are_refused(folder):
         "config.json": [CONFIG, CONFIG, GEMMA], "tokenizer_config.json": [SETTINGS], "tokenizer.json": [tiny_tokenizer(96)],
         "generation_config.json": [{"eos_token_id": [1]}],
     }  # fmt: skip
-    options: dict[str, Any] = dict(dtype="float32", max_running=2, max_total_tokens=64, step_tokens=8)
+    options: dict[str, Any] = dict(
+        dtype="float32", max_running=2, max_total_tokens=64, step_tokens=8
+    )
     loaded = 0
     for _ in range(EXAMPLES):
         file = draw.choice(["config.json", "config.json", *files])
@@ -384,7 +419,9 @@ def test_random_gguf_heads_load_or_are_refused(tmp_path, tensors):
             if kind == 0:
                 data[at] = draw.randrange(256)
             elif kind == 1:
-                data[at : at + 8] = struct.pack("<Q", draw.choice([0, 1, 2**31, 2**63, 2**64 - 1, 96, 7]))
+                data[at : at + 8] = struct.pack(
+                    "<Q", draw.choice([0, 1, 2**31, 2**63, 2**64 - 1, 96, 7])
+                )
             elif kind == 2:
                 del data[at : at + draw.randrange(1, 9)]
             else:
@@ -405,7 +442,11 @@ def test_every_field_of_the_schema_refuses_what_is_strange():
         for name, field in fields.items():
             for value in STRANGE:
                 if value is not None and field.problem(value):
-                    required = {key: {"whole": 1, "texts": ["x"]}[f.kind] for key, f in fields.items() if f.required}
+                    required = {
+                        key: {"whole": 1, "texts": ["x"]}[f.kind]
+                        for key, f in fields.items()
+                        if f.required
+                    }
                     with pytest.raises(ModelError, match=f"`{name}`"):
                         config_fields.check({**required, name: value}, fields, "file")
     assert torch.get_num_threads() < 1024

@@ -1,4 +1,6 @@
-"""Short names of single GGUF files: fetched from a hub on this machine, with a small file in the place of the real one."""
+"""Short names of single GGUF files: fetched from a hub on this machine, with a small file in the
+place of the real one.
+"""
 
 import hashlib
 from dataclasses import replace
@@ -47,17 +49,28 @@ def repository(content, tmp_path, monkeypatch):
 
 def kept(tmp_path):
     """Files of the hub's cache that have content."""
-    return [each for each in (tmp_path / "cache").rglob("*") if each.is_file() and each.stat().st_size > 1000]
+    return [
+        each
+        for each in (tmp_path / "cache").rglob("*")
+        if each.is_file() and each.stat().st_size > 1000
+    ]
 
 
-def test_a_file_is_pulled_and_then_used_without_the_hub(repository, content, tmp_path, capsys, monkeypatch):
+def test_a_file_is_pulled_and_then_used_without_the_hub(
+    repository, content, tmp_path, capsys, monkeypatch
+):
     assert main(["models", "pull", NAME]) == 0
     pulled = Path(capsys.readouterr().out.strip())
     assert pulled.is_relative_to(tmp_path / "cache")
     assert pulled.read_bytes() == content
     ask(NOWHERE, tmp_path / "cache", monkeypatch)
     with sgl.Engine(NAME, in_process=True, dtype="float32", max_total_tokens=256) as engine:
-        assert engine.generate("abc", {"max_new_tokens": 4, "ignore_eos": True})["meta_info"]["completion_tokens"] == 4
+        assert (
+            engine.generate("abc", {"max_new_tokens": 4, "ignore_eos": True})["meta_info"][
+                "completion_tokens"
+            ]
+            == 4
+        )
         assert engine.model_name == NAME
     assert main(["models", NAME]) == 0
     assert "model    llama" in capsys.readouterr().out
@@ -66,7 +79,9 @@ def test_a_file_is_pulled_and_then_used_without_the_hub(repository, content, tmp
     assert ["*" in line for line in listed if line.startswith(NAME)] == [True]
 
 
-def test_a_copy_that_another_program_has_cached_is_used_without_the_hub(repository, tmp_path, capsys, monkeypatch):
+def test_a_copy_that_another_program_has_cached_is_used_without_the_hub(
+    repository, tmp_path, capsys, monkeypatch
+):
     from huggingface_hub import hf_hub_download
 
     alias = ALIASES[NAME]
@@ -77,7 +92,9 @@ def test_a_copy_that_another_program_has_cached_is_used_without_the_hub(reposito
     assert capsys.readouterr().out == f"{there}\n"
 
 
-def test_a_file_with_another_hash_is_refused_by_name_and_left_nowhere(repository, content, tmp_path, capsys):
+def test_a_file_with_another_hash_is_refused_by_name_and_left_nowhere(
+    repository, content, tmp_path, capsys
+):
     other = content[:-1] + bytes([content[-1] ^ 1])
     (file,) = repository.iterdir()
     file.write_bytes(other)
@@ -90,7 +107,9 @@ def test_a_file_with_another_hash_is_refused_by_name_and_left_nowhere(repository
     assert main(["models", "pull", NAME]) == 0
 
 
-def test_a_damaged_copy_is_fetched_again_or_refused(repository, content, tmp_path, capsys, caplog, monkeypatch):
+def test_a_damaged_copy_is_fetched_again_or_refused(
+    repository, content, tmp_path, capsys, caplog, monkeypatch
+):
     for _ in range(2):  # the second time by its note
         assert main(["models", "pull", NAME]) == 0
     pulled = Path(capsys.readouterr().out.splitlines()[-1])
@@ -125,7 +144,9 @@ def test_a_disk_without_room_is_told_before_the_download(repository, tmp_path, c
 
 @pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.parametrize("name", ["gemma-3-270m", "gemma-3-1b"])
-def test_a_licence_that_is_not_accepted_says_where_and_how(name, status, tmp_path, folders, capsys, monkeypatch):
+def test_a_licence_that_is_not_accepted_says_where_and_how(
+    name, status, tmp_path, folders, capsys, monkeypatch
+):
     alias = ALIASES[name]
     assert not isinstance(alias, PackagedModel)
     monkeypatch.setenv("SGLANG_LITE_CACHE", str(tmp_path / "ours"))

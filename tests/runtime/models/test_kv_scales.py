@@ -25,8 +25,10 @@ PROMPT = [5, 17, 3, 80, 22, 9, 41, 77, 60, 12, 33, 90, 4, 8]
 
 
 def model_with(key, value):
-    """Qwen2 with a bias of `key` in the pair of a key's elements that turns fastest, so that it says where a token is,
-    and with values of about `value`. Queries and the output matrix make up for both."""
+    """Qwen2 with a bias of `key` in the pair of a key's elements that turns fastest, so that it
+    says where a token is, and with values of about `value`. Queries and the output matrix make up
+    for both.
+    """
     model = randomise(Qwen2ForCausalLM(TINY))
     fastest = [0, DIM // 2]
     with torch.no_grad():
@@ -62,7 +64,9 @@ def _everything_has_eight_bits(monkeypatch):
 
 @pytest.fixture(params=["cpu", *(pytest.param(name, marks=needs_kernels) for name in BACKENDS)])
 def engine(request, monkeypatch):
-    """Makes engines with 8-bit keys and values: the CPU's, and the GPU's with each backend of attention."""
+    """Makes engines with 8-bit keys and values: the CPU's, and the GPU's with each backend of
+    attention.
+    """
     opened = []
 
     def make(folder):
@@ -95,7 +99,8 @@ def test_large_keys_and_small_values_stay_near(engine, tmp_path, key, value):
     """Stored as they are, the means would be 0.6, 0.7 and 0.7."""
     reference, running = model_with(key, value), engine(save(model_with(key, value), tmp_path))
     gaps = [abs(a - b) for a, b in zip(logprobs(running), expected_of(reference))]
-    interpreted = running.core.runner.model.fused and not GPU  # there, a number that is rounded up may come out as half
+    # there, a number that is rounded up may come out as half
+    interpreted = running.core.runner.model.fused and not GPU
     assert sum(gaps) / len(gaps) < (0.45 if interpreted else 0.2)
 
 
@@ -111,7 +116,9 @@ def test_other_weights_have_other_scales(engine, tmp_path):
 
 
 def scales_of(folder):
-    loaded = load.load_model(EngineConfig(model=str(folder), device="cpu", dtype="float32", kv_dtype="fp8"), folder)
+    loaded = load.load_model(
+        EngineConfig(model=str(folder), device="cpu", dtype="float32", kv_dtype="fp8"), folder
+    )
     scales = loaded.model.allocate_cache(1).scales
     return torch.stack(scales.k), torch.stack(scales.v)
 
@@ -122,13 +129,18 @@ def test_scales_are_powers_of_two_and_leave_room(tmp_path):
         attention = reference.model.layers[1].self_attn
         attention.v_proj.weight[:DIM] = attention.v_proj.bias[:DIM] = 0  # a head without values
         attention.k_proj.weight[DIM:] *= 1000
-        told = reference(torch.randint(VOCAB, (1, 200), generator=torch.Generator().manual_seed(1)), use_cache=True)
+        told = reference(
+            torch.randint(VOCAB, (1, 200), generator=torch.Generator().manual_seed(1)),
+            use_cache=True,
+        )
     folder = save(reference, tmp_path)
     keys, values = scales_of(folder)
     assert values[1, 0] == 1
     for side, scales in (("keys", keys), ("values", values)):
         assert (torch.frexp(scales).mantissa == 0.5).all()
-        largest = torch.stack([getattr(layer, side)[0].abs().amax((1, 2)) for layer in told.past_key_values.layers])
+        largest = torch.stack(
+            [getattr(layer, side)[0].abs().amax((1, 2)) for layer in told.past_key_values.layers]
+        )
         stored = (largest / scales)[largest > 0]
         assert (stored > 448 / 16).all()
         assert (stored < 448 / 2).all()

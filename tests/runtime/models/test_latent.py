@@ -1,4 +1,6 @@
-"""Latent attention where it differs from other attention: both ways to compute it, forks, room, and what is refused."""
+"""Latent attention where it differs from other attention: both ways to compute it, forks, room, and
+what is refused.
+"""
 
 import json
 from dataclasses import replace
@@ -19,7 +21,12 @@ from sglang_lite.runtime.attention import latent as attention_of_latents
 from sglang_lite.runtime.capacity import Sizes
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor import kv_pool_size, prefix_groups
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionPlan,
+    DecodeGroup,
+    DecodeRows,
+    ExtendRow,
+)
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
 from sglang_lite.runtime.kernels.reference import prefill_attention_hopper
 from sglang_lite.runtime.loading import load_model as load_module
@@ -28,12 +35,21 @@ from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers import latent
 from sglang_lite.runtime.models.read_config import spec_from_config
 from tests.runtime.kernels import needs_kernels
-from tests.runtime.models.test_families import DEEPSEEK, MSCALE, SHAPE, ask, asked, differences, engine, prompts
+from tests.runtime.models.test_families import (
+    DEEPSEEK,
+    MSCALE,
+    SHAPE,
+    ask,
+    asked,
+    differences,
+    engine,
+    prompts,
+)
 from tests.runtime.models.tiny import randomise, save
 from tests.runtime.scripted import SteppedEngine, ended
 
-# Mean distance of log-probabilities of latents in 8 bits; in the interpreter a number that is rounded up may come out as
-# half.
+# Mean distance of log-probabilities of latents in 8 bits; in the interpreter a number that is
+# rounded up may come out as half.
 NEAR = 0.2 if torch.cuda.is_available() else 0.45
 
 
@@ -41,7 +57,9 @@ NEAR = 0.2 if torch.cuda.is_available() else 0.45
 def tiny(tmp_path_factory):
     """(folder, transformers' model)"""
     changes = DEEPSEEK | dict(q_lora_rank=None, rope_parameters=MSCALE, num_hidden_layers=2)
-    reference = randomise(DeepseekV2ForCausalLM(DeepseekV2ForCausalLM.config_class(**SHAPE | changes)))
+    reference = randomise(
+        DeepseekV2ForCausalLM(DeepseekV2ForCausalLM.config_class(**SHAPE | changes))
+    )
     return save(reference, tmp_path_factory.mktemp("model")), reference
 
 
@@ -52,7 +70,13 @@ def load(folder):
 def test_a_request_that_was_put_back_gets_the_same_logits(tiny):
     folder, reference = tiny
     batch = prompts(9, 12, 8, 11)
-    settings = {"page_size": 4, "step_tokens": 7, "max_running": 4, "max_total_tokens": 96, "context_length": 40}
+    settings = {
+        "page_size": 4,
+        "step_tokens": 7,
+        "max_running": 4,
+        "max_total_tokens": 96,
+        "context_length": 40,
+    }
     stepped = SteppedEngine(model=load(folder), retract_every=3, **settings)
     started = [stepped.start(ids, asked()) for ids in batch]
     stepped.drain()
@@ -93,7 +117,9 @@ def test_absorbed_and_expanded_give_the_same(tiny, cached, monkeypatch):
         cache, hidden = model.allocate_cache(64), torch.empty(0)
         for start, end in ((0, cached), (cached, 50)):
             if end > start:
-                plan = AttentionPlan(slots[start:end], (), (ExtendRow(0, end - start, slots[:end]),))
+                plan = AttentionPlan(
+                    slots[start:end], (), (ExtendRow(0, end - start, slots[:end]),)
+                )
                 hidden = model.forward(ids[start:end], torch.arange(start, end), plan, cache)
         results.append(hidden)
     assert (results[0] - results[1]).abs().max() <= 1e-4
@@ -102,7 +128,9 @@ def test_absorbed_and_expanded_give_the_same(tiny, cached, monkeypatch):
 def test_deterministic_logits_do_not_depend_on_company(tiny):
     folder, _ = tiny
     batch = prompts(9, 30, 17)
-    with engine(folder, device="cpu", deterministic=True, prefix_cache=False, step_tokens=16) as running:
+    with engine(
+        folder, device="cpu", deterministic=True, prefix_cache=False, step_tokens=16
+    ) as running:
         alone = [ask(running, ids).result(timeout=30) for ids in batch]
         together = [future.result(timeout=30) for future in [ask(running, ids) for ids in batch]]
     for one, other in zip(alone, together):
@@ -111,10 +139,14 @@ def test_deterministic_logits_do_not_depend_on_company(tiny):
 
 
 def test_layers_that_draft_are_left_out_and_others_are_not(tmp_path):
-    reference = randomise(DeepseekV3ForCausalLM(DeepseekV3ForCausalLM.config_class(**SHAPE | DEEPSEEK)))
+    reference = randomise(
+        DeepseekV3ForCausalLM(DeepseekV3ForCausalLM.config_class(**SHAPE | DEEPSEEK))
+    )
     folder = save(reference, tmp_path)
     weights = load_file(folder / "model.safetensors")
-    save_file({**weights, "model.layers.3.eh_proj.weight": torch.ones(2, 2)}, folder / "model.safetensors")
+    save_file(
+        {**weights, "model.layers.3.eh_proj.weight": torch.ones(2, 2)}, folder / "model.safetensors"
+    )
     load(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
@@ -125,7 +157,10 @@ def test_layers_that_draft_are_left_out_and_others_are_not(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported with latent attention"),
+        (
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor is not supported with latent attention",
+        ),
         ({"norm_topk_prob": True}, "norm_topk_prob is not supported"),
         ({"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
         ({"kv_lora_rank": 0}, "`kv_lora_rank`: 0 is not between"),
@@ -148,14 +183,23 @@ def ours(monkeypatch, attention):
         return {"device": "cpu"}
     if not torch.cuda.is_available():
         monkeypatch.setattr(load_module, "Decoder", GpuDecoder)
-    return {"device": "cuda" if torch.cuda.is_available() else "cpu", "attention_backend": attention}
+    return {
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "attention_backend": attention,
+    }
 
 
 @pytest.fixture(scope="module")
 def unlike(tmp_path_factory):
-    """(folder, transformers' model), dense, whose latents are 100,000 times smaller than the keys' turned parts."""
-    changes = DEEPSEEK | dict(q_lora_rank=None, rope_parameters=MSCALE, num_hidden_layers=2, first_k_dense_replace=2)
-    reference = randomise(DeepseekV2ForCausalLM(DeepseekV2ForCausalLM.config_class(**SHAPE | changes)))
+    """(folder, transformers' model), dense, whose latents are 100,000 times smaller than the keys'
+    turned parts.
+    """
+    changes = DEEPSEEK | dict(
+        q_lora_rank=None, rope_parameters=MSCALE, num_hidden_layers=2, first_k_dense_replace=2
+    )
+    reference = randomise(
+        DeepseekV2ForCausalLM(DeepseekV2ForCausalLM.config_class(**SHAPE | changes))
+    )
     with torch.no_grad():
         for layer in reference.model.layers:
             layer.self_attn.kv_a_layernorm.weight *= 1e-5
@@ -170,25 +214,36 @@ def test_latents_in_eight_bits_stay_near(unlike, attention, monkeypatch):
     folder, reference = unlike
     monkeypatch.setattr(load_module, "computes_in_eight_bits", lambda device: True)
     with engine(folder, kv_dtype="fp8", step_tokens=7, **ours(monkeypatch, attention)) as running:
-        generations = [(ids, ask(running, ids, most=2).result(timeout=60)) for ids in prompts(9, 30)]
+        generations = [
+            (ids, ask(running, ids, most=2).result(timeout=60)) for ids in prompts(9, 30)
+        ]
     for ids, generation in generations:
         assert differences(reference, ids, generation).mean() <= NEAR
 
 
 @needs_kernels
 def test_rows_that_begin_in_a_step_make_keys_and_values_of_their_latents(tiny, monkeypatch):
-    """Beside rows that are decoded, and before some that see what is cached. The kernel is for Hopper GPUs: its twin."""
+    """Beside rows that are decoded, and before some that see what is cached. The kernel is for
+    Hopper GPUs: its twin.
+    """
     folder, reference = tiny
     attend = Mock(wraps=prefill_attention_hopper.uncached_attention_hopper)
     kernels = SimpleNamespace(
-        supports_uncached=lambda plan, dtype, *sizes: sizes == (12, 8, 10), uncached_attention_hopper=attend
+        supports_uncached=lambda plan, dtype, *sizes: sizes == (12, 8, 10),
+        uncached_attention_hopper=attend,
     )
     monkeypatch.setattr(expanded, "hopper_kernels", lambda card, module: kernels)
     monkeypatch.setattr(expanded, "MIN_EXPANDED_TOKENS", 2)
-    settings = ours(monkeypatch, "triton") | {"step_tokens": 20, "page_size": 4, "cuda_graphs": False}
+    settings = ours(monkeypatch, "triton") | {
+        "step_tokens": 20,
+        "page_size": 4,
+        "cuda_graphs": False,
+    }
     batch = prompts(10, 12, 35, 9)
     with engine(folder, **settings) as running:
-        generations = [future.result(timeout=60) for future in [ask(running, ids, most=3) for ids in batch]]
+        generations = [
+            future.result(timeout=60) for future in [ask(running, ids, most=3) for ids in batch]
+        ]
         again = ask(running, [*batch[0], 3, 1, 4], prompt=False, most=2).result(timeout=60)
     assert again.usage.cached_tokens
     for ids, generation in [*zip(batch, generations), ([*batch[0], 3, 1, 4], again)]:
@@ -208,19 +263,27 @@ def test_rows_that_share_a_prefix_read_its_latents_together(unlike, kv_dtype, mo
     monkeypatch.setattr(attention_of_latents, "latent_prefix", read)
     (prefix,) = prompts(24)
     batch = [[*prefix, *ids] for ids in prompts(3, 5, 2)]
-    settings = ours(monkeypatch, "triton") | {"kv_dtype": kv_dtype, "page_size": 4, "cuda_graphs": False}
+    settings = ours(monkeypatch, "triton") | {
+        "kv_dtype": kv_dtype,
+        "page_size": 4,
+        "cuda_graphs": False,
+    }
     with engine(folder, **settings) as running:
         ask(running, prefix, most=1).result(timeout=60)
         futures = [ask(running, ids, prompt=False, most=3) for ids in batch]
         generations = [future.result(timeout=60) for future in futures]
     assert read.called
     for ids, generation in zip(batch, generations):
-        assert differences(reference, ids, generation).mean() <= (1e-4 if kv_dtype == "auto" else NEAR)
+        assert differences(reference, ids, generation).mean() <= (
+            1e-4 if kv_dtype == "auto" else NEAR
+        )
 
 
 @pytest.fixture
 def pool_tokens(monkeypatch):
-    """Tokens of the pool of DeepSeek-V2-Lite's shape on a card of 80 GiB, with this layout and so many heads."""
+    """Tokens of the pool of DeepSeek-V2-Lite's shape on a card of 80 GiB, with this layout and so
+    many heads.
+    """
     spec = SHAPES["deepseek-v2-lite"]
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (48 << 30, 80 << 30))
@@ -249,8 +312,12 @@ def test_a_pool_has_no_more_token_slots_than_kernels_can_number(pool_tokens):
 
 
 @pytest.mark.parametrize(("few", "many", "parts"), [(64, 128, 3), (16, 48, 19)])
-def test_a_pool_keeps_room_for_parts_of_rows_and_of_prefixes_that_are_shared(pool_tokens, few, many, parts):
-    """Room for so many heads more: about three parts for each of 2 x 256 rows, and 16 of a prefix beside them."""
+def test_a_pool_keeps_room_for_parts_of_rows_and_of_prefixes_that_are_shared(
+    pool_tokens, few, many, parts
+):
+    """Room for so many heads more: about three parts for each of 2 x 256 rows, and 16 of a prefix
+    beside them.
+    """
     taken = (pool_tokens(heads=few) - pool_tokens(heads=many)) * 2 * 27 * 576
     part = 2 * 256 * (many - few) * 578 * 4
     assert (parts - 1) * part <= taken <= (parts + 1) * part
@@ -261,7 +328,10 @@ def test_ideal_times_know_latents():
     rates = Rates(bytes_per_s=4.26e12, flops_per_s=7.89e14)
     spec = SHAPES["deepseek-v2-lite"]
     for rows, milliseconds in ((1, 1.15), (64, 7.3)):
-        two, three = (lower_bound(spec, Workload(0, (1000,) * rows, (count,) * rows), rates) for count in (2, 3))
+        two, three = (
+            lower_bound(spec, Workload(0, (1000,) * rows, (count,) * rows), rates)
+            for count in (2, 3)
+        )
         assert (three - two) * 1e3 == pytest.approx(milliseconds, rel=0.07)
 
 
@@ -270,7 +340,10 @@ def test_ideal_times_with_weights_in_eight_bits_count_latents_in_sixteen():
     rates, spec = Rates(bytes_per_s=4.26e12, flops_per_s=7.89e14), SHAPES["deepseek-v2-lite"]
 
     def step(length, bits):
-        two, three = (lower_bound(spec, Workload(0, (length,), (count,)), rates, bits=bits) for count in (2, 3))
+        two, three = (
+            lower_bound(spec, Workload(0, (length,), (count,)), rates, bits=bits)
+            for count in (2, 3)
+        )
         return three - two
 
     assert step(9000, 8) - step(1000, 8) == pytest.approx(step(9000, 16) - step(1000, 16), rel=1e-6)

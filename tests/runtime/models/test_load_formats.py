@@ -1,4 +1,6 @@
-"""Each `load_format`: the same logits as "auto", and a named error for files that are missing, damaged or elsewhere."""
+"""Each `load_format`: the same logits as "auto", and a named error for files that are missing,
+damaged or elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_numbers_of_bfloat16_keep_their_values_in_numpys_format(pickled):
     assert logits(pickled, "npcache", dtype="bfloat16") == logits(pickled, "pt", dtype="bfloat16")
 
 
-def test_what_save_writes_has_the_same_weights(folder, expected, sharded, pickled, tmp_path, capsys):
+def test_what_save_writes_has_the_same_weights(
+    folder, expected, sharded, pickled, tmp_path, capsys
+):
     assert len(list(sharded.glob("*.safetensors"))) > 2
     assert logits(sharded, "sharded_state") == expected
     assert main(["save", str(pickled), "--sharded", "--out", str(tmp_path / "one")]) == 0
@@ -122,24 +126,41 @@ def replaced(name, make):
 
 def stacked(folder):
     for file in folder.glob("*.safetensors"):
-        tensors = {name.replace(".q_proj", ".qkv_proj"): each for name, each in load_file(file).items()}
+        tensors = {
+            name.replace(".q_proj", ".qkv_proj"): each for name, each in load_file(file).items()
+        }
         save_file(tensors, file)
 
 
 BAD_SHARDS = {
-    "none": (lambda f: [each.unlink() for each in f.glob("*.safetensors")], "there is no model-rank-0-part-0"),
-    "another rank": (renamed(SHARD, "model-rank-1-part-0.safetensors"), r"rank-0-part-0.safetensors is missing \("),
-    "a gap": (without("model-rank-0-part-1.safetensors"), r"model-rank-0-part-1.safetensors is missing"),
+    "none": (
+        lambda f: [each.unlink() for each in f.glob("*.safetensors")],
+        "there is no model-rank-0-part-0",
+    ),
+    "another rank": (
+        renamed(SHARD, "model-rank-1-part-0.safetensors"),
+        r"rank-0-part-0.safetensors is missing \(",
+    ),
+    "a gap": (
+        without("model-rank-0-part-1.safetensors"),
+        r"model-rank-0-part-1.safetensors is missing",
+    ),
     "the last": (lambda f: max(f.glob("model-rank*")).unlink(), "the tensor '.*' is missing"),
     "damage": (written(SHARD, "no"), "damaged or truncated"),
     "a pipe": (replaced(SHARD, os.mkfifo), "not a regular file"),
     "a folder": (replaced(SHARD, Path.mkdir), "not a regular file"),
-    "a link to nothing": (replaced(SHARD, lambda file: file.symlink_to("nowhere")), "not a regular file"),
+    "a link to nothing": (
+        replaced(SHARD, lambda file: file.symlink_to("nowhere")),
+        "not a regular file",
+    ),
     "many": (
         renamed(SHARD, f"model-rank-0-part-{10**10}.safetensors"),
         r"part-0.safetensors is missing \(.* of 10,000,000,001",
     ),
-    "a rank": (renamed(SHARD, "model-rank-7-part-0.safetensors"), r"rank-0-part-0.safetensors is missing"),
+    "a rank": (
+        renamed(SHARD, "model-rank-7-part-0.safetensors"),
+        r"rank-0-part-0.safetensors is missing",
+    ),
     "stacked": (stacked, "It is stacked with others, as SGLang's own"),
 }
 
@@ -157,7 +178,9 @@ def pickle_into(file):
         np.save(out, np.array([{}]), allow_pickle=True)
 
 
-@pytest.mark.parametrize("name", ["/above", "../above", "a/b", "a/", ".", "..", "", "weight_names.json", "a\0", 7])
+@pytest.mark.parametrize(
+    "name", ["/above", "../above", "a/b", "a/", ".", "..", "", "weight_names.json", "a\0", 7]
+)
 def test_names_that_are_no_files_are_refused_before_a_byte_is_written(pickled, name):
     if name == "/above":
         name = f"{pickled.parent}/above"
@@ -185,7 +208,9 @@ def test_a_copy_is_made_again_when_its_origin_has_changed(pickled, folder):
 def test_a_folder_of_the_same_name_is_told_before_a_copy_is_made(pickled):
     (pickled / "np").mkdir()
     (pickled / "np" / "own").touch()
-    with pytest.raises(sgl.ModelError, match=r"np: is there without weight_names.json.* Remove the folder"):
+    with pytest.raises(
+        sgl.ModelError, match=r"np: is there without weight_names.json.* Remove the folder"
+    ):
         engine(pickled, load_format="npcache")
     assert [each.name for each in (pickled / "np").iterdir()] == ["own"]
 
@@ -208,7 +233,10 @@ def test_several_engines_may_make_the_copy_at_once(pickled, expected, monkeypatc
 
 BAD_COPIES = {
     "no list": (written("np/weight_names.json", "{}"), "not a list of names"),
-    "elsewhere": (written("np/weight_names.json", '["../pytorch_model.bin"]'), "which is no file of the folder"),
+    "elsewhere": (
+        written("np/weight_names.json", '["../pytorch_model.bin"]'),
+        "which is no file of the folder",
+    ),
     "missing": (written("np/weight_names.json", '["x"]'), "the file x is missing"),
     "pickled": (lambda f: pickle_into(f / "np/model.norm.weight"), "norm.weight: damaged"),
 }
@@ -243,12 +271,17 @@ def test_the_format_of_sharded_files_is_named(sharded, tmp_path, capsys):
     assert 'load_format="sharded_state"' in capsys.readouterr().err
 
 
-def test_what_save_writes_by_rank_has_each_number_once_and_the_same_weights(folder, expected, pickled, tmp_path):
+def test_what_save_writes_by_rank_has_each_number_once_and_the_same_weights(
+    folder, expected, pickled, tmp_path
+):
     out = tmp_path / "out"
     assert main(["save", str(pickled), "--sharded", "--tp", "2", "--out", str(out)]) == 0
     files = sorted(out.glob("*.safetensors"))
     assert [file.name for file in files] == [SHARD, "model-rank-1-part-0.safetensors"]
-    stored = [sum(each.numel() for each in load_file(file).values()) for file in (folder / "model.safetensors", *files)]
+    stored = [
+        sum(each.numel() for each in load_file(file).values())
+        for file in (folder / "model.safetensors", *files)
+    ]
     assert stored[0] == stored[1] + stored[2] < 2.1 * stored[2]
     assert logits(out, "sharded_state") == expected
 
@@ -259,7 +292,9 @@ def test_a_matrix_of_another_shape_is_saved_whole_and_refused(folder, tmp_path):
     tensors[Q] = torch.cat((tensors[Q], tensors[Q][:1]))
     save_file(tensors, model / "model.safetensors")
     save_sharded(str(model), tmp_path / "out", 2)
-    with pytest.raises(sgl.ModelError, match=r"q_proj.weight has shape \(49, 32\), the config says \(48, 32\)"):
+    with pytest.raises(
+        sgl.ModelError, match=r"q_proj.weight has shape \(49, 32\), the config says \(48, 32\)"
+    ):
         engine(tmp_path / "out", load_format="sharded_state")
 
 
@@ -278,11 +313,22 @@ def edited(change):
 Q, DOWN = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight:columns"
 BAD_RANKS = {
     "a rank": (without(SHARD), "model-rank-0-part-0.safetensors is missing"),
-    "a part": (edited(lambda tensors: tensors.pop(Q)), r"q_proj.weight has shape \(24, 32\), the config says"),
-    "columns": (edited(lambda tensors: tensors.update({Q: tensors[Q][:, :-1].clone()})), "don't fit together"),
-    "a type": (edited(lambda tensors: tensors.update({DOWN: tensors[DOWN].double()})), "don't fit together"),
+    "a part": (
+        edited(lambda tensors: tensors.pop(Q)),
+        r"q_proj.weight has shape \(24, 32\), the config says",
+    ),
+    "columns": (
+        edited(lambda tensors: tensors.update({Q: tensors[Q][:, :-1].clone()})),
+        "don't fit together",
+    ),
+    "a type": (
+        edited(lambda tensors: tensors.update({DOWN: tensors[DOWN].double()})),
+        "don't fit together",
+    ),
     "twice": (
-        lambda f: shutil.copy(f / "model-rank-1-part-0.safetensors", f / "model-rank-1-part-1.safetensors"),
+        lambda f: shutil.copy(
+            f / "model-rank-1-part-0.safetensors", f / "model-rank-1-part-1.safetensors"
+        ),
         "too",
     ),
 }
@@ -297,7 +343,9 @@ def test_parts_of_ranks_that_do_not_fit_are_refused(folder, tmp_path, case):
         engine(tmp_path / "out", load_format="sharded_state")
 
 
-@pytest.mark.parametrize(("tp", "why"), [("0", "0 is no number of ranks"), ("3", "3 ranks can't share .* can be 1, 2")])
+@pytest.mark.parametrize(
+    ("tp", "why"), [("0", "0 is no number of ranks"), ("3", "3 ranks can't share .* can be 1, 2")]
+)
 def test_numbers_of_ranks_that_do_not_share_a_model_are_refused(folder, tmp_path, capsys, tp, why):
     assert main(["save", str(folder), "--sharded", "--tp", tp, "--out", str(tmp_path / "out")]) == 1
     assert re.search(why, capsys.readouterr().err)
@@ -305,7 +353,9 @@ def test_numbers_of_ranks_that_do_not_share_a_model_are_refused(folder, tmp_path
 
 
 def test_where_nothing_can_be_saved_is_told(folder, capsys):
-    assert main(["save", str(folder), "--sharded", "--out", str(folder / "config.json" / "out")]) == 1
+    assert (
+        main(["save", str(folder), "--sharded", "--out", str(folder / "config.json" / "out")]) == 1
+    )
     assert "is below a file" in capsys.readouterr().err
 
 
@@ -318,12 +368,22 @@ def test_a_folder_that_is_worked_in_is_saved_by_its_name(folder, tmp_path, monke
 
 def test_modules_and_templates_are_saved_too(folder, tmp_path):
     model = shutil.copytree(folder, tmp_path / "model")
-    for name in ("1_Pooling/config.json", "2_Dense/model.safetensors", "additional_chat_templates/tools.jinja"):
+    for name in (
+        "1_Pooling/config.json",
+        "2_Dense/model.safetensors",
+        "additional_chat_templates/tools.jinja",
+    ):
         (model / name).parent.mkdir()
         (model / name).write_text("{}")
     save_sharded(str(model), tmp_path / "saved")
-    found = {each.relative_to(tmp_path / "saved").as_posix() for each in (tmp_path / "saved").glob("*/*")}
-    assert found == {"1_Pooling/config.json", "2_Dense/model.safetensors", "additional_chat_templates/tools.jinja"}
+    found = {
+        each.relative_to(tmp_path / "saved").as_posix() for each in (tmp_path / "saved").glob("*/*")
+    }
+    assert found == {
+        "1_Pooling/config.json",
+        "2_Dense/model.safetensors",
+        "additional_chat_templates/tools.jinja",
+    }
 
 
 class _Code:
@@ -347,12 +407,14 @@ def test_pickles_of_other_things_are_refused(pickled, content, why, capsys):
     assert capsys.readouterr().out == ""
 
 
-# ------------------------------------------------------------------------------------------------- checksums
+# ---------------------------------------------------------------------------------------- checksums
 
 
 def sums(folder: Path) -> dict[str, str]:
     files = [each.name for each in folder.iterdir() if each.is_file()]
-    done = subprocess.run(["sha256sum", *files], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["sha256sum", *files], cwd=folder, capture_output=True, text=True, check=True
+    )
     return {line[66:]: line[:64] for line in done.stdout.splitlines()}
 
 
@@ -394,7 +456,10 @@ def test_files_with_other_sums_are_refused(folder, tmp_path, case):
 
 def sums_of_all(folder: Path) -> dict[str, str]:
     files = [each for each in folder.rglob("*") if each.is_file()]
-    return {each.relative_to(folder).as_posix(): hashlib.sha256(each.read_bytes()).hexdigest() for each in files}
+    return {
+        each.relative_to(folder).as_posix(): hashlib.sha256(each.read_bytes()).hexdigest()
+        for each in files
+    }
 
 
 def indexed(folder: Path, shard: str) -> None:
@@ -455,7 +520,7 @@ def test_a_list_of_another_form_is_refused(folder, tmp_path, text):
         engine(folder, model_checksum=str(tmp_path / "nowhere"))
 
 
-# ------------------------------------------------------------------------------------- threads, and addresses
+# --------------------------------------------------------------------------- threads, and addresses
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -515,16 +580,22 @@ def test_shards_at_an_address_are_those_of_its_index(folder, address, expected):
     system.mv(f"{root}/model.safetensors", f"{root}/first.safetensors")
     names = list(load_file(folder / "model.safetensors"))
     index = f"{root}/model.safetensors.index.json"
-    system.pipe_file(index, json.dumps({"weight_map": dict.fromkeys(names, "first.safetensors")}).encode())
+    system.pipe_file(
+        index, json.dumps({"weight_map": dict.fromkeys(names, "first.safetensors")}).encode()
+    )
     assert logits(address, "auto") == expected
-    for other, why in (("../first.safetensors", "which is no file of the folder"), ("no.safetensors", "is missing")):
+    for other, why in (
+        ("../first.safetensors", "which is no file of the folder"),
+        ("no.safetensors", "is missing"),
+    ):
         system.pipe_file(index, json.dumps({"weight_map": dict.fromkeys(names, other)}).encode())
         with pytest.raises(sgl.ModelError, match=why):
             engine(address)
 
 
 def test_an_address_of_files_is_that_of_their_folder(folder, expected):
-    with sgl.Engine(f"file://{folder}", dtype="float32", max_running=4) as running:  # in its own process
+    # in its own process
+    with sgl.Engine(f"file://{folder}", dtype="float32", max_running=4) as running:
         assert told(running) == expected
 
 
@@ -550,7 +621,9 @@ def test_what_an_address_lacks_is_told(folder, address):
         engine(folder, load_format="remote")
     data = system.cat_file(f"{root}/model.safetensors")
     system.pipe_file(f"{root}/model.safetensors", data[:-10])
-    with pytest.raises(sgl.ModelError, match=r"model.safetensors: damaged or truncated: .* is not within it"):
+    with pytest.raises(
+        sgl.ModelError, match=r"model.safetensors: damaged or truncated: .* is not within it"
+    ):
         engine(address)
     system.rm(f"{root}/model.safetensors")
     with pytest.raises(sgl.ModelError, match="no weights found in the format safetensors"):

@@ -1,4 +1,6 @@
-"""Adapters in the host's memory give way by their bytes, and each is read once for all that wait for it."""
+"""Adapters in the host's memory give way by their bytes, and each is read once for all that wait
+for it.
+"""
 
 import itertools
 import threading
@@ -17,7 +19,9 @@ MIB = 1 << 20
 
 
 class Folders:
-    """A reader of folders that are named after their size in MiB, which reads while `opened` is set."""
+    """A reader of folders that are named after their size in MiB, which reads while `opened` is
+    set.
+    """
 
     def __init__(self):
         self.read_names, self.opened, self._numbers = [], threading.Event(), itertools.count()
@@ -29,7 +33,9 @@ class Folders:
     def read(self, name, size):
         self.read_names.append(name)
         assert self.opened.wait(30)
-        return Adapter(name, next(self._numbers), 8, (), "", pages=torch.empty(size, dtype=torch.uint8))
+        return Adapter(
+            name, next(self._numbers), 8, (), "", pages=torch.empty(size, dtype=torch.uint8)
+        )
 
 
 def loaded(folders, *, max_loaded=None, mib=10):
@@ -75,7 +81,8 @@ def test_one_without_room_fails_alone_and_moves_nobody():
     adapters.load("large", Path("5"), pinned=False)
     for _ in range(2):
         with pytest.raises(
-            sgl.ParameterError, match="no room in memory: 1 adapters are pinned, with 6 MiB; this one takes 5"
+            sgl.ParameterError,
+            match="no room in memory: 1 adapters are pinned, with 6 MiB; this one takes 5",
         ):
             adapters.get("large")
     with pytest.raises(sgl.ParameterError, match="no room in memory"):

@@ -1,4 +1,6 @@
-"""Adapters give peft's logits, alone and mixed in a batch; what can't be honoured is refused by name."""
+"""Adapters give peft's logits, alone and mixed in a batch; what can't be honoured is refused by
+name.
+"""
 
 import json
 import shutil
@@ -38,7 +40,9 @@ def adapted(family, folder, adapters):
 
 def ask(running, ids, name, most=4):
     future: Future = Future()
-    params = msgspec.structs.replace(asked(most=most), **({} if name is None else {"lora_path": (name,)}))
+    params = msgspec.structs.replace(
+        asked(most=most), **({} if name is None else {"lora_path": (name,)})
+    )
     running.submit(ids, params, sink=future.set_result)
     return future
 
@@ -47,7 +51,9 @@ def farthest(reference, ids, name, generation):
     """Distance of a log-probability that the engine gave from peft's."""
     theirs = reference([*ids, *generation.token_ids], name)[:-1]
     entries = [*(generation.prompt_logprobs or ()), *generation.output_logprobs]
-    ours = torch.tensor([[value for value, _, _ in sorted(entry.top, key=lambda top: top[1])] for entry in entries])
+    ours = torch.tensor(
+        [[value for value, _, _ in sorted(entry.top, key=lambda top: top[1])] for entry in entries]
+    )
     return (ours - theirs[-len(entries) :]).abs().max()
 
 
@@ -61,7 +67,10 @@ def test_logits_equal_those_of_peft(family, tmp_path):
         names = [*RANKS, None]
         alone = [ask(running, ids, name).result(timeout=30) for ids, name in zip(batch, names)]
         mixed = [(ask(running, ids, name), ids, name) for ids in batch for name in names]
-        for generation, ids, name in [*zip(alone, batch, names), *((f.result(timeout=30), *of) for f, *of in mixed)]:
+        for generation, ids, name in [
+            *zip(alone, batch, names),
+            *((f.result(timeout=30), *of) for f, *of in mixed),
+        ]:
             assert farthest(reference, ids, name, generation) <= 1e-4, name
 
 
@@ -71,7 +80,11 @@ LATE = {"r": 8, "alora_invocation_tokens": [7, 11], "task_type": "CAUSAL_LM"}
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["llama-2", "qwen3", "gemma3"])
 def test_late_adapters_compute_tokens_from_their_last_invocation_on_as_peft_s_do(family, tmp_path):
-    adapters = {"late": LATE, "later": LATE | {"alora_invocation_tokens": [9, 12]}, "whole": {"r": 4}}
+    adapters = {
+        "late": LATE,
+        "later": LATE | {"alora_invocation_tokens": [9, 12]},
+        "whole": {"r": 4},
+    }
     base, reference = adapted(family, tmp_path, adapters)
     paths = [f"{name}={folder}" for name, folder in reference.folders.items()]
     document = list(range(20, 43))
@@ -83,7 +96,11 @@ def test_late_adapters_compute_tokens_from_their_last_invocation_on_as_peft_s_do
     ]
     with engine(base, lora_paths=paths, max_running=8, page_size=4, step_tokens=16) as running:
         names = [*adapters, None]
-        alone = [(ask(running, ids, name).result(timeout=30), ids, name) for ids in batch for name in names]
+        alone = [
+            (ask(running, ids, name).result(timeout=30), ids, name)
+            for ids in batch
+            for name in names
+        ]
         mixed = [(ask(running, ids, name), ids, name) for ids in batch for name in names]
         for generation, ids, name in [*alone, *((f.result(timeout=30), *of) for f, *of in mixed)]:
             assert farthest(reference, ids, name, generation) <= 1e-4, (name, ids)
@@ -94,7 +111,8 @@ def test_choices_that_invoke_a_late_adapter_are_scored_as_peft_scores_them(tmp_p
     invocation, choices = "(,", ["ab", "x(,y", ",w", "c"]  # tokens are characters
     with engine(base, lora_paths=[f"late={reference.folders['late']}"], page_size=4) as running:
         for step, end in enumerate(("", f"{invocation}45", f"{invocation}45("), 1):
-            prompt = "".join(chr(50 + step * i % 41) for i in range(80)) + end  # of which nothing is cached
+            # of which nothing is cached
+            prompt = "".join(chr(50 + step * i % 41) for i in range(80)) + end
             for score in running.select(prompt, choices, lora_path="late").scores:
                 ids = list(running.tokenizer.encode(prompt + score.text))
                 places = range(len(ids) - len(score.token_ids), len(ids))
@@ -114,7 +132,7 @@ def test_an_adapter_that_overflows_leaves_tokens_of_others_alone():
     assert not y[3].isfinite().any()
 
 
-# ---------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 
 def changed_config(**changes):
@@ -198,7 +216,9 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """(folder of the base, its adapters)"""
-    return adapted("smollm2", tmp_path_factory.mktemp("llama"), {"plain": {"r": 4}, "other": {"r": 4}})
+    return adapted(
+        "smollm2", tmp_path_factory.mktemp("llama"), {"plain": {"r": 4}, "other": {"r": 4}}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +281,9 @@ def test_nobody_waits_for_an_adapter_that_is_read_for_another_request(llama, run
     slow = [ask(running, ids, "slow") for _ in range(2)]  # which returns at once
     assert farthest(llama[1], ids, None, ask(running, ids, None).result(timeout=30)) <= 1e-4
     aborted: Future = Future()
-    running.submit(ids, msgspec.structs.replace(asked(most=4), lora_path=("slow",)), sink=aborted.set_result).abort()
+    running.submit(
+        ids, msgspec.structs.replace(asked(most=4), lora_path=("slow",)), sink=aborted.set_result
+    ).abort()
     assert isinstance(aborted.result(timeout=30), sgl.RequestAbortedError)
     assert not any(each.done() for each in slow)
     reading.set()
@@ -284,7 +306,9 @@ def test_a_thousand_adapters_are_registered_by_their_headers(llama, running):
         running.unload_lora_adapter(str(number))
 
 
-def test_an_adapter_that_names_another_base_is_used_with_a_warning(llama, running, tmp_path, caplog):
+def test_an_adapter_that_names_another_base_is_used_with_a_warning(
+    llama, running, tmp_path, caplog
+):
     folder = shutil.copytree(llama[1].folders["plain"], tmp_path / "adapter")
     changed_config(base_model_name_or_path="owner/another")(folder)
     running.load_lora_adapter("foreign", folder)
@@ -310,12 +334,19 @@ def test_pickled_weights_are_read_and_code_in_them_is_not_run(llama, running, tm
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("", "can't be one"), ("a:b", "can't be one"), ("plain", "is taken"), ("base", "is the model's")],
+    [
+        ("", "can't be one"),
+        ("a:b", "can't be one"),
+        ("plain", "is taken"),
+        ("base", "is the model's"),
+    ],
 )
 def test_names_that_cannot_be_told_apart_are_refused(name, message, llama):
     folders = llama[1].folders
     with (
-        engine(llama[0], served_model_name="base", lora_paths={"plain": str(folders["plain"])}) as made,
+        engine(
+            llama[0], served_model_name="base", lora_paths={"plain": str(folders["plain"])}
+        ) as made,
         pytest.raises(sgl.ParameterError, match=f"lora_name: .*{message}"),
     ):
         made.load_lora_adapter(name, folders["other"])
@@ -374,12 +405,19 @@ def test_patterns_of_ranks_and_scales_are_peft_s(tmp_path):
     base, reference = adapted(
         "smollm2",
         tmp_path,
-        {"one": patterns, "two": {"r": 4, "use_rslora": True, "target_modules": ["o_proj", "k_proj"]}},
+        {
+            "one": patterns,
+            "two": {"r": 4, "use_rslora": True, "target_modules": ["o_proj", "k_proj"]},
+        },
     )
-    with engine(base, lora_paths=[f"{name}={folder}" for name, folder in reference.folders.items()]) as made:
+    with engine(
+        base, lora_paths=[f"{name}={folder}" for name, folder in reference.folders.items()]
+    ) as made:
         for ids in prompts(9, 14):
             for name in ("one", "two"):
-                assert farthest(reference, ids, name, ask(made, ids, name).result(timeout=30)) <= 1e-4
+                assert (
+                    farthest(reference, ids, name, ask(made, ids, name).result(timeout=30)) <= 1e-4
+                )
 
 
 LEAVING_OUT: dict[str, dict[str, Any]] = {
@@ -399,12 +437,16 @@ def test_modules_that_the_config_leaves_out_are_peft_s(kind, tmp_path, caplog):
     batch = prompts(9, 14)
     with engine(base, lora_paths=[f"made={reference.folders['made']}"]) as made:
         for ids in batch:
-            assert farthest(reference, ids, "made", ask(made, ids, "made").result(timeout=30)) <= 1e-4
+            assert (
+                farthest(reference, ids, "made", ask(made, ids, "made").result(timeout=30)) <= 1e-4
+            )
     assert "are not used" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", LEAVING_OUT)
-def test_matrices_of_modules_that_are_left_out_are_not_used_as_in_peft(kind, llama, tmp_path, caplog):
+def test_matrices_of_modules_that_are_left_out_are_not_used_as_in_peft(
+    kind, llama, tmp_path, caplog
+):
     folder = shutil.copytree(llama[1].folders["plain"], tmp_path / "adapter")
     targets = LINEAR if "layer" in kind else "all-linear"
     changed_config(**LEAVING_OUT[kind] | {"target_modules": targets})(folder)
@@ -461,9 +503,14 @@ def test_a_folder_with_nothing_but_an_adapter_is_its_base_with_the_adapter(llama
     changed_config(base_model_name_or_path=str(base))(folder)
     (ids,) = prompts(9)
     with engine(folder, lora_paths={"other": str(reference.folders["other"])}) as made:
-        assert [(each["lora_name"], each["pinned"]) for each in made.loras()] == [("mine", True), ("other", False)]
+        assert [(each["lora_name"], each["pinned"]) for each in made.loras()] == [
+            ("mine", True),
+            ("other", False),
+        ]
         for asked_for, name in ((None, "plain"), ("mine", "plain"), ("other", "other")):
-            assert farthest(reference, ids, name, ask(made, ids, asked_for).result(timeout=30)) <= 1e-4
+            assert (
+                farthest(reference, ids, name, ask(made, ids, asked_for).result(timeout=30)) <= 1e-4
+            )
     changed_config(base_model_name_or_path=None)(folder)
     with pytest.raises(sgl.ModelError, match="does not say which model it was trained on"):
         engine(folder)

@@ -64,9 +64,13 @@ def test_the_peak_is_at_most_a_tenth_above_what_stays(model_file, dtype):
     if dtype == "int8" and not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
         pytest.skip("no VNNI")
     shares = []
-    while not shares or (shares[-1] > 1.1 and len(shares) < 3):  # of the same load 1.07 to 1.11, by the heap's holes
+    # of the same load 1.07 to 1.11, by the heap's holes
+    while not shares or (shares[-1] > 1.1 and len(shares) < 3):
         ran = subprocess.run(
-            [sys.executable, "-c", LOAD, str(model_file), dtype], capture_output=True, text=True, check=True
+            [sys.executable, "-c", LOAD, str(model_file), dtype],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         peak, stays = map(float, ran.stdout.split())
         assert stays > 150

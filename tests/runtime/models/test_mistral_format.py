@@ -1,5 +1,6 @@
-"""Models in Mistral's own files: the logits of the Hugging Face folder, the ids of tiktoken's algorithm, and a named
-error for what is damaged or not here."""
+"""Models in Mistral's own files: the logits of the Hugging Face folder, the ids of tiktoken's
+algorithm, and a named error for what is damaged or not here.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +51,17 @@ def mistrals_own(folder: Path, out: Path, parts: int = 1) -> Path:
         "sliding_window": config["sliding_window"], "tied_embeddings": config["tie_word_embeddings"],
     }  # fmt: skip
     if experts := config.get("num_local_experts"):
-        params["moe"] = {"num_experts": experts, "num_experts_per_tok": config["num_experts_per_tok"]}
+        params["moe"] = {
+            "num_experts": experts,
+            "num_experts_per_tok": config["num_experts_per_tok"],
+        }
     (out / "params.json").write_text(json.dumps(params))
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         if name.endswith(("q_proj.weight", "k_proj.weight")):  # halves of a head to pairs
-            tensor = tensor.view(-1, 2, size // 2, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+            tensor = (
+                tensor.view(-1, 2, size // 2, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+            )
         for theirs, ours in NAMES.items():
             name = name.replace(theirs, ours)
         tensors[name] = tensor.contiguous()
@@ -63,7 +69,11 @@ def mistrals_own(folder: Path, out: Path, parts: int = 1) -> Path:
         shutil.copy(file, out)
     names = sorted(tensors)
     for part in range(parts):
-        written = "consolidated.safetensors" if parts == 1 else f"consolidated-{part + 1:05}-of-{parts:05}.safetensors"
+        written = (
+            "consolidated.safetensors"
+            if parts == 1
+            else f"consolidated-{part + 1:05}-of-{parts:05}.safetensors"
+        )
         save_file({name: tensors[name] for name in names[part::parts]}, out / written)
     return out
 
@@ -73,7 +83,9 @@ def mistrals(tmp_path_factory):
     return pair("mistral-window", tmp_path_factory.mktemp("mistrals"))
 
 
-@pytest.mark.parametrize(("family", "parts"), [("mistral-window", 1), ("mistral-window", 3), ("mixtral", 1)])
+@pytest.mark.parametrize(
+    ("family", "parts"), [("mistral-window", 1), ("mistral-window", 3), ("mixtral", 1)]
+)
 def test_mistrals_files_give_the_same_logits(family, parts, tmp_path):
     old, new = pair(family, tmp_path)
     own = mistrals_own(old, tmp_path / "own", parts)
@@ -94,9 +106,20 @@ def params(**changes: Any) -> dict[str, Any]:
 
 
 def test_params_say_windows_and_stretched_positions_in_hugging_faces_terms():
-    found = config_of_params(params(sliding_window=[None, 8], yarn={"factor": 4, "alpha": 1, "beta": 32}), "it")
-    assert (found["sliding_window"], found["layer_types"]) == (8, ["full_attention", "sliding_attention"] * 2)
-    scaling = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4, "beta_slow": 1, "beta_fast": 32}
+    found = config_of_params(
+        params(sliding_window=[None, 8], yarn={"factor": 4, "alpha": 1, "beta": 32}), "it"
+    )
+    assert (found["sliding_window"], found["layer_types"]) == (
+        8,
+        ["full_attention", "sliding_attention"] * 2,
+    )
+    scaling = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4,
+        "beta_slow": 1,
+        "beta_fast": 32,
+    }
     assert found["rope_parameters"] == scaling
 
 
@@ -107,7 +130,10 @@ def test_params_say_windows_and_stretched_positions_in_hugging_faces_terms():
         ({"n_layers": 10**9}, "`n_layers`: 1000000000 is not between"),
         ({"vision_encoder": {"dim": 8}}, "vision_encoder=.* is not supported"),
         ({"model_type": "mamba"}, "model_type='mamba' is not supported"),
-        ({"moe": {"num_experts": 2, "num_shared_experts": 1}}, "moe=.* it may have num_experts, num_experts_per_tok"),
+        (
+            {"moe": {"num_experts": 2, "num_shared_experts": 1}},
+            "moe=.* it may have num_experts, num_experts_per_tok",
+        ),
         ({"yarn": 3}, "yarn=3 is not supported"),
         ({"sliding_window": [8, 9]}, "neither a size, nor one for each layer"),
         ({"sliding_window": [8, None, None]}, "neither a size, nor one for each layer"),
@@ -137,24 +163,32 @@ def test_the_other_format_is_named(mistrals, tmp_path):
     own = mistrals_own(mistrals[0], tmp_path / "own")
     with pytest.raises(sgl.ModelError, match=r'no weights found.*load_format="mistral"'):
         engine(own)
-    with pytest.raises(sgl.ModelError, match=r'there is no consolidated.safetensors.*load_format="auto"'):
+    with pytest.raises(
+        sgl.ModelError, match=r'there is no consolidated.safetensors.*load_format="auto"'
+    ):
         (own / "consolidated.safetensors").unlink()
         engine(own, load_format="mistral")
 
 
-# -------------------------------------------------------------------------------------------------- tekken.json
+# -------------------------------------------------------------------------------------- tekken.json
 
 
 @pytest.fixture(scope="module")
 def tekken(tmp_path_factory):
-    """Folder with a `tekken.json` of 400 trained tokens behind 20 special ones, of which the file names five."""
+    """Folder with a `tekken.json` of 400 trained tokens behind 20 special ones, of which the file
+    names five.
+    """
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PATTERN), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ]
     )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     backend.train_from_iterator(
-        [TEXT] * 3, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+        [TEXT] * 3,
+        trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False),
     )
     by_id = sorted(backend.get_vocab().items(), key=lambda each: each[1])
     content = {
@@ -177,7 +211,9 @@ def tekken(tmp_path_factory):
 
 
 def tiktoken_ids(text: str, content: dict[str, Any]) -> list[int]:
-    """Ids by tiktoken's algorithm: of each piece, the neighbours whose union has the lowest rank are joined."""
+    """Ids by tiktoken's algorithm: of each piece, the neighbours whose union has the lowest rank
+    are joined.
+    """
     count = content["config"]["default_num_special_tokens"]
     kept = content["vocab"][: content["config"]["default_vocab_size"] - count]
     rank = {base64.b64decode(each["token_bytes"]): i for i, each in enumerate(kept)}
@@ -185,7 +221,9 @@ def tiktoken_ids(text: str, content: dict[str, Any]) -> list[int]:
     for piece in regex.findall(PATTERN, text):
         parts = [bytes([byte]) for byte in piece.encode()]
         while len(parts) > 1:
-            best = min(range(len(parts) - 1), key=lambda i: rank.get(parts[i] + parts[i + 1], 1 << 30))
+            best = min(
+                range(len(parts) - 1), key=lambda i: rank.get(parts[i] + parts[i + 1], 1 << 30)
+            )
             if parts[best] + parts[best + 1] not in rank:
                 break
             parts[best : best + 2] = [parts[best] + parts[best + 1]]
@@ -207,13 +245,19 @@ def test_texts_have_the_ids_of_tiktokens_algorithm(tekken):
 def test_control_tokens_have_their_ids_and_every_prompt_begins_with_one(tekken):
     tokenizer = tokenizer_from_folder(tekken[0])
     assert tokenizer.encode("[INST]")[:2] == [1, 3]
-    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.token_bytes[7]) == (1, {2}, b"<SPECIAL_7>")
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.token_bytes[7]) == (
+        1,
+        {2},
+        b"<SPECIAL_7>",
+    )
     assert tokenizer.special_tokens["eos_token"] == "</s>"
     assert 3 not in tokenizer.encode_spans([Span("[INST]", special=False)])
 
 
 def test_a_model_in_mistrals_files_reads_texts(tekken, tmp_path):
-    model = randomise(MistralForCausalLM(MistralForCausalLM.config_class(**SHAPE | {"vocab_size": 512})))
+    model = randomise(
+        MistralForCausalLM(MistralForCausalLM.config_class(**SHAPE | {"vocab_size": 512}))
+    )
     own = mistrals_own(save(model, tmp_path / "theirs"), tmp_path / "own")
     for file in own.glob("tokenizer*"):
         file.unlink()
@@ -232,9 +276,17 @@ def test_a_model_in_mistrals_files_reads_texts(tekken, tmp_path):
         (lambda c: c.pop("vocab"), "damaged: KeyError"),
         (lambda c: c["special_tokens"].pop(0), "the special tokens are not the first"),
         (lambda c: c["config"].update(default_vocab_size=10**6), "has .* tokens, and says"),
-        (lambda c: c["vocab"].append(c["vocab"][0]) or c["config"].update(default_vocab_size=421), "and says 401"),
+        (
+            lambda c: (
+                c["vocab"].append(c["vocab"][0]) or c["config"].update(default_vocab_size=421)
+            ),
+            "and says 401",
+        ),
         (lambda c: c["config"].update(default_num_special_tokens=3), "not the first of 3"),
-        (lambda c: c["vocab"][300].update(token_bytes=base64.b64encode(b"a" * 2000).decode()), "2,000 bytes"),
+        (
+            lambda c: c["vocab"][300].update(token_bytes=base64.b64encode(b"a" * 2000).decode()),
+            "2,000 bytes",
+        ),
     ],
 )
 def test_a_damaged_tekken_is_named(change, why, tekken, tmp_path):

@@ -50,7 +50,9 @@ class Hub:
                  **self.listed.get(name, {})}
                 for name, data in self.files.items()
             ]  # fmt: skip
-            return json.dumps({"Code": 200, "Data": {"Files": [*files, {"Path": "sub", "Type": "tree"}]}}).encode()
+            return json.dumps(
+                {"Code": 200, "Data": {"Files": [*files, {"Path": "sub", "Type": "tree"}]}}
+            ).encode()
         if path == f"/api/v1/models/{MODEL}/repo":
             self.asked.append(name := query["FilePath"][0])
             return self.files.get(name)
@@ -190,7 +192,9 @@ def test_a_folder_without_its_weights_is_not_used_without_the_hub(hub, monkeypat
 
 def test_an_answer_that_is_no_http_is_named(hub):
     hub.broken = "config.json"
-    with pytest.raises(sgl.DownloadError, match=r"owner/tiny: can't be fetched from ModelScope: broken"):
+    with pytest.raises(
+        sgl.DownloadError, match=r"owner/tiny: can't be fetched from ModelScope: broken"
+    ):
         resolve(MODEL)
 
 
@@ -227,6 +231,7 @@ def test_what_is_not_as_it_is_listed_is_not_kept(case, hub, tmp_path):
 
 def test_a_model_that_is_not_there_is_named(hub):
     with pytest.raises(
-        sgl.DownloadError, match=r"owner/none: ModelScope did not give it: HTTP Error 404.*SGLANG_USE_MOD"
+        sgl.DownloadError,
+        match=r"owner/none: ModelScope did not give it: HTTP Error 404.*SGLANG_USE_MOD",
     ):
         resolve("owner/none")

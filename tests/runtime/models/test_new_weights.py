@@ -73,7 +73,9 @@ def test_new_weights_equal_those_of_an_engine_that_loads_them(folders, dtype):
         running.update_weights(str(old))
         assert told(running) == before
         for start in range(0, len(given), 2):  # each product gets its tensors in several calls
-            running.update_weights_from_tensor(given[start : start + 2], flush_cache=start + 2 >= len(given))
+            running.update_weights_from_tensor(
+                given[start : start + 2], flush_cache=start + 2 >= len(given)
+            )
         assert told(running) == expected
         for name, tensor in given:
             read = torch.tensor(running.get_weights_by_name(name, 1000))
@@ -92,19 +94,27 @@ def llamas(tmp_path_factory):
 
 def gpu_decoder(folder: Path, **settings: Any) -> GpuDecoder:
     """The decoder of a GPU, whose kernels nobody runs."""
-    model = load.load_model(EngineConfig(model=str(folder), device="cpu", dtype="float32", **settings), folder).model
+    model = load.load_model(
+        EngineConfig(model=str(folder), device="cpu", dtype="float32", **settings), folder
+    ).model
     assert isinstance(model, GpuDecoder)
     return model
 
 
 def all_tensors(model: GpuDecoder) -> dict[str, torch.Tensor]:
     whole = [model.embedding, model.head, model.norm, model.layers]
-    scratch = {id(each): each for each in vars(model.linears).values()}  # which all linear layers share
-    return {f"{i}": old for i, (old, _) in enumerate(tensor_pairs(whole, copy.deepcopy(whole, scratch), ""))}
+    # which all linear layers share
+    scratch = {id(each): each for each in vars(model.linears).values()}
+    return {
+        f"{i}": old
+        for i, (old, _) in enumerate(tensor_pairs(whole, copy.deepcopy(whole, scratch), ""))
+    }
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", ["llama-biases", "deepseek-v2", "qwen2-moe", "gpt-neox", "gpt-oss", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["llama-biases", "deepseek-v2", "qwen2-moe", "gpt-neox", "gpt-oss", "gemma3"]
+)
 def test_new_weights_overwrite_those_of_a_gpu(name, tmp_path, monkeypatch):
     monkeypatch.setattr(load, "Decoder", GpuDecoder)
     old, new = pair(name, tmp_path)
@@ -126,15 +136,23 @@ def test_a_flattened_bucket_has_all_of_its_tensors(llamas):
     tensors, parts, at = tensors_of(new), [], 0
     for name, tensor in tensors.items():
         end = at + tensor.numel()
-        parts.append(SimpleNamespace(name=name, shape=tensor.shape, dtype=tensor.dtype, start_idx=at, end_idx=end))
+        parts.append(
+            SimpleNamespace(
+                name=name, shape=tensor.shape, dtype=tensor.dtype, start_idx=at, end_idx=end
+            )
+        )
         at = end
     flat = torch.cat([tensor.flatten() for tensor in tensors.values()])
     with engine(new) as running:
         expected = told(running)
     with engine(old) as running:
         with pytest.raises(sgl.ParameterError, match="not within its bucket"):
-            running.update_weights_from_tensor({"flattened_tensor": flat[:-1], "metadata": parts}, "flattened_bucket")
-        running.update_weights_from_tensor({"flattened_tensor": flat, "metadata": parts}, "flattened_bucket")
+            running.update_weights_from_tensor(
+                {"flattened_tensor": flat[:-1], "metadata": parts}, "flattened_bucket"
+            )
+        running.update_weights_from_tensor(
+            {"flattened_tensor": flat, "metadata": parts}, "flattened_bucket"
+        )
         assert told(running) == expected
 
 
@@ -175,7 +193,9 @@ def test_a_checkpoint_that_is_not_whole_changes_nothing(llamas, what, tmp_path):
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with engine(llamas[0]) as running:
         before = told(running)
-        with pytest.raises(sgl.ModelError, match="is missing" if what == "missing" else "NaN or infinite"):
+        with pytest.raises(
+            sgl.ModelError, match="is missing" if what == "missing" else "NaN or infinite"
+        ):
             running.update_weights_from_disk(str(folder))
         assert told(running) == before
 
@@ -212,7 +232,10 @@ def test_a_matrix_of_another_form_is_refused_where_addresses_stay(llamas, monkey
     linear = running.layers[0].output
     monkeypatch.setattr(linear, "bias", None)
     opener = opener_of(tensors_of(llamas[1]))
-    with torch.inference_mode(), pytest.raises(sgl.ModelError, match=r"layer 0, output: .* another form"):
+    with (
+        torch.inference_mode(),
+        pytest.raises(sgl.ModelError, match=r"layer 0, output: .* another form"),
+    ):
         StagedWeights(running, opener, whole=False)
 
 
@@ -222,7 +245,9 @@ def test_a_quantised_product_takes_its_tensors_together(llamas):
     with engine(new, dtype="int8") as running:
         expected = told(running)
     with engine(old, dtype="int8") as running:
-        with pytest.raises(sgl.ModelError, match="in fewer bits in this engine, and can't be read back"):
+        with pytest.raises(
+            sgl.ModelError, match="in fewer bits in this engine, and can't be read back"
+        ):
             running.update_weights_from_tensor({Q: tensors_of(new)[Q]})
         running.update_weights_from_tensor(tensors_of(new))
         assert told(running) == expected
@@ -240,6 +265,10 @@ def test_checksums_tell_what_has_changed(llamas):
         assert running.check_weights("compare")["changed"] == [Q]
         running.update_weights(str(old))
         found = running.check_weights("compare")
-        assert (found["changed"], found["checksums"], found["unreadable"]) == ([], first["checksums"], [])
+        assert (found["changed"], found["checksums"], found["unreadable"]) == (
+            [],
+            first["checksums"],
+            [],
+        )
         with pytest.raises(sgl.ModelError, match="no tensor of this model"):
             running.get_weights_by_name("what")

@@ -24,7 +24,10 @@ LAYERS = 7
 @pytest.fixture
 def folder(request, tmp_path):
     kind, changes = FAMILIES[getattr(request, "param", "llama-biases")]
-    return save(randomise(kind(kind.config_class(**SHAPE | changes | {"num_hidden_layers": LAYERS}))), tmp_path)
+    return save(
+        randomise(kind(kind.config_class(**SHAPE | changes | {"num_hidden_layers": LAYERS}))),
+        tmp_path,
+    )
 
 
 def decoder(folder, offload=None, **settings):
@@ -33,7 +36,9 @@ def decoder(folder, offload=None, **settings):
         patch.setattr(load, "Decoder", GpuDecoder)
         patch.setattr(load, "_offload", lambda *_: offload)
         patch.setattr(load, "computes_in_eight_bits", lambda _: True)
-        model = load.load_model(EngineConfig(model=str(folder), device="cpu", **settings), folder).model
+        model = load.load_model(
+            EngineConfig(model=str(folder), device="cpu", **settings), folder
+        ).model
     assert isinstance(model, GpuDecoder)
     return model
 
@@ -51,7 +56,9 @@ def bytes_of(model, layers):
 
 @needs_kernels
 @pytest.mark.sampled(12)
-@pytest.mark.parametrize("folder", ["llama-biases", "qwen2-moe", "deepseek-v2", "gemma2"], indirect=True)
+@pytest.mark.parametrize(
+    "folder", ["llama-biases", "qwen2-moe", "deepseek-v2", "gemma2"], indirect=True
+)
 @pytest.mark.parametrize(("first", "group"), [(0, 1), (2, 1), (1, 2), (2, 3), (5, 4), (6, 1)])
 def test_each_layer_has_its_weights_when_it_is_computed(folder, first, group):
     plain = decoder(folder)
@@ -78,8 +85,14 @@ FORMATS = {
     "16 bits": (lambda folder: folder, {"dtype": "bfloat16"}),
     "packed in 4 bits": (lambda folder: quantised(folder, "int4"), {}),
     "packed in 8 bits": (lambda folder: quantised(folder, "int8"), {}),
-    "rounded while loading, to 4 bits": (lambda folder: folder, {"quantization": "int4", "dtype": "bfloat16"}),
-    "rounded while loading, to 8 bits": (lambda folder: folder, {"quantization": "int8", "dtype": "bfloat16"}),
+    "rounded while loading, to 4 bits": (
+        lambda folder: folder,
+        {"quantization": "int4", "dtype": "bfloat16"},
+    ),
+    "rounded while loading, to 8 bits": (
+        lambda folder: folder,
+        {"quantization": "int8", "dtype": "bfloat16"},
+    ),
     "fp8": (lambda folder: folder, {"quantization": "fp8", "dtype": "bfloat16"}),
 }
 
@@ -103,17 +116,32 @@ def quantised(folder, to):
 def test_answers_are_those_of_an_engine_with_all_weights_on_the_device(tmp_path, monkeypatch, name):
     change, weights = FORMATS.get(name, (lambda folder: folder, {}))
     folder = change(saved_model(tmp_path))
-    settings = {"page_size": 4, "max_total_tokens": 400, "threads": 1, "max_running": 2, "device": "cpu", **weights}
+    settings = {
+        "page_size": 4,
+        "max_total_tokens": 400,
+        "threads": 1,
+        "max_running": 2,
+        "device": "cpu",
+        **weights,
+    }
     monkeypatch.setattr(load, "Decoder", GpuDecoder)
     monkeypatch.setattr(load, "computes_in_eight_bits", lambda _: True)
     with engine(folder, **settings) as running:
         expected = ask(running, [5, 7, 11], most=2).result(timeout=300)
     plain = decoder(folder, **weights)
-    monkeypatch.setattr(load, "_offload", lambda *_: Offload(CPU, bytes_of(plain, plain.layers[2:]), 2))
+    monkeypatch.setattr(
+        load, "_offload", lambda *_: Offload(CPU, bytes_of(plain, plain.layers[2:]), 2)
+    )
     with engine(folder, **settings) as running:
         found = ask(running, [5, 7, 11], most=2).result(timeout=300)
-        assert (found.token_ids, found.output_logprobs) == (expected.token_ids, expected.output_logprobs)
-        with pytest.raises(sgl.ModelError, match=r"weights in the host's memory \(cpu_offload_gb\) can't be replaced"):
+        assert (found.token_ids, found.output_logprobs) == (
+            expected.token_ids,
+            expected.output_logprobs,
+        )
+        with pytest.raises(
+            sgl.ModelError,
+            match=r"weights in the host's memory \(cpu_offload_gb\) can't be replaced",
+        ):
             running.update_weights(str(folder))
 
 
@@ -128,14 +156,21 @@ def test_the_fewest_last_layers_are_taken_by_the_bytes_that_they_have(tmp_path, 
     plain = decoder(made, **settings)
     for first in (LAYERS - 1, 2, 0):
         wanted = bytes_of(plain, plain.layers[first:])
-        for least, count in ((wanted, LAYERS - first), (wanted - 1, LAYERS - first), (wanted + 1, LAYERS - first + 1)):
+        for least, count in (
+            (wanted, LAYERS - first),
+            (wanted - 1, LAYERS - first),
+            (wanted + 1, LAYERS - first + 1),
+        ):
             if count > LAYERS:
                 continue
             model = decoder(made, Offload(CPU, least, 1), **settings)
             places = [
-                {each.untyped_storage().data_ptr() for each in tensors_of(model, layer)} for layer in model.layers
+                {each.untyped_storage().data_ptr() for each in tensors_of(model, layer)}
+                for layer in model.layers
             ]
-            assert [len(each) == 1 for each in places] == [i >= LAYERS - count for i in range(LAYERS)]
+            assert [len(each) == 1 for each in places] == [
+                i >= LAYERS - count for i in range(LAYERS)
+            ]
 
 
 @needs_kernels
@@ -144,9 +179,13 @@ def test_more_than_the_layers_have_is_refused_before_they_are_read_or_when_they_
     assert isinstance(spec, ModelSpec)
     item = (1 << 30) / spec.layers[0].weight_elements(spec.hidden_size)  # a layer has a GiB
     check_size(spec, LAYERS, item)
-    with pytest.raises(sgl.ParameterError, match=r"cpu_offload_gb: 8 is more than the 7.0 GiB of the layers"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"cpu_offload_gb: 8 is more than the 7.0 GiB of the layers"
+    ):
         check_size(spec, 8, item)
-    with pytest.raises(sgl.ParameterError, match=r"cpu_offload_gb: 1 is more than the 0.0 GiB of the layers"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"cpu_offload_gb: 1 is more than the 0.0 GiB of the layers"
+    ):
         decoder(folder, Offload(CPU, 1 << 30, 1))
 
 
@@ -157,10 +196,15 @@ def test_more_than_the_layers_have_is_refused_before_they_are_read_or_when_they_
         ({"cpu_offload_gb": -1}, "-1 is not a whole number of at least 0"),
         ({"cpu_offload_gb": 1, "offload_group_size": 0}, "0 is not a whole number of at least 1"),
         ({"offload_group_size": 2}, "is for weights in the host's memory"),
-        ({"cpu_offload_gb": 1, "enable_memory_saver": True}, "is not here with enable_memory_saver"),
+        (
+            {"cpu_offload_gb": 1, "enable_memory_saver": True},
+            "is not here with enable_memory_saver",
+        ),
         ({"cpu_offload_gb": 1, "tp_size": 2}, "is not here with tp_size=2"),
     ],
 )
 def test_settings_that_do_not_go_are_named(settings, why, folder):
     with pytest.raises(sgl.ParameterError, match=why):
-        engine(folder, device="cpu", **settings) if "tp_size" not in settings else EngineConfig(**settings)
+        engine(folder, device="cpu", **settings) if "tp_size" not in settings else EngineConfig(
+            **settings
+        )

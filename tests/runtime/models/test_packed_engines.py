@@ -1,4 +1,6 @@
-"""Engines on packed folders: new weights keep the format, rows don't depend on their batch, and grammars hold."""
+"""Engines on packed folders: new weights keep the format, rows don't depend on their batch, and
+grammars hold.
+"""
 
 import json
 import shutil
@@ -43,7 +45,9 @@ Q = "model.layers.0.self_attn.q_proj"
 
 
 def folder_of(form, at):
-    """Folder in a format of `packings.py`, or in 16 bits for "int4", which rounds it while it is loaded."""
+    """Folder in a format of `packings.py`, or in 16 bits for "int4", which rounds it while it is
+    loaded.
+    """
     if form == "int4":
         return save(randomise(Qwen3ForCausalLM(TINY)), at)
     return write(at, FORMATS[form])[0]
@@ -54,14 +58,19 @@ def scaled_copy(folder, to):
     shutil.copytree(folder, to)
     state = load_file(folder / "model.safetensors")
     save_file(
-        {name: each * 0.75 if each.is_floating_point() and each.itemsize > 1 else each for name, each in state.items()},
+        {
+            name: each * 0.75 if each.is_floating_point() and each.itemsize > 1 else each
+            for name, each in state.items()
+        },
         to / "model.safetensors",
     )
     return to
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("form", ["gptq", "gptq, reordered", "awq", "compressed-tensors", "nf4", "nvfp4", "int4"])
+@pytest.mark.parametrize(
+    "form", ["gptq", "gptq, reordered", "awq", "compressed-tensors", "nf4", "nvfp4", "int4"]
+)
 def test_new_weights_are_kept_in_the_format(tmp_path, form):
     old = folder_of(form, tmp_path / "old")
     new, settings = scaled_copy(old, tmp_path / "new"), {"dtype": "auto"}
@@ -76,8 +85,11 @@ def test_new_weights_are_kept_in_the_format(tmp_path, form):
         assert told(running) == expected
         given = load_file(old / "model.safetensors")
         some = {name: each for name, each in given.items() if name.startswith(Q)}
-        if form not in ("int4", "nf4"):  # of which the first has a plain tensor, and the second is decoded
-            with pytest.raises(sgl.ModelError, match="in fewer bits in this engine, and can't be read back"):
+        # of which the first has a plain tensor, and the second is decoded
+        if form not in ("int4", "nf4"):
+            with pytest.raises(
+                sgl.ModelError, match="in fewer bits in this engine, and can't be read back"
+            ):
                 running.update_weights_from_tensor(some)
             assert told(running) == expected
         running.update_weights_from_tensor(given)
@@ -88,11 +100,15 @@ def gpu_decoder(folder):
     """Decoder of a GPU that keeps what is packed; nobody runs its kernels."""
     spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
     with torch.inference_mode():
-        return GpuDecoder(spec, open_folder(folder, read_quantisation(folder).matrices), HALF, DEVICE, 64)
+        return GpuDecoder(
+            spec, open_folder(folder, read_quantisation(folder).matrices), HALF, DEVICE, 64
+        )
 
 
 def stage(model, folder):
-    return StagedWeights(model, lambda: open_folder(folder, read_quantisation(folder).matrices), whole=True)
+    return StagedWeights(
+        model, lambda: open_folder(folder, read_quantisation(folder).matrices), whole=True
+    )
 
 
 @needs_kernels
@@ -117,7 +133,10 @@ def test_new_weights_overwrite_packed_ones_of_a_gpu(tmp_path, form):
 @needs_kernels
 def test_weights_in_another_format_are_refused_where_addresses_stay(tmp_path):
     running = gpu_decoder(folder_of("gptq", tmp_path / "gptq"))
-    with torch.inference_mode(), pytest.raises(sgl.ModelError, match="have another form than the running ones"):
+    with (
+        torch.inference_mode(),
+        pytest.raises(sgl.ModelError, match="have another form than the running ones"),
+    ):
         stage(running, folder_of("nf4", tmp_path / "nf4"))
 
 
@@ -125,8 +144,12 @@ def test_weights_in_another_format_are_refused_where_addresses_stay(tmp_path):
 @pytest.mark.parametrize("form", ["gptq, reordered", "nvfp4"])
 def test_a_row_has_the_same_bits_in_every_batch(tmp_path, form):
     batch = prompts(20, 9, 33, 5)
-    with engine(folder_of(form, tmp_path), dtype="auto", deterministic=True, max_running=4) as running:
-        together = [each.result(timeout=60) for each in [ask(running, ids, most=4) for ids in batch]]
+    with engine(
+        folder_of(form, tmp_path), dtype="auto", deterministic=True, max_running=4
+    ) as running:
+        together = [
+            each.result(timeout=60) for each in [ask(running, ids, most=4) for ids in batch]
+        ]
         alone = [ask(running, ids, most=4).result(timeout=60) for ids in batch]
     for one, other in zip(together, alone):
         assert one.token_ids == other.token_ids
@@ -189,7 +212,11 @@ def test_formats_that_differ_in_a_product_are_multiplied_apart_on_a_gpu(tmp_path
     assert [type(product) for product in made.products] == [PackedLinear, PackedLinear, GpuLinear]
     x = normal(rows, 64, dtype=torch.float16)
     expected = torch.nn.functional.linear(x.double(), values, bias.double())
-    for found in (made(x), made.into(x, torch.empty_like(expected, dtype=x.dtype)), *made.parts(x)[:1]):
+    for found in (
+        made(x),
+        made.into(x, torch.empty_like(expected, dtype=x.dtype)),
+        *made.parts(x)[:1],
+    ):
         close(found / 4, expected / 4, torch.float16)
     close(made.gated(x, "silu", eight=None), apply_activation(expected, "silu"), torch.float16)
 
@@ -231,7 +258,9 @@ def test_a_gpu_keeps_what_the_folder_declares(tmp_path, monkeypatch, caplog, for
     folder = folder_of(form, tmp_path)
     as_on_a_gpu(monkeypatch)
     with caplog.at_level("INFO", "sglang_lite"):
-        loaded = load_model(EngineConfig(model=str(folder), device="cpu", quantization=named), folder, iter)
+        loaded = load_model(
+            EngineConfig(model=str(folder), device="cpu", quantization=named), folder, iter
+        )
     assert type(loaded.model.layers[0].qkv) is kept
     assert caplog.messages.count(FP4) == (form == "nvfp4")
 
@@ -250,21 +279,34 @@ def test_a_gpu_keeps_both_formats_of_a_folder(tmp_path, monkeypatch):
 def test_a_gpu_keeps_four_bits_of_a_gguf_file(tmp_path, monkeypatch, kind, kept):
     torch.manual_seed(0)
     path = write_gguf(tmp_path / "tiny.gguf", LlamaForCausalLM(LLAMA).eval(), kind)
-    monkeypatch.setattr("sglang_lite.runtime.loading.description.pick_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr("sglang_lite.runtime.loading.load_model.computes_in_eight_bits", lambda _: False)
-    assert describe(str(path)).products.startswith("in 4 bits" if kind == "Q4_0" else "decoded while loading")
+    monkeypatch.setattr(
+        "sglang_lite.runtime.loading.description.pick_device", lambda _: torch.device("cuda")
+    )
+    monkeypatch.setattr(
+        "sglang_lite.runtime.loading.load_model.computes_in_eight_bits", lambda _: False
+    )
+    assert describe(str(path)).products.startswith(
+        "in 4 bits" if kind == "Q4_0" else "decoded while loading"
+    )
     as_on_a_gpu(monkeypatch)
     loaded = load_model(EngineConfig(model=str(path), device="cpu"), path, iter)
-    products = [loaded.model.head, *(each for layer in loaded.model.layers for each in (layer.qkv, layer.output))]
+    products = [
+        loaded.model.head,
+        *(each for layer in loaded.model.layers for each in (layer.qkv, layer.output)),
+    ]
     assert {type(each) for each in products} == {kept}
 
 
 def as_on_a_gpu(monkeypatch, *, eight_bits=False):
-    """Has models loaded on the CPU in the formats, and with the layers, of a GPU; nobody runs their kernels."""
+    """Has models loaded on the CPU in the formats, and with the layers, of a GPU; nobody runs their
+    kernels.
+    """
     gpu = torch.device("cuda")
     monkeypatch.setattr(load, "Decoder", GpuDecoder)
     monkeypatch.setattr(load, "computes_in_eight_bits", lambda _: eight_bits)
-    monkeypatch.setattr(load, "precision", lambda dtype, _, **settings: precision(dtype, gpu, **settings))
+    monkeypatch.setattr(
+        load, "precision", lambda dtype, _, **settings: precision(dtype, gpu, **settings)
+    )
 
 
 CALL = Regex(r"look_it_up:[a-e]{4};then_answer:([0-4]{3}|none)")

@@ -1,5 +1,7 @@
-"""Our model is transformers' model: the same logits and the same greedy tokens, from the same tensors of a file: those of
-the default model's first layers, or of all with SGLANG_LITE_CASES=all."""
+"""Our model is transformers' model: the same logits and the same greedy tokens, from the same
+tensors of a file: those of the default model's first layers, or of all with
+SGLANG_LITE_CASES=all.
+"""
 
 import random
 
@@ -11,7 +13,11 @@ from sglang_lite.protocol import SamplingParams
 from tests.counts import some
 from tests.runtime.models import small_gguf
 
-QUESTIONS = ["What is the capital of France?", "List three colours: 1, 2, 3.", "Translate 'good morning' into Spanish."]
+QUESTIONS = [
+    "What is the capital of France?",
+    "List three colours: 1, 2, 3.",
+    "Translate 'good morning' into Spanish.",
+]
 
 
 def prompts(tokenizer) -> list[list[int]]:
@@ -30,7 +36,9 @@ def reference(model_file, tmp_path):
     from transformers import AutoModelForCausalLM
 
     file = small_gguf.first_layers(tmp_path / "reference.gguf", model_file, LAYERS, tokens=10)
-    return AutoModelForCausalLM.from_pretrained(str(tmp_path), gguf_file=file.name, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        str(tmp_path), gguf_file=file.name, dtype=torch.float32
+    ).eval()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -43,7 +51,9 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(reference, model_f
                                     logprob_start_len=1, top_logprobs_num=20)  # fmt: skip
             ours = engine.complete(ids, params)
             with torch.no_grad():
-                theirs = reference(torch.tensor([[*ids, *ours.token_ids]])).logits[0].log_softmax(-1)
+                theirs = (
+                    reference(torch.tensor([[*ids, *ours.token_ids]])).logits[0].log_softmax(-1)
+                )
             entries = [*ours.prompt_logprobs, *ours.output_logprobs]
             for row, entry in zip(theirs, entries):
                 worst = max(worst, abs(row[entry.token_id].item() - entry.logprob))

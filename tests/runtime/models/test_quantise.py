@@ -32,26 +32,39 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(("to", "group", "limit"), [("int4", 32, 0.13), ("int8", 16, 0.008)])
-def test_what_is_written_is_the_model_with_rounded_matrices(folder, tmp_path, to, group, limit, capsys):
+def test_what_is_written_is_the_model_with_rounded_matrices(
+    folder, tmp_path, to, group, limit, capsys
+):
     out = tmp_path / "new" / "small"
-    assert main(["quantize", str(folder), "--to", to, "--group", str(group), "--out", str(out)]) == 0
+    assert (
+        main(["quantize", str(folder), "--to", to, "--group", str(group), "--out", str(out)]) == 0
+    )
     assert capsys.readouterr().out == f"written to {out}\n"
     assert len(list(out.glob("*.safetensors"))) == len(list(folder.glob("*.safetensors"))) > 2
     theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     with engine(out, quantization="compressed-tensors") as running:
         assert logprobs(running) == pytest.approx(expected_of(theirs), abs=1e-4)
-    name, source = "model.layers.1.mlp.down_proj.weight", open_folder(out, read_quantisation(out).matrices)
+    name, source = (
+        "model.layers.1.mlp.down_proj.weight",
+        open_folder(out, read_quantisation(out).matrices),
+    )
     weight = Qwen3ForCausalLM.from_pretrained(folder).state_dict()[name]
     found = source.take(name, (64, 96))
     assert isinstance(found, EncodedMatrix)
     assert (found.decode(0, 64) - weight).norm() < limit * weight.norm()
-    before, after = (sum(file.stat().st_size for file in each.glob("*.safetensors")) for each in (folder, out))
+    before, after = (
+        sum(file.stat().st_size for file in each.glob("*.safetensors")) for each in (folder, out)
+    )
     assert after < before * (0.6 if to == "int4" else 0.75)
 
 
 def test_matrices_that_are_sensitive_stay(folder, tmp_path):
     quantise(str(folder), tmp_path / "out", group=32)
-    state = {name: t for file in (tmp_path / "out").glob("*.safetensors") for name, t in load_file(file).items()}
+    state = {
+        name: t
+        for file in (tmp_path / "out").glob("*.safetensors")
+        for name, t in load_file(file).items()
+    }
     assert {"lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"} <= state.keys()
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["quantization_config"]["ignore"] == ["lm_head", "model.embed_tokens"]
@@ -61,7 +74,9 @@ def test_matrices_that_are_sensitive_stay(folder, tmp_path):
 
 def test_what_can_not_be_quantised_is_named(folder, tmp_path):
     out = tmp_path / "out"
-    with pytest.raises(sgl.ParameterError, match=r"group: 128 does not divide the 64 inputs .*These would: 32, 64"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"group: 128 does not divide the 64 inputs .*These would: 32, 64"
+    ):
         quantise(str(folder), out)
     with pytest.raises(sgl.ParameterError, match=r"out: .* is there already"):
         quantise(str(folder), tmp_path, group=32)
@@ -73,10 +88,16 @@ def test_what_can_not_be_quantised_is_named(folder, tmp_path):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("write", [lambda *at: quantise(*at, group=32), save_sharded], ids=["quantise", "save"])
+@pytest.mark.parametrize(
+    "write", [lambda *at: quantise(*at, group=32), save_sharded], ids=["quantise", "save"]
+)
 def test_nothing_is_left_of_weights_that_a_disk_does_not_take(write, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would leave files of modules cut short
-    handled, (soft, hard) = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Python would leave files of modules cut short
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    handled, (soft, hard) = (
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # of a file; the model's have more
     try:
         with pytest.raises(sgl.ModelError, match=r"out: can't be written: .*File too large"):

@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM, TorchAoConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    TorchAoConfig,
+)
 
 from sglang_lite.runtime.models.weights.folder import open_folder
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
@@ -10,9 +16,13 @@ from tests.runtime.models.packings import TINY
 from tests.runtime.models.tiny import randomise, save
 
 for package in ("bitsandbytes", "torchao"):
-    pytest.importorskip(package, reason=f"{package} is not installed: `make test-quantisers` installs it")
+    pytest.importorskip(
+        package, reason=f"{package} is not installed: `make test-quantisers` installs it"
+    )
 
-WIDE = Qwen3Config(**{**TINY.to_dict(), "hidden_size": 256, "intermediate_size": 384, "head_dim": 32})
+WIDE = Qwen3Config(
+    **{**TINY.to_dict(), "hidden_size": 256, "intermediate_size": 384, "head_dim": 32}
+)
 
 
 def of_torchao(kind, **settings):
@@ -75,7 +85,9 @@ def plain(tmp_path_factory):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_folder_has_the_values_that_its_library_computes(plain, tmp_path, name):
     config, values = FORMATS[name]
-    theirs = AutoModelForCausalLM.from_pretrained(plain, quantization_config=config(), dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        plain, quantization_config=config(), dtype=torch.float32
+    )
     theirs.save_pretrained(tmp_path)
     source = open_folder(tmp_path, read_quantisation(tmp_path).matrices)
     compared = 0

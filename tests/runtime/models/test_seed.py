@@ -1,4 +1,6 @@
-"""Requests to the server of a running engine: its key goes to it alone, and what else answers is a named error."""
+"""Requests to the server of a running engine: its key goes to it alone, and what else answers is a
+named error.
+"""
 
 from typing import Any
 
@@ -23,7 +25,10 @@ def test_a_seed_is_asked_without_a_proxy(monkeypatch):
 
 def test_no_redirect_of_a_seed_is_followed(monkeypatch):
     monkeypatch.setenv("SGLANG_LITE_SEED_KEY", "secret")
-    pages = {"/info": sends(b"", 302, location="http://93.184.215.15/there"), "/there": sends(b"{}")}
+    pages = {
+        "/info": sends(b"", 302, location="http://93.184.215.15/there"),
+        "/there": sends(b"{}"),
+    }
     with web(HOSTS, pages) as asked, pytest.raises(ModelError, match="/info was refused with 302"):
         SEED.ask("/info")
     assert asked == ["/info"]
@@ -40,9 +45,14 @@ def _no_http(handler):
     handler.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n")
 
 
-@pytest.mark.parametrize("page", [_no_http, sends(b"abc", content_length="9"), sends(b"[]"), sends(b"{")])
+@pytest.mark.parametrize(
+    "page", [_no_http, sends(b"abc", content_length="9"), sends(b"[]"), sends(b"{")]
+)
 def test_what_is_no_seed_is_named(page):
-    with web(HOSTS, {"/info": page}), pytest.raises(ModelError, match=r"instance://93\.184\.215\.14:30000: /info"):
+    with (
+        web(HOSTS, {"/info": page}),
+        pytest.raises(ModelError, match=r"instance://93\.184\.215\.14:30000: /info"),
+    ):
         SEED.ask("/info")
 
 

@@ -1,4 +1,6 @@
-"""Configs as the hub has them, old spelling and left-out fields included, are read as transformers reads them."""
+"""Configs as the hub has them, old spelling and left-out fields included, are read as transformers
+reads them.
+"""
 
 import json
 from typing import Any
@@ -29,7 +31,8 @@ HUB: dict[str, Any] = {
         hidden_size=4096, intermediate_size=11008, max_position_embeddings=4096, num_attention_heads=32,
         num_hidden_layers=32, num_key_value_heads=32, pretraining_tp=1, rms_norm_eps=1e-5, rope_scaling=None,
         tie_word_embeddings=False, vocab_size=32000, hidden_act="silu", bos_token_id=1, eos_token_id=2)),
-    "llama-1-7b": (LlamaConfig, "LlamaForCausalLM", dict(  # before there were key-value heads and rope_theta
+    # before there were key-value heads and rope_theta
+    "llama-1-7b": (LlamaConfig, "LlamaForCausalLM", dict(
         hidden_size=4096, intermediate_size=11008, max_position_embeddings=2048, num_attention_heads=32,
         num_hidden_layers=32, vocab_size=32000, hidden_act="silu")),
     "llama-3.1-8b": (LlamaConfig, "LlamaForCausalLM", dict(
@@ -71,7 +74,8 @@ HUB: dict[str, Any] = {
         max_position_embeddings=32768, num_attention_heads=4, num_hidden_layers=26, num_key_value_heads=1,
         query_pre_attn_scalar=256, rope_local_base_freq=10000, rope_scaling=None, rope_theta=1000000, sliding_window=512,
         sliding_window_pattern=6, vocab_size=262144, eos_token_id=[1, 106])),
-    "gemma-3-4b": (Gemma3Config, "Gemma3ForConditionalGeneration", dict(  # says no more than this of its text part
+    # says no more than this of its text part
+    "gemma-3-4b": (Gemma3Config, "Gemma3ForConditionalGeneration", dict(
         eos_token_id=[1, 106], vision_config=dict(hidden_size=1152),
         text_config=dict(hidden_size=2560, intermediate_size=10240, model_type="gemma3_text", num_hidden_layers=34,
                          rope_scaling=dict(factor=8.0, rope_type="linear"), sliding_window=1024))),
@@ -124,19 +128,28 @@ def test_a_config_is_read_as_transformers_reads_it(name):
         assert spec.layers[0].feed_forward.size == text.intermediate_size
         assert first.heads == text.num_attention_heads
         assert first.kv_heads == text.num_key_value_heads
-        assert first.key_size == (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+        assert first.key_size == (
+            getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        )
         assert spec.rms_eps == text.rms_norm_eps
         assert first.scale == getattr(text, "query_pre_attn_scalar", first.key_size) ** -0.5
         assert spec.tied_embeddings == config.tie_word_embeddings
         assert tuple(layer.window for layer in attention) == windows(config, text)
-        assert spec.max_positions == (131072 if name == "qwen2.5-7b" else text.max_position_embeddings)
+        assert spec.max_positions == (
+            131072 if name == "qwen2.5-7b" else text.max_position_embeddings
+        )
         if "eos_token_id" in content:
             eos = content["eos_token_id"]
             assert spec.eos_ids == (tuple(eos) if isinstance(eos, list) else (eos,))
-        ropes = {("full_attention" if layer.window is None else "sliding_attention"): layer.rope for layer in attention}
+        ropes = {
+            ("full_attention" if layer.window is None else "sliding_attention"): layer.rope
+            for layer in attention
+        }
         for layer, rope in ropes.items():
             cos, sin = rotary(config, text, layer)
-            ours, turned = RotaryTable(rope, first.key_size, 5000, torch.float32, torch.device("cpu")).at(POSITIONS)
+            ours, turned = RotaryTable(
+                rope, first.key_size, 5000, torch.float32, torch.device("cpu")
+            ).at(POSITIONS)
             torch.testing.assert_close(ours[:, 0], cos[0], atol=2e-3, rtol=0)
             half = sin.shape[-1] // 2
             torch.testing.assert_close(turned[:, 0, half:], sin[0, :, half:], atol=2e-3, rtol=0)
@@ -146,7 +159,12 @@ def test_early_phi_3_files_call_longrope_su_or_yarn():
     _, architecture, content = HUB["phi-3-mini-128k"]
     named = [
         spec_from_config(
-            content | {"architectures": [architecture], "rope_scaling": content["rope_scaling"] | {"type": name}}, ""
+            content
+            | {
+                "architectures": [architecture],
+                "rope_scaling": content["rope_scaling"] | {"type": name},
+            },
+            "",
         )
         for name in ("longrope", "su", "yarn")
     ]
@@ -176,7 +194,10 @@ def test_pythia_has_fields_of_its_own_for_the_rotary_embedding():
         ({"rotary_pct": 1.5}, "config.json: `rotary_pct`: 1.5 is not between"),
         ({"rotary_pct": 0.01}, "0 elements of a head can't be rotated in pairs"),
         ({"rotary_emb_base": "x"}, "`rotary_emb_base`: 'x' is no number"),
-        ({"num_key_value_heads": 4}, "num_key_value_heads is 4, and each of 8 heads has its own keys and values"),
+        (
+            {"num_key_value_heads": 4},
+            "num_key_value_heads is 4, and each of 8 heads has its own keys and values",
+        ),
         ({"hidden_act": "tanh"}, "the activation 'tanh' is not supported"),
         ({"architectures": ["OlmoForCausalLM"], "clip_qkv": 0}, "`clip_qkv`: 0 is not between"),
     ],

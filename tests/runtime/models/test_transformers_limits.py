@@ -1,5 +1,6 @@
-"""Each kind of causal language model in transformers, on texts beyond every limit of its config: right, or refused for its
-reason."""
+"""Each kind of causal language model in transformers, on texts beyond every limit of its config:
+right, or refused for its reason.
+"""
 
 import re
 
@@ -9,7 +10,12 @@ import transformers
 from torch.nn.functional import pad
 
 import sglang_lite as sgl
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionPlan,
+    DecodeGroup,
+    DecodeRows,
+    ExtendRow,
+)
 from sglang_lite.runtime.models import transformers_model
 from tests.runtime.models.fallback_refused import BEYOND_LIMITS, NOT_MADE, REFUSED, of_this_version
 from tests.runtime.models.zoo import KINDS, tiny
@@ -43,23 +49,51 @@ def theirs(model, ids):
 
 @torch.inference_mode()
 def ours(model, rows):
-    """Logits of rows that are computed together: in chunks of 32 tokens, the last two tokens one by one."""
-    places = torch.randperm(sum(map(len, rows)), generator=torch.Generator().manual_seed(2)).split([*map(len, rows)])
+    """Logits of rows that are computed together: in chunks of 32 tokens, the last two tokens one by
+    one.
+    """
+    places = torch.randperm(sum(map(len, rows)), generator=torch.Generator().manual_seed(2)).split(
+        [*map(len, rows)]
+    )
     cache = model.allocate_cache(sum(map(len, rows)))
     found = [[] for _ in rows]
     for start in range(0, max(map(len, rows)), 32):
-        parts = [(i, start, min(start + 32, len(row) - 2)) for i, row in enumerate(rows) if start < len(row) - 2]
+        parts = [
+            (i, start, min(start + 32, len(row) - 2))
+            for i, row in enumerate(rows)
+            if start < len(row) - 2
+        ]
         reads, size = [], 0
         for i, first, end in parts:
             reads.append(ExtendRow(size, size + end - first, places[i][:end]))
             size += end - first
-        step(model, cache, rows, places, parts, AttentionPlan(slots(places, parts), (), tuple(reads)), found)
+        step(
+            model,
+            cache,
+            rows,
+            places,
+            parts,
+            AttentionPlan(slots(places, parts), (), tuple(reads)),
+            found,
+        )
     for back in (2, 1):
         parts = [(i, len(row) - back, len(row) - back + 1) for i, row in enumerate(rows)]
         lengths = [end for _, _, end in parts]
-        read_at = torch.stack([pad(places[i][:end], (0, max(lengths) - end)) for i, _, end in parts])
-        group = DecodeGroup(slice(0, len(rows)), DecodeRows(read_at, torch.tensor(lengths), ragged=True))
-        step(model, cache, rows, places, parts, AttentionPlan(slots(places, parts), (group,), ()), found)
+        read_at = torch.stack(
+            [pad(places[i][:end], (0, max(lengths) - end)) for i, _, end in parts]
+        )
+        group = DecodeGroup(
+            slice(0, len(rows)), DecodeRows(read_at, torch.tensor(lengths), ragged=True)
+        )
+        step(
+            model,
+            cache,
+            rows,
+            places,
+            parts,
+            AttentionPlan(slots(places, parts), (group,), ()),
+            found,
+        )
     return [torch.cat(parts) for parts in found]
 
 
@@ -79,13 +113,18 @@ def step(model, cache, rows, places, parts, plan, found):
 @pytest.mark.parametrize("kind", MADE)
 def test_texts_beyond_every_limit_are_right_or_refused(kind):
     model = tiny(kind, LIMIT)
-    rows = [torch.randint(2, 95, (size,), generator=torch.Generator().manual_seed(size)) for size in LENGTHS]
+    rows = [
+        torch.randint(2, 95, (size,), generator=torch.Generator().manual_seed(size))
+        for size in LENGTHS
+    ]
     if reason := (REFUSED | BEYOND_LIMITS).get(kind):
         with pytest.raises(sgl.ModelError, match=re.escape(reason)):
             transformers_model.TransformersModel(with_ours(model), kind)
         return
     expected = [theirs(model, row) for row in rows]
-    for found, wanted in zip(ours(transformers_model.TransformersModel(with_ours(model), kind), rows), expected):
+    for found, wanted in zip(
+        ours(transformers_model.TransformersModel(with_ours(model), kind), rows), expected
+    ):
         assert (found - wanted).abs().max() <= 1e-4 * max(1, wanted.abs().max())
 
 
@@ -95,22 +134,33 @@ def with_ours(model):
 
 
 @pytest.mark.sampled(24)
-@pytest.mark.parametrize("kind", [kind for kind in MADE if kind != "xlstm"])  # whose chunks of 24 fail
+# whose chunks of 24 fail
+@pytest.mark.parametrize("kind", [kind for kind in MADE if kind != "xlstm"])
 def test_every_limit_is_one_that_the_trial_narrows(kind):
-    """Whatever whole number of a module or config changes transformers' own logits when it becomes 3 is a limit, and
-    named so, or is listed above."""
+    """Whatever whole number of a module or config changes transformers' own logits when it becomes
+    3 is a limit, and named so, or is listed above.
+    """
     model = tiny(kind, LIMIT)
     ids = torch.randint(2, 95, (40,), generator=torch.Generator().manual_seed(1))
     before = theirs(model, ids)
-    found = {name for name, holders in whole_numbers(model).items() if matters(model, ids, before, name, holders)}
-    assert [name for name in found if not transformers_model.LIMITS.search(name)] == [*filter(OTHERS.get, found)]
+    found = {
+        name
+        for name, holders in whole_numbers(model).items()
+        if matters(model, ids, before, name, holders)
+    }
+    assert [name for name in found if not transformers_model.LIMITS.search(name)] == [
+        *filter(OTHERS.get, found)
+    ]
 
 
 def whole_numbers(model):
     """Objects that have a whole number above 12, or a list of such, by its name."""
     parts = list(model.modules())
     holders = {
-        id(holder): holder for part in parts for holder in (part, vars(part).get("config")) if holder is not None
+        id(holder): holder
+        for part in parts
+        for holder in (part, vars(part).get("config"))
+        if holder is not None
     }
     found = {}
     for holder in holders.values():
@@ -125,7 +175,9 @@ def whole_numbers(model):
 
 def matters(model, ids, before, name, holders):
     for holder, value in holders:
-        vars(holder)[name] = 3 if type(value) is int else type(value)(min(number, 3) for number in value)
+        vars(holder)[name] = (
+            3 if type(value) is int else type(value)(min(number, 3) for number in value)
+        )
     try:
         return not torch.allclose(theirs(model, ids), before, atol=1e-5)
     except Exception:  # of any class: it is a shape

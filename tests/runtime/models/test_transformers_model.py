@@ -12,7 +12,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionPlan,
+    DecodeGroup,
+    DecodeRows,
+    ExtendRow,
+)
 from sglang_lite.runtime.loading.model_files import read_spec
 from sglang_lite.runtime.models import transformers_model
 from sglang_lite.runtime.models.transformers_model import InFloat64
@@ -26,7 +31,9 @@ EXPERTS = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3", "ernie4_5_moe", "gpt_oss", "hunyuan_v1_moe", "dbrx", "jetmoe",
     "hy_v3", "solar_open",
 )  # fmt: skip
-DEEP = {"num_hidden_layers": 8} | dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 16)
+DEEP = {"num_hidden_layers": 8} | dict.fromkeys(
+    ("num_experts", "num_local_experts", "n_routed_experts"), 16
+)
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own, of models that few use
 
 
@@ -42,21 +49,27 @@ def wrapped(kind):
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(2, 95, (2, TOKENS), generator=generator)
     with torch.inference_mode():
-        expected = torch.stack([model(input_ids=row[None], use_cache=False).logits[0] for row in ids]).float()
+        expected = torch.stack(
+            [model(input_ids=row[None], use_cache=False).logits[0] for row in ids]
+        ).float()
     model.set_attn_implementation(transformers_model.NAME)
     return transformers_model.TransformersModel(model, kind), ids, expected
 
 
 @torch.inference_mode()
 def computed(model, ids):
-    """Logits of two rows whose slots lie scattered: in chunks, then token by token, both rows together."""
+    """Logits of two rows whose slots lie scattered: in chunks, then token by token, both rows
+    together.
+    """
     slots = torch.randperm(2 * TOKENS, generator=torch.Generator().manual_seed(2)).view(2, TOKENS)
     cache, out = model.allocate_cache(2 * TOKENS), []
     for start, end in ((0, 7), (7, 12)):
         size = end - start
         rows = tuple(ExtendRow(i * size, i * size + size, slots[i, :end]) for i in range(2))
         plan = AttentionPlan(slots[:, start:end].flatten(), (), rows)
-        hidden = model.forward(ids[:, start:end].flatten(), torch.arange(start, end).repeat(2), plan, cache)
+        hidden = model.forward(
+            ids[:, start:end].flatten(), torch.arange(start, end).repeat(2), plan, cache
+        )
         out.append(model.logits(hidden).view(2, size, -1))
     for at in range(12, TOKENS):
         both = DecodeRows(slots[:, : at + 1], torch.tensor([at + 1, at + 1]), ragged=False)
@@ -84,7 +97,9 @@ def test_what_can_not_be_run_is_refused_for_its_reason(kind):
         wrapped(kind)
 
 
-@pytest.mark.parametrize(("kind", "window"), [("phimoe", 24), ("phimoe", None), ("gemma2", 24), ("mistral", 24)])
+@pytest.mark.parametrize(
+    ("kind", "window"), [("phimoe", 24), ("phimoe", None), ("gemma2", 24), ("mistral", 24)]
+)
 def test_a_window_beyond_the_trial_is_compared_too(kind, window):
     """A phimoe masks by its window, and its attention does not say so."""
     model = tiny(kind)
@@ -121,7 +136,9 @@ def test_in_bfloat16_a_wrong_model_is_told_from_rounding(kind, reason):
 def test_what_rounding_alone_changes_is_no_state(dtype):
     """As with a choice of experts that a last bit decides."""
     model = with_ours(tiny("llama")).to(dtype)
-    model.model.layers[0].mlp.register_forward_hook(lambda module, given, out: out + torch.sin(1000 * out))
+    model.model.layers[0].mlp.register_forward_hook(
+        lambda module, given, out: out + torch.sin(1000 * out)
+    )
     transformers_model.TransformersModel(model, "llama")
 
 
@@ -143,8 +160,14 @@ def test_experts_run_in_bfloat16(kind):
 def test_in_bfloat16_a_thousandth_of_the_token_before_is_a_state(kind):
     """Less than rounding changes."""
     model = with_ours(tiny(kind, **DEEP)).to(torch.bfloat16)
-    layers = model.get_decoder().layers if hasattr(model.get_decoder(), "layers") else model.get_decoder().blocks
-    layers[1].register_forward_pre_hook(lambda module, given: (given[0] + given[0].roll(1, 1) / 1000, *given[1:]))
+    layers = (
+        model.get_decoder().layers
+        if hasattr(model.get_decoder(), "layers")
+        else model.get_decoder().blocks
+    )
+    layers[1].register_forward_pre_hook(
+        lambda module, given: (given[0] + given[0].roll(1, 1) / 1000, *given[1:])
+    )
     with pytest.raises(sgl.ModelError, match="it keeps other state than keys and values"):
         transformers_model.TransformersModel(model, kind)
 
@@ -187,7 +210,9 @@ def test_in_bfloat16_an_ignored_window_is_seen(monkeypatch):
 
     monkeypatch.setattr(transformers_model.TransformersModel, "attend", everywhere)
     with pytest.raises(sgl.ModelError, match="beyond its limits \\(sliding_window\\)"):
-        transformers_model.TransformersModel(with_ours(tiny("mistral", 24)).to(torch.bfloat16), "mistral")
+        transformers_model.TransformersModel(
+            with_ours(tiny("mistral", 24)).to(torch.bfloat16), "mistral"
+        )
 
 
 def with_ours(model):
@@ -205,7 +230,9 @@ def test_rotation_by_the_longest_row_is_refused(longest, refused):
     )  # fmt: skip
     model = with_ours(transformers.LlamaForCausalLM(config).eval())
     if refused:
-        with pytest.raises(sgl.ModelError, match="depends on the longest row of a batch \\(longrope\\)"):
+        with pytest.raises(
+            sgl.ModelError, match="depends on the longest row of a batch \\(longrope\\)"
+        ):
             transformers_model.TransformersModel(model, "llama")
     else:
         transformers_model.TransformersModel(model, "llama")
@@ -221,7 +248,9 @@ def test_an_engine_runs_it_as_any_other(folder):
     reference = tiny("gpt2")
     prompts = [[*range(5, 8 + i % 5), 20 + i] for i in range(12)]
     params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
-    with sgl.Engine(folder, in_process=True, dtype="float32", threads=1, step_tokens=8, max_running=4) as engine:
+    with sgl.Engine(
+        folder, in_process=True, dtype="float32", threads=1, step_tokens=8, max_running=4
+    ) as engine:
         options = {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}
         results = engine.generate(input_ids=prompts, sampling_params=options)
         again = engine.complete(prompts[0], params)
@@ -240,9 +269,13 @@ def test_our_code_and_transformers_give_the_same(tmp_path):
     folder = save(tiny("llama"), tmp_path)
     texts = []
     for implementation in ("native", "transformers"):
-        with sgl.Engine(folder, in_process=True, dtype="float32", threads=1, model_impl=implementation) as engine:
+        with sgl.Engine(
+            folder, in_process=True, dtype="float32", threads=1, model_impl=implementation
+        ) as engine:
             texts.append(
-                engine.complete("abc", SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)).token_ids
+                engine.complete(
+                    "abc", SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+                ).token_ids
             )
     assert texts[0] == texts[1]
 
@@ -270,7 +303,9 @@ def test_what_it_can_not_do_is_refused(folder, setting, message):
 
 
 def test_a_model_that_keeps_another_state_is_refused_by_name(tmp_path):
-    config = transformers.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1, state_size=4)
+    config = transformers.MambaConfig(
+        vocab_size=96, hidden_size=32, num_hidden_layers=1, state_size=4
+    )
     config.max_position_embeddings = 64
     folder = save(transformers.MambaForCausalLM(config), tmp_path)
     with pytest.raises(sgl.ModelError, match="MambaForCausalLM can't be run through transformers"):
@@ -283,7 +318,10 @@ def test_a_model_that_keeps_another_state_is_refused_by_name(tmp_path):
         ("mamba", "MambaForCausalLM keeps the state of state space layers (`state_size`)"),
         ("mamba2", "Mamba2ForCausalLM keeps the state of state space layers"),
         ("falcon_mamba", "FalconMambaForCausalLM keeps the state of state space layers"),
-        ("recurrent_gemma", "RecurrentGemmaForCausalLM keeps the state of recurrent layers (`lru_width`)"),
+        (
+            "recurrent_gemma",
+            "RecurrentGemmaForCausalLM keeps the state of recurrent layers (`lru_width`)",
+        ),
         ("rwkv", "RwkvForCausalLM keeps the state of RWKV's layers"),
         ("xlstm", "xLSTMForCausalLM keeps the state of xLSTM's layers"),
     ],
@@ -299,20 +337,47 @@ def test_a_model_of_no_length_is_refused_for_the_state_that_it_keeps(tmp_path, k
 @pytest.mark.parametrize(
     ("kind", "architecture", "message"),
     [
-        ("vipllava", "VipLlavaForConditionalGeneration", "vipllava is no causal language model in transformers"),
-        ("deberta-v2", "DebertaV2ForMaskedLM", "deberta-v2 is no causal language model in transformers"),
-        ("bart", "BartForConditionalGeneration", "BartForConditionalGeneration has an encoder beside its decoder"),
-        ("whisper", "WhisperForConditionalGeneration", "hears nothing without a tokenizer and preprocessor_config"),
+        (
+            "vipllava",
+            "VipLlavaForConditionalGeneration",
+            "vipllava is no causal language model in transformers",
+        ),
+        (
+            "deberta-v2",
+            "DebertaV2ForMaskedLM",
+            "deberta-v2 is no causal language model in transformers",
+        ),
+        (
+            "bart",
+            "BartForConditionalGeneration",
+            "BartForConditionalGeneration has an encoder beside its decoder",
+        ),
+        (
+            "whisper",
+            "WhisperForConditionalGeneration",
+            "hears nothing without a tokenizer and preprocessor_config",
+        ),
         ("bloom", "BloomForCausalLM", "its code has no decoder that runs by itself"),
         ("falcon", "FalconForCausalLM", "its attention can't be replaced"),
     ],
 )
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
-def test_a_refusal_names_its_reason_before_weights_are_read(tmp_path, kind, architecture, message, load_format):
-    config = CONFIG_MAPPING[kind]().to_dict() | {"architectures": [architecture], "max_position_embeddings": 64}
+def test_a_refusal_names_its_reason_before_weights_are_read(
+    tmp_path, kind, architecture, message, load_format
+):
+    config = CONFIG_MAPPING[kind]().to_dict() | {
+        "architectures": [architecture],
+        "max_position_embeddings": 64,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config, default=str))
     with pytest.raises(sgl.ModelError, match=message):
-        sgl.Engine(tmp_path, in_process=True, skip_tokenizer_init=True, load_format=load_format, dtype="float32")
+        sgl.Engine(
+            tmp_path,
+            in_process=True,
+            skip_tokenizer_init=True,
+            load_format=load_format,
+            dtype="float32",
+        )
 
 
 @of_this_version
@@ -321,7 +386,9 @@ def test_a_refusal_names_its_reason_before_weights_are_read(tmp_path, kind, arch
     "kind", [kind for kind in CONFIG_MAPPING if kind not in KINDS and kind != "nougat"]
 )  # no config
 def test_what_continues_no_text_is_refused_for_that(tmp_path, kind):
-    """Models of images and sound, encoders, and encoders with decoders, whatever fields their configs lack."""
+    """Models of images and sound, encoders, and encoders with decoders, whatever fields their
+    configs lack.
+    """
     config = CONFIG_MAPPING[kind]().to_dict() | {"architectures": ["Other"], "model_type": kind}
     (tmp_path / "config.json").write_text(json.dumps(config, default=str))
     with pytest.raises(sgl.ModelError, match=f"{kind} is no causal language model in transformers"):
@@ -330,7 +397,12 @@ def test_what_continues_no_text_is_refused_for_that(tmp_path, kind):
 
 @pytest.mark.parametrize("name", ["max_seq_len", "model_max_length"])
 def test_a_limit_of_positions_has_many_names(tmp_path, name):
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 96, name: 64}
+    config = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": 96,
+        name: 64,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_spec(tmp_path).max_positions == 64
 
@@ -338,27 +410,50 @@ def test_a_limit_of_positions_has_many_names(tmp_path, name):
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(tmp_path, load_format):
     """Of the size of Llama 4 Maverick, by its config: a load would end the process."""
-    config = transformers.GPT2Config(n_embd=16384, n_layer=128, n_head=128, architectures=["GPT2LMHeadModel"])
+    config = transformers.GPT2Config(
+        n_embd=16384, n_layer=128, n_head=128, architectures=["GPT2LMHeadModel"]
+    )
     config.save_pretrained(tmp_path)
     save_file({"wte.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(sgl.ModelError, match=r"needs [\d,.]+ GiB \(weights 1,[\d.]+ GiB\); .* free on cpu"):
-        sgl.Engine(tmp_path, in_process=True, skip_tokenizer_init=True, load_format=load_format, dtype="float32")
+    with pytest.raises(
+        sgl.ModelError, match=r"needs [\d,.]+ GiB \(weights 1,[\d.]+ GiB\); .* free on cpu"
+    ):
+        sgl.Engine(
+            tmp_path,
+            in_process=True,
+            skip_tokenizer_init=True,
+            load_format=load_format,
+            dtype="float32",
+        )
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}},
-        {"auto_map": {"AutoModelForCausalLM": "other/repository--own.OwnModel"}, "model_type": "vit"},
+        {
+            "model_type": "own",
+            "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
+        },
+        {
+            "auto_map": {"AutoModelForCausalLM": "other/repository--own.OwnModel"},
+            "model_type": "vit",
+        },
     ],
 )
 def test_code_of_a_folder_is_refused_in_our_words(tmp_path, changes):
     """Neither run, nor by advice to set what there is not."""
-    config = {"architectures": ["OwnModel"], "vocab_size": 96, "max_position_embeddings": 64, **changes}
+    config = {
+        "architectures": ["OwnModel"],
+        "vocab_size": 96,
+        "max_position_embeddings": 64,
+        **changes,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     for load_format in ("auto", "dummy"):
-        with pytest.raises(sgl.ModelError, match=r"brings along \(.*own.OwnModel\); such code is never run") as told:
+        with pytest.raises(
+            sgl.ModelError, match=r"brings along \(.*own.OwnModel\); such code is never run"
+        ) as told:
             sgl.Engine(tmp_path, in_process=True, skip_tokenizer_init=True, load_format=load_format)
         assert "trust_remote_code" not in str(told.value)
     assert not (tmp_path / "ran").exists()

@@ -36,7 +36,9 @@ def reference() -> LlamaForCausalLM:
 def write_folder(folder: Path, reference: LlamaForCausalLM) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(
-        json.dumps(reference.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}, default=str)
+        json.dumps(
+            reference.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}, default=str
+        )
     )
     (folder / "tokenizer.json").write_text(json.dumps(tiny_tokenizer(96)))
     return folder
@@ -47,7 +49,9 @@ def weights(reference):
 
 
 def logits_of(model: Path) -> list[float]:
-    with sgl.Engine(model=str(model), dtype="float32", max_running=2, context_length=64, in_process=True) as engine:
+    with sgl.Engine(
+        model=str(model), dtype="float32", max_running=2, context_length=64, in_process=True
+    ) as engine:
         params = sgl.protocol.SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=1)
         return [e.logprob for e in engine.complete(PROMPT, params).prompt_logprobs]
 
@@ -110,8 +114,12 @@ def test_bin_in_shards(tmp_path, reference, expected):
 
 
 @pytest.mark.parametrize("repeated", [True, False])
-def test_a_head_beside_tied_embeddings_is_used_where_it_differs(tmp_path, reference, expected, repeated):
-    """As transformers does: `.bin` files repeat the table as the head, and some configs say tied and are not."""
+def test_a_head_beside_tied_embeddings_is_used_where_it_differs(
+    tmp_path, reference, expected, repeated
+):
+    """As transformers does: `.bin` files repeat the table as the head, and some configs say tied
+    and are not.
+    """
     tied = LlamaForCausalLM(LlamaConfig(**TINY.to_dict() | {"tie_word_embeddings": True})).eval()
     state = weights(reference)
     if repeated:
@@ -157,7 +165,9 @@ def write_gguf(path: Path, reference, kind: str = "F32", **changes) -> Path:
             _, _, i, *middle, last = name.split(".")
             target = f"blk.{i}.{names['.'.join(middle)]}.{last}"
         if ".q_proj." in name or ".k_proj." in name:
-            tensor = interleaved(tensor, c.num_attention_heads if ".q_proj." in name else c.num_key_value_heads)
+            tensor = interleaved(
+                tensor, c.num_attention_heads if ".q_proj." in name else c.num_key_value_heads
+            )
         data = tensor.numpy()
         if data.ndim == 2 and kind != "F32":
             writer.add_tensor(target, gguf.quants.quantize(data, quantised), raw_dtype=quantised)
@@ -189,7 +199,9 @@ def test_gguf_gives_the_model_that_the_file_holds(tmp_path, reference, kind):
 
 
 def test_gguf_carries_the_frequencies_of_llama_3_1_as_a_tensor(tmp_path, reference):
-    """llama.cpp's converter writes no scaling into the metadata, but what each frequency is divided by."""
+    """llama.cpp's converter writes no scaling into the metadata, but what each frequency is divided
+    by.
+    """
     rope = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                 original_max_position_embeddings=32)  # fmt: skip
     scaled = LlamaForCausalLM(LlamaConfig(**TINY.to_dict() | {"rope_parameters": rope})).eval()
@@ -208,20 +220,26 @@ def test_every_supported_gguf_type_is_read(tmp_path, kind):
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (3, 512 // per_block * size), dtype=np.uint8)
     try:
-        blocks = gguf.quants.quantize(rng.standard_normal((3, 512)).astype(np.float32), quantised).view(np.uint8)
+        blocks = gguf.quants.quantize(
+            rng.standard_normal((3, 512)).astype(np.float32), quantised
+        ).view(np.uint8)
     except NotImplementedError:
         half = np.float16(0.01).view(np.uint16)
         at = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
               "IQ4_XS": (0,)}[kind]  # fmt: skip
         for offset in at:  # scales must be finite
-            blocks.reshape(3, -1, size)[:, :, offset : offset + 2] = np.frombuffer(half.tobytes(), dtype=np.uint8)
+            blocks.reshape(3, -1, size)[:, :, offset : offset + 2] = np.frombuffer(
+                half.tobytes(), dtype=np.uint8
+            )
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     writer.add_tensor("token_embd.weight", blocks.reshape(3, -1), raw_dtype=quantised)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    spec = ModelSpec("llama", vocab_size=3, hidden_size=512, max_positions=8, rms_eps=1e-6, layers=())
+    spec = ModelSpec(
+        "llama", vocab_size=3, hidden_size=512, max_positions=8, rms_eps=1e-6, layers=()
+    )
     source = GgufSource(GgufFile(tmp_path / "x.gguf"), spec)
     tensor = source.take("model.embed_tokens.weight", (3, 512))
     value = torch.cat([tensor.decode(0, 2), tensor.decode(2, 3)])
@@ -257,11 +275,15 @@ def test_a_gguf_that_cannot_be_used_says_why(tmp_path, reference):
         bad.write_bytes(content)
         with pytest.raises(sgl.ModelError, match=message):
             sgl.Engine(model=str(bad), in_process=True)
-    with pytest.raises(sgl.ModelError, match=r"architecture 'mamba' is not supported. Supported: llama"):
+    with pytest.raises(
+        sgl.ModelError, match=r"architecture 'mamba' is not supported. Supported: llama"
+    ):
         sgl.Engine(model=str(write_gguf(bad, reference, arch="mamba")), in_process=True)
     with pytest.raises(sgl.ModelError, match="pre-tokenizer 'klingon'"):
         sgl.Engine(model=str(write_gguf(bad, reference, pre="klingon")), in_process=True)
-    with pytest.raises(sgl.ModelError, match=r"stored as I8, which is not supported. Supported: F32"):
+    with pytest.raises(
+        sgl.ModelError, match=r"stored as I8, which is not supported. Supported: F32"
+    ):
         write_gguf(bad, reference, **{"extra.weight": np.zeros(32, dtype=np.int8)})  # type: ignore[arg-type]  # no name of Python
         sgl.Engine(model=str(bad), in_process=True)
     with pytest.raises(sgl.ModelError, match=r"'odd.weight' is of no supported architecture"):
@@ -285,17 +307,30 @@ def test_a_gguf_that_cannot_be_used_says_why(tmp_path, reference):
             r"model.safetensors: model.layers.0.mlp.gate_proj.weight has shape \(64, 32\), the config says \(48, 32\)",
         ),
         ({"hidden_act": "swish9"}, "config.json: the activation 'swish9' is not supported"),
-        ({"num_key_value_heads": 3}, "config.json: 4 attention heads can't share 3 key-value heads"),
-        ({"use_bidirectional_attention": True}, "config.json: use_bidirectional_attention is not supported"),
         (
-            {"architectures": ["MistralForCausalLM"], "sliding_window": 8, "layer_types": ["linear_attention"] * 2},
+            {"num_key_value_heads": 3},
+            "config.json: 4 attention heads can't share 3 key-value heads",
+        ),
+        (
+            {"use_bidirectional_attention": True},
+            "config.json: use_bidirectional_attention is not supported",
+        ),
+        (
+            {
+                "architectures": ["MistralForCausalLM"],
+                "sliding_window": 8,
+                "layer_types": ["linear_attention"] * 2,
+            },
             "config.json: layer_types .*'linear_attention'",
         ),
         (
             {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}},
             "config.json: rope type 'spiral' is not supported",
         ),
-        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "config.json: the field 'factor' is missing"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}},
+            "config.json: the field 'factor' is missing",
+        ),
         (
             {
                 "rope_parameters": {
@@ -327,10 +362,13 @@ def test_a_folder_that_cannot_be_used_says_why(tmp_path, reference, change, mess
 
 
 def test_whole_numbers_are_no_weights(tmp_path, reference):
-    state = weights(reference) | {"model.layers.1.mlp.down_proj.weight": torch.ones(32, 64, dtype=torch.int8)}
+    state = weights(reference) | {
+        "model.layers.1.mlp.down_proj.weight": torch.ones(32, 64, dtype=torch.int8)
+    }
     save_file(state, write_folder(tmp_path, reference) / "model.safetensors")
     with pytest.raises(
-        sgl.ModelError, match=r"model.safetensors: model.layers.1.mlp.down_proj.weight is stored as torch.int8"
+        sgl.ModelError,
+        match=r"model.safetensors: model.layers.1.mlp.down_proj.weight is stored as torch.int8",
     ):
         sgl.Engine(model=str(tmp_path), in_process=True)
 
@@ -373,14 +411,24 @@ def test_added_tokens_beyond_the_model_are_text(tmp_path, reference):
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with sgl.Engine(model=str(folder), dtype="float32", in_process=True) as engine:
         assert engine.tokenizer.encode("<img>") == [ord(c) - 33 for c in "<img>"]
-        assert engine.complete("a<img>b", SamplingParams(max_tokens=3, ignore_eos=True)).usage.prompt_tokens == 7
+        assert (
+            engine.complete(
+                "a<img>b", SamplingParams(max_tokens=3, ignore_eos=True)
+            ).usage.prompt_tokens
+            == 7
+        )
 
 
 def test_dummy_weights_need_no_checkpoint(tmp_path, reference):
     with sgl.Engine(
-        model=str(write_folder(tmp_path, reference)), load_format="dummy", dtype="float32", in_process=True
+        model=str(write_folder(tmp_path, reference)),
+        load_format="dummy",
+        dtype="float32",
+        in_process=True,
     ) as engine:
-        params = sgl.protocol.SamplingParams(max_tokens=4, ignore_eos=True, return_logprob=True, seed=0)
+        params = sgl.protocol.SamplingParams(
+            max_tokens=4, ignore_eos=True, return_logprob=True, seed=0
+        )
         generation = engine.complete(PROMPT, params)
     assert len(generation.token_ids) == 4
     assert all(np.isfinite(e.logprob) for e in generation.output_logprobs)  # type: ignore[arg-type]  # all have one

@@ -23,8 +23,9 @@ def tiny_tokenizer(vocab_size: int = VOCAB) -> dict:
 
 
 def randomise(model: PreTrainedModel) -> PreTrainedModel:
-    """Weights under which everything matters: as transformers draws them norms are all ones, biases all zeros, and
-    logits so small that a wrong rotation changes them by less than rounding does."""
+    """Weights under which everything matters: as transformers draws them norms are all ones, biases
+    all zeros, and logits so small that a wrong rotation changes them by less than rounding does.
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for tensor in model.parameters():
@@ -42,5 +43,7 @@ def randomise(model: PreTrainedModel) -> PreTrainedModel:
 def save(model: PreTrainedModel, folder: Path) -> Path:
     """The model as transformers saves it, with a tokenizer."""
     model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(json.dumps(tiny_tokenizer(model.config.get_text_config().vocab_size)))
+    (folder / "tokenizer.json").write_text(
+        json.dumps(tiny_tokenizer(model.config.get_text_config().vocab_size))
+    )
     return folder

@@ -71,9 +71,16 @@ _OWN: dict[str, dict[str, Any]] = {
     "prophetnet": {"num_decoder_attention_heads": 4},
     "qwen4_exp": _INDEXER,
     "qwen4_exp_text": _INDEXER,
-    "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 16], "attn_layers": ["local", "lsh"]},
+    "reformer": {
+        "axial_pos_embds_dim": [16, 16],
+        "axial_pos_shape": [16, 16],
+        "attn_layers": ["local", "lsh"],
+    },
     "xmod": {"default_language": "en_XX"},
-    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
+    "zamba": {
+        "num_hidden_layers": 3,
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+    },
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
 }
@@ -89,8 +96,8 @@ def tiny(kind: str, limit: int | None = None, **settings: object) -> transformer
     """A model of a kind, in float32.
 
     Args:
-        limit: number of tokens that every window, chunk or other limit of the kind is set to; then the model takes 256
-            tokens.
+        limit: number of tokens that every window, chunk or other limit of the kind is set to; then
+            the model takes 256 tokens.
         settings: of the config, where there is no limit.
 
     Raises:
@@ -123,37 +130,63 @@ def config_of(kind: str, **settings: object) -> transformers.PreTrainedConfig:
 
 
 def small_config(kind: str) -> transformers.PreTrainedConfig:
-    """Small config of any kind that transformers has, for whatever task. Raises what transformers does if it can't be."""
+    """Small config of any kind that transformers has, for whatever task. Raises what transformers
+    does if it can't be.
+    """
     return _small(CONFIG_MAPPING[kind], _OWN.get(kind, {}), {})
 
 
 def _small(
-    config_class: type[transformers.PreTrainedConfig], own: dict[str, Any], settings: dict[str, object]
+    config_class: type[transformers.PreTrainedConfig],
+    own: dict[str, Any],
+    settings: dict[str, object],
 ) -> transformers.PreTrainedConfig:
     fields = {field.name for field in dataclasses.fields(config_class)}
-    named = {config_class.attribute_map.get(name, name): value for name, value in (_SMALL | settings).items()}
+    named = {
+        config_class.attribute_map.get(name, name): value
+        for name, value in (_SMALL | settings).items()
+    }
     given: dict[str, Any] = {name: value for name, value in named.items() if name in fields}
     if "layer_types" in fields and (types := config_class().layer_types):
-        both = "use_sliding_window" in settings and "sliding_window" in fields and {*types} <= _ATTENTIONS
+        both = (
+            "use_sliding_window" in settings
+            and "sliding_window" in fields
+            and {*types} <= _ATTENTIONS
+        )
         pair = sorted(_ATTENTIONS) if both else [types[0], types[-1]]
         given["layer_types"] = [*islice(cycle(pair), given.get("num_hidden_layers", 2))]
     for name, part in config_class.sub_configs.items():
         parts = own.get(name, {})
         if part is transformers.AutoConfig:
-            part = CONFIG_MAPPING[parts["model_type"]] if parts else type(getattr(config_class(), name))
+            part = (
+                CONFIG_MAPPING[parts["model_type"]]
+                if parts
+                else type(getattr(config_class(), name))
+            )
         given[name] = _small(part, parts, settings)
-    return config_class(**given | {name: value for name, value in own.items() if name not in config_class.sub_configs})
+    return config_class(
+        **given
+        | {name: value for name, value in own.items() if name not in config_class.sub_configs}
+    )
 
 
 def limited_config(kind: str, limit: int) -> transformers.PreTrainedConfig:
-    """Config of a kind in which every whole number that changes no weight's shape is `limit` if it is larger or not set:
-    windows, chunks, counts of chosen tokens, under whatever name."""
-    config, model_class = config_of(kind, use_sliding_window=True, sliding_window=limit, **_LONGEST), class_of(kind)
+    """Config of a kind in which every whole number that changes no weight's shape is `limit` if it
+    is larger or not set: windows, chunks, counts of chosen tokens, under whatever name.
+    """
+    config, model_class = (
+        config_of(kind, use_sliding_window=True, sliding_window=limit, **_LONGEST),
+        class_of(kind),
+    )
     shapes = _shapes(model_class, config)
     for place, part in enumerate(_parts(config)):
         types = {field.name: str(field.type) for field in dataclasses.fields(part)}
         for name, value in sorted(vars(part).items()):
-            unset = value is None and re.search(r"\bint\b", types.get(name, "")) and "list" not in types[name]
+            unset = (
+                value is None
+                and re.search(r"\bint\b", types.get(name, ""))
+                and "list" not in types[name]
+            )
             if _NO_LIMITS.search(name) or not (unset or (type(value) is int and value > limit)):
                 continue
             other = copy.deepcopy(config)

@@ -1,4 +1,6 @@
-"""Replicas that share feed-forwards as engines of the test's own process, with real collectives between them."""
+"""Replicas that share feed-forwards as engines of the test's own process, with real collectives
+between them.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,17 @@ class InTurn:
 
 
 @contextmanager
-def sharing(folder: Path, parallel: Parallel, meeting: Path, **settings: Any) -> Iterator[list[sgl.Engine]]:
+def sharing(
+    folder: Path, parallel: Parallel, meeting: Path, **settings: Any
+) -> Iterator[list[sgl.Engine]]:
     """An engine for each rank of a layout, with all settings but those of the layout."""
     config = EngineConfig.make(model=str(folder), **settings)
     pipes = [os.pipe() for _ in range(parallel.dp)]
 
     def started(rank: int) -> sgl.Engine:
-        others = [os.fdopen(os.dup(pipe), "wb", 0) for i, (_, pipe) in enumerate(pipes) if i != rank]
+        others = [
+            os.fdopen(os.dup(pipe), "wb", 0) for i, (_, pipe) in enumerate(pipes) if i != rank
+        ]
         ranks = threads.GlooCollectives(parallel.of(rank), meeting, threads.TIMEOUT_S)
         steps = SharedSteps(ranks, os.fdopen(pipes[rank][0], "rb"), others, threads.TIMEOUT_S)
         loaded: Any = load(config, folder, iter, shared=steps)

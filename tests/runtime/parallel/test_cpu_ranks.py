@@ -1,4 +1,6 @@
-"""Collectives through shared memory give what those through sockets give, on all ranks the same bits."""
+"""Collectives through shared memory give what those through sockets give, on all ranks the same
+bits.
+"""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +28,11 @@ def on_ranks(tp, meeting, run):
 
 
 def drawn(rank, step, shape, dtype):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + rank)).mul(100).to(dtype)
+    return (
+        torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + rank))
+        .mul(100)
+        .to(dtype)
+    )
 
 
 @pytest.fixture
@@ -50,12 +56,15 @@ def test_sums_are_right_and_the_same_bits_on_all_ranks(tp, tmp_path, small_slots
     def sums(ranks):
         assert isinstance(ranks, CpuRanks)
         rank = ranks.parallel.rank
-        return [ranks.sum(drawn(rank, step, shape, dtype)) for step, (dtype, shape) in enumerate(cases)]
+        return [
+            ranks.sum(drawn(rank, step, shape, dtype)) for step, (dtype, shape) in enumerate(cases)
+        ]
 
     found = on_ranks(tp, tmp_path / "meeting", sums)
     for step, (dtype, shape) in enumerate(cases):
         exact = sum(drawn(rank, step, shape, dtype).double() for rank in range(tp))
-        near = {torch.float32: 1e-4, torch.bfloat16: 4.0, torch.int32: 0}[dtype]  # of numbers up to some hundreds
+        # of numbers up to some hundreds
+        near = {torch.float32: 1e-4, torch.bfloat16: 4.0, torch.int32: 0}[dtype]
         torch.testing.assert_close(found[0][step].double(), exact, atol=near, rtol=0)
         assert all(torch.equal(each[step], found[0][step]) for each in found)
 
@@ -66,11 +75,16 @@ def test_columns_of_any_sizes_are_gathered_in_order(sizes, tmp_path, small_slots
 
     def gathered(ranks):
         rank = ranks.parallel.rank
-        return [ranks.gather(drawn(rank, step, (rows, sizes[rank]), torch.float32), sizes) for step in range(3)]
+        return [
+            ranks.gather(drawn(rank, step, (rows, sizes[rank]), torch.float32), sizes)
+            for step in range(3)
+        ]
 
     for each in on_ranks(tp, tmp_path / "meeting", gathered):
         for step, found in enumerate(each):
-            parts = [drawn(rank, step, (rows, size), torch.float32) for rank, size in enumerate(sizes)]
+            parts = [
+                drawn(rank, step, (rows, size), torch.float32) for rank, size in enumerate(sizes)
+            ]
             assert torch.equal(found, torch.cat(parts, 1))
 
 
@@ -87,7 +101,9 @@ def test_a_rank_that_does_not_come_is_named(tmp_path, monkeypatch):
 
 def test_bytes_of_any_lengths_are_swapped(tmp_path):
     contents = [b"", b"a", bytes(range(256))]
-    found = on_ranks(3, tmp_path / "meeting", lambda ranks: swap(ranks, contents[ranks.parallel.rank]))
+    found = on_ranks(
+        3, tmp_path / "meeting", lambda ranks: swap(ranks, contents[ranks.parallel.rank])
+    )
     assert found == [contents] * 3
 
 

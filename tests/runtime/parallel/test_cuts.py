@@ -29,18 +29,23 @@ EXPERTS = [
 def folder_of(name, where, **more):
     model, changes = FAMILIES[name]
     if isinstance(model, str):
-        model = getattr(transformers, model, None) or pytest.skip(f"transformers {transformers.__version__} has none")
+        model = getattr(transformers, model, None) or pytest.skip(
+            f"transformers {transformers.__version__} has none"
+        )
     return save(randomise(model(model.config_class(**SHAPE | changes | more))), where)
 
 
 def answers(running):
-    """Log-probabilities of the whole vocabulary, of prompts and answers: of requests that run together, and of one that
-    begins with what is in the cache."""
+    """Log-probabilities of the whole vocabulary, of prompts and answers: of requests that run
+    together, and of one that begins with what is in the cache.
+    """
     batch = prompts(50, 33, 4)
     found = [each.result() for each in [ask(running, ids) for ids in batch]]
     found.append(ask(running, [*batch[0], 3, 1, 4], prompt=False).result())
     entries = [entry for each in found for entry in (*each.prompt_logprobs, *each.output_logprobs)]
-    return torch.tensor([[value for value, _, _ in sorted(entry.top, key=lambda top: top[1])] for entry in entries])
+    return torch.tensor(
+        [[value for value, _, _ in sorted(entry.top, key=lambda top: top[1])] for entry in entries]
+    )
 
 
 @pytest.mark.sampled(40)
@@ -56,7 +61,9 @@ def test_ranks_give_the_logits_of_one_process(name, tp, tmp_path):
 def test_ranks_in_a_row_give_the_logits_of_one_process(name, tp, tmp_path):
     folder = folder_of(name, tmp_path / "model")
     if name in UNLIKE_WINDOWS:
-        with pytest.raises(ParameterError, match="pp_size: 2 stages would have layers with unlike windows"):
+        with pytest.raises(
+            ParameterError, match="pp_size: 2 stages would have layers with unlike windows"
+        ):
             compare(folder, Parallel(tp=tp, pp=2), tmp_path / "meeting")
     else:
         compare(folder, Parallel(tp=tp, pp=2), tmp_path / "meeting")
@@ -94,14 +101,20 @@ def test_experts_in_8_bits_are_taken_with_their_scales(tmp_path):
 def compare(folder, parallel, meeting):
     with engine(folder, step_tokens=16) as whole:
         expected = answers(whole)
-    with engine_of_ranks(folder, parallel, meeting, dtype="float32", max_running=4, step_tokens=16) as ranks:
+    with engine_of_ranks(
+        folder, parallel, meeting, dtype="float32", max_running=4, step_tokens=16
+    ) as ranks:
         torch.testing.assert_close(answers(ranks), expected, rtol=1e-5, atol=1e-5)
 
 
 def logprobs(running):
     future: Future = Future()
     ids = [5, 9, 31, 7, 80, 44, 12, 5, 9]
-    running.submit(ids, SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=1), sink=future.set_result)
+    running.submit(
+        ids,
+        SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=1),
+        sink=future.set_result,
+    )
     return [entry.logprob for entry in future.result(timeout=60).prompt_logprobs]
 
 
@@ -119,7 +132,9 @@ def test_packed_matrices_are_cut_in_their_own_encoding(name, tmp_path):
     wide = Qwen3Config(**packings.TINY.to_dict() | {"intermediate_size": 256, "head_dim": 32})
     folder, _ = packings.write(tmp_path / "model", packings.FORMATS[name], wide)
     if "reordered" in name:
-        with pytest.raises(ModelError, match="can't be cut for a rank: its columns are in an order of their own"):
+        with pytest.raises(
+            ModelError, match="can't be cut for a rank: its columns are in an order of their own"
+        ):
             compare_logprobs(folder, Parallel(tp=2), tmp_path / "meeting")
         compare_logprobs(folder, Parallel(pp=2), tmp_path / "row")  # no layer is cut
     else:
@@ -128,11 +143,17 @@ def test_packed_matrices_are_cut_in_their_own_encoding(name, tmp_path):
 
 @pytest.mark.parametrize("kind", test_fp8.CONFIGS)
 def test_matrices_in_8_bits_are_cut_with_their_scales(kind, tmp_path, monkeypatch):
-    refused, _ = test_fp8.write(tmp_path / "refused", test_fp8.CONFIGS[kind][0], kind)  # whose blocks 40 inputs cut
+    # whose blocks 40 inputs cut
+    refused, _ = test_fp8.write(tmp_path / "refused", test_fp8.CONFIGS[kind][0], kind)
     if kind == "block":
-        with pytest.raises(ModelError, match=r"down_proj.weight can't be cut for a rank: columns 0 to 40 cut through"):
+        with pytest.raises(
+            ModelError,
+            match=r"down_proj.weight can't be cut for a rank: columns 0 to 40 cut through",
+        ):
             compare_logprobs(refused, Parallel(tp=2), tmp_path / "first")
-    monkeypatch.setattr(test_fp8, "TINY", Qwen3Config(**test_fp8.TINY.to_dict() | {"intermediate_size": 128}))
+    monkeypatch.setattr(
+        test_fp8, "TINY", Qwen3Config(**test_fp8.TINY.to_dict() | {"intermediate_size": 128})
+    )
     folder, _ = test_fp8.write(tmp_path / "model", test_fp8.CONFIGS[kind][0], kind)
     compare_logprobs(folder, Parallel(tp=2), tmp_path / "meeting")
 
@@ -148,7 +169,9 @@ def test_blocks_of_a_gguf_file_are_cut_between_them(model_file, tmp_path):
     {"dtype": "int8"}, *({"dtype": "bfloat16", "quantization": each} for each in ("int4", "int8", "nf4")),
 ], ids=str)  # fmt: skip
 def test_each_rank_rounds_its_part(settings, tmp_path):
-    folder = folder_of("qwen3", tmp_path / "model", hidden_size=256, intermediate_size=512, head_dim=64)
+    folder = folder_of(
+        "qwen3", tmp_path / "model", hidden_size=256, intermediate_size=512, head_dim=64
+    )
     settings |= {"max_running": 2}
     with engine(folder, **settings) as whole:
         expected = torch.tensor(logprobs(whole))
@@ -157,7 +180,9 @@ def test_each_rank_rounds_its_part(settings, tmp_path):
     assert (found - expected).abs().mean() < 0.1 * expected.std()
 
 
-@pytest.mark.parametrize(("name", "saved", "tp"), [("qwen3", 2, 2), ("qwen3", 4, 2), ("deepseek-v2", 2, 4)])
+@pytest.mark.parametrize(
+    ("name", "saved", "tp"), [("qwen3", 2, 2), ("qwen3", 4, 2), ("deepseek-v2", 2, 4)]
+)
 @pytest.mark.sampled(2)
 def test_ranks_load_files_that_were_saved_for_as_many_and_for_others(name, saved, tp, tmp_path):
     folder = folder_of(name, tmp_path / "model")
@@ -166,7 +191,9 @@ def test_ranks_load_files_that_were_saved_for_as_many_and_for_others(name, saved
         expected = answers(whole)
     save_sharded(str(folder), tmp_path / "saved", saved)
     settings["load_format"] = "sharded_state"
-    with engine_of_ranks(tmp_path / "saved", Parallel(tp=tp), tmp_path / "meeting", **settings) as ranks:
+    with engine_of_ranks(
+        tmp_path / "saved", Parallel(tp=tp), tmp_path / "meeting", **settings
+    ) as ranks:
         assert torch.allclose(answers(ranks), expected, atol=1e-4)
 
 

@@ -1,4 +1,6 @@
-"""Experts that have copies, and move between ranks while requests run, give the tokens of one process."""
+"""Experts that have copies, and move between ranks while requests run, give the tokens of one
+process.
+"""
 
 import json
 
@@ -45,7 +47,10 @@ def test_requests_get_the_same_tokens_while_experts_move(name, tmp_path):
     # What was recorded is where a later engine begins.
     (tmp_path / "record.json").write_text(json.dumps(record))
     settings = dict(
-        tp_size=2, ep_size=2, ep_num_redundant_experts=2, init_expert_location=str(tmp_path / "record.json")
+        tp_size=2,
+        ep_size=2,
+        ep_num_redundant_experts=2,
+        init_expert_location=str(tmp_path / "record.json"),
     )
     with started(folder, tmp_path / "again", settings) as ranks:
         found = tokens_of(ranks, 0)

@@ -1,5 +1,6 @@
-"""Ranks with the runners of GPUs give what one process gives: their kernels run under Triton's interpreter, and gloo
-stands in for NCCL."""
+"""Ranks with the runners of GPUs give what one process gives: their kernels run under Triton's
+interpreter, and gloo stands in for NCCL.
+"""
 
 import collections
 import os
@@ -27,8 +28,13 @@ from tests.runtime.parallel import threads
 from tests.runtime.parallel.asked import answers, compare, saved
 from tests.runtime.parallel.sharing import InTurn, sharing
 
-pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of threads share a GPU")]
-BLOCK = 256  # logits that a program reads: of a vocabulary of several blocks of 4,096, logits took most of the time
+pytestmark = [
+    needs_kernels,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of threads share a GPU"),
+]
+# logits that a program reads: of a vocabulary of several blocks of 4,096, logits took most of the
+# time
+BLOCK = 256
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "max_running": 4,
@@ -82,7 +88,9 @@ class Recorded:
 
 
 CAPTURING = Capturing()
-MESSAGES: collections.defaultdict[tuple[int, int], queue.Queue] = collections.defaultdict(queue.Queue)
+MESSAGES: collections.defaultdict[tuple[int, int], queue.Queue] = collections.defaultdict(
+    queue.Queue
+)
 
 
 @pytest.fixture
@@ -101,7 +109,11 @@ def on_gpus(monkeypatch):
 
     def ranks_of(gloo):
         in_stage = None if gloo.parallel.pp == 1 else ranks_of(gloo.in_stage)
-        return ONE_PROCESS if gloo is ONE_PROCESS else GpuRanks(gloo.parallel, None, GlooAsNccl(gloo), in_stage)
+        return (
+            ONE_PROCESS
+            if gloo is ONE_PROCESS
+            else GpuRanks(gloo.parallel, None, GlooAsNccl(gloo), in_stage)
+        )
 
     for module in (sampling, gpu_ranks, gpu_decoder):
         monkeypatch.setattr(module, "BLOCK", BLOCK)
@@ -119,7 +131,9 @@ def record_graphs(monkeypatch):
         return CudaGraphs(graph_sizes(SETTINGS["max_running"]), *arguments, **options)
 
     monkeypatch.setattr("sglang_lite.runtime.executor.gpu_runner.CudaGraphs", captured)
-    monkeypatch.setattr(CudaGraphs, "record", lambda self, compute: (graph := Recorded(compute), graph.logits))
+    monkeypatch.setattr(
+        CudaGraphs, "record", lambda self, compute: (graph := Recorded(compute), graph.logits)
+    )
 
 
 MOVING = dict(tp_size=2, ep_size=2, enable_eplb=True, ep_num_redundant_experts=2)
@@ -137,7 +151,9 @@ if os.environ.get("SGLANG_LITE_CASES") == "all":
 
 @pytest.mark.parametrize(("kind", "layout", "loading"), LAYOUTS, ids=str)
 @pytest.mark.sampled(13)
-def test_ranks_give_the_tokens_of_one_process(kind, layout, loading, tmp_path, on_gpus, monkeypatch):
+def test_ranks_give_the_tokens_of_one_process(
+    kind, layout, loading, tmp_path, on_gpus, monkeypatch
+):
     vocabulary = max(layout.ranks // layout.dp - 1, 1) * BLOCK + 100
     folder = saved(tmp_path / "model", kind, vocab_size=vocabulary, num_hidden_layers=layout.pp)
     with sgl.Engine(model=str(folder), device="cpu", in_process=True, **SETTINGS) as engine:
@@ -146,12 +162,16 @@ def test_ranks_give_the_tokens_of_one_process(kind, layout, loading, tmp_path, o
         record_graphs(monkeypatch)
         with sharing(folder, layout, tmp_path / "meeting", device="cpu", **SETTINGS) as engines:
             found = answers(InTurn(engines), BLOCK)
-            sizes = [{size for size, *_ in engine.core.runner.graphs.captured} for engine in engines]
+            sizes = [
+                {size for size, *_ in engine.core.runner.graphs.captured} for engine in engines
+            ]
         assert len(sizes[0]) > 1
         assert sizes[1:] == sizes[:-1]
     else:
         settings = SETTINGS | ({"eplb_rebalance_num_iterations": 2} if loading else {})
-        with threads.engine_of_ranks(folder, layout, tmp_path / "meeting", loading, device="cpu", **settings) as engine:
+        with threads.engine_of_ranks(
+            folder, layout, tmp_path / "meeting", loading, device="cpu", **settings
+        ) as engine:
             found = answers(engine, BLOCK)
             assert not loading or engine.stats()["expert_layers_moved"]
     compare(found, expected)
@@ -167,6 +187,8 @@ def test_ranks_give_the_tokens_of_one_process(kind, layout, loading, tmp_path, o
     ids=str,
 )
 def test_what_gpus_do_not_share_is_refused_by_name(changes, problem, tmp_path, on_gpus):
-    config = EngineConfig.make(model=str(saved(tmp_path / "model", **changes)), device="cpu", **SETTINGS)
+    config = EngineConfig.make(
+        model=str(saved(tmp_path / "model", **changes)), device="cpu", **SETTINGS
+    )
     with pytest.raises(ParameterError, match=problem):
         load_model(config, tmp_path / "model", iter, ranks=GpuRanks(Parallel(tp=2), None))

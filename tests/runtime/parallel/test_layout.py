@@ -13,7 +13,13 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.read_config import spec_from_config
-from sglang_lite.runtime.models.sharding import cut, head_shares, rank_spec, stage_layers, vocabulary_part
+from sglang_lite.runtime.models.sharding import (
+    cut,
+    head_shares,
+    rank_spec,
+    stage_layers,
+    vocabulary_part,
+)
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -78,10 +84,14 @@ def test_each_head_is_computed_once_with_the_keys_that_it_reads(kv_heads, querie
     assert [head for heads, _ in shares for head in heads] == list(range(a.heads))
     for heads, kv in shares:
         assert len(heads) % len(kv) == 0
-        assert [kv[i * len(kv) // len(heads)] for i in range(len(heads))] == [head // queries for head in heads]
+        assert [kv[i * len(kv) // len(heads)] for i in range(len(heads))] == [
+            head // queries for head in heads
+        ]
 
 
-@pytest.mark.parametrize("name", ["phi3", "qwen2-moe", "gpt-oss", "deepseek-v2", "cohere-norms", "olmo2"])
+@pytest.mark.parametrize(
+    "name", ["phi3", "qwen2-moe", "gpt-oss", "deepseek-v2", "cohere-norms", "olmo2"]
+)
 @pytest.mark.parametrize("ep", [1, 2])
 def test_the_parts_of_a_parameter_cover_it(name, ep):
     spec = spec_of(name)
@@ -95,7 +105,10 @@ def test_the_parts_of_a_parameter_cover_it(name, ep):
             layout = layout[own : own + 2]
         parts = [cut(parameter, spec, rank) for rank in layout]
         if any(part is None for part in parts):
-            assert all(part is None or (part.size == 0 and parameter.role.endswith("_bias")) for part in parts)
+            assert all(
+                part is None or (part.size == 0 and parameter.role.endswith("_bias"))
+                for part in parts
+            )
             continue
         found = [i for part in parts if part is not None for i in range(part.start, part.stop)]
         axis = 1 if parts[0] is not None and parts[0].axis == "inputs" else 0
@@ -107,9 +120,11 @@ def test_replicas_that_share_feed_forwards_have_all_else_whole(name):
     spec, own = spec_of(name), Parallel(tp=2, dp=2)
     for parameter in parameters(spec):
         fed = ".mlp." in parameter.slices[0].name
-        assert cut(parameter, spec, own) == (cut(parameter, spec, Parallel(tp=2)) if fed else None) or (
-            parameter.layer is None and cut(parameter, spec, own).size == spec.vocab_size
-        ), parameter.role
+        assert cut(parameter, spec, own) == (
+            cut(parameter, spec, Parallel(tp=2)) if fed else None
+        ) or (parameter.layer is None and cut(parameter, spec, own).size == spec.vocab_size), (
+            parameter.role
+        )
     layers = zip(rank_spec(spec, own, even=True).layers, spec.layers, strict=True)
     assert all(part.attention == whole.attention for part, whole in layers)
 
@@ -124,22 +139,43 @@ def test_replicas_that_share_feed_forwards_have_all_else_whole(name):
         (dict(tp_size=6, ep_size=4), "ep_size: 4 does not divide tp_size=6. It can be 1, 2, 3, 6"),
         (dict(tp_size=2, ep_size=0), "ep_size: 0 is not a whole number"),
         (dict(enable_eplb=True), "enable_eplb: is for ep_size above 1. Add ep_size"),
-        (dict(tp_size=2, ep_num_redundant_experts=1), "ep_num_redundant_experts: is for ep_size above 1"),
+        (
+            dict(tp_size=2, ep_num_redundant_experts=1),
+            "ep_num_redundant_experts: is for ep_size above 1",
+        ),
         (dict(init_expert_location="a.json"), "init_expert_location: is for ep_size above 1"),
-        (dict(ep_num_redundant_experts=-1), "ep_num_redundant_experts: -1 is not a whole number of at least 0"),
-        (dict(eplb_rebalance_num_iterations=0), "eplb_rebalance_num_iterations: 0 is not a whole number of at least 1"),
-        (dict(eplb_algorithm="best"), "eplb_algorithm: 'best' is not one of auto, deepseek, deepseek_hierarchical"),
-        (dict(tp_size=2, ep_size=2, pp_size=2, enable_eplb=True), "enable_eplb: is not here with pp_size=2"),
+        (
+            dict(ep_num_redundant_experts=-1),
+            "ep_num_redundant_experts: -1 is not a whole number of at least 0",
+        ),
+        (
+            dict(eplb_rebalance_num_iterations=0),
+            "eplb_rebalance_num_iterations: 0 is not a whole number of at least 1",
+        ),
+        (
+            dict(eplb_algorithm="best"),
+            "eplb_algorithm: 'best' is not one of auto, deepseek, deepseek_hierarchical",
+        ),
+        (
+            dict(tp_size=2, ep_size=2, pp_size=2, enable_eplb=True),
+            "enable_eplb: is not here with pp_size=2",
+        ),
         (dict(pp_size=2, enable_lora=True), "enable_lora: is not here with pp_size=2"),
         (dict(seed="a"), "seed: 'a' is not a whole number of at least 0"),
         (dict(seed=-1), "seed: -1 is not a whole number of at least 0"),
         (dict(seed=1 << 64), "seed: 18446744073709551616 is more than"),
         (dict(tp_size=True), "tp_size: True is not a whole number"),
-        (dict(tp_size=2, deterministic=True), "deterministic: is not here with tp_size=2. Leave one out"),
+        (
+            dict(tp_size=2, deterministic=True),
+            "deterministic: is not here with tp_size=2. Leave one out",
+        ),
         (dict(tp_size=2, in_process=True), "in_process: is not here with tp_size=2"),
         (dict(tp_size=2, enable_lora=True), "enable_lora: is not here with tp_size=2"),
         (dict(tp_size=2, kv_dtype="fp8"), "kv_dtype: is not here with tp_size=2"),
-        (dict(enable_dp_attention=True), "enable_dp_attention: is for several replicas. Add dp_size"),
+        (
+            dict(enable_dp_attention=True),
+            "enable_dp_attention: is for several replicas. Add dp_size",
+        ),
         (dict(tp_size=2, enable_dp_attention=True), "enable_dp_attention: is for several replicas"),
         (SHARED | dict(tp_size=1), "tp_size: 1 is not dp_size=2.* Use tp_size=2"),
         (SHARED | dict(tp_size=4), "tp_size: 4 is not dp_size=2.* Use tp_size=2"),
@@ -148,8 +184,14 @@ def test_replicas_that_share_feed_forwards_have_all_else_whole(name):
         (SHARED | dict(pp_size=2), "pp_size: is not here with enable_dp_attention"),
         (SHARED | dict(restart=True), "restart: is not here with enable_dp_attention"),
         (SHARED | dict(use_ray=True), "use_ray: is not here with enable_dp_attention"),
-        (SHARED | dict(ep_size=2, enable_eplb=True), "enable_eplb: is not here with enable_dp_attention"),
-        (SHARED | dict(nnodes=2, dist_init_addr="a:1"), "nnodes: is not here with enable_dp_attention"),
+        (
+            SHARED | dict(ep_size=2, enable_eplb=True),
+            "enable_eplb: is not here with enable_dp_attention",
+        ),
+        (
+            SHARED | dict(nnodes=2, dist_init_addr="a:1"),
+            "nnodes: is not here with enable_dp_attention",
+        ),
         (SHARED | dict(deterministic=True), "deterministic: is not here with tp_size=2"),
         (SHARED | dict(in_process=True), "dp_size: is for an engine in its own process"),
         (dict(enable_dp_attention="yes"), "enable_dp_attention: 'yes' is not one of True, False"),
@@ -178,8 +220,18 @@ def test_sizes_that_divide_nothing_are_refused_with_those_that_work(tp, even, me
     [
         ("qwen2", 2, 2, "ep_size: the model has no experts. Leave it out"),
         ("mixtral", 8, 8, "ep_size: 8 is more than the model's 6 experts"),
-        ("mixtral", 12, 6, "tp_size: 12 ranks can't share 4 heads with 2 of keys and values. It can be 1."),
-        ("mixtral", 16, 2, "tp_size: 16 ranks can't share 4 heads with 2 of keys and values. It can be 2, 4."),
+        (
+            "mixtral",
+            12,
+            6,
+            "tp_size: 12 ranks can't share 4 heads with 2 of keys and values. It can be 1.",
+        ),
+        (
+            "mixtral",
+            16,
+            2,
+            "tp_size: 16 ranks can't share 4 heads with 2 of keys and values. It can be 2, 4.",
+        ),
     ],
 )
 def test_experts_that_can_not_be_shared_out_are_refused_by_name(name, tp, ep, message):
@@ -188,7 +240,9 @@ def test_experts_that_can_not_be_shared_out_are_refused_by_name(name, tp, ep, me
 
 
 def test_more_stages_than_layers_are_refused():
-    with pytest.raises(ParameterError, match=r"pp_size: 4 is more than the model's 3 layers\. Take a smaller one"):
+    with pytest.raises(
+        ParameterError, match=r"pp_size: 4 is more than the model's 3 layers\. Take a smaller one"
+    ):
         rank_spec(spec_of("qwen2"), Parallel(pp=4), even=False)
 
 

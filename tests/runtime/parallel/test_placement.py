@@ -61,7 +61,9 @@ def test_each_row_finds_each_expert_in_one_group_at_its_place(tp, layer):
     tables = [placement.local_ids(1, len(loads), rank) for rank in ranks]
     for turn in range(TURNS):
         for expert in range(len(loads)):
-            having = [rank.rank for rank, table in zip(ranks, tables) if table[turn][expert] < slots // ep]
+            having = [
+                rank.rank for rank, table in zip(ranks, tables) if table[turn][expert] < slots // ep
+            ]
             assert having == list(range(having[0], having[0] + tp // ep))
             assert {placement.own(1, ranks[r])[tables[r][turn][expert]] for r in having} == {expert}
 

@@ -1,5 +1,6 @@
-"""Ranks give the tokens of one process, whatever is scheduled: forks, samples, retraction, cache hits, drafts, constraints,
-requests that end early."""
+"""Ranks give the tokens of one process, whatever is scheduled: forks, samples, retraction, cache
+hits, drafts, constraints, requests that end early.
+"""
 
 import os
 import random
@@ -8,7 +9,14 @@ from typing import Any
 import pytest
 
 from sglang_lite.program.nodes import Fork, Gen, Join, Program, Text
-from sglang_lite.protocol import Generation, Played, ProgramResult, Regex, RequestAbortedError, SamplingParams
+from sglang_lite.protocol import (
+    Generation,
+    Played,
+    ProgramResult,
+    Regex,
+    RequestAbortedError,
+    SamplingParams,
+)
 from sglang_lite.runtime.parallel.layout import Parallel
 from tests.engine.collector import Collector
 from tests.runtime.models.test_families import engine
@@ -52,11 +60,16 @@ def tokens_of(running, seed):
             running.run_program("abc" * draw.randrange(1, 5), Program(nodes), sink=sinks[-1])
         else:
             constraint = Regex("(ab|cd)+e") if kind == "constraint" else None
-            ticket = running.submit(prompt, params, constraint, sink=sinks[-1], stream=kind == "ended")
+            ticket = running.submit(
+                prompt, params, constraint, sink=sinks[-1], stream=kind == "ended"
+            )
             if kind == "ended":
                 sinks[-1].begun()
                 ticket.abort()
-    return [None if any(isinstance(e, RequestAbortedError) for e in sink.ends()) else told(sink) for sink in sinks]
+    return [
+        None if any(isinstance(e, RequestAbortedError) for e in sink.ends()) else told(sink)
+        for sink in sinks
+    ]
 
 
 def told(sink):

@@ -1,4 +1,6 @@
-"""Replicas that share feed-forwards give the tokens of one process, whichever of them has something to compute."""
+"""Replicas that share feed-forwards give the tokens of one process, whichever of them has something
+to compute.
+"""
 
 from io import BytesIO
 from types import SimpleNamespace
@@ -23,8 +25,11 @@ def test_random_requests_get_the_same_tokens(name, count, ep, tmp_path):
     folder = folder_of(name, tmp_path / "model")
     with engine(folder, **SETTINGS) as whole:
         expected = tokens_of(whole, 0), tokens_of(whole, 1)
-    with sharing(folder, Parallel(tp=count, dp=count, ep=ep), tmp_path / "meeting", **SETTINGS) as engines:
-        found = tokens_of(InTurn(engines), 0), tokens_of(engines[1], 1)  # all but one have nothing to do
+    with sharing(
+        folder, Parallel(tp=count, dp=count, ep=ep), tmp_path / "meeting", **SETTINGS
+    ) as engines:
+        # all but one have nothing to do
+        found = tokens_of(InTurn(engines), 0), tokens_of(engines[1], 1)
         assert all(each.stats()["steps"] for each in engines)
     for own, one in zip(found, expected, strict=True):
         both = [(a, b) for a, b in zip(own, one, strict=True) if a is not None and b is not None]

@@ -1,5 +1,6 @@
-"""Ranks as threads of the test's own process, with real collectives between them: each has its own model, cache and
-runner, and knows nothing but rank 0's messages."""
+"""Ranks as threads of the test's own process, with real collectives between them: each has its own
+model, cache and runner, and knows nothing but rank 0's messages.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ class ThreadLinks:
         except (ModelError, ParameterError):
             return  # which rank 0 raises, too
         contents = iter(messages.get, None)
-        follow(map(read_message, contents), lambda capacity: make_runner(model, capacity, self._config))
+        follow(
+            map(read_message, contents), lambda capacity: make_runner(model, capacity, self._config)
+        )
 
     def states(self) -> list[dict[str, int]]:
         return [{"rank": rank} for rank in range(self.collectives.parallel.ranks)]
@@ -72,9 +75,15 @@ class ThreadLinks:
 
 
 def engine_of_ranks(
-    folder: Path, parallel: Parallel, meeting: Path, loading: dict[str, Any] | None = None, **settings: Any
+    folder: Path,
+    parallel: Parallel,
+    meeting: Path,
+    loading: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> sgl.Engine:
-    """Engine in this process whose model is cut over ranks; `loading` are settings that one in a process refuses."""
+    """Engine in this process whose model is cut over ranks; `loading` are settings that one in a
+    process refuses.
+    """
     config = EngineConfig.make(model=str(folder), **settings, **(loading or {}))
     links = ThreadLinks(config, folder, parallel, meeting)
     loaded = replace(load_model(config, folder, iter, ranks=links.collectives), ranks=links)

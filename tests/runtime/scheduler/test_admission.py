@@ -20,7 +20,9 @@ def rows_by_step(engine, prompts):
 
     engine.scheduler.plan = planned
     for prompt in prompts:
-        engine.submit(prompt, SamplingParams(max_tokens=1, ignore_eos=True), sink=lambda event: None)
+        engine.submit(
+            prompt, SamplingParams(max_tokens=1, ignore_eos=True), sink=lambda event: None
+        )
     engine.drain()
     engine.scheduler.plan = plan
     return [count for count in rows if count]

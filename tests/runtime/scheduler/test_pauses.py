@@ -1,4 +1,6 @@
-"""Programs that pause keep their prefixes, wait whole, and give way in order. On a simulated clock; tokens are counted."""
+"""Programs that pause keep their prefixes, wait whole, and give way in order. On a simulated clock;
+tokens are counted.
+"""
 
 import gc
 import random
@@ -32,13 +34,18 @@ def traces(agents=6, turns=4, first=150, reads=20, writes=12, pause=0.7):
         return max(round(number * draw.uniform(0.5, 1.5)), 1)
 
     return [
-        [Turn(about(reads if i else first), about(writes), pause * draw.uniform(0.5, 1.5)) for i in range(turns)]
+        [
+            Turn(about(reads if i else first), about(writes), pause * draw.uniform(0.5, 1.5))
+            for i in range(turns)
+        ]
         for _ in range(agents)
     ]
 
 
 def played(turns, pool, **config):
-    engine = Simulated(**{"max_running": 8, "context_length": 512, "max_total_tokens": pool, **config})
+    engine = Simulated(
+        **{"max_running": 8, "context_length": 512, "max_total_tokens": pool, **config}
+    )
     agents = [Agent(i, each) for i, each in enumerate(turns)]
     engine.simulate(agents)
     engine.check_empty()
@@ -59,7 +66,8 @@ def test_agents_compute_little_again_in_a_part_of_the_memory_they_need(roomy, sh
     pool = round(NEEDED / share)
     engine, agents = played(TRACES, pool, page_size=4, checks=True)
     assert engine.computed <= bound * NEEDED
-    assert engine.computed <= furthest(roomy[0].accesses, pool)  # what the best cache computes if all come at once
+    # what the best cache computes if all come at once
+    assert engine.computed <= furthest(roomy[0].accesses, pool)
     assert [agent.result.text for agent in agents] == [agent.result.text for agent in roomy[1]]
 
 
@@ -73,7 +81,9 @@ def test_pauses_that_ended_in_roomy_memory_keep_no_program():
 
 @pytest.fixture
 def busy(monkeypatch):
-    """Runs agents of an 8B model on an H200, with a tenth of the tokens, each of which takes ten times as long."""
+    """Runs agents of an 8B model on an H200, with a tenth of the tokens, each of which takes ten
+    times as long.
+    """
     monkeypatch.setattr(scripted, "STEP_S", 0.06)
     monkeypatch.setattr(scripted, "TOKEN_S", 0.00026)
     turns = traces(agents=24, turns=5, first=70, reads=70, writes=6)
@@ -82,7 +92,9 @@ def busy(monkeypatch):
     def run(share, **config):
         """Computed over needed tokens, seconds and texts, in memory for a share of the tokens."""
         sizes = {"max_running": 32, "context_length": 1024, "page_size": 2, "step_tokens": 819}
-        engine, agents = played(turns, int(share * needed), model=scripted.loaded(1024), **sizes, **config)
+        engine, agents = played(
+            turns, int(share * needed), model=scripted.loaded(1024), **sizes, **config
+        )
         return engine.computed / needed, engine.time, [agent.result.text for agent in agents]
 
     return run
@@ -91,7 +103,9 @@ def busy(monkeypatch):
 @pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
 def test_with_a_host_tier_agents_take_little_longer_than_in_room_for_all(policy, busy):
     _, roomy_s, texts = busy(2)
-    again, seconds, told = busy(1 / 2, enable_hierarchical_cache=True, hicache_ratio=3.0, hicache_write_policy=policy)
+    again, seconds, told = busy(
+        1 / 2, enable_hierarchical_cache=True, hicache_ratio=3.0, hicache_write_policy=policy
+    )
     assert again <= 1.05
     assert seconds <= 1.2 * roomy_s  # steps are ten times as coarse as theirs
     assert told == texts
@@ -105,7 +119,9 @@ def test_a_host_tier_that_is_too_small_for_all_agents_helps_those_that_fit(busy)
 
 
 def test_the_best_cache_is_what_it_is_called():
-    """Three of ten tokens each in turn, in room for two: of each round one stays, and half of another."""
+    """Three of ten tokens each in turn, in room for two: of each round one stays, and half of
+    another.
+    """
     rounds = [("a", 10), ("b", 10), ("c", 10)] * 4
     assert furthest(rounds, 30) == 30
     assert furthest(rounds, 10) == 120
@@ -144,7 +160,9 @@ def returned(engine, program, events, text="zz"):
     program.close()
     engine.simulate([])
     assert isinstance(events[-1], ProgramResult)
-    generation = [e.event for e in events if isinstance(e, Played) and isinstance(e.event, Generation)][-1]
+    generation = [
+        e.event for e in events if isinstance(e, Played) and isinstance(e.event, Generation)
+    ][-1]
     return generation.usage, generation.meta.get("cache_miss")
 
 
@@ -227,7 +245,8 @@ def test_what_forks_begin_with_is_kept_once():
     engine.drain()
     assert len(engine.scheduler.pauses) == 6
     assert engine.store.tree.locked_pages <= 120 + 6 * 4
-    program.extend((), (Text("z"), Gen("y", greedy(2))))  # most branches are not continued once their parent is
+    # most branches are not continued once their parent is
+    program.extend((), (Text("z"), Gen("y", greedy(2))))
     engine.drain()
     assert len(engine.scheduler.pauses) == 1
     program.abort()
@@ -250,7 +269,11 @@ def test_a_program_that_needs_more_than_the_pool_has_the_answers_of_a_roomy_one(
         assert isinstance(events[-1], ProgramResult)
         assert isinstance(ended(others), Generation)
         answers.append(
-            sorted(e.event.text for e in events if isinstance(e, Played) and isinstance(e.event, Generation))
+            sorted(
+                e.event.text
+                for e in events
+                if isinstance(e, Played) and isinstance(e.event, Generation)
+            )
         )
         engine.check_empty()
     assert len(answers[0]) == 8
@@ -272,7 +295,9 @@ def test_programs_without_an_end_do_not_keep_others_out_for_ever():
 def test_the_peak_is_the_most_that_there_is_at_any_time(branches):
     most = 0
     for now in range(31):
-        most = max(most, sum(min(now, growth) if now <= growth else -length for length, growth in branches))
+        most = max(
+            most, sum(min(now, growth) if now <= growth else -length for length, growth in branches)
+        )
     assert peak_growth([ExpectedGrowth((0, 0), *branch) for branch in branches]) == most
 
 
@@ -280,7 +305,10 @@ def test_the_peak_is_the_most_that_there_is_at_any_time(branches):
 def test_random_agents_in_small_pools_end_with_the_same_texts(seed):
     draw = random.Random(seed)
     turns = [
-        [Turn(draw.randrange(1, 20), draw.randrange(1, 6), draw.choice([0, 0.1, 3, 40])) for _ in range(4)]
+        [
+            Turn(draw.randrange(1, 20), draw.randrange(1, 6), draw.choice([0, 0.1, 3, 40]))
+            for _ in range(4)
+        ]
         for _ in range(8)
     ]
     texts = []

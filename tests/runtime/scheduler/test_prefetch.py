@@ -1,4 +1,6 @@
-"""What comes up from lower tiers before it is needed, and only once. On a simulated clock; pages are counted."""
+"""What comes up from lower tiers before it is needed, and only once. On a simulated clock; pages
+are counted.
+"""
 
 import random
 
@@ -38,7 +40,9 @@ def cached(engine, pause):
 
 
 def test_what_a_program_gave_up_is_back_when_it_returns():
-    engine = Simulated(checks=True, max_running=4, context_length=256, max_total_tokens=256, **TIERS)
+    engine = Simulated(
+        checks=True, max_running=4, context_length=256, max_total_tokens=256, **TIERS
+    )
     program, events, pause = away(engine, 4)
     assert cached(engine, pause) < 100
     program.expect_pause((), 2.0)
@@ -59,7 +63,9 @@ def test_what_a_program_gave_up_is_back_when_it_returns():
 
 
 def test_nothing_is_prefetched_into_pages_that_are_short():
-    engine = Simulated(checks=True, max_running=4, context_length=256, max_total_tokens=256, **TIERS)
+    engine = Simulated(
+        checks=True, max_running=4, context_length=256, max_total_tokens=256, **TIERS
+    )
     program, _, pause = away(engine, 4)
     engine.start(letters(9, 200), greedy(20))
     for _ in range(10):
@@ -71,7 +77,12 @@ def test_nothing_is_prefetched_into_pages_that_are_short():
 
 
 def test_files_are_read_while_a_request_waits_for_its_turn(tmp_path):
-    sizes = {"max_running": 1, "context_length": 700, "max_total_tokens": 1024, "model": loaded(1024)}
+    sizes = {
+        "max_running": 1,
+        "context_length": 700,
+        "max_total_tokens": 1024,
+        "model": loaded(1024),
+    }
     files = {"hicache_storage_backend": "file", "hicache_storage_dir": str(tmp_path)}
     first = SteppedEngine(**sizes, **TIERS, **files)
     first.start(LONG, greedy(2))

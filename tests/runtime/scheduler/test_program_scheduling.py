@@ -1,5 +1,6 @@
-"""Programs say of their future: prefixes are held and yield, the queue is ordered, room is kept. Counted, not
-timed; the engine's cache is checked after every step."""
+"""Programs say of their future: prefixes are held and yield, the queue is ordered, room is kept.
+Counted, not timed; the engine's cache is checked after every step.
+"""
 
 import random
 from collections import Counter
@@ -8,8 +9,21 @@ import pytest
 
 from sglang_lite.program.nodes import Fork, Gen, Mark, Program, Rollback, Select, Text, Verdict
 from sglang_lite.program.play.branch import NOTHING_EXPECTED, ExpectedTokens, ProgramBranch, Totals
-from sglang_lite.protocol import Choices, Delta, Generation, Number, Played, ProgramResult, SamplingParams, Span
-from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch, ScheduledProgram, expected_tokens
+from sglang_lite.protocol import (
+    Choices,
+    Delta,
+    Generation,
+    Number,
+    Played,
+    ProgramResult,
+    SamplingParams,
+    Span,
+)
+from sglang_lite.runtime.requests.scheduled_branch import (
+    ScheduledBranch,
+    ScheduledProgram,
+    expected_tokens,
+)
 from sglang_lite.runtime.scheduler.admission_order import fcfs, lpm, priority
 from tests.runtime.scripted import SteppedEngine, ended, hashes
 
@@ -23,7 +37,9 @@ def letters(seed, count):
 
 
 def engine_with(tokens, **config):
-    return SteppedEngine(**{"max_running": 8, "context_length": 256, "max_total_tokens": tokens, **config})
+    return SteppedEngine(
+        **{"max_running": 8, "context_length": 256, "max_total_tokens": tokens, **config}
+    )
 
 
 class Checked:
@@ -78,7 +94,9 @@ def counted(engine):
     computed, record_launch = Counter(), engine.scheduler.record_launch
 
     def launch(batch):
-        for slot, start, end in zip(batch.slots.tolist(), batch.starts.tolist(), batch.ends.tolist()):
+        for slot, start, end in zip(
+            batch.slots.tolist(), batch.starts.tolist(), batch.ends.tolist()
+        ):
             computed.update(hashes(engine.store.table.tokens[slot, :end])[start:].tolist())
         return record_launch(batch)
 
@@ -151,7 +169,9 @@ def test_forks_hold_what_they_begin_with_until_they_have_it():
     engine = engine_with(400, max_running=1)
     events = []
     branches = tuple((Text(letters(i, 20)), Gen("x", greedy(4))) for i in range(4))
-    ticket = engine.run_program(letters(9, 100), Program((Gen("a", greedy(4)), Fork(branches))), sink=events.append)
+    ticket = engine.run_program(
+        letters(9, 100), Program((Gen("a", greedy(4)), Fork(branches))), sink=events.append
+    )
     others = [engine.start(letters(20 + i, 120), greedy(2))[1] for i in range(4)]
     computed = counted(engine)
     engine.drain()
@@ -166,7 +186,9 @@ def test_going_back_finds_what_was_there_before_the_mark():
     engine = engine_with(256)
     found = []
     program = engine.open_program(sink=found.append)
-    program.extend((), (Text(letters(0, 60)), Gen("a", greedy(2)), Mark(), Gen("x", greedy(8), judged=True)))
+    program.extend(
+        (), (Text(letters(0, 60)), Gen("a", greedy(2)), Mark(), Gen("x", greedy(8), judged=True))
+    )
     engine.drain()
     program.extend((), (Rollback(2), Gen("y", greedy(8))))
     program.close()
@@ -188,7 +210,8 @@ def test_a_program_that_was_played_before_continues_from_the_cache():
         usages = [e.event.usage for e in events if isinstance(e, Played)]
     assert texts[0] == texts[1]
     assert all(usage.cached_tokens == usage.prompt_tokens - 1 for usage in usages)
-    assert sum(computed.values()) <= len(computed) + 8  # the last token of each prompt, and those that are drawn
+    # the last token of each prompt, and those that are drawn
+    assert sum(computed.values()) <= len(computed) + 8
     engine.check_empty()
 
 
@@ -230,7 +253,9 @@ def waiting(engine, *prompts):
     return [
         request
         for ids, options in prompts
-        for request in engine.core.builder.build(ids, engine.core.builder.resolved(greedy(4)), print, **options)
+        for request in engine.core.builder.build(
+            ids, engine.core.builder.resolved(greedy(4)), print, **options
+        )
     ]
 
 
@@ -264,8 +289,20 @@ def test_what_was_passed_over_too_often_comes_first_and_what_continues_before_ot
     *queue, continued = waiting(engine, *(([7, i], {}) for i in range(5)))
     queue[3].passed_over = 256
     assert [request.id for request in lpm([continued], queue, engine.store.tree)] == [4, 3, 0, 1, 2]
-    assert [request.id for request in priority([continued], queue, engine.store.tree)] == [3, 4, 0, 1, 2]
-    assert [request.id for request in fcfs([continued], queue, engine.store.tree)] == [4, 0, 1, 2, 3]
+    assert [request.id for request in priority([continued], queue, engine.store.tree)] == [
+        3,
+        4,
+        0,
+        1,
+        2,
+    ]
+    assert [request.id for request in fcfs([continued], queue, engine.store.tree)] == [
+        4,
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 def test_a_high_priority_does_not_keep_a_low_one_waiting_for_ever():
@@ -284,7 +321,9 @@ def test_tokens_ahead_are_bounded_by_what_nodes_say():
     assert expected_tokens(Text("", (1, 2, 3)), None, ()) == ExpectedTokens(3, 0, 3)
     assert expected_tokens(Gen("x"), params, ()) == ExpectedTokens(0, 100, 100)
     assert expected_tokens(Gen("x"), resolved(greedy(100, n=3)), ()) == ExpectedTokens(0, 300, 100)
-    assert expected_tokens(Gen("x", constraint=Choices(("yes", "no"))), params, ()) == ExpectedTokens(0, 3, 3)
+    assert expected_tokens(
+        Gen("x", constraint=Choices(("yes", "no"))), params, ()
+    ) == ExpectedTokens(0, 3, 3)
     assert expected_tokens(Gen("x", constraint=Number("integer")), params, ()).path < 100
     assert expected_tokens(Gen("x"), None, ()) == NOTHING_EXPECTED  # refused
     assert expected_tokens(Select("x", ("abcd", "abcdefgh")), None, ()) == ExpectedTokens(3, 0, 2)
@@ -309,7 +348,9 @@ def test_random_programs_in_small_pools_all_end_with_the_same_texts(seed):
         plain = [engine.start(letters(i, 30), greedy(8))[1] for i in range(4)]
         play(engine, programs, delay)
         engine.drain()
-        texts.append([program.result.text for program in programs] + [ended(events).text for events in plain])
+        texts.append(
+            [program.result.text for program in programs] + [ended(events).text for events in plain]
+        )
         assert not len(engine.scheduler.pauses)
         engine.check_empty()
     assert texts[0] == texts[1]

@@ -37,7 +37,9 @@ def test_the_last_token_of_a_choice_is_scored_and_not_computed(options):
     (selection,) = events
     check_scores(engine, PROMPT, CHOICES, selection)
     if "retract_every" not in options:
-        assert sum(batch.tokens for batch in batches if batch is not None) == len("abc") + len("abcef")
+        assert sum(batch.tokens for batch in batches if batch is not None) == len("abc") + len(
+            "abcef"
+        )
     engine.check_empty()
 
 
@@ -47,7 +49,9 @@ LONG, MORE = "what is long is computed once, " * 4, ["d", "efg", "e", "dab"]
 @pytest.mark.parametrize(
     "options", [{}, {"retract_every": 1}, {"step_tokens": 8}, {"page_size": 4}, {"overlap": False}]
 )
-def test_a_long_prompt_is_computed_before_its_choices_with_what_their_first_tokens_are_worth(options):
+def test_a_long_prompt_is_computed_before_its_choices_with_what_their_first_tokens_are_worth(
+    options,
+):
     engine, events = SteppedEngine(max_running=8, max_total_tokens=2048, **options), []
     batches = planned(engine)
     engine.submit_select(LONG, MORE, sink=events.append)
@@ -57,7 +61,8 @@ def test_a_long_prompt_is_computed_before_its_choices_with_what_their_first_toke
     computed = sum(batch.tokens for batch in batches if batch is not None)
     assert selection.usage.prompt_tokens == sum(len(LONG + choice) for choice in MORE)
     if not options.keys() & {"retract_every", "page_size"}:
-        assert computed == len(LONG) + len("ef" + "da")  # nothing of those of one letter, and no last ones
+        # nothing of those of one letter, and no last ones
+        assert computed == len(LONG) + len("ef" + "da")
         assert selection.usage.cached_tokens == 3 * len(LONG)
     engine.check_empty()
 

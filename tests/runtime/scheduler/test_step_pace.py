@@ -111,7 +111,9 @@ def test_a_prompt_beside_what_nobody_watches_is_computed_as_a_whole():
     assert steps_with_a_prompt(stream=False) == [200]
 
 
-@pytest.mark.parametrize(("seconds", "bound"), [(TARGET_S * 4, 9), (TARGET_S * 0.8, 40), (TARGET_S * 0.3, 64)])
+@pytest.mark.parametrize(
+    ("seconds", "bound"), [(TARGET_S * 4, 9), (TARGET_S * 0.8, 40), (TARGET_S * 0.3, 64)]
+)
 def test_the_bound_follows_how_long_steps_take(seconds, bound):
     pace = StepPace(512)
     pace.record_duration(32, seconds, streams=1)
@@ -150,7 +152,9 @@ def test_a_step_that_did_not_use_its_bound_does_not_raise_it():
     assert pace.room(0) == 32
 
 
-@pytest.mark.parametrize(("stream", "left"), [(True, pytest.approx(TARGET_S / 4)), (False, math.inf)])
+@pytest.mark.parametrize(
+    ("stream", "left"), [(True, pytest.approx(TARGET_S / 4)), (False, math.inf)]
+)
 def test_what_follows_a_forward_has_the_rest_of_the_time_beside_a_stream(stream, left):
     engine = SteppedEngine(max_running=64, max_total_tokens=16_384)
     engine.start([1, 2, 3], LONG, stream=stream)

@@ -1,4 +1,6 @@
-"""Constraints compiled by an engine: by which backend, within limits, once, and without harm to anyone else."""
+"""Constraints compiled by an engine: by which backend, within limits, once, and without harm to
+anyone else.
+"""
 
 import gc
 import json
@@ -98,7 +100,9 @@ def begun(monkeypatch):
 
 
 def test_an_engine_is_ready_for_its_first_constraints(monkeypatch, begun):
-    """Neither an engine of grammars nor a process has yet to be started: on a CPU both are, in the first quiet second."""
+    """Neither an engine of grammars nor a process has yet to be started: on a CPU both are, in the
+    first quiet second.
+    """
     monkeypatch.setattr(recount, "QUIET_S", 0.001)
     large = JsonSchema('{"type": "object", "patternProperties": {"^a": {"type": "integer"}}}')
     assert not is_simple(large)
@@ -112,7 +116,9 @@ def test_an_engine_is_ready_for_its_first_constraints(monkeypatch, begun):
 
 
 def test_no_plain_generation_waits_for_an_engine_of_grammars(monkeypatch, begun):
-    """It takes a second or two of the interpreter. The first constraint begins both, as no second is quiet here."""
+    """It takes a second or two of the interpreter. The first constraint begins both, as no second
+    is quiet here.
+    """
     monkeypatch.setattr(recount, "QUIET_S", 1000.0)
     with make() as engine:
         engine.complete("ab", PARAMS)
@@ -136,7 +142,9 @@ def test_every_backend_keeps_a_constraint_or_refuses_it_by_its_name(any_engine, 
             any_engine.complete("ab", PARAMS, constraint)
         return
     for seed in range(some(1, 4)):
-        generation = any_engine.complete("ab", SamplingParams(max_tokens=60, temperature=1.0, seed=seed), constraint)
+        generation = any_engine.complete(
+            "ab", SamplingParams(max_tokens=60, temperature=1.0, seed=seed), constraint
+        )
         assert generation.finish_reason == "length" or matches(constraint, generation.text)
         chosen = generation.meta["constraint_backend"]
         assert chosen == ("llguidance" if backend == "auto" else backend)
@@ -153,9 +161,13 @@ def test_a_process_that_has_loaded_its_engine_is_kept(any_engine, monkeypatch):
 @pytest.mark.parametrize("any_engine", ["auto"], indirect=True)
 def test_an_answer_says_which_engine_held_it(any_engine):
     for constraint in (TAGS, CONSTRAINTS["ebnf"], CONSTRAINTS["schema"]):
-        assert any_engine.complete("ab", PARAMS, constraint).meta["constraint_backend"] == "llguidance"
+        assert (
+            any_engine.complete("ab", PARAMS, constraint).meta["constraint_backend"] == "llguidance"
+        )
     assert "constraint_backend" not in any_engine.complete("ab", PARAMS).meta
-    (answer,) = any_engine.generate(["ab"], {"ebnf": CONSTRAINTS["ebnf"].grammar, "max_new_tokens": 5})
+    (answer,) = any_engine.generate(
+        ["ab"], {"ebnf": CONSTRAINTS["ebnf"].grammar, "max_new_tokens": 5}
+    )
     assert answer["meta_info"]["constraint_backend"] == "llguidance"
 
 
@@ -182,7 +194,9 @@ def test_bad_settings_are_refused_by_name(bad):
 def test_the_compiler_is_busy_while_it_compiles(monkeypatch):
     seen: list[bool] = []
     build = Compiler.build
-    monkeypatch.setattr(Compiler, "build", lambda self, of: seen.append(self.is_busy()) or build(self, of))
+    monkeypatch.setattr(
+        Compiler, "build", lambda self, of: seen.append(self.is_busy()) or build(self, of)
+    )
     with make() as engine:
         compiler = engine.core.compiler
         seen.clear()
@@ -209,7 +223,12 @@ def test_a_constraint_is_compiled_once():
 
 def test_blanks_inside_of_strings_make_another_schema():
     with make() as engine:
-        for schema in ('{"const": "a , b"}', '{"const": "a, b"}', r'{"const": "\" , "}', r'{"const": "\","}'):
+        for schema in (
+            '{"const": "a , b"}',
+            '{"const": "a, b"}',
+            r'{"const": "\" , "}',
+            r'{"const": "\","}',
+        ):
             engine.compile_grammar(JsonSchema(schema))
         for _ in range(2):
             with pytest.raises(ConstraintError):
@@ -229,7 +248,7 @@ def test_a_program_waits_for_all_its_grammars_and_names_the_bad_one():
             assert isinstance(sink.end(), ConstraintError)
 
 
-# ------------------------------------------------------------------------------------------------------- limits
+# ------------------------------------------------------------------------------------------- limits
 
 # What is compiled in a process of its own, in a moment.
 TAGS = StructuralTag((Tag("<f>", Regex("[ab]"), "</f>"),), ("<f",))
@@ -284,8 +303,12 @@ def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
         assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not say what time a process has had")
-def test_a_process_that_does_nothing_in_its_start_fails_one_constraint_and_is_replaced(monkeypatch, tmp_path):
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere the system does not say what time a process has had"
+)
+def test_a_process_that_does_nothing_in_its_start_fails_one_constraint_and_is_replaced(
+    monkeypatch, tmp_path
+):
     (tmp_path / "hangs").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     (tmp_path / "hangs").chmod(0o755)
     with make() as engine:
@@ -299,7 +322,9 @@ def test_a_process_that_does_nothing_in_its_start_fails_one_constraint_and_is_re
 
 def test_a_process_that_has_grown_is_replaced(monkeypatch):
     started, popen = [], subprocess.Popen
-    monkeypatch.setattr(worker.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+    monkeypatch.setattr(
+        worker.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+    )
     monkeypatch.setattr(worker, "MAX_GROWN", -(1 << 40))
     with make() as engine:
         engine.complete("ab", PARAMS, LARGER)
@@ -323,7 +348,9 @@ def test_a_request_whose_constraint_is_being_compiled_can_be_aborted(stuck):
 
 
 def test_the_process_that_compiles_goes_last_from_its_first_import_on(monkeypatch, tmp_path):
-    """Nice counts among processes of one session only. Ctrl-C goes to a group, of which it has its own."""
+    """Nice counts among processes of one session only. Ctrl-C goes to a group, of which it has its
+    own.
+    """
     told = tmp_path / "told"
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
@@ -344,7 +371,9 @@ def test_the_process_that_compiles_goes_last_from_its_first_import_on(monkeypatc
 
 def test_closing_the_engine_ends_what_is_being_compiled_and_its_process(stuck, monkeypatch):
     started, popen = [], subprocess.Popen
-    monkeypatch.setattr(worker.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+    monkeypatch.setattr(
+        worker.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+    )
     engine = make(compile_timeout_s=60)
     sinks = [Sink() for _ in range(4)]
     for i, sink in enumerate(sinks):
@@ -368,7 +397,12 @@ def test_what_is_small_and_plain_needs_no_process(monkeypatch):
         "at": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "list": {"type": "array", "items": {"type": "number"}}},
         "required": ["name"], "additionalProperties": false, "$defs": {"o": {"enum": ["a", "b"]}}}"""
     with make() as engine:
-        for constraint in (Regex(r"[a-z]{1,20}\d{4}"), Choices(("a", "b")), CONSTRAINTS["ebnf"], JsonSchema(model)):
+        for constraint in (
+            Regex(r"[a-z]{1,20}\d{4}"),
+            Choices(("a", "b")),
+            CONSTRAINTS["ebnf"],
+            JsonSchema(model),
+        ):
             assert is_simple(constraint)
             assert isinstance(engine.complete("ab", PARAMS, constraint), Generation)
 
@@ -399,7 +433,9 @@ def test_kept_grammars_count_with_what_they_were_seen_to_take():
     """By its text, of 3,000 characters, this one would count with an eighth of what it takes."""
     schema: object = {"type": "string", "maxLength": 10**6}
     for _ in range(6):
-        schema = {"anyOf": [{"type": "array", "items": schema, "minItems": 20, "maxItems": 10**4}, schema]}
+        schema = {
+            "anyOf": [{"type": "array", "items": schema, "minItems": 20, "maxItems": 10**4}, schema]
+        }
     constraint = JsonSchema(json.dumps(schema))
     with make(threads=2) as engine:
         compiler = engine.core.compiler
@@ -410,11 +446,14 @@ def test_kept_grammars_count_with_what_they_were_seen_to_take():
             seen.append(allocated())
         # Not their mean: what other tests left may be freed meanwhile.
         taken = median(after - before for before, after in pairwise(seen))
-        # With two threads a grammar that loads quickly may have four parsers, and counts with all of them.
+        # With two threads a grammar that loads quickly may have four parsers, and counts with all
+        # of them.
         assert any(0.5 < counted / (parsers * taken) < 2 for parsers in (1, 4))
 
 
-@pytest.mark.parametrize("bad", [Regex("(a"), Ebnf('root ::= "a"{2,3} b')], ids=["here", "by a worker"])
+@pytest.mark.parametrize(
+    "bad", [Regex("(a"), Ebnf('root ::= "a"{2,3} b')], ids=["here", "by a worker"]
+)
 def test_a_refused_constraint_keeps_nothing_of_those_who_asked_for_it(bad):
     """An error that is raised again and again has all their frames in its traceback."""
     with make() as engine:
@@ -440,9 +479,9 @@ def test_a_refused_constraint_keeps_nothing_of_those_who_asked_for_it(bad):
 def test_schemas_are_compared_without_their_blanks_unless_they_are_long():
     for count in (10, 3_000):
         schema = JsonSchema('{ "const" : "%s" }' % ("x\\n \\" * count))
-        assert without_blanks(schema).schema == schema.schema.replace('{ "', '{"').replace('" : "', '":"').replace(
-            '" }', '"}'
-        )
+        assert without_blanks(schema).schema == schema.schema.replace('{ "', '{"').replace(
+            '" : "', '":"'
+        ).replace('" }', '"}')
     long = JsonSchema('{ "const" : "%s" }' % ("x" * 100_000))
     assert without_blanks(long) is long
 
@@ -505,7 +544,9 @@ def test_what_may_multiply_does(constraint):
 
 
 def test_the_engine_tells_what_masks_cost():
-    names = [f"{what}_{which}_s" for what in ("mask", "mask_wait") for which in ("p50", "p99", "max")]
+    names = [
+        f"{what}_{which}_s" for what in ("mask", "mask_wait") for which in ("p50", "p99", "max")
+    ]
     with make() as engine:
         engine.complete("x", PARAMS)
         assert [engine.stats()[name] for name in names] == [0.0] * 6

@@ -1,4 +1,6 @@
-"""Compiled grammars on disk: used again by another engine, never when they are not exactly what would be compiled."""
+"""Compiled grammars on disk: used again by another engine, never when they are not exactly what
+would be compiled.
+"""
 
 import hashlib
 import os
@@ -42,7 +44,9 @@ def folder(tmp_path, monkeypatch):
 
 
 class Shared(worker.Worker):
-    """A process that outlives the engines that use it. It is started by a thread of its own, as it ends with that."""
+    """A process that outlives the engines that use it. It is started by a thread of its own, as it
+    ends with that.
+    """
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -71,7 +75,8 @@ def _shared_processes(processes, monkeypatch):
         compiling,
         "Worker",
         lambda vocabulary, backend, *limits: (
-            processes.get(backend) or processes.setdefault(backend, Shared(vocabulary, backend, *limits))
+            processes.get(backend)
+            or processes.setdefault(backend, Shared(vocabulary, backend, *limits))
         ),
     )
 
@@ -103,7 +108,11 @@ def test_another_engine_of_constraints_or_vocabulary_or_constraint_is_something_
     assert generated(LARK, "xgrammar")[1] == 0
     assert generated(Lark(LARK.grammar.replace("1,3", "1,4")))[1] == 0
     assert len(list(folder.iterdir())) == 3
-    vocabularies = Vocabulary((b"a", b"b"), (1,)), Vocabulary((b"a", b"b"), (0,)), Vocabulary((b"ab", b""), (1,))
+    vocabularies = (
+        Vocabulary((b"a", b"b"), (1,)),
+        Vocabulary((b"a", b"b"), (0,)),
+        Vocabulary((b"ab", b""), (1,)),
+    )
     stores = [GrammarDiskCache(folder, vocabulary, "auto") for vocabulary in vocabularies]
     stores[0].put(LARK, "x")
     assert [store.get(LARK) for store in stores] == ["x", None, None]
@@ -164,10 +173,22 @@ def others(path):
     ("change", "said"),
     [
         (enlarged, "more than 5,000 bytes"),
-        (lambda path: path.write_bytes(signed(zlib.compress(bytes(10**6)))), "more than 5,000 bytes"),
-        (lambda path: path.write_bytes(signed(zlib.compress(pickle.dumps(("xgrammar", "x")))[:-3])), "no end"),
+        (
+            lambda path: path.write_bytes(signed(zlib.compress(bytes(10**6)))),
+            "more than 5,000 bytes",
+        ),
+        (
+            lambda path: path.write_bytes(
+                signed(zlib.compress(pickle.dumps(("xgrammar", "x")))[:-3])
+            ),
+            "no end",
+        ),
         (lambda path: path.chmod(0o620), "somebody else"),
-        pytest.param(others, "somebody else", marks=pytest.mark.skipif(os.getuid() != 0, reason="only root may give")),
+        pytest.param(
+            others,
+            "somebody else",
+            marks=pytest.mark.skipif(os.getuid() != 0, reason="only root may give"),
+        ),
         (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "the checksum"),
     ],
 )
@@ -219,7 +240,11 @@ def test_what_is_compiled_quickly_is_not_kept(folder, monkeypatch):
 
 def test_what_is_refused_is_not_kept(folder):
     with Engine.of(random_model()) as engine, pytest.raises(ConstraintError, match="uniqueItems"):
-        engine.complete("x", PARAMS, JsonSchema('{"type": "array", "contains": {"minLength": 1}, "uniqueItems": true}'))
+        engine.complete(
+            "x",
+            PARAMS,
+            JsonSchema('{"type": "array", "contains": {"minLength": 1}, "uniqueItems": true}'),
+        )
     assert not folder.exists()
 
 
@@ -264,5 +289,7 @@ def test_the_name_of_a_file_is_the_same_in_every_process(folder):
         "store = GrammarDiskCache(pathlib.Path(sys.argv[1]), Vocabulary((b'a', b'\\xff'), (1,)), 'auto')\n"
         "print(store.path_of(Lark('start: \"\\ud800é\"')).name)"
     )
-    other = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    other = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+    )
     assert other.stdout.strip() == store.path_of(Lark('start: "\ud800é"')).name

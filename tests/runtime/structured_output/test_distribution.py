@@ -1,9 +1,11 @@
-"""Draws under a constraint are those of the masked distribution: against brute force over small languages.
+"""Draws under a constraint are those of the masked distribution: against brute force over small
+languages.
 
-The distribution of a text: at each place, the model's probabilities of the characters that some text of the language has
-there, and of what may end it there, scaled up to 1. Forced text takes no draw. Where a text is complete, all but its
-own characters end it, except for a letter behind a letter and a digit behind a digit; unless it is a grammar's, so does
-what follows behind such an end, as far as it is no beginning of a text.
+The distribution of a text: at each place, the model's probabilities of the characters that some
+text of the language has there, and of what may end it there, scaled up to 1. Forced text takes no
+draw. Where a text is complete, all but its own characters end it, except for a letter behind a
+letter and a digit behind a digit; unless it is a grammar's, so does what follows behind such an
+end, as far as it is no beginning of a text.
 """
 
 import collections
@@ -40,7 +42,9 @@ LIKELY = [*"abcdenortuwxyé0123456789.-,!".encode(), EOS]
 
 
 def logits_of(states):
-    """float32 [R, 257]: some 0 to 5, a function of all tokens before, and more for what the languages have."""
+    """float32 [R, 257]: some 0 to 5, a function of all tokens before, and more for what the
+    languages have.
+    """
     with np.errstate(over="ignore"):
         odd = np.arange(1, EOS + 2, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         mixed = (np.asarray(states, dtype=np.uint64)[:, None] ^ np.uint64(0x5DEECE66D)) * odd
@@ -56,26 +60,36 @@ class ByteModel(ScriptedModel):
 
 def byte_model():
     alphabet = byte_alphabet()
-    backend = Backend(models.BPE({alphabet[byte]: byte for byte in range(256)} | {"<end>": EOS}, []))
+    backend = Backend(
+        models.BPE({alphabet[byte]: byte for byte in range(256)} | {"<end>": EOS}, [])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<end>", special=True)])
-    tokenizer = Tokenizer(backend, [*(bytes([byte]) for byte in range(256)), b"<end>"], [EOS], eos_ids=[EOS])
+    tokenizer = Tokenizer(
+        backend, [*(bytes([byte]) for byte in range(256)), b"<end>"], [EOS], eos_ids=[EOS]
+    )
     return LoadedModel("bytes", ByteModel(), tokenizer, EOS + 1, frozenset({EOS}), 512)
 
 
-# --------------------------------------------------------------------------------------------------------- languages
+# ---------------------------------------------------------------------------------------- languages
 
 
 def matching(pattern, alphabet, longest):
-    texts = ("".join(chars) for n in range(longest + 1) for chars in itertools.product(alphabet, repeat=n))
+    texts = (
+        "".join(chars)
+        for n in range(longest + 1)
+        for chars in itertools.product(alphabet, repeat=n)
+    )
     return [text for text in texts if re.fullmatch(pattern, text)]
 
 
 def words(seed):
     """Some words with common beginnings."""
     draw = random.Random(seed)
-    return sorted({"".join(draw.choices("abé", k=draw.randint(1, 5))) for _ in range(draw.randint(3, 25))})
+    return sorted(
+        {"".join(draw.choices("abé", k=draw.randint(1, 5))) for _ in range(draw.randint(3, 25))}
+    )
 
 
 def languages():
@@ -86,7 +100,10 @@ def languages():
     ):  # fmt: skip
         yield Regex(pattern), matching(pattern, alphabet, longest)
     yield Regex("hello (world|there|all)"), [f"hello {each}" for each in ("world", "there", "all")]
-    yield Regex("x=[01]{2},y=[01]"), [f"x={a}{b},y={c}" for a, b, c in itertools.product("01", repeat=3)]
+    yield (
+        Regex("x=[01]{2},y=[01]"),
+        [f"x={a}{b},y={c}" for a, b, c in itertools.product("01", repeat=3)],
+    )
     for seed in range(5):
         yield Choices(tuple(words(seed))), words(seed)
     for seed in range(5, 8):
@@ -95,10 +112,18 @@ def languages():
         Ebnf('root ::= "(" root2 ")" | "[" root2 "]"\nroot2 ::= "" | "(" [01] ")" | "x"'),
         [f"{o}{inner}{c}" for o, c in ("()", "[]") for inner in ("", "(0)", "(1)", "x")],
     )
-    yield Lark('start: A B?\nA: "a" | "aa"\nB: /b{1,3}/'), [a + b for a in ("a", "aa") for b in ("", "b", "bb", "bbb")]
+    yield (
+        Lark('start: A B?\nA: "a" | "aa"\nB: /b{1,3}/'),
+        [a + b for a in ("a", "aa") for b in ("", "b", "bb", "bbb")],
+    )
     yield (
         Lark('start: ("y" | "no") ("!" | ",") ~ 0..2'),
-        [w + "".join(end) for w in ("y", "no") for n in range(3) for end in itertools.product("!,", repeat=n)],
+        [
+            w + "".join(end)
+            for w in ("y", "no")
+            for n in range(3)
+            for end in itertools.product("!,", repeat=n)
+        ],
     )
     for schema, values in (
         ({"type": "array", "items": {"type": "integer", "minimum": -3, "maximum": 21}, "minItems": 1, "maxItems": 1},
@@ -126,12 +151,13 @@ def languages():
 LANGUAGES = list(languages())
 
 
-# ------------------------------------------------------------------------------------------------------ distributions
+# ------------------------------------------------------------------------------------ distributions
 
 
 def kind(char):
-    """Whether a character is a digit or a letter, which a word or number goes on with; else None. A byte of a letter
-    with case counts as one."""
+    """Whether a character is a digit or a letter, which a word or number goes on with; else None. A
+    byte of a letter with case counts as one.
+    """
     if len(char) == 1 and 0xC3 <= char[0] <= 0xD6:
         return "letter"
     text = char.decode("utf-8", "ignore")
@@ -223,7 +249,9 @@ def engine(request):
 
 
 def test_the_test_itself():
-    """Brute force sums to 1, the test accepts its own draws and refuses a distribution that is a little off."""
+    """Brute force sums to 1, the test accepts its own draws and refuses a distribution that is a
+    little off.
+    """
     assert len(LANGUAGES) == 30
     for constraint, texts in LANGUAGES:
         assert len(set(texts)) == len(texts)
@@ -241,9 +269,12 @@ def test_the_test_itself():
 @pytest.mark.parametrize("closing", ["far away", "at each token"])
 @pytest.mark.parametrize("number", random.Random(0).sample(range(30), some(1, 30)))
 def test_texts_are_drawn_from_the_masked_distribution(engine, number, closing):
-    """With a limit that is far away, and with the length of the longest text, where each token is looked at."""
+    """With a limit that is far away, and with the length of the longest text, where each token is
+    looked at.
+    """
     constraint, texts = LANGUAGES[number]
-    limit = 400 if closing == "far away" else 1 + max(len(text.encode()) for text in texts)  # and one that ends it
+    # and one that ends it
+    limit = 400 if closing == "far away" else 1 + max(len(text.encode()) for text in texts)
     counts = drawn(engine, constraint, limit)
     probabilities = distribution(constraint, texts)
     assert counts.keys() <= probabilities.keys()

@@ -1,4 +1,6 @@
-"""The engines behind one interface: they allow the same tokens, step by step, and refuse what they can't keep."""
+"""The engines behind one interface: they allow the same tokens, step by step, and refuse what they
+can't keep.
+"""
 
 import os
 import random
@@ -35,9 +37,7 @@ from tests.constraints.random_grammars import grammar as random_grammar
 from tests.counts import some
 
 COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_GRAMMARS", "10"))
-OBJECT = (
-    '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}'
-)
+OBJECT = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}'
 REGULAR: dict[str, Constraint] = {
     "a date": Regex(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
     "words": Regex(r"[a-z]+( [a-z]+){1,5}\."),
@@ -61,17 +61,23 @@ OTHERS: dict[str, Constraint] = {
     "quotes and controls": Ebnf(r'root ::= "\"" [^"\\\n]* "\"" | "\x00\t" [\x00-\x1f]'),
     "Lark": Lark('start: (WORD " "?)+\nWORD: /[a-z]{2,4}/'),
     "not": Lark('start: TEXT\nTEXT: /[a-z ]*/ & ~(/(?s:.*)/ "end" /(?s:.*)/)'),
-    "tags": StructuralTag((Tag("<f>", JsonSchema(OBJECT), "</f>"), Tag("<g>", Regex("[a-c]+"), "</g>")), ("<f", "<g>")),
+    "tags": StructuralTag(
+        (Tag("<f>", JsonSchema(OBJECT), "</f>"), Tag("<g>", Regex("[a-c]+"), "</g>")), ("<f", "<g>")
+    ),
     "alternatives": OneOf((Regex("a+b"), Repeated(Choices(("a", "c")), 1, 3))),
     "a schema": JsonSchema(OBJECT),
-    "a schema with a string": JsonSchema('{"type": "array", "items": {"type": "string", "maxLength": 3}}'),
+    "a schema with a string": JsonSchema(
+        '{"type": "array", "items": {"type": "string", "maxLength": 3}}'
+    ),
 }
 
 
 @lru_cache(maxsize=1)
 def byte_engines():
     first = LlguidanceEngine(None)
-    vocabulary = Vocabulary((*(bytes([i]) for i in range(256)), *[b""] * (first.vocab_size - 256)), (261,))
+    vocabulary = Vocabulary(
+        (*(bytes([i]) for i in range(256)), *[b""] * (first.vocab_size - 256)), (261,)
+    )
     return vocabulary.tokens, (first, XgrammarEngine(vocabulary), OutlinesEngine(vocabulary))
 
 
@@ -79,19 +85,27 @@ def byte_engines():
 def model_engines(engine):
     tokenizer, size, eos = engine.tokenizer, engine.vocab_size, sorted(engine.tokenizer.eos_ids)
     vocabulary = Vocabulary.of(tokenizer, size, eos)
-    engines = LlguidanceEngine(tokenizer, size, eos), XgrammarEngine(vocabulary), OutlinesEngine(vocabulary)
+    engines = (
+        LlguidanceEngine(tokenizer, size, eos),
+        XgrammarEngine(vocabulary),
+        OutlinesEngine(vocabulary),
+    )
     return vocabulary.tokens, engines
 
 
 def allowed(mask, size):
     """The tokens; bits of a mask's last word past the vocabulary mean nothing."""
-    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:size]).tolist())
+    return set(
+        np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:size]).tolist()
+    )
 
 
 def walk(grammars, spelled, dice, steps=40):
-    """Follow a random way through several engines' grammars, the first of them llguidance's. Their masks have to be equal
-    at every place of it, but where the text is forced: there llguidance allows only the tokens it is made of as a
-    tokenizer would cut it, and the others every token that it begins with."""
+    """Follow a random way through several engines' grammars, the first of them llguidance's. Their
+    masks have to be equal at every place of it, but where the text is forced: there llguidance
+    allows only the tokens it is made of as a tokenizer would cut it, and the others every token
+    that it begins with.
+    """
     matchers = [grammar.matcher() for grammar in grammars]
     size = matchers[0].engine.vocab_size
     way = []
@@ -109,14 +123,20 @@ def walk(grammars, spelled, dice, steps=40):
         for matcher, row in zip(matchers[1:], rows):
             assert sorted(least - row) == [], (matcher.engine.name, way)
             more = [spelled[token] for token in sorted(row - least)]
-            assert [each for each in more if not each or not forced.startswith(each)] == [], (matcher.engine.name, way)
+            assert [each for each in more if not each or not forced.startswith(each)] == [], (
+                matcher.engine.name,
+                way,
+            )
         token = dice.choice(sorted(least))
         assert all(matcher.accept(token) for matcher in matchers), way
         way.append(token)
 
 
 def compiled(name, engines):
-    return [e.compile({**REGULAR, **OTHERS}[name]) for e in (engines if name in REGULAR else engines[:2])]
+    return [
+        e.compile({**REGULAR, **OTHERS}[name])
+        for e in (engines if name in REGULAR else engines[:2])
+    ]
 
 
 @pytest.mark.sampled(2)
@@ -152,16 +172,24 @@ def test_engines_allow_the_same_in_random_grammars():
     assert compared > COUNT / 2
 
 
-@pytest.mark.parametrize("text", ["ab\0", "a\x7f", "a\u00e9\u07ff\u0800\ud7ff\ue000\uffff\U00010000\U0010ffff"])
+@pytest.mark.parametrize(
+    "text", ["ab\0", "a\x7f", "a\u00e9\u07ff\u0800\ud7ff\ue000\uffff\U00010000\U0010ffff"]
+)
 def test_every_character_is_itself_in_every_engine(text):
     engines = byte_engines()[1]
-    for constraint in (Choices((text,)), Regex("".join(f"[{c}]" for c in text)), Regex(f"(?s).{{{len(text)}}}")):
+    for constraint in (
+        Choices((text,)),
+        Regex("".join(f"[{c}]" for c in text)),
+        Regex(f"(?s).{{{len(text)}}}"),
+    ):
         for engine in engines[:2]:
             assert masks_allow(engine.compile(constraint), list(text.encode()))
             assert not masks_allow(engine.compile(constraint), list(text.encode())[:-1])
 
 
-@pytest.mark.parametrize("bad", [b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xff", b"\x80"])
+@pytest.mark.parametrize(
+    "bad", [b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xff", b"\x80"]
+)
 def test_what_is_no_utf8_is_allowed_by_no_engine(bad):
     for engine in byte_engines()[1][:2]:
         assert not masks_allow(engine.compile(Regex("(?s).*")), list(bad))
@@ -217,11 +245,15 @@ def test_a_text_leads_to_where_any_tokens_of_it_lead(name, model_engines):
             by_byte = grammar.matcher()
             size = by_byte.engine.vocab_size
             for end in range(1, len(text) + 1):
-                assert all(by_byte.accept(spelled[bytes([byte])]) for byte in text[end - 1].encode())
+                assert all(
+                    by_byte.accept(spelled[bytes([byte])]) for byte in text[end - 1].encode()
+                )
                 at_once = matcher_after(grammar, text[:end])
                 assert (at_once.complete, at_once.forced()) == (by_byte.complete, by_byte.forced())
                 if not by_byte.finished:
-                    assert allowed(next_mask(at_once), size) == allowed(next_mask(by_byte), size), text[:end]
+                    assert allowed(next_mask(at_once), size) == allowed(next_mask(by_byte), size), (
+                        text[:end]
+                    )
 
 
 def test_a_text_that_is_not_in_the_grammar_or_has_no_tokens_is_refused(model_engines):
@@ -238,7 +270,9 @@ def test_a_text_that_is_not_in_the_grammar_or_has_no_tokens_is_refused(model_eng
 
 
 @pytest.mark.parametrize("text", ["a", "ab"])
-def test_the_end_of_the_sequence_may_follow_a_text_that_may_or_cant_go_on(text, engine, model_engines):
+def test_the_end_of_the_sequence_may_follow_a_text_that_may_or_cant_go_on(
+    text, engine, model_engines
+):
     _, engines = model_engines
     (eos,) = engine.tokenizer.eos_ids
     for each in engines[:2]:
@@ -280,8 +314,12 @@ def test_a_long_text_that_is_forced_is_not_written_out_at_once(constraint, text,
     ],
 )
 def test_text_is_never_written_as_a_special_token(small_engine, constraint):
-    """Forced text was encoded as a prompt is, so that a document to copy from could write control tokens."""
+    """Forced text was encoded as a prompt is, so that a document to copy from could write control
+    tokens.
+    """
     for seed in range(3):
-        found = small_engine.complete("x", SamplingParams(max_tokens=40, seed=seed, temperature=1.0), constraint)
+        found = small_engine.complete(
+            "x", SamplingParams(max_tokens=40, seed=seed, temperature=1.0), constraint
+        )
         assert (matches(constraint, found.text), found.finish_reason) == (True, "stop")
         assert not set(found.token_ids[:-1]) & small_engine.tokenizer.special_ids

@@ -1,4 +1,6 @@
-"""A mask that takes too much work fails its own request, with the reason; requests that share its lexer go on."""
+"""A mask that takes too much work fails its own request, with the reason; requests that share its
+lexer go on.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""A lexer of substrings keeps all that it has seen: it counts as memory of its grammar, and is replaced in time."""
+"""A lexer of substrings keeps all that it has seen: it counts as memory of its grammar, and is
+replaced in time.
+"""
 
 from typing import Annotated
 

@@ -12,11 +12,16 @@ from sglang_lite.runtime.structured_output.language_states import LanguageStates
 
 PIECES = ["a", "b", "c", "0", "1", '"', "{", "}", "[", "]", ":", ",", " ", ".", "é", '": ', ", ", '"]', "ab", "abc", "bca",
           '{"', "aaaa", "10", '", "', "cab", "abcabc", '"a": ', '"aaaa"}']  # fmt: skip
-TOKENS = [*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in PIECES if len(piece.encode()) > 1)]
+TOKENS = [
+    *(bytes([byte]) for byte in range(256)),
+    *(piece.encode() for piece in PIECES if len(piece.encode()) > 1),
+]
 
 
 def endings_of(constraint):
-    return LanguageEndings(RenewedStates(lambda: LanguageStates(language_of(constraint), TOKENS, ())))
+    return LanguageEndings(
+        RenewedStates(lambda: LanguageStates(language_of(constraint), TOKENS, ()))
+    )
 
 
 def walk(endings, dice):
@@ -29,7 +34,10 @@ def walk(endings, dice):
 
 
 def _after(endings, place, dice):
-    after = [(token, endings.after(place, token)) for token in dice.sample(range(len(TOKENS)), len(TOKENS))]
+    after = [
+        (token, endings.after(place, token))
+        for token in dice.sample(range(len(TOKENS)), len(TOKENS))
+    ]
     return [(token, to) for token, to in after if to is not None]
 
 

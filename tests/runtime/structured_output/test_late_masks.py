@@ -70,12 +70,20 @@ class Parity:
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SETTINGS = [
     {"overlap": overlap, "page_size": page, "retract_every": retract}
-    for overlap, page, retract in [(True, 1, 0), (True, 4, 0), (False, 16, 3), (False, 4, 0), (True, 16, 2)]
+    for overlap, page, retract in [
+        (True, 1, 0),
+        (True, 4, 0),
+        (False, 16, 3),
+        (False, 4, 0),
+        (True, 16, 2),
+    ]
 ]
 
 
 def run(engine, grammars, slow_at, constrained, length=3):
-    """Four requests, of which the second is slow from some token on, until the others have ended; their tokens."""
+    """Four requests, of which the second is slow from some token on, until the others have ended;
+    their tokens.
+    """
     ends = [None] * 4
 
     def sink(i, event):
@@ -86,16 +94,22 @@ def run(engine, grammars, slow_at, constrained, length=3):
     for i in range(4):
         engine.submit([5] * (length - 2) + [6, 7 + i], PARAMS, sink=partial(sink, i))
         if i in constrained:
-            engine.built[-1].output.matcher = RequestMatcher(Parity(grammars, slow_at if i == 1 else None))
+            engine.built[-1].output.matcher = RequestMatcher(
+                Parity(grammars, slow_at if i == 1 else None)
+            )
     engine.drain()
     return [end.token_ids for end in ends]
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("constrained", [(1,), (0, 1, 2, 3)], ids=["it alone is constrained", "all are"])
+@pytest.mark.parametrize(
+    "constrained", [(1,), (0, 1, 2, 3)], ids=["it alone is constrained", "all are"]
+)
 @pytest.mark.parametrize(("slow_at", "length"), [(0, 16), (0, 3), (1, 3), (5, 3)])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_the_others_end_before_it_and_it_gets_what_it_would_have_got(settings, slow_at, length, constrained):
+def test_the_others_end_before_it_and_it_gets_what_it_would_have_got(
+    settings, slow_at, length, constrained
+):
     """A first mask that is late as well, and a prompt that fills its last page."""
 
     def engine():
@@ -109,7 +123,10 @@ def test_the_others_end_before_it_and_it_gets_what_it_would_have_got(settings, s
 
 
 def test_a_request_whose_mask_is_late_can_be_aborted_and_its_slot_used_again():
-    engine, grammars = SteppedEngine(max_total_tokens=256, context_length=64, max_running=2, threads=2), SlowEngine()
+    engine, grammars = (
+        SteppedEngine(max_total_tokens=256, context_length=64, max_running=2, threads=2),
+        SlowEngine(),
+    )
     _, free = engine.start([5, 6, 7], replace(PARAMS, max_tokens=40))
     slow, aborted = engine.start([5, 6, 8], PARAMS)
     engine.built[-1].output.matcher = RequestMatcher(Parity(grammars, 3))
@@ -190,7 +207,10 @@ def test_a_command_that_comes_behind_the_first_mask_makes_no_row_late():
 
 def test_a_request_that_comes_while_all_wait_for_their_masks_is_answered():
     """By the engine's own thread, which stands in the middle of a step."""
-    engine, grammars = SteppedEngine(max_total_tokens=256, context_length=64, threads=2), SlowEngine()
+    engine, grammars = (
+        SteppedEngine(max_total_tokens=256, context_length=64, threads=2),
+        SlowEngine(),
+    )
     waiting = [Collector() for _ in range(2)]
     for i, sink in enumerate(waiting):
         engine.submit([5, 6, 7 + i], PARAMS, sink=sink)
@@ -225,7 +245,9 @@ def test_rows_in_the_place_of_a_late_one_wait_for_its_mask():
 
 
 def test_a_late_row_waits_for_its_engine_though_others_learn_the_mask_of_its_place():
-    """A generation within a larger grammar makes masks where it is, at once; and nobody moves what an engine reads."""
+    """A generation within a larger grammar makes masks where it is, at once; and nobody moves what
+    an engine reads.
+    """
     filler, grammars = MaskFiller(2), SlowEngine()
     slow, other = Parity(grammars, 0), Parity(grammars)
     masks = np.zeros((2, WORDS), np.int32)

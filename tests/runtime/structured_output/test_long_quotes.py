@@ -1,4 +1,6 @@
-"""Quotes from long documents are followed in the documents: llguidance, which compiles short ones, is the oracle."""
+"""Quotes from long documents are followed in the documents: llguidance, which compiles short ones,
+is the oracle.
+"""
 
 import json
 import random
@@ -41,14 +43,22 @@ class Answer(BaseModel):
 
 
 CONSTRAINTS = {
-    **{f"document {i}": value_type(Annotated[str, sgl.quote(each)]).constraint for i, each in enumerate(DOCUMENTS)},
+    **{
+        f"document {i}": value_type(Annotated[str, sgl.quote(each)]).constraint
+        for i, each in enumerate(DOCUMENTS)
+    },
     "nested": value_type(Answer).constraint,
-    "or others": value_type(first | int | None | list[Annotated[str, sgl.quote(DOCUMENTS[2])]]).constraint,
+    "or others": value_type(
+        first | int | None | list[Annotated[str, sgl.quote(DOCUMENTS[2])]]
+    ).constraint,
     "kinds": json_schema(
         {
             "oneOf": [
                 {"properties": {"kind": {"const": "a"}, "of": QUOTE}, "required": ["kind", "of"]},
-                {"properties": {"kind": {"const": "ab"}, "of": {"type": "string"}}, "required": ["kind", "of"]},
+                {
+                    "properties": {"kind": {"const": "ab"}, "of": {"type": "string"}},
+                    "required": ["kind", "of"],
+                },
             ],
         }
     ),
@@ -118,16 +128,28 @@ def test_quotes_with_other_demands_are_left_to_the_engine(schema):
     assert with_any_strings(language_of(json_schema({"type": "string", **schema}))) is None
 
 
-@pytest.mark.parametrize("other", [{"type": "string"}, {"type": "string", "pattern": "^o"}, {"const": "one"}])
+@pytest.mark.parametrize(
+    "other", [{"type": "string"}, {"type": "string", "pattern": "^o"}, {"const": "one"}]
+)
 def test_texts_that_need_no_quote_are_left_to_the_engine(other):
     """After a string that is none, the alternative with the quote would still seem possible."""
     options = [
         {"properties": {"a": {"type": "string", "x-quote": "one two"}}, "required": ["a"]},
         {"properties": {"a": other, "b": {"type": "null"}}, "required": ["a", "b"]},
     ]
-    schema = {"type": "object", "properties": {"a": True, "b": True}, "additionalProperties": False, "anyOf": options}
+    schema = {
+        "type": "object",
+        "properties": {"a": True, "b": True},
+        "additionalProperties": False,
+        "anyOf": options,
+    }
     assert with_any_strings(language_of(json_schema(schema))) is None
 
 
 def test_substrings_of_grammars_are_left_to_the_engine():
-    assert with_any_strings(language_of(Lark('start: "<" X ">"\nX: %regex {"substring_words": "a b"}'))) is None
+    assert (
+        with_any_strings(
+            language_of(Lark('start: "<" X ">"\nX: %regex {"substring_words": "a b"}'))
+        )
+        is None
+    )

@@ -85,7 +85,8 @@ def test_copies_go_their_own_ways(llguidance, constraint):
     dice = random.Random(4)
     grammar = llguidance.compile(constraint)
     found: list[tuple[Any, tuple[int, ...]]] = []
-    found += [(grammar.matcher(), ()) for _ in range(6)]  # so many share what is known of their states
+    # so many share what is known of their states
+    found += [(grammar.matcher(), ()) for _ in range(6)]
     for _ in range(40):
         before, tokens = dice.choice(found)
         if before.finished:
@@ -93,7 +94,9 @@ def test_copies_go_their_own_ways(llguidance, constraint):
         matcher, new = before.copy(), before.forced()
         if not new or len(tokens) % 2:
             mask = next_mask(before)
-            new = dice.choices(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[:9].tolist())
+            new = dice.choices(
+                np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[:9].tolist()
+            )
         matcher.forced()
         assert matcher.accept_all(new)
         found.append((matcher, (*tokens, *new)))
@@ -147,7 +150,9 @@ def test_what_is_known_of_languages_is_kept_within_bounds(llguidance, engine, th
     assert left == list(range(30 - len(left), 30))
     first = grammars[0].matcher()
     assert first.states is not None
-    assert np.array_equal(next_mask(first), next_mask(llguidance.compile(Regex("[a-z ]+0")).matcher()))
+    assert np.array_equal(
+        next_mask(first), next_mask(llguidance.compile(Regex("[a-z ]+0")).matcher())
+    )
 
 
 def test_bytes_of_a_character_are_a_place_of_their_own():
@@ -156,7 +161,12 @@ def test_bytes_of_a_character_are_a_place_of_their_own():
     begun = states.after(states.start, 0)
     assert begun not in (states.start, None)
     assert states.after(begun, 1) == states.start == states.after(states.start, 3)
-    assert states.after(begun, 3) is states.after(states.start, 2) is states.after(states.start, 4) is None
+    assert (
+        states.after(begun, 3)
+        is states.after(states.start, 2)
+        is states.after(states.start, 4)
+        is None
+    )
 
 
 def test_texts_that_never_meet_are_followed_no_longer(monkeypatch, llguidance, filler):
@@ -189,7 +199,9 @@ def test_requests_that_go_on_from_a_text_share_masks_too(llguidance):
         assert alone.accept(token)
 
 
-def test_what_fails_for_one_matcher_is_not_kept_for_others_in_its_place(llguidance, filler, monkeypatch):
+def test_what_fails_for_one_matcher_is_not_kept_for_others_in_its_place(
+    llguidance, filler, monkeypatch
+):
     grammar = llguidance.compile(JsonSchema(PERSON))
     shared = [grammar.matcher() for _ in range(12)][-3:]
     for token in llguidance.encode('{"name": "'):
@@ -218,7 +230,9 @@ def test_what_fails_for_one_matcher_is_not_kept_for_others_in_its_place(llguidan
     Ebnf('root ::= "ab" tail\ntail ::= "" | "c"'),
 ], ids=str)  # fmt: skip
 def test_the_end_is_known_whether_or_not_the_parser_has_seen_the_text(constraint, engine):
-    made = LlguidanceEngine(engine.tokenizer, engine.vocab_size, sorted(engine.tokenizer.eos_ids), tracked=True)
+    made = LlguidanceEngine(
+        engine.tokenizer, engine.vocab_size, sorted(engine.tokenizer.eos_ids), tracked=True
+    )
     grammar = made.compile(constraint)
     seen = grammar.matcher()
     unseen = grammar.matcher()

@@ -1,4 +1,6 @@
-"""A number ends where the model ends it: its text is what free text begins with, under every kind of schedule."""
+"""A number ends where the model ends it: its text is what free text begins with, under every kind
+of schedule.
+"""
 
 import random
 import re
@@ -72,8 +74,10 @@ def model():
 
 
 def free_text(prompt, params, seed):
-    """Text that a model writes without an end of the number, worked out one token after another; and whether the end of
-    sequence ended it. A number has to begin, with a sign at most before its first digit."""
+    """Text that a model writes without an end of the number, worked out one token after another;
+    and whether the end of sequence ended it. A number has to begin, with a sign at most before its
+    first digit.
+    """
     tokens, text = list(prompt), ""
     for _ in range(params.max_tokens):
         logits = torch.from_numpy(logits_of(hashes(tokens)[-1:]))[0]
@@ -85,7 +89,9 @@ def free_text(prompt, params, seed):
         else:
             mass = torch.softmax(logits / params.temperature, 0).double().cumsum(0)
             forbidden = int(logits.isneginf().sum())
-            draw = uniforms(np.array([seed], np.uint64), np.array([len(tokens)]), forbidden)[0] * float(mass[-1])
+            draw = uniforms(np.array([seed], np.uint64), np.array([len(tokens)]), forbidden)[
+                0
+            ] * float(mass[-1])
             token = min(int(torch.searchsorted(mass, draw, right=True)), SIZE - 1)
         if token == EOS:
             return text, True
@@ -99,8 +105,14 @@ def asked(count, seed=0):
     for i in range(count):
         prompt = [draw.randrange(1, SIZE) for _ in range(draw.randint(1, 12))]
         temperature = draw.choice([0, 0.7, 1.0])
-        params = SamplingParams(temperature=temperature, max_tokens=draw.choice([1, 3, 8, 20]), seed=i)
-        yield prompt, replace(params, return_logprob=i % 2 == 0), Number(draw.choice(["integer", "float"]))
+        params = SamplingParams(
+            temperature=temperature, max_tokens=draw.choice([1, 3, 8, 20]), seed=i
+        )
+        yield (
+            prompt,
+            replace(params, return_logprob=i % 2 == 0),
+            Number(draw.choice(["integer", "float"])),
+        )
 
 
 def engine_for(**config):
@@ -118,7 +130,10 @@ def test_an_integer_ends_after_nineteen_digits(endless):
     for seed in range(some(10, 30)):
         params = SamplingParams(max_tokens=60, seed=seed, logit_bias=bias, temperature=1.0)
         numbers = (Number("integer"), Number("float"))
-        events = [engine.start([5, 6], params, constraint=each, stream=seed % 2 == 0)[1] for each in numbers]
+        events = [
+            engine.start([5, 6], params, constraint=each, stream=seed % 2 == 0)[1]
+            for each in numbers
+        ]
         engine.drain()
         whole, real = map(ended, events)
         assert whole.finish_reason == "stop"
@@ -133,7 +148,9 @@ def test_an_integer_ends_after_nineteen_digits(endless):
     (True, 1, 7, 0), (True, 4, 64, 3), (False, 16, 7, 3), (False, 1, 64, 0),
 ], ids=str)  # fmt: skip
 def test_a_number_is_what_free_text_begins_with(overlap, page, chunk, retract):
-    engine = engine_for(overlap=overlap, page_size=page, step_tokens=chunk, retract_every=retract, max_running=3)
+    engine = engine_for(
+        overlap=overlap, page_size=page, step_tokens=chunk, retract_every=retract, max_running=3
+    )
     started = [
         (*each, engine.start(each[0], each[1], constraint=each[2], stream=i % 3 == 0)[1])
         for i, each in enumerate(asked(120))
@@ -166,7 +183,9 @@ def test_a_number_is_what_free_text_begins_with(overlap, page, chunk, retract):
         deltas = [event for event in events if isinstance(event, Delta)]
         if deltas:
             assert "".join(delta.text for delta in deltas) == generation.text
-            assert [entry for delta in deltas for entry in delta.logprobs] == [*generation.output_logprobs]
+            assert [entry for delta in deltas for entry in delta.logprobs] == [
+                *generation.output_logprobs
+            ]
             sent = [i for delta in deltas for i in delta.token_ids]
             assert sent == [*generation.token_ids[: len(sent)]]
         seen.add((generation.finish_reason, "," in generation.text, "." in generation.text))
@@ -215,7 +234,12 @@ def test_a_json_number_that_max_tokens_cuts_keeps_its_digits():
     constraint = json_schema({"type": "integer", "multipleOf": 7})
     engine.compile_grammar(constraint)
     started = [
-        engine.start(prompt, replace(params, max_tokens=3, return_logprob=True), constraint=constraint, stream=True)[1]
+        engine.start(
+            prompt,
+            replace(params, max_tokens=3, return_logprob=True),
+            constraint=constraint,
+            stream=True,
+        )[1]
         for prompt, params, _ in asked(20, seed=6)
     ]
     engine.drain()
@@ -227,14 +251,22 @@ def test_a_json_number_that_max_tokens_cuts_keeps_its_digits():
         if generation.finish_reason == "length" and written.isdigit():
             cut += 1
             assert generation.text == written
-            assert len(generation.output_logprobs) == sum(len(span.ids or ()) for span in generation.spans) == 3
-        assert "".join(event.text for event in events if isinstance(event, Delta)) == generation.text
+            assert (
+                len(generation.output_logprobs)
+                == sum(len(span.ids or ()) for span in generation.spans)
+                == 3
+            )
+        assert (
+            "".join(event.text for event in events if isinstance(event, Delta)) == generation.text
+        )
     assert cut > 3
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_program_goes_on_after_the_number_alone(overlap):
-    """Programs as wholes give what call by call gives, whose prompts have the number's own tokens and no others."""
+    """Programs as wholes give what call by call gives, whose prompts have the number's own tokens
+    and no others.
+    """
     engine = engine_for(overlap=overlap, page_size=4, step_tokens=16, max_running=4)
     numbers = 0
     engine.compile_grammar(json_schema({"type": "integer"}))
@@ -251,7 +283,11 @@ def test_a_program_goes_on_after_the_number_alone(overlap):
         _, events = engine.start(text, params, constraint=number)
         engine.drain()
         assert ended(events).text == first.text
-        prompt_spans = (*Prompt((sgl.protocol.Span(text),)).spans, *first.spans, sgl.protocol.Span(" a"))
+        prompt_spans = (
+            *Prompt((sgl.protocol.Span(text),)).spans,
+            *first.spans,
+            sgl.protocol.Span(" a"),
+        )
         _, events = engine.start(Prompt(prompt_spans), free.params)
         engine.drain()
         assert ended(events).token_ids == second.token_ids
@@ -281,11 +317,15 @@ def test_the_users_stops_end_a_number_sooner():
         _, stopped = engine.start(prompt, replace(ends, stop=("2",)), constraint=number)
         engine.drain()
         assert ended(stopped).text == ended(events).text.partition("2")[0]
-        assert ended(stopped).matched == ("2" if "2" in ended(events).text else ended(stopped).matched)
+        assert ended(stopped).matched == (
+            "2" if "2" in ended(events).text else ended(stopped).matched
+        )
 
 
 def test_a_number_in_a_grammar_keeps_to_it():
-    """Only what the grammar around it allows ends the number, and what ended it is generated again after it."""
+    """Only what the grammar around it allows ends the number, and what ended it is generated again
+    after it.
+    """
     grammar = Regex("[0-9]{2,3} a{1,3}")
     engine = engine_for()
     engine.compile_grammar(grammar)

@@ -1,5 +1,6 @@
-"""A text that is complete and could go on ends where the model writes something else: against brute force over the
-default model's tokens, with transformers' probabilities and Python's regexes."""
+"""A text that is complete and could go on ends where the model writes something else: against brute
+force over the default model's tokens, with transformers' probabilities and Python's regexes.
+"""
 
 import collections
 import re
@@ -70,7 +71,8 @@ def choices(*options: str) -> tuple[Choices, str]:
     return Choices(options), "|".join(map(re.escape, options))
 
 
-ROWS = some(300, 20_000)  # that brute force computes of a language; what is not followed is not compared
+# that brute force computes of a language; what is not followed is not compared
+ROWS = some(300, 20_000)
 LANGUAGES = [
     Language(*choices("4", "42", "400", "5", "55"), "2 + 2 = ", "What is 2 + 2?"),
     Language(*choices(" blue", " blue and green"), "The sky is", "What colour is the sky?"),
@@ -95,7 +97,8 @@ LANGUAGES = [
     Language(Lark('start: A ("," A)~0..2\nA: "a" | "b"'), r"(a|b)(,(a|b)){0,2}", "Letters: ", "Name letters."),
     Language(Lark('start: "very "* "good"\n'), r"(very )*good", "It was ", "How was it?"),
     Language(Lark('start: N ("+" N)?\nN: /[0-9]{1,2}/'), r"\d\d?(\+\d\d?)?", "5 = ", "What is 5?"),
-    # Of text that is forced, masks allow one split alone: it is drawn behind other tokens than brute force draws it.
+    # Of text that is forced, masks allow one split alone: it is drawn behind other tokens than
+    # brute force draws it.
     Language(Ebnf('root ::= [yn] (", " ("sir" | "please"))?'), r"[yn](, (sir|please))?", "Well, ", "Tea? y or n?"),
     Language(Ebnf('root ::= [0-9]+ "%"?'), r"\d+%?", "The share is ", "How many per cent?"),
     Language(json_schema({"type": "integer", "minimum": 0, "maximum": 120}), r"\d|[1-9]\d|1[01]\d|120", "Her age is ",
@@ -113,7 +116,9 @@ def kind(char):
 
 
 class Vocabulary:
-    """Texts of a model's tokens, "" for one without and for half a character, by the first character and its kind."""
+    """Texts of a model's tokens, "" for one without and for half a character, by the first
+    character and its kind.
+    """
 
     def __init__(self, texts):
         self.texts = texts
@@ -152,7 +157,12 @@ class BruteForce:
     """
 
     def __init__(self, model, vocabulary, language, ids):
-        self.model, self.vocabulary, self.language, self.prompt = model, vocabulary, language, list(ids)
+        self.model, self.vocabulary, self.language, self.prompt = (
+            model,
+            vocabulary,
+            language,
+            list(ids),
+        )
         pattern = regex.compile(language.pattern)
         self.begins = cache(lambda text: pattern.fullmatch(text, partial=True) is not None)
         self.is_whole = cache(lambda text: pattern.fullmatch(text) is not None)
@@ -163,10 +173,16 @@ class BruteForce:
             return self.model(ids, logits_to_keep=1).logits[:, -1].double().numpy()
 
     def steps(self, place, logits):
-        """Returns the places behind the tokens that go on, and the probability of each text that others end."""
+        """Returns the places behind the tokens that go on, and the probability of each text that
+        others end.
+        """
         vocabulary, text = self.vocabulary, place.text
         whole, last = self.is_whole(text), kind(text[-1:]) if self.is_whole(text) else None
-        allowed = vocabulary.behind[last].copy() if whole else place.end is not None and vocabulary.all.copy()
+        allowed = (
+            vocabulary.behind[last].copy()
+            if whole
+            else place.end is not None and vocabulary.all.copy()
+        )
         allowed = np.zeros(len(logits), dtype=bool) if allowed is False else allowed
         on, ends = [], {}
         for first, tokens in vocabulary.by_first.items():
@@ -192,7 +208,11 @@ class BruteForce:
         for token in on:
             piece, end = vocabulary.texts[token], place.end
             if whole:
-                end = text if self.language.reads and (last is None or kind(piece[0]) != last) else None
+                end = (
+                    text
+                    if self.language.reads and (last is None or kind(piece[0]) != last)
+                    else None
+                )
             after.append(Place((*place.ids, token), text + piece, end, shares[token]))
         return after, found, shares
 
@@ -205,7 +225,9 @@ class BruteForce:
         return None
 
     def is_over(self, text):
-        return self.is_whole(text) and not any(self.begins(text + chr(code)) for code in range(32, 127))
+        return self.is_whole(text) and not any(
+            self.begins(text + chr(code)) for code in range(32, 127)
+        )
 
     def distribution(self):
         """Probability of each text, and of those that were not followed to their end."""
@@ -270,14 +292,20 @@ def drawn(engine, ids, constraint):
         left.release()
 
     for seed in range(DRAWS):
-        engine.submit(ids, SamplingParams(max_tokens=24, seed=seed, temperature=1.0), constraint, sink=take)
+        engine.submit(
+            ids, SamplingParams(max_tokens=24, seed=seed, temperature=1.0), constraint, sink=take
+        )
     for _ in range(DRAWS):
         assert left.acquire(timeout=300)
     return counts
 
 
 def prompt_of(language, chat):
-    return f"<|im_start|>user\n{language.question}<|im_end|>\n<|im_start|>assistant\n" if chat else language.text
+    return (
+        f"<|im_start|>user\n{language.question}<|im_end|>\n<|im_start|>assistant\n"
+        if chat
+        else language.text
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -303,15 +331,19 @@ def test_texts_are_drawn_as_by_brute_force(smollm, reference, vocabulary, number
     assert p_value(cells, {**compared, rest: others}, DRAWS) > LEAST, (counts, compared)
     best = brute.greedy(24)
     if best is not None:
-        greedy = smollm.complete(ids, SamplingParams(max_tokens=24, temperature=0), language.constraint)
+        greedy = smollm.complete(
+            ids, SamplingParams(max_tokens=24, temperature=0), language.constraint
+        )
         assert (greedy.text, greedy.finish_reason) == (best, "stop")
 
 
-# ---------------------------------------------------------------------- ends in streams, programs, blocks and drafts
+# ----------------------------------------------------- ends in streams, programs, blocks and drafts
 
 
 def free_reading(pattern, written):
-    """Text that Python's `re` reads from what was written: the longest that ends neither in a word nor in a number."""
+    """Text that Python's `re` reads from what was written: the longest that ends neither in a word
+    nor in a number.
+    """
     for at in range(len(written), -1, -1):
         before, after = kind(written[at - 1 : at] or " "), kind(written[at : at + 1] or " ")
         if re.fullmatch(pattern, written[:at]) and (before is None or before != after):
@@ -338,7 +370,13 @@ def test_what_ends_a_text_is_outside_of_it(overlap, page, chunk, retract, backen
         constraint, pattern = OPEN[i % len(OPEN)]
         engine.compile_grammar(constraint)
         params = replace(params, max_tokens=20)
-        started.append((params, pattern, engine.start(prompt, params, constraint=constraint, stream=i % 3 == 0)[1]))
+        started.append(
+            (
+                params,
+                pattern,
+                engine.start(prompt, params, constraint=constraint, stream=i % 3 == 0)[1],
+            )
+        )
     engine.drain()
     engine.check_empty()
     seen = set()
@@ -356,17 +394,23 @@ def test_what_ends_a_text_is_outside_of_it(overlap, page, chunk, retract, backen
             assert generation.text == written
         assert "".join(span.text for span in generation.spans) == generation.text
         if params.return_logprob:
-            assert [each.token_id for each in generation.output_logprobs] == [*generation.token_ids[:kept]]
+            assert [each.token_id for each in generation.output_logprobs] == [
+                *generation.token_ids[:kept]
+            ]
         deltas = [event for event in events if isinstance(event, Delta)]
         if deltas:
             assert "".join(delta.text for delta in deltas) == generation.text
-            assert [entry for delta in deltas for entry in delta.logprobs] == [*generation.output_logprobs]
+            assert [entry for delta in deltas for entry in delta.logprobs] == [
+                *generation.output_logprobs
+            ]
     assert len(seen) > 3
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_program_goes_on_behind_the_text(overlap):
-    """Programs as wholes give what call by call gives, whose prompts have the text's own tokens and no others."""
+    """Programs as wholes give what call by call gives, whose prompts have the text's own tokens and
+    no others.
+    """
     engine = engine_for(overlap=overlap, page_size=4, step_tokens=16, max_running=4)
     for i, (prompt, params, _) in enumerate(asked(30, seed=1)):
         constraint, _ = OPEN[i % len(OPEN)]
@@ -375,7 +419,9 @@ def test_a_program_goes_on_behind_the_text(overlap):
         params = replace(params, return_logprob=False)
         free = Gen("b", SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
         played: list[Any] = []
-        engine.run_program(text, Program((Gen("a", params, constraint), Text(" a"), free)), sink=played.append)
+        engine.run_program(
+            text, Program((Gen("a", params, constraint), Text(" a"), free)), sink=played.append
+        )
         engine.drain()
         first, second = (event.event for event in played if isinstance(event, Played))
         _, events = engine.start(text, params, constraint=constraint)

@@ -1,4 +1,6 @@
-"""The registry is the one list of grammar engines: the config takes its names, and each has an engine of that name."""
+"""The registry is the one list of grammar engines: the config takes its names, and each has an
+engine of that name.
+"""
 
 from typing import get_args
 
@@ -20,5 +22,7 @@ def test_a_name_of_the_registry_is_a_setting_with_an_engine(name):
 
 
 def test_other_names_are_refused():
-    with pytest.raises(ParameterError, match=f"is not one of {', '.join(get_args(ConstraintBackend))}"):
+    with pytest.raises(
+        ParameterError, match=f"is not one of {', '.join(get_args(ConstraintBackend))}"
+    ):
         EngineConfig(constraint_backend="grammars")  # type: ignore[arg-type]  # wrong on purpose

@@ -1,4 +1,6 @@
-"""Masks lack each token that writes a name of an object again, whatever the tokens are, and no other."""
+"""Masks lack each token that writes a name of an object again, whatever the tokens are, and no
+other.
+"""
 
 import random
 from itertools import product
@@ -36,7 +38,10 @@ WORDS = (
     '\\"b":1',
     ',"a"',
 )
-TOKENS = [*("".join(each) for n in (1, 2, 3) for each in product('"ab:,{}[]1\\ ', repeat=n)), *WORDS]
+TOKENS = [
+    *("".join(each) for n in (1, 2, 3) for each in product('"ab:,{}[]1\\ ', repeat=n)),
+    *WORDS,
+]
 
 
 def repeats(text):
@@ -111,11 +116,14 @@ class PlainGrammar:
 
 
 def shown(matcher):
-    return np.flatnonzero(np.unpackbits(next_mask(matcher).view(np.uint8), bitorder="little")).tolist()
+    return np.flatnonzero(
+        np.unpackbits(next_mask(matcher).view(np.uint8), bitorder="little")
+    ).tolist()
 
 
 @pytest.mark.parametrize(
-    "tokens", [['{"', "a", "b"], ['{"a', 'b":', '1,"', "a", "b"], ['{"b', '":1', ',"', "a", "b", "a"]]
+    "tokens",
+    [['{"', "a", "b"], ['{"a', 'b":', '1,"', "a", "b"], ['{"b', '":1', ',"', "a", "b", "a"]],
 )
 def test_of_a_name_that_grows(tokens):
     index, grammar, text = EndingTokens([text.encode() for text in TOKENS], ()), PlainGrammar(), ""
@@ -124,7 +132,9 @@ def test_of_a_name_that_grows(tokens):
         text += token
         shown(matcher)
         assert matcher.accept(TOKENS.index(token))
-        assert shown(matcher) == [each for each in grammar.made[0].tokens() if not repeats(text + TOKENS[each])], text
+        assert shown(matcher) == [
+            each for each in grammar.made[0].tokens() if not repeats(text + TOKENS[each])
+        ], text
 
 
 def test_of_random_texts():

@@ -1,4 +1,6 @@
-"""Equal items of a list come at most as often in a row as `repeats` and `x-repeats` say, where anything else can come."""
+"""Equal items of a list come at most as often in a row as `repeats` and `x-repeats` say, where
+anything else can come.
+"""
 
 import itertools
 import json
@@ -79,8 +81,12 @@ def excess(value, most, exempt=NEVER_COUNTED):
         return sum(excess(each, most, exempt) for each in value.values())
     if not isinstance(value, list):
         return 0
-    runs = (len(list(run)) for item, run in itertools.groupby(value) if not isinstance(item, exempt))
-    return sum(max(0, run - most) for run in runs) + sum(excess(each, most, exempt) for each in value)
+    runs = (
+        len(list(run)) for item, run in itertools.groupby(value) if not isinstance(item, exempt)
+    )
+    return sum(max(0, run - most) for run in runs) + sum(
+        excess(each, most, exempt) for each in value
+    )
 
 
 @pytest.mark.sampled(5)
@@ -111,10 +117,16 @@ def test_numbers_booleans_and_enums_may_repeat_unless_a_schema_asks(engine, name
 
 def test_the_smaller_of_two_limits_holds(engine):
     both = {"allOf": [{**LISTS["strings"], "x-repeats": 6}, {"type": "array", "x-repeats": 4}]}
-    for schema, options in ((both, {}), ({**LISTS["strings"], "x-repeats": 6}, {"repeats": 4}), (both, {"repeats": 5})):
+    for schema, options in (
+        (both, {}),
+        ({**LISTS["strings"], "x-repeats": 6}, {"repeats": 4}),
+        (both, {"repeats": 5}),
+    ):
         runs = [excess(json.loads(each.text), 3) for each in answers(engine, schema, 8, **options)]
         assert max(runs) > 0
-        assert all(excess(json.loads(each.text), 4) == 0 for each in answers(engine, schema, 8, **options))
+        assert all(
+            excess(json.loads(each.text), 4) == 0 for each in answers(engine, schema, 8, **options)
+        )
 
 
 def test_where_nothing_else_is_possible_the_item_comes_again(engine):
@@ -133,7 +145,9 @@ def test_a_list_that_may_end_ends_in_place_of_its_only_item(engine):
         assert each.meta["repeats"] == {"refused": 1, "repeated": 0}
 
 
-@pytest.mark.parametrize("settings", [{"jump_forward": "off"}, {"overlap": False}, {"max_total_tokens": 512}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"jump_forward": "off"}, {"overlap": False}, {"max_total_tokens": 512}], ids=str
+)
 def test_other_ways_of_running_give_the_same(engine, settings):
     """The last one retracts requests."""
     expected = [each.text for each in answers(engine, LISTS["strings"], 12, repeats=3)]
@@ -147,7 +161,9 @@ def test_an_output_that_is_continued_goes_on_as_it_would_have(engine):
     assert whole.meta["repeats"]["refused"] > 0
     for cut in range(1, len(whole.token_ids), 11):
         done = Future()
-        engine.submit("x", asked, constraint, sink=done.set_result, output_ids=whole.token_ids[:cut])
+        engine.submit(
+            "x", asked, constraint, sink=done.set_result, output_ids=whole.token_ids[:cut]
+        )
         assert done.result(timeout=60).token_ids == whole.token_ids
 
 
@@ -179,7 +195,10 @@ def program(s, bias):
 def looping(engine):
     """Bias that ends strings, but no lists, as soon as they may end."""
     tokens = engine.tokenizer
-    return {tokens.encode(each)[0]: bias for each, bias in (('"', 90), ('",', 99), (",", 80), (', "', 0))}
+    return {
+        tokens.encode(each)[0]: bias
+        for each, bias in (('"', 90), ('",', 99), (",", 80), (', "', 0))
+    }
 
 
 def test_programs_here_and_at_servers(small_engine):
@@ -193,7 +212,9 @@ def test_programs_here_and_at_servers(small_engine):
         assert there.get_meta_info("tags")["repeats"] == state.get_meta_info("tags")["repeats"]
 
 
-@pytest.mark.parametrize("options", [{"repeats": 3}, {"json_schema": {**LISTS["strings"], "x-repeats": 3}}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"repeats": 3}, {"json_schema": {**LISTS["strings"], "x-repeats": 3}}], ids=str
+)
 def test_other_backends_refuse_it_by_name(options):
     @sgl.function
     def tags(s):
@@ -223,7 +244,10 @@ def test_a_grammar_over_several_nodes(small_engine):
 WRONG = [
     (None, "the text is free"),
     (Regex("[0-9]+"), "its constraint is no JSON schema"),
-    (json_schema({"type": "object", "properties": {"a": TEXT}, "additionalProperties": False}), "has no list"),
+    (
+        json_schema({"type": "object", "properties": {"a": TEXT}, "additionalProperties": False}),
+        "has no list",
+    ),
     (json_schema({"type": "array", "maxItems": 0}), "has no list"),
     (InOrder((Regex("x"), json_schema(LISTS["strings"]))), "its constraint is no JSON schema"),
 ]
@@ -239,7 +263,9 @@ def test_what_has_no_list_is_refused(engine, constraint, why):
 def test_bad_limits(value):
     with pytest.raises(sgl.ParameterError, match="repeats"):
         SamplingParams(repeats=value)
-    with pytest.raises(sgl.ConstraintError, match="x-repeats must be a whole number of at least 3") as error:
+    with pytest.raises(
+        sgl.ConstraintError, match="x-repeats must be a whole number of at least 3"
+    ) as error:
         json_schema({"type": "object", "properties": {"a": {"type": "array", "x-repeats": value}}})
     assert error.value.pointer == "/properties/a/x-repeats"
 
@@ -248,7 +274,9 @@ def test_a_schema_that_asks_where_nobody_counts(engine):
     with pytest.raises(sgl.ConstraintError, match="x-repeats counts equal items of a list"):
         engine.compile_grammar(json_schema({"type": "string", "x-repeats": 3}))
     asking = json_schema({**LISTS["strings"], "x-repeats": 3})
-    with pytest.raises(sgl.ConstraintError, match="x-repeats is enforced where a schema is the whole constraint"):
+    with pytest.raises(
+        sgl.ConstraintError, match="x-repeats is enforced where a schema is the whole constraint"
+    ):
         engine.complete("x", SamplingParams(), InOrder((Regex("x"), asking)))
 
 
@@ -257,7 +285,11 @@ def test_the_keyword_asserts_nothing():
     text = json.dumps(["a"] * 8)
     assert sgl.grammar.matches(schema, text)
     plain, asking = sgl.grammar.check(LISTS["strings"]), sgl.grammar.check(schema)
-    assert (plain.enforced, plain.checked, plain.remarks) == (asking.enforced, asking.checked, asking.remarks)
+    assert (plain.enforced, plain.checked, plain.remarks) == (
+        asking.enforced,
+        asking.checked,
+        asking.remarks,
+    )
 
 
 def test_a_field_of_a_type_can_ask(engine):

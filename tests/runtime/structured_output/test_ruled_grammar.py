@@ -23,13 +23,17 @@ def twice(pairs):
 
 
 def walk(engine, grammar, usual, rng, tokens=150):
-    """The text of a random way through the masks, which goes where names come again if it may, and then to an end."""
+    """The text of a random way through the masks, which goes where names come again if it may, and
+    then to an end.
+    """
     matcher, text = grammar.matcher(), b""
     for step in range(tokens):
         if matcher.finished:
             break
         mask = next_mask(matcher)
-        allowed = [t for t in usual if mask[t >> 5] >> (t & 31) & 1 and t not in engine.tokenizer.eos_ids]
+        allowed = [
+            t for t in usual if mask[t >> 5] >> (t & 31) & 1 and t not in engine.tokenizer.eos_ids
+        ]
         if not allowed:
             words = [w for w in range(len(mask)) if mask[w]]
             word = rng.choice(words)
@@ -69,7 +73,9 @@ def test_where_names_run_out_the_finished_value_is_refused(engine):
 
 
 def test_what_lists_all_names_is_left_alone():
-    closed = sgl.grammar.json_schema({"properties": {"a": {"type": "integer"}}, "type": "object"}, closed=True)
+    closed = sgl.grammar.json_schema(
+        {"properties": {"a": {"type": "integer"}}, "type": "object"}, closed=True
+    )
     assert mask_rules_of(closed) is None
     assert mask_rules_of(sgl.grammar.json_schema(INTEGERS)) == ()
     assert mask_rules_of(sgl.grammar.json_schema(True)) == ()

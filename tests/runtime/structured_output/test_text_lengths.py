@@ -27,7 +27,10 @@ from tests.counts import some
 FEW = 400  # texts of one number of tokens that are tried
 PIECES = ["a", "b", "c", "0", "1", '"', "{", "}", "[", "]", ":", ",", " ", ".", "é", '": ', ", ", '"]', "ab", "abc", "bca",
           '{"', "aaaa", "10", '", "', "cab", "abcabc", '"a": ', '"aaaa"}', "{}", '": 1', '1, "']  # fmt: skip
-TOKENS = [*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in PIECES if len(piece.encode()) > 1)]
+TOKENS = [
+    *(bytes([byte]) for byte in range(256)),
+    *(piece.encode() for piece in PIECES if len(piece.encode()) > 1),
+]
 CALCULATOR = Lark("""
 start: sum
 sum: product | sum "+" product | sum "-" product
@@ -35,8 +38,13 @@ product: atom | product "*" atom
 atom: NUMBER | "-" atom | "(" sum ")"
 NUMBER: /[0-9]+/
 """)
-OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["a", "b"]}
-LANGUAGES: dict[str, tuple[Constraint, str]] = {  # and characters of which one of their shortest texts is
+OBJECT = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+}
+# and characters of which one of their shortest texts is
+LANGUAGES: dict[str, tuple[Constraint, str]] = {
     "twelve letters": (Regex("[abc]{12}"), "abc"),
     "a choice of longer words": (Choices(("ca", "abcabc", "0101010")), "abc01"),
     "nesting": (Ebnf('root ::= "[" root root "]" | "{" root "}" | [ab]+ "."'), "[]{}ab."),
@@ -47,8 +55,9 @@ LANGUAGES: dict[str, tuple[Constraint, str]] = {  # and characters of which one 
 
 
 def fewest_of_all(is_text, tokens, most, before=b"", many=20_000):
-    """Fewest tokens of a text, tried in order of their number; None if no text has at most `most`, or if there are too
-    many to try."""
+    """Fewest tokens of a text, tried in order of their number; None if no text has at most `most`,
+    or if there are too many to try.
+    """
     new = {before}
     for count in range(most + 1):
         if any(is_text(each.decode()) for each in new if _is_whole(each)):
@@ -74,10 +83,14 @@ def _is_whole(text):
 
 
 def found_fewest(language, tokens, before=b""):
-    return fewest_tokens.fewest_tokens(language.rules, language.start, TokenRests(tokens, ()), None, before)
+    return fewest_tokens.fewest_tokens(
+        language.rules, language.start, TokenRests(tokens, ()), None, before
+    )
 
 
-@pytest.mark.parametrize(("kind", "drawn", "letters"), [(Regex, pattern, "abcdeé€01"), (Ebnf, grammar, "abcx")])
+@pytest.mark.parametrize(
+    ("kind", "drawn", "letters"), [(Regex, pattern, "abcdeé€01"), (Ebnf, grammar, "abcx")]
+)
 def test_random_languages(kind, drawn, letters):
     checked = 0
     for seed in range(some(40, 600)):
@@ -87,8 +100,13 @@ def test_random_languages(kind, drawn, letters):
         except ConstraintError:  # has no text
             continue
         is_text = member_of(language)
-        words = ["".join(dice.choices(letters, k=dice.choice([1, 1, 2, 2, 3, 4]))).encode() for _ in range(7)]
-        tokens = sorted({word[dice.randrange(len(word)) * (dice.random() < 0.3) :] for word in words})
+        words = [
+            "".join(dice.choices(letters, k=dice.choice([1, 1, 2, 2, 3, 4]))).encode()
+            for _ in range(7)
+        ]
+        tokens = sorted(
+            {word[dice.randrange(len(word)) * (dice.random() < 0.3) :] for word in words}
+        )
         expected = fewest_of_all(is_text, tokens, 4, many=FEW)
         if expected is not None:
             assert found_fewest(language, tokens) == expected, (seed, tokens)
@@ -123,11 +141,15 @@ def test_nothing_follows_what_no_text_begins_with():
 
 def test_a_search_that_takes_too_much_work_tells_what_it_knows(monkeypatch):
     monkeypatch.setattr(fewest_tokens, "MAX_WORK", 200)
-    language = language_of(Regex("".join(f"(?=[a-z]*{letter})" for letter in "abcdefghij") + "[a-z]+"))
+    language = language_of(
+        Regex("".join(f"(?=[a-z]*{letter})" for letter in "abcdefghij") + "[a-z]+")
+    )
     assert 0 <= found_fewest(language, TOKENS) <= 10
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 0xD7FF), (0x41, 0x2000), (0xE9, 0x10FFFF), (0x1F600, 0x1F602)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 0xD7FF), (0x41, 0x2000), (0xE9, 0x10FFFF), (0x1F600, 0x1F602)]
+)
 def test_bytes_of_characters(low, high):
     ranges = ((low, min(high, 0xD7FF)), (0xE000, high)) if high > 0xD7FF > low else ((low, high),)
     assert all(first <= last for sequence in byte_ranges(ranges) for first, last in sequence)
@@ -161,7 +183,7 @@ def test_random_texts_have_no_more_bytes():
                 assert not recognises(language, text), (seed, text)
 
 
-# --------------------------------------------------------------------------------------------------- of grammars
+# -------------------------------------------------------------------------------------- of grammars
 
 
 @pytest.fixture(scope="module")
@@ -209,10 +231,18 @@ def witness(compiled, tokens, allowed):
     """
     found, written = [], ""
     for left in range(compiled.lengths().fewest, 0, -1):
-        options = [(tokens[each], each) for each in allowed(found) if _is_whole(tokens[each]) and tokens[each]]
+        options = [
+            (tokens[each], each)
+            for each in allowed(found)
+            if _is_whole(tokens[each]) and tokens[each]
+        ]
         options.sort(key=lambda option: (-len(option[0]), option[0]))
         decoded = ((text.decode(), token) for text, token in options)
-        following = ((text, token) for text, token in decoded if compiled.lengths(written + text).fewest == left - 1)
+        following = (
+            (text, token)
+            for text, token in decoded
+            if compiled.lengths(written + text).fewest == left - 1
+        )
         text, token = next(following, ("", None))
         if token is None:
             return None

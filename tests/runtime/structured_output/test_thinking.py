@@ -1,4 +1,6 @@
-"""Limits of thoughts, with a model that never stops thinking. What a thought must be is worked out on its text."""
+"""Limits of thoughts, with a model that never stops thinking. What a thought must be is worked out
+on its text.
+"""
 
 import itertools
 import json
@@ -25,7 +27,9 @@ GRACE = 32
 
 
 def greedy(**more):
-    return SamplingParams(**{"temperature": 0, "max_tokens": 300, "reasoning_format": ("qwen3",), **more})
+    return SamplingParams(
+        **{"temperature": 0, "max_tokens": 300, "reasoning_format": ("qwen3",), **more}
+    )
 
 
 def thought(sentence, limit):
@@ -62,7 +66,9 @@ def config(request):
 
 @pytest.mark.parametrize("sentence", [SENTENCE, NO_END])
 @pytest.mark.parametrize("limit", [0, 1, 11, 12, 50])
-def test_a_thought_without_an_end_is_ended_with_its_sentence_and_the_answer_has_room(config, sentence, limit):
+def test_a_thought_without_an_end_is_ended_with_its_sentence_and_the_answer_has_room(
+    config, sentence, limit
+):
     engine = SteppedEngine(model=thinker(sentence), **config)
     found, _ = played(engine, greedy(thinking=limit), WITH_THOUGHT)
     expected = thought(sentence, limit)
@@ -89,7 +95,9 @@ def test_without_a_limit_a_thought_leaves_the_room_of_the_schema():
 def test_a_total_that_leaves_nothing_is_refused_with_both_numbers():
     engine = SteppedEngine(model=thinker(SENTENCE))
     shortest = len('{"steps": "", "age": 0}')
-    with pytest.raises(ParameterError, match=rf"max_tokens: leaves 20 tokens .* has {shortest}") as caught:
+    with pytest.raises(
+        ParameterError, match=rf"max_tokens: leaves 20 tokens .* has {shortest}"
+    ) as caught:
         raise played(engine, greedy(max_tokens=20, thinking=5), WITH_THOUGHT)[0]
     assert "4 to end the thought" in str(caught.value)
 
@@ -111,7 +119,9 @@ def test_a_thought_that_the_prompt_has_opened_is_ended():
     for form in ("qwen3", "deepseek-r1"):
         found, _ = played(engine, greedy(thinking=20, reasoning_format=(form,)), prompt="x<think>")
         assert found.text == f"{thought(SENTENCE, 20)}\n</think>\n\n{ANSWER}"
-    found, _ = played(engine, greedy(thinking=20), with_reasoning("deepseek-r1", SCHEMA), prompt="x<think>")
+    found, _ = played(
+        engine, greedy(thinking=20), with_reasoning("deepseek-r1", SCHEMA), prompt="x<think>"
+    )
     assert found.text.startswith(f"{thought(SENTENCE, 20)}\n</think>\n\n{{")
     closed, _ = played(engine, greedy(thinking=2, max_tokens=30), prompt="x<think>\n\n</think>\n\n")
     assert closed.text == ANSWER
@@ -125,7 +135,9 @@ def test_the_template_tells_the_format_and_where_it_shows_none_the_limit_is_refu
     engine.tokenizer.chat_template = "{{ messages }}"
     other = SteppedEngine(model=thinker(SENTENCE))
     other.tokenizer.chat_template = None
-    with pytest.raises(ParameterError, match=r"^thinking: the model's chat template shows no marks"):
+    with pytest.raises(
+        ParameterError, match=r"^thinking: the model's chat template shows no marks"
+    ):
         other.start("x", params)
 
 
@@ -146,7 +158,9 @@ def test_marks_of_several_tokens_are_found_and_written():
     engine = SteppedEngine(model=thinker("abcdefg", spelled=True))
     found, _ = played(engine, greedy(thinking=20), WITH_THOUGHT, prompt="x<think>")
     assert found.text.startswith("{") or "</think>" in found.text
-    found, _ = played(engine, greedy(thinking=20), with_reasoning("deepseek-r1", SCHEMA), prompt="x<think>")
+    found, _ = played(
+        engine, greedy(thinking=20), with_reasoning("deepseek-r1", SCHEMA), prompt="x<think>"
+    )
     count = 20 + GRACE
     begun = found.text.partition("\n</think>\n\n")
     assert begun[1]
@@ -173,7 +187,7 @@ def test_time_ends_a_thought_and_is_marked():
     assert (told["ended_by"], told["seconds"], told["reproducible"]) == ("time", 30.0, False)
 
 
-# ------------------------------------------------------------------------------------------------- beside the rest
+# ---------------------------------------------------------------------------------- beside the rest
 
 
 @pytest.mark.parametrize("constraint", [None, WITH_THOUGHT], ids=["free", "schema"])
@@ -190,14 +204,15 @@ def test_streams_samples_and_log_probabilities_have_it(constraint):
     sure, _ = played(engine, greedy(thinking=15, confidence=True), constraint)
     assert sure.text == plain.text
     assert sure.scores is not None
-    assert sure.scores.logprobs[at] < -5 < sure.scores.logprobs[at - 5]  # the model would not have ended
+    # the model would not have ended
+    assert sure.scores.logprobs[at] < -5 < sure.scores.logprobs[at - 5]
     if constraint is not None:
         engine.compile_grammar(constraint)
     _, events = engine.start("x", greedy(thinking=15, n=3), constraint=constraint)
     engine.drain()
-    assert [(each.text, each.meta["thinking"]) for each in events if not isinstance(each, Delta)] == [
-        (plain.text, plain.meta["thinking"])
-    ] * 3
+    assert [
+        (each.text, each.meta["thinking"]) for each in events if not isinstance(each, Delta)
+    ] == [(plain.text, plain.meta["thinking"])] * 3
 
 
 @pytest.mark.parametrize("constraint", [None, WITH_THOUGHT], ids=["free", "schema"])
@@ -205,7 +220,9 @@ def test_streams_samples_and_log_probabilities_have_it(constraint):
 def test_retraction_loses_no_count(constraint, jump):
     model = thinker(SENTENCE)
     whole, _ = played(SteppedEngine(model=model), greedy(thinking=30), constraint)
-    engine = SteppedEngine(model=model, retract_every=5, max_running=3, page_size=4, jump_forward=jump)
+    engine = SteppedEngine(
+        model=model, retract_every=5, max_running=3, page_size=4, jump_forward=jump
+    )
     if constraint is not None:
         engine.compile_grammar(constraint)
     started = [engine.start("x", greedy(thinking=30), constraint=constraint)[1] for _ in range(3)]
@@ -225,7 +242,9 @@ def test_a_continued_output_is_ended_at_the_same_place(constraint, more):
     count = len(whole.token_ids) + 1
     around = range(min(count, 60))  # the thought, and what ends it
     for cut in sorted({*around[:: some(4, 1)], *range(0, count, some(90, 1)), count - 1}):
-        again, _ = played(engine, greedy(thinking=15, **more), constraint, output_ids=list(whole.token_ids[:cut]))
+        again, _ = played(
+            engine, greedy(thinking=15, **more), constraint, output_ids=list(whole.token_ids[:cut])
+        )
         assert again.token_ids == whole.token_ids
         assert again.meta["thinking"] == whole.meta["thinking"]
         assert again.usage.forced_tokens == whole.usage.forced_tokens
@@ -278,7 +297,14 @@ def test_programs_have_it():
         @sgl.function
         def program(s):
             s += "x"
-            s += sgl.gen("a", max_tokens=300, temperature=0, json_schema=PERSON, reasoning="qwen3", thinking=15)
+            s += sgl.gen(
+                "a",
+                max_tokens=300,
+                temperature=0,
+                json_schema=PERSON,
+                reasoning="qwen3",
+                thinking=15,
+            )
             s += "x"
             s += sgl.gen("b", max_tokens=300, temperature=0, reasoning="qwen3", thinking=4)
             s += "x"
@@ -291,7 +317,11 @@ def test_programs_have_it():
         assert state["b_reasoning_content"] == thought(SENTENCE, 4) + "\n"
         assert isinstance(state["c"], int)
         assert state.get_meta_info("c")["thinking"]["ended_by"] == "limit"
-        assert state.get_meta_info("b")["thinking"] == {"tokens": 11, "limit": 4, "ended_by": "limit"}
+        assert state.get_meta_info("b")["thinking"] == {
+            "tokens": 11,
+            "limit": 4,
+            "ended_by": "limit",
+        }
 
 
 def test_a_limit_beside_a_constraint_without_reasoning_is_refused():
@@ -301,12 +331,17 @@ def test_a_limit_beside_a_constraint_without_reasoning_is_refused():
         def program(s):
             s += "x" + sgl.gen("a", type=int, thinking=15)
 
-        with pytest.raises(ParameterError, match=r"^thinking: the constraint begins with the answer"):
+        with pytest.raises(
+            ParameterError, match=r"^thinking: the constraint begins with the answer"
+        ):
             program.run(backend=engine).sync()
 
 
 def test_providers_get_a_budget_or_refuse_it_by_name():
-    claude, gpt = sgl.Anthropic("claude-opus-4-1", api_key="none"), sgl.OpenAI("gpt-5", api_key="none")
+    claude, gpt = (
+        sgl.Anthropic("claude-opus-4-1", api_key="none"),
+        sgl.OpenAI("gpt-5", api_key="none"),
+    )
 
     @sgl.function
     def program(s, thinking):

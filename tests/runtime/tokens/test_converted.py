@@ -1,4 +1,6 @@
-"""Folders without a `tokenizer.json`, whose tokenizer transformers converts: here, or in a process of its own."""
+"""Folders without a `tokenizer.json`, whose tokenizer transformers converts: here, or in a process
+of its own.
+"""
 
 import json
 import subprocess
@@ -34,7 +36,9 @@ def folder(tmp_path):
 def test_the_same_tokens_here_and_where_torch_is_not_to_be_loaded(folder):
     ids = tokenizer_from_folder(folder).encode("abc a")
     assert ids == [256, 66, 220, 64]  # with the merge; a blank is a letter of its own
-    done = subprocess.run([sys.executable, "-c", CODE, str(folder)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(folder)], check=True, capture_output=True, text=True
+    )
     assert done.stdout.strip() == str(ids)
 
 

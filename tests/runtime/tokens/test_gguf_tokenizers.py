@@ -58,9 +58,13 @@ def metadata(model_file):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_split_as_transformers_splits_it(metadata, name):
-    ours = tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": name}, "test").backend.pre_tokenizer
+    ours = tokenizer_from_gguf(
+        {**metadata, "tokenizer.ggml.pre": name}, "test"
+    ).backend.pre_tokenizer
     split = pre_tokenizers.Split(Regex(theirs.GGUF_PRE_TOKENIZER_SPLITS[name]), behavior="isolated")
-    expected = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    expected = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     rng = random.Random(0)
     for _ in range(200):
         text = "".join(rng.choices(PIECES, k=rng.randrange(1, 12)))
@@ -69,7 +73,9 @@ def test_text_is_split_as_transformers_splits_it(metadata, name):
 
 @pytest.mark.parametrize("name", OWN)
 def test_text_is_split_as_the_tokenizers_own_file_splits_it(metadata, name):
-    ours = tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": name}, "test").backend.pre_tokenizer
+    ours = tokenizer_from_gguf(
+        {**metadata, "tokenizer.ggml.pre": name}, "test"
+    ).backend.pre_tokenizer
     expected = pre_tokenizers.Sequence(OWN[name])
     rng = random.Random(0)
     for _ in range(200):
@@ -78,8 +84,12 @@ def test_text_is_split_as_the_tokenizers_own_file_splits_it(metadata, name):
 
 
 def test_deepseeks_first_pre_tokenizer_splits_by_scripts(metadata):
-    """Pieces as llama.cpp's vocabulary tests have them: letters, punctuation and East Asian text apart."""
-    ours = tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": "deepseek-llm"}, "test").backend.pre_tokenizer
+    """Pieces as llama.cpp's vocabulary tests have them: letters, punctuation and East Asian text
+    apart.
+    """
+    ours = tokenizer_from_gguf(
+        {**metadata, "tokenizer.ggml.pre": "deepseek-llm"}, "test"
+    ).backend.pre_tokenizer
     text = "Hello, y'all! 3 33 333 我想在apple工作1314天～\n\nнещо ===  "
     pieces = [text[slice(*span)] for _, span in ours.pre_tokenize_str(text)]
     assert pieces == ["Hello", ",", " y", "'", "all", "!", " ", "3", " ", "33", " ", "333", " ", "我想在", "apple", "工作",

@@ -34,7 +34,11 @@ def tokenizer(metadata):
 
 def byte_alphabet():
     """GPT-2's map from bytes to printable characters, written as its paper's code has it."""
-    bs = list(range(ord("!"), ord("~") + 1)) + list(range(ord("¡"), ord("¬") + 1)) + list(range(ord("®"), ord("ÿ") + 1))
+    bs = (
+        list(range(ord("!"), ord("~") + 1))
+        + list(range(ord("¡"), ord("¬") + 1))
+        + list(range(ord("®"), ord("ÿ") + 1))
+    )
     cs, n = bs[:], 0
     for b in range(256):
         if b not in bs:
@@ -51,10 +55,16 @@ def vocabulary(metadata):
 
 @pytest.fixture(scope="module")
 def oracle(metadata):
-    """llama.cpp's `smollm`: digits one by one, then GPT-2's words, then byte-level BPE by merge rank."""
+    """llama.cpp's `smollm`: digits one by one, then GPT-2's words, then byte-level BPE by merge
+    rank.
+    """
     vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    ranks = {tuple(merge.split(" ", 1)): i for i, merge in enumerate(metadata["tokenizer.ggml.merges"])}
-    words = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+    ranks = {
+        tuple(merge.split(" ", 1)): i for i, merge in enumerate(metadata["tokenizer.ggml.merges"])
+    }
+    words = regex.compile(
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    )
     alphabet = byte_alphabet()
 
     def encode(text):
@@ -63,7 +73,10 @@ def oracle(metadata):
             for word in words.findall(piece):
                 parts = [alphabet[b] for b in word.encode()]
                 while len(parts) > 1:
-                    best = min(range(len(parts) - 1), key=lambda i: ranks.get((parts[i], parts[i + 1]), 1e9))
+                    best = min(
+                        range(len(parts) - 1),
+                        key=lambda i: ranks.get((parts[i], parts[i + 1]), 1e9),
+                    )
                     if (parts[best], parts[best + 1]) not in ranks:
                         break
                     parts[best : best + 2] = [parts[best] + parts[best + 1]]
@@ -76,7 +89,9 @@ def oracle(metadata):
 NUMBERS = ["12345", "In 1984, 3.14 and 2,000", "a1b22c333", " 7", "٣٤ ½ Ⅷ"]
 
 
-@pytest.mark.parametrize("text", [*NUMBERS, "Hello world", "  two  spaces\n\n\n", "don't I'll", "héllo 日本 🎉", ""])
+@pytest.mark.parametrize(
+    "text", [*NUMBERS, "Hello world", "  two  spaces\n\n\n", "don't I'll", "héllo 日本 🎉", ""]
+)
 def test_ids_are_those_of_the_vocabulary_and_its_pre_tokenizer(tokenizer, oracle, text):
     assert tokenizer.encode(text) == oracle(text)
 
@@ -84,7 +99,8 @@ def test_ids_are_those_of_the_vocabulary_and_its_pre_tokenizer(tokenizer, oracle
 @settings(max_examples=300)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_any_text_is_encoded_alike_and_comes_back(tokenizer, oracle, vocabulary, text):
-    lacking = any(byte_alphabet()[byte] not in vocabulary for byte in text.encode())  # a few are, and are dropped
+    # a few are, and are dropped
+    lacking = any(byte_alphabet()[byte] not in vocabulary for byte in text.encode())
     special = "<|" in text  # which the oracle does not know
     if not lacking and not special:
         ids = tokenizer.encode(text)
@@ -162,9 +178,12 @@ def test_sentencepiece_from_a_gguf():
     tokenizer = tokenizer_from_gguf(SENTENCEPIECE, "test")
     tokens = SENTENCEPIECE["tokenizer.ggml.tokens"]
     assert [tokens[i] for i in tokenizer.encode("ab a")] == ["<s>", "▁ab", "▁a"]
-    assert [tokens[i] for i in tokenizer.encode("ab", first=False)] == ["ab"]  # no space is put into running text
+    # no space is put into running text
+    assert [tokens[i] for i in tokenizer.encode("ab", first=False)] == ["ab"]
     assert tokenizer.decode(tokenizer.encode("é", first=False)) == "é"
-    assert TokenLog(tokenizer, [Span("a"), Span("b", (261,)), Span("ab")]).ids()[-1] == tokens.index("ab")
+    assert TokenLog(tokenizer, [Span("a"), Span("b", (261,)), Span("ab")]).ids()[
+        -1
+    ] == tokens.index("ab")
     assert tokenizer.encode("<s>ab")[:2] == [1, tokens.index("▁ab")]
 
 
@@ -184,17 +203,24 @@ def test_tokenizers_that_are_not_supported(change, message):
 
 @pytest.mark.parametrize("kind", ["bytes", "pieces"])
 def test_what_encodes_can_be_built_with_the_first_text(kind, metadata, monkeypatch):
-    """Of 150,000 tokens that takes half a second, which a process that is given ids need not wait for."""
+    """Of 150,000 tokens that takes half a second, which a process that is given ids need not wait
+    for.
+    """
     described = {"bytes": metadata, "pieces": SENTENCEPIECE}[kind]
     first = tokenizer_from_gguf(described, "test")
     built = []
     monkeypatch.setattr(
-        "sglang_lite.runtime.tokens.from_gguf.Backend", lambda *args: built.append(args) or Backend(*args)
+        "sglang_lite.runtime.tokens.from_gguf.Backend",
+        lambda *args: built.append(args) or Backend(*args),
     )
     later = tokenizer_from_gguf(described, "test", later=True)
     ids = first.encode("ab a", first=False)
     assert later.decode(ids) == first.decode(ids)
-    assert (later.digest, later.control_texts, later.eos_ids) == (first.digest, first.control_texts, first.eos_ids)
+    assert (later.digest, later.control_texts, later.eos_ids) == (
+        first.digest,
+        first.control_texts,
+        first.eos_ids,
+    )
     assert not built
     for text, is_first in (("ab a<s>", True), ("ab a</s> b", False)):
         assert later.encode(text, first=is_first) == first.encode(text, first=is_first)
@@ -210,7 +236,13 @@ def test_what_encodes_is_checked_when_it_is_built():
 
 def write_sentencepiece_folder(folder):
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, "▁": 3, "a": 4, "b": 5, "▁a": 6}
-    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     (folder / "tokenizer.json").write_text(json.dumps({
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": [{"id": i, "content": t, **special} for t, i in list(vocab.items())[:3]],
@@ -266,13 +298,16 @@ def test_marks_of_calls_are_text_though_a_tokenizer_calls_them_special(tmp_path)
 def test_marks_of_harmony_are_text_where_they_are_its():
     harmony = {"<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"}
     assert marks_among({*harmony, "<|return|>", "<tool_call>"}) == {*harmony, "<tool_call>"}
-    assert marks_among({"<|end|>", "<|user|>", "<tool_call>"}) == {"<tool_call>"}  # Phi's turns end so
+    # Phi's turns end so
+    assert marks_among({"<|end|>", "<|user|>", "<tool_call>"}) == {"<tool_call>"}
 
 
 def test_a_grammar_can_be_written_with_marks_of_calls(tmp_path):
     write_sentencepiece_folder(tmp_path)
     described = json.loads((tmp_path / "tokenizer.json").read_text())
-    described["added_tokens"].append({**described["added_tokens"][1], "id": 7, "content": "[TOOL_CALLS]"})
+    described["added_tokens"].append(
+        {**described["added_tokens"][1], "id": 7, "content": "[TOOL_CALLS]"}
+    )
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
     tokenizer = tokenizer_from_folder(tmp_path)
     vocabulary = Vocabulary.of(tokenizer, 8, [2])
@@ -294,7 +329,9 @@ def test_folders_without_a_tokenizer(tmp_path):
         tokenizer_from_folder(tmp_path)
     parts = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "tokenizer_config.json").unlink()
-    (tmp_path / "tokenizer.json").write_text(json.dumps({**parts, "decoder": None, "normalizer": None}))
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({**parts, "decoder": None, "normalizer": None})
+    )
     with pytest.raises(sgl.ModelError, match="neither byte-level nor SentencePiece"):
         tokenizer_from_folder(tmp_path)
 
@@ -346,7 +383,8 @@ def test_sentencepiece_text_is_encoded_in_blocks_with_the_same_ids(sentencepiece
 
 
 @given(ids=st.lists(st.integers(3, 264), max_size=30))
-@example(ids=[0xED + 3, 0xA0 + 3])  # held back as one sequence, though two replacement characters when decoded
+# held back as one sequence, though two replacement characters when decoded
+@example(ids=[0xED + 3, 0xA0 + 3])
 def test_sentencepiece_deltas_are_the_bytes_of_the_whole(sentencepiece, ids):
     decoder = IncrementalDecoder(sentencepiece)
     text = "".join(decoder.push((i,)) for i in ids)

@@ -23,7 +23,12 @@ WEATHER: dict = {
     "strict": True,
     "cache_control": {"type": "ephemeral"},
 }
-POINT = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+POINT = {
+    "type": "object",
+    "properties": {"x": {"enum": [1, 2]}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
 THINKS = (
     "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
@@ -59,7 +64,9 @@ def scripted(engine):
 
 def ask(client, messages=USER, **options):
     extra = {"temperature": 0, **options.pop("extra_body", {})}
-    return client.messages.create(**{"model": "", "messages": messages, "max_tokens": 12, **options}, extra_body=extra)
+    return client.messages.create(
+        **{"model": "", "messages": messages, "max_tokens": 12, **options}, extra_body=extra
+    )
 
 
 def streamed(client, messages=USER, **options):
@@ -71,7 +78,10 @@ def streamed(client, messages=USER, **options):
 
 def content_of(message):
     """The content of a message, without the names of its calls."""
-    blocks = [block.model_dump(exclude_none=True, exclude={"id", "parsed_output"}) for block in message.content]
+    blocks = [
+        block.model_dump(exclude_none=True, exclude={"id", "parsed_output"})
+        for block in message.content
+    ]
     return blocks, message.stop_reason, message.stop_sequence
 
 
@@ -90,7 +100,7 @@ def rendered(fake):
     return fake.tokenizer.decode(fake.asked[-1][0], skip_special=False)
 
 
-# ------------------------------------------------------------------------------------------ of the small model
+# ------------------------------------------------------------------------------- of the small model
 
 
 def test_an_answer_is_what_the_engine_says_to_the_rendered_messages(client, engine):
@@ -99,14 +109,20 @@ def test_an_answer_is_what_the_engine_says_to_the_rendered_messages(client, engi
     text = engine.chat_template().render(messages, add_generation_prompt=True)
     alone = engine.generate(text, {"max_new_tokens": 12, "temperature": 0})
     assert [block.text for block in answer.content] == [alone["text"]]
-    assert (answer.stop_reason, answer.role, answer.model) == ("max_tokens", "assistant", engine.model_name)
+    assert (answer.stop_reason, answer.role, answer.model) == (
+        "max_tokens",
+        "assistant",
+        engine.model_name,
+    )
     usage = answer.usage
     assert usage.input_tokens + usage.cache_read_input_tokens == alone["meta_info"]["prompt_tokens"]
     assert usage.output_tokens == 12
 
 
 def test_a_prompt_that_was_there_before_is_read_from_the_cache(client):
-    messages = [{"role": "user", "content": "a prompt of some length, which two requests share " * 8}]
+    messages = [
+        {"role": "user", "content": "a prompt of some length, which two requests share " * 8}
+    ]
     ask(client, messages)
     again = ask(client, messages).usage
     assert again.cache_read_input_tokens > 300 > again.input_tokens > 0
@@ -182,7 +198,9 @@ def test_a_call_that_is_demanded_has_valid_input(client, choice):
     events, message = streamed(client, **options)
     (call,) = message.content
     assert (call.name, message.stop_reason, set(call.input)) == ("weather", "tool_use", {"city"})
-    assert json.loads("".join(e.partial_json for e in events if e.type == "input_json")) == call.input
+    assert (
+        json.loads("".join(e.partial_json for e in events if e.type == "input_json")) == call.input
+    )
 
 
 def test_a_call_that_a_limit_cuts_ends_with_max_tokens(client):
@@ -194,7 +212,9 @@ def test_a_call_that_a_limit_cuts_ends_with_max_tokens(client):
 def test_coroutines_have_the_same_answers(client, url):
     async def both():
         async with anthropic.AsyncAnthropic(base_url=url, api_key="x") as many:
-            options: dict = dict(model="", messages=USER, max_tokens=12, extra_body={"temperature": 0})
+            options: dict = dict(
+                model="", messages=USER, max_tokens=12, extra_body={"temperature": 0}
+            )
             async with many.messages.stream(**options) as stream:
                 text = "".join([text async for text in stream.text_stream])
             return text, (await many.messages.create(**options)).content[0].text
@@ -205,12 +225,19 @@ def test_coroutines_have_the_same_answers(client, url):
 def test_the_last_message_can_be_the_answers_beginning(client, engine):
     answer = ask(client, [*USER, {"role": "assistant", "content": "jumps over"}])
     text = engine.chat_template().render(USER, add_generation_prompt=True) + "jumps over"
-    assert answer.content[0].text == engine.generate(text, {"max_new_tokens": 12, "temperature": 0})["text"]
+    assert (
+        answer.content[0].text
+        == engine.generate(text, {"max_new_tokens": 12, "temperature": 0})["text"]
+    )
 
 
 def test_models_have_anthropics_shape_for_its_clients(client, engine):
     (found,) = client.models.list()
-    assert (found.id, found.type, found.max_input_tokens) == (engine.model_name, "model", engine.context_length)
+    assert (found.id, found.type, found.max_input_tokens) == (
+        engine.model_name,
+        "model",
+        engine.context_length,
+    )
     assert client.models.retrieve(engine.model_name).display_name
     with pytest.raises(anthropic.NotFoundError) as raised:
         client.models.retrieve("claude-9")
@@ -219,7 +246,7 @@ def test_models_have_anthropics_shape_for_its_clients(client, engine):
         ask(client, model="claude-9")
 
 
-# --------------------------------------------------------------------------------------------- of scripted answers
+# ------------------------------------------------------------------------------ of scripted answers
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -231,7 +258,11 @@ def test_thinking_text_and_calls_are_blocks(scripted, whole):
     _, message = streamed(client, **options)
     assert content_of(message) == content_of(answer)
     thought, text, first, second = answer.content
-    assert (thought.type, thought.thinking, bool(thought.signature)) == ("thinking", "hm, so\n", True)
+    assert (thought.type, thought.thinking, bool(thought.signature)) == (
+        "thinking",
+        "hm, so\n",
+        True,
+    )
     assert text.text == "Look:"
     assert first.input == second.input == {"city": "Rom"}
     assert first.id != second.id
@@ -255,7 +286,11 @@ def test_an_answer_can_be_sent_back_as_it_came(scripted):
         "type": "tool_result", "tool_use_id": answer.content[-1].id, "is_error": True,
         "content": [{"type": "text", "text": "no"}, {"type": "text", "text": "city"}],
     }  # fmt: skip
-    messages = [*USER, answer.to_param(), {"role": "user", "content": [result, {"type": "text", "text": "so?"}]}]
+    messages = [
+        *USER,
+        answer.to_param(),
+        {"role": "user", "content": [result, {"type": "text", "text": "so?"}]},
+    ]
     ask(client, messages, tools=[WEATHER])
     assert rendered(fake).partition("</user>")[2].partition("[{")[0] == (
         '<assistant>(hm)Look:<tool_call>{"name": "weather", "arguments": {"city": "Rom"}}</tool_call></assistant>'
@@ -268,7 +303,10 @@ def test_thinking_and_effort_are_variables_of_the_template(scripted):
     ask(client, thinking={"type": "disabled"}, output_config={"effort": "low"})
     assert rendered(fake).endswith("effort=low<think>\n\n</think>\n\n")
     raw = client.messages.with_raw_response.create(
-        model="", messages=USER, max_tokens=2000, thinking={"type": "enabled", "budget_tokens": 1024}
+        model="",
+        messages=USER,
+        max_tokens=2000,
+        thinking={"type": "enabled", "budget_tokens": 1024},
     )
     assert "x-unused-fields" not in raw.headers
     assert fake.asked[-1][1].thinking == 1024
@@ -278,8 +316,13 @@ def test_thinking_and_effort_are_variables_of_the_template(scripted):
 
 def test_a_billing_line_is_no_part_of_the_prompt(scripted):
     client, fake = scripted("yes")
-    system = [{"type": "text", "text": text} for text in ("x-anthropic-billing-header: v=1; a=b;", "be short")]
-    raw = client.messages.with_raw_response.create(model="", messages=USER, max_tokens=2, system=system)
+    system = [
+        {"type": "text", "text": text}
+        for text in ("x-anthropic-billing-header: v=1; a=b;", "be short")
+    ]
+    raw = client.messages.with_raw_response.create(
+        model="", messages=USER, max_tokens=2, system=system
+    )
     assert raw.headers["x-unused-fields"] == "x-anthropic-billing-header"
     assert "billing" not in rendered(fake)
     assert "<system>be short</system>" in rendered(fake)
@@ -291,17 +334,24 @@ def test_a_billing_line_is_no_part_of_the_prompt(scripted):
 def test_tools_of_anthropics_are_never_called_and_named(scripted):
     client, fake = scripted("yes")
     search = {"type": "web_search_20250305", "name": "web_search"}
-    raw = client.messages.with_raw_response.create(model="", messages=USER, max_tokens=2, tools=[WEATHER, search])
+    raw = client.messages.with_raw_response.create(
+        model="", messages=USER, max_tokens=2, tools=[WEATHER, search]
+    )
     assert raw.headers["x-unused-fields"] == "tools[1] web_search_20250305"
     assert "web_search" not in rendered(fake)
-    assert "web_search" in refused(client, tools=[search], tool_choice={"type": "tool", "name": "web_search"})
+    assert "web_search" in refused(
+        client, tools=[search], tool_choice={"type": "tool", "name": "web_search"}
+    )
     assert "tool_choice" in refused(client, tools=[search], tool_choice={"type": "any"})
 
 
 def test_documents_of_text_are_read(scripted):
     client, fake = scripted("yes")
     source = {"type": "text", "media_type": "text/plain", "data": "of foxes"}
-    ask(client, [{"role": "user", "content": [{"type": "document", "source": source, "title": "Book"}]}])
+    ask(
+        client,
+        [{"role": "user", "content": [{"type": "document", "source": source, "title": "Book"}]}],
+    )
     assert "<user>Book\nof foxes</user>" in rendered(fake)
 
 
@@ -320,7 +370,7 @@ def test_an_error_in_the_middle_is_an_event(scripted):
         ask(client)
 
 
-# ----------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(("options", "parameter"), [

@@ -1,4 +1,6 @@
-"""Images at addresses are fetched for a few requests at a time, and no client holds up those of others."""
+"""Images at addresses are fetched for a few requests at a time, and no client holds up those of
+others.
+"""
 
 import asyncio
 import threading
@@ -37,7 +39,9 @@ async def fetched(images: ImageFetcher, key: str, path: str) -> bytes:
 
 @pytest.fixture
 def images():
-    found = ImageFetcher(ServerSettings(allowed_media_domains=("*",), api_key=("one", "two")), lambda _: None)
+    found = ImageFetcher(
+        ServerSettings(allowed_media_domains=("*",), api_key=("one", "two")), lambda _: None
+    )
     yield found
     found.close()
 

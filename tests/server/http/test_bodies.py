@@ -1,4 +1,6 @@
-"""Requests as widespread packages send them at their defaults: all are served, and nothing in them is unused."""
+"""Requests as widespread packages send them at their defaults: all are served, and nothing in them
+is unused.
+"""
 
 import httpx2
 import pytest
@@ -6,12 +8,27 @@ import pytest
 from tests.server.conftest import TEMPLATE, serving
 from tests.server.scripted import Scripted
 
-USER = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"], "title": "User"}
+USER = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "required": ["name"],
+    "title": "User",
+}
 CLOSED = {**USER, "additionalProperties": False}
 FUNCTION = {"name": "User", "description": "A user", "parameters": USER}
-CALLED = {"id": "call_1", "type": "function", "function": {"name": "User", "arguments": '{"name": "Ada"}'}}
+CALLED = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "User", "arguments": '{"name": "Ada"}'},
+}
 TURNS = [{"role": "system", "content": "be short"}, {"role": "user", "content": "who?"}]
-FLAT = {"type": "function", "name": "User", "description": "A user", "parameters": CLOSED, "strict": True}
+FLAT = {
+    "type": "function",
+    "name": "User",
+    "description": "A user",
+    "parameters": CLOSED,
+    "strict": True,
+}
 INPUT = {"name": "User", "description": "A user", "input_schema": USER}
 EPHEMERAL = {"type": "ephemeral"}
 
@@ -128,7 +145,11 @@ MESSAGES = {
 }  # fmt: skip
 BODIES = [
     pytest.param(path, body, id=f"{path} {name}")
-    for path, bodies in (("chat/completions", CHAT), ("responses", RESPONSES), ("messages", MESSAGES))
+    for path, bodies in (
+        ("chat/completions", CHAT),
+        ("responses", RESPONSES),
+        ("messages", MESSAGES),
+    )
     for name, body in bodies.items()
 ]
 

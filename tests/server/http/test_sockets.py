@@ -15,7 +15,9 @@ def limit_after(soft, hard):
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-@pytest.mark.parametrize(("soft", "hard", "after"), [(300, 2000, 756), (1500, 2000, 1500), (300, 600, 600)])
+@pytest.mark.parametrize(
+    ("soft", "hard", "after"), [(300, 2000, 756), (1500, 2000, 1500), (300, 600, 600)]
+)
 def test_the_limit_of_open_files_is_raised_as_far_as_needed_and_allowed(soft, hard, after):
     assert in_a_child(limit_after, soft, hard) == after
 

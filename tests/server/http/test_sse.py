@@ -74,7 +74,9 @@ def test_an_error_of_the_events_is_none_of_the_connection():
         yield b"data: 1\n\n"
         raise RequestTimeoutError("late")  # which is an OSError
 
-    asyncio.run(EventStream(failing(), lambda parts: parts, "native")({"type": "http"}, receive, send))
+    asyncio.run(
+        EventStream(failing(), lambda parts: parts, "native")({"type": "http"}, receive, send)
+    )
     _, first, error, end = sent
     assert first["body"] == b"data: 1\n\n"
     assert b"late" in error["body"]
@@ -93,7 +95,9 @@ def test_an_error_of_the_events_is_none_of_the_connection():
 def test_an_event_is_one_line_for_a_client_that_splits_lines_as_unicode_does(engine, path, body):
     said = "one\x85two\u2028three\u2029four"
     with serving(Scripted(engine, [said])) as url:
-        response = httpx2.post(f"{url}{path}", json={"model": "", "stream": True, **body}, timeout=60)
+        response = httpx2.post(
+            f"{url}{path}", json={"model": "", "stream": True, **body}, timeout=60
+        )
     lines = [line for line in response.text.splitlines() if line and not line.startswith("event: ")]
     assert len(lines) > 2
     assert all(line.startswith("data: ") for line in lines)

@@ -18,7 +18,12 @@ from tests.server.conftest import serving
 from tests.server.scripted import Scripted
 
 USER: list = [{"role": "user", "content": "a quick brown fox"}]
-POINT = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+POINT = {
+    "type": "object",
+    "properties": {"x": {"enum": [1, 2]}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
 GREEDY = {"temperature": 0, "num_predict": 12}
 THINKS = "{% for m in messages %}{{ m.content }}{{ m.reasoning_content }}{% endfor %}{{ enable_thinking }}<think>"
 
@@ -74,8 +79,13 @@ def test_a_prompt_is_a_users_message_and_a_raw_one_the_whole_text(client, engine
     chat = client.chat(name, [{"role": "system", "content": "be brief"}, *USER], options=GREEDY)
     assert asked.response == chat.message.content
     raw = client.generate(name, "a<|end|>b", raw=True, options=GREEDY)
-    assert raw.response == engine.generate("a<|end|>b", {"max_new_tokens": 12, "temperature": 0})["text"]
-    parts = list(client.generate(name, USER[0]["content"], system="be brief", options=GREEDY, stream=True))
+    assert (
+        raw.response
+        == engine.generate("a<|end|>b", {"max_new_tokens": 12, "temperature": 0})["text"]
+    )
+    parts = list(
+        client.generate(name, USER[0]["content"], system="be brief", options=GREEDY, stream=True)
+    )
     assert "".join(part.response for part in parts) == asked.response
 
 
@@ -107,10 +117,20 @@ def test_options_are_the_engines_parameters(engine, name):
     }  # fmt: skip
     with serving(scripted) as url, ollama.Client(url) as client:
         client.chat(name, USER, options=options)
-        client.chat(name, USER, options={"num_predict": -1, "seed": -1, "num_gpu": 1, "mirostat": 0})
+        client.chat(
+            name, USER, options={"num_predict": -1, "seed": -1, "num_gpu": 1, "mirostat": 0}
+        )
     (_, given, _), (_, plain, _) = scripted.asked[-2:]
     assert given.max_tokens == 7
-    for parameter in ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty"):
+    for parameter in (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+    ):
         assert getattr(given, parameter) == options[parameter]
     assert (given.repetition_penalty, tuple(given.stop)) == (1.2, ("x", "y"))
     assert (plain.max_tokens, plain.seed) == (engine.context_length, sgl.SamplingParams().seed)
@@ -123,14 +143,19 @@ def test_what_has_no_effect_is_reported(http, name):
     }  # fmt: skip
     told = http.post("/api/generate", json=body).headers["x-unused-fields"]
     assert told == "keep_alive, options.num_ctx, options.repeat_last_n"
-    messages = [{"role": "tool", "content": "3", "tool_name": "add"}]  # which this model's template doesn't show
+    # which this model's template doesn't show
+    messages = [{"role": "tool", "content": "3", "tool_name": "add"}]
     body = {"model": name, "messages": messages, "stream": False, "options": {"num_predict": 1}}
     assert http.post("/api/chat", json=body).headers["x-unused-fields"] == "messages[0].tool_name"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_of_tools_are_told_whole(engine, name, stream):
-    said = ['hm <tool_call>\n{"name": "wea', 'ther", "arguments": {"city": "Ro', 'me"}}\n</tool_call>']
+    said = [
+        'hm <tool_call>\n{"name": "wea',
+        'ther", "arguments": {"city": "Ro',
+        'me"}}\n</tool_call>',
+    ]
     messages = [
         *USER, {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Bari"}}}]},
         {"role": "tool", "content": "sun", "tool_name": "weather"},
@@ -149,13 +174,18 @@ def test_a_line_end_of_unicode_ends_no_line(engine, name, end):
     with serving(Scripted(engine, [f"one{end}two"])) as url, ollama.Client(url) as client:
         chat = [part.message.content for part in client.chat(name, USER, stream=True)]
         assert "".join(chat) == f"one{end}two"
-        assert "".join(part.response for part in client.generate(name, "a", stream=True)) == f"one{end}two"
+        assert (
+            "".join(part.response for part in client.generate(name, "a", stream=True))
+            == f"one{end}two"
+        )
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("cut", ['{"na', '{"name": "weather", "arguments": {"ci'])
 def test_a_whole_call_before_one_that_a_limit_cuts_is_told(engine, name, stream, cut):
-    said = [f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "Rome"}}}}\n</tool_call>\n<tool_call>\n{cut}']
+    said = [
+        f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "Rome"}}}}\n</tool_call>\n<tool_call>\n{cut}'
+    ]
     with serving(Scripted(engine, said, finish="length")) as url, ollama.Client(url) as client:
         found = client.chat(name, USER, tools=[weather], stream=stream)
         parts = list(found) if stream else [found]
@@ -172,7 +202,9 @@ def test_a_union_of_types_is_a_list_of_them(engine, name):
         client.chat(name, USER, tools=[pick])
     ((prompt, *_),) = scripted.asked[-1:]
     (tool,) = json.loads(prompt.text)
-    types = {name: each["type"] for name, each in tool["function"]["parameters"]["properties"].items()}
+    types = {
+        name: each["type"] for name, each in tool["function"]["parameters"]["properties"].items()
+    }
     assert (sorted(types["one"]), types["other"]) == (["integer", "string"], "number")
 
 
@@ -181,7 +213,9 @@ def test_a_call_that_cant_be_read_is_an_error_in_a_stream_too(engine, name, argu
     said = [f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>']
     with serving(Scripted(engine, said)) as url, ollama.Client(url) as client:
         for stream in (False, True):
-            with pytest.raises(ollama.ResponseError, match="the model's call of weather can't be read"):
+            with pytest.raises(
+                ollama.ResponseError, match="the model's call of weather can't be read"
+            ):
                 list(client.chat(name, USER, tools=[weather], stream=stream))
 
 
@@ -199,7 +233,10 @@ def test_thoughts_are_apart(engine, name):
         parts = list(client.generate(name, "a", think=True, stream=True))
         assert "thinking" in client.show(name).capabilities
     assert (found.message.thinking, found.message.content) == ("I think", "so")
-    assert ("".join(part.thinking or "" for part in parts), "".join(p.response for p in parts)) == ("I think", "so")
+    assert ("".join(part.thinking or "" for part in parts), "".join(p.response for p in parts)) == (
+        "I think",
+        "so",
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -209,7 +246,10 @@ def test_log_probabilities_are_told_of_every_token(client, name, stream):
     parts = list(found) if stream else [found]
     entries = [entry for part in parts for entry in part.logprobs or ()]
     assert len(entries) == parts[-1].eval_count
-    assert all(entry.logprob == entry.top_logprobs[0].logprob and len(entry.top_logprobs) == 2 for entry in entries)
+    assert all(
+        entry.logprob == entry.top_logprobs[0].logprob and len(entry.top_logprobs) == 2
+        for entry in entries
+    )
 
 
 @pytest.mark.parametrize("ask", [dict(messages=[]), dict(prompt="")])
@@ -219,8 +259,13 @@ def test_without_a_prompt_it_is_loaded(client, name, ask):
 
 
 def test_null_is_a_field_that_is_not_given(http, name):
-    for path, body in (("chat", {"messages": None}), ("generate", {"prompt": None, "raw": None, "stream": False})):
-        assert http.post(f"/api/{path}", json={"model": name, **body}).json()["done_reason"] == "load"
+    for path, body in (
+        ("chat", {"messages": None}),
+        ("generate", {"prompt": None, "raw": None, "stream": False}),
+    ):
+        assert (
+            http.post(f"/api/{path}", json={"model": name, **body}).json()["done_reason"] == "load"
+        )
     body = {"model": name, "prompt": "a", "stream": None, "options": {"num_predict": 1}}
     assert http.post("/api/generate", json=body).headers["content-type"] == "application/x-ndjson"
 
@@ -256,7 +301,11 @@ def test_an_error_is_one_text(http, name, path, body, status, told):
 
 def test_an_error_in_a_stream_is_its_last_line(engine, name):
     scripted = Scripted(engine, ["a", sgl.BackendError("it broke.")])
-    with serving(scripted) as url, ollama.Client(url) as client, pytest.raises(ollama.ResponseError, match="it broke"):
+    with (
+        serving(scripted) as url,
+        ollama.Client(url) as client,
+        pytest.raises(ollama.ResponseError, match="it broke"),
+    ):
         list(client.chat(name, USER, stream=True))
 
 
@@ -279,7 +328,10 @@ def test_the_catalog(client, engine, name):
 def test_a_key_is_asked_for(engine, name):
     with serving(engine, api_key=("secret",)) as url:
         assert httpx2.head(url).status_code == 200  # how Ollama's programs look for a server
-        with ollama.Client(url) as client, pytest.raises(ollama.ResponseError, match="key is missing") as refused:
+        with (
+            ollama.Client(url) as client,
+            pytest.raises(ollama.ResponseError, match="key is missing") as refused,
+        ):
             client.list()
         assert refused.value.status_code == 401
         with ollama.Client(url, headers={"authorization": "Bearer secret"}) as client:
@@ -298,9 +350,13 @@ def test_embeddings(tmp_path):
         older = client.embeddings("embed", "the sea")
         assert client.show("embed").capabilities == ["embedding"]
         assert client.embed("embed", []).embeddings == []
-        rows = np.array([each["embedding"] for each in engine.encode(["the sea", "a cat"], dimensions=8)])
+        rows = np.array(
+            [each["embedding"] for each in engine.encode(["the sea", "a cat"], dimensions=8)]
+        )
         plain = engine.encode("the sea")["embedding"]
-    np.testing.assert_allclose(found.embeddings, rows / np.linalg.norm(rows, axis=1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(
+        found.embeddings, rows / np.linalg.norm(rows, axis=1, keepdims=True), atol=1e-6
+    )
     np.testing.assert_allclose(np.linalg.norm(one.embeddings[0]), 1, atol=1e-6)
     np.testing.assert_allclose(older.embedding, plain, atol=1e-6)
     assert found.prompt_eval_count > one.prompt_eval_count
@@ -308,14 +364,20 @@ def test_embeddings(tmp_path):
 
 def test_images_of_a_message_come_before_its_text(tmp_path):
     save_seeing("llava", tmp_path)
-    with sgl.Engine(str(tmp_path), in_process=True, dtype="float32", device="cpu", chat_template=CHAT) as engine:
+    with sgl.Engine(
+        str(tmp_path), in_process=True, dtype="float32", device="cpu", chat_template=CHAT
+    ) as engine:
         image = png(40, 30)
         with serving(engine, served_model_name="sees") as url, ollama.Client(url) as client:
             message = {"role": "user", "content": "hi", "images": [image]}
             found = client.chat("sees", [message], options={"num_predict": 4, "temperature": 0})
-            asked = client.generate("sees", "hi", images=[image], options={"num_predict": 4, "temperature": 0})
+            asked = client.generate(
+                "sees", "hi", images=[image], options={"num_predict": 4, "temperature": 0}
+            )
             assert "vision" in client.show("sees").capabilities
-        expected = engine.complete(seen("u:", image, "hi;a:"), sgl.SamplingParams(max_tokens=4, temperature=0))
+        expected = engine.complete(
+            seen("u:", image, "hi;a:"), sgl.SamplingParams(max_tokens=4, temperature=0)
+        )
     assert found.message.content == asked.response == expected.text
     assert found.prompt_eval_count == expected.usage.prompt_tokens
 

@@ -17,13 +17,21 @@ WEATHER: dict = {
         "description": "Weather of a city",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "maximum": 9}},
+            "properties": {
+                "city": {"type": "string", "maxLength": 8},
+                "days": {"type": "integer", "maximum": 9},
+            },
             "required": ["city"],
             "additionalProperties": False,
         },
     },
 }
-POINT = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+POINT = {
+    "type": "object",
+    "properties": {"x": {"enum": [1, 2]}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +41,9 @@ def client(url):
 
 
 def chat(client, messages=USER, **options):
-    return client.chat.completions.create(**{"model": "", "messages": messages, "temperature": 0, **options})
+    return client.chat.completions.create(
+        **{"model": "", "messages": messages, "temperature": 0, **options}
+    )
 
 
 def whole(stream):
@@ -45,7 +55,9 @@ def whole(stream):
             content += choice.delta.content or ""
             finish = choice.finish_reason or finish
             for call in choice.delta.tool_calls or ():
-                known = calls.setdefault(call.index, {"id": call.id, "name": call.function.name, "arguments": ""})
+                known = calls.setdefault(
+                    call.index, {"id": call.id, "name": call.function.name, "arguments": ""}
+                )
                 known["arguments"] += call.function.arguments
     return content, list(calls.values()), finish, usage
 
@@ -90,7 +102,10 @@ def test_log_probabilities_are_told_of_every_token(client):
 
 
 def test_a_schema_holds(client):
-    format = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}}
+    format = {
+        "type": "json_schema",
+        "json_schema": {"name": "point", "schema": POINT, "strict": True},
+    }
     answer = chat(client, response_format=format)
     assert json.loads(answer.choices[0].message.content)["x"] in (1, 2)
     assert answer.choices[0].finish_reason == "stop"
@@ -107,9 +122,13 @@ def test_what_peers_clients_send_of_constraints_holds(client, field):
     assert content.isdigit()
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
 def test_a_call_that_is_demanded_has_valid_arguments(client, choice):
-    options = dict(tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False, temperature=1, seed=3)
+    options = dict(
+        tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False, temperature=1, seed=3
+    )
     answer = chat(client, **options).choices[0]
     (call,) = answer.message.tool_calls
     assert answer.finish_reason == "tool_calls"
@@ -139,7 +158,9 @@ def test_the_clients_helpers_parse_answers_and_calls(client):
     with client.chat.completions.stream(model="", messages=USER, response_format=Point) as stream:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed.x, bool)
     tool = openai.pydantic_function_tool(Point)
-    answer = client.chat.completions.parse(model="", messages=USER, tools=[tool], tool_choice="required", seed=1)
+    answer = client.chat.completions.parse(
+        model="", messages=USER, tools=[tool], tool_choice="required", seed=1
+    )
     assert isinstance(answer.choices[0].message.tool_calls[0].function.parsed_arguments.x, bool)
 
 
@@ -157,7 +178,11 @@ def test_coroutines_have_the_same_answers(client, url):
     content, text, plain = asyncio.run(all_of_them())
     assert content == chat(client, max_tokens=6).choices[0].message.content
     assert (
-        text == plain == client.completions.create(model="", temperature=0, max_tokens=6, prompt="a b").choices[0].text
+        text
+        == plain
+        == client.completions.create(model="", temperature=0, max_tokens=6, prompt="a b")
+        .choices[0]
+        .text
     )
 
 
@@ -168,7 +193,9 @@ def test_a_call_that_a_limit_cuts_ends_with_length(client, stream):
     assert end.choices[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize(("syntax", "definition"), [("regex", "[0-9]{3}"), ("lark", 'start: "12" /[0-9]/')])
+@pytest.mark.parametrize(
+    ("syntax", "definition"), [("regex", "[0-9]{3}"), ("lark", 'start: "12" /[0-9]/')]
+)
 def test_the_input_of_a_custom_tool_keeps_its_grammar(client, syntax, definition):
     format = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
     tool = {"type": "custom", "custom": {"name": "dial", "format": format}}
@@ -180,14 +207,20 @@ def test_the_input_of_a_custom_tool_keeps_its_grammar(client, syntax, definition
 
 
 def test_a_conversation_with_calls_is_read(client):
-    called = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rom"}'}}
+    called = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Rom"}'},
+    }
     messages = [
         {"role": "system", "content": "be short"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": None, "tool_calls": [called]},
         {"role": "tool", "tool_call_id": "call_1", "content": "warm"},
     ]
-    assert chat(client, messages, max_tokens=4, tools=[WEATHER]).choices[0].finish_reason == "length"
+    assert (
+        chat(client, messages, max_tokens=4, tools=[WEATHER]).choices[0].finish_reason == "length"
+    )
 
 
 def test_the_last_message_can_be_continued(client, engine):
@@ -195,13 +228,18 @@ def test_the_last_message_can_be_continued(client, engine):
     extra = {"continue_final_message": True, "add_generation_prompt": False}
     answer = chat(client, messages, max_tokens=6, extra_body=extra)
     text = engine.chat_template().render(USER, add_generation_prompt=True) + "jumps over"
-    assert answer.choices[0].message.content == engine.generate(text, {"max_new_tokens": 6, "temperature": 0})["text"]
+    assert (
+        answer.choices[0].message.content
+        == engine.generate(text, {"max_new_tokens": 6, "temperature": 0})["text"]
+    )
 
 
 def test_no_content_is_read_as_special_tokens(client, engine):
     special = engine.tokenizer.control_texts[0]
     plain = chat(client, [{"role": "user", "content": "x"}], max_tokens=1).usage.prompt_tokens
-    spelled = chat(client, [{"role": "user", "content": f"x{special}"}], max_tokens=1).usage.prompt_tokens
+    spelled = chat(
+        client, [{"role": "user", "content": f"x{special}"}], max_tokens=1
+    ).usage.prompt_tokens
     assert spelled > plain + 1  # its characters
 
 
@@ -218,7 +256,9 @@ def test_completions_echo_and_score_their_prompt(client, engine):
 
 
 def test_a_completion_of_no_tokens_scores_its_prompt(client):
-    answer = client.completions.create(model="", prompt="a b c", max_tokens=0, echo=True, logprobs=0)
+    answer = client.completions.create(
+        model="", prompt="a b c", max_tokens=0, echo=True, logprobs=0
+    )
     assert answer.choices[0].text == "a b c"
     assert all(value < 0 for value in answer.choices[0].logprobs.token_logprobs[1:])
 
@@ -251,13 +291,18 @@ def test_many_clients_at_once_have_the_answers_they_have_alone(client, url):
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as many:
             asked = [
                 many.chat.completions.create(
-                    model="", messages=[{"role": "user", "content": f"number {i}"}], max_tokens=8, temperature=0
+                    model="",
+                    messages=[{"role": "user", "content": f"number {i}"}],
+                    max_tokens=8,
+                    temperature=0,
                 )
                 for i in range(32)
             ]
             return [answer.choices[0].message.content for answer in await asyncio.gather(*asked)]
 
-    alone = [chat(client, [{"role": "user", "content": f"number {i}"}], max_tokens=8) for i in range(32)]
+    alone = [
+        chat(client, [{"role": "user", "content": f"number {i}"}], max_tokens=8) for i in range(32)
+    ]
     assert asyncio.run(ask()) == [answer.choices[0].message.content for answer in alone]
 
 
@@ -306,7 +351,10 @@ def test_an_image_is_refused(client):
 
 
 def test_unknown_fields_can_be_reported_instead(engine):
-    with serving(engine, unknown_fields="report") as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+    with (
+        serving(engine, unknown_fields="report") as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client,
+    ):
         raw = client.chat.completions.with_raw_response.create(
             model="", messages=USER, max_tokens=2, extra_body={"max_tokenz": 1}
         )
@@ -316,13 +364,19 @@ def test_unknown_fields_can_be_reported_instead(engine):
 def test_token_ids_by_the_names_of_vllm_and_sglang(client, engine):
     text = engine.chat_template().render(USER, add_generation_prompt=True)
     alone = engine.generate(
-        text, {"max_new_tokens": 5, "temperature": 0}, return_prompt_token_ids=True, return_logprob=True
+        text,
+        {"max_new_tokens": 5, "temperature": 0},
+        return_prompt_token_ids=True,
+        return_logprob=True,
     )
     vllm = chat(client, max_tokens=5, extra_body={"return_token_ids": True})
     assert vllm.prompt_token_ids == vllm.choices[0].prompt_token_ids == alone["prompt_token_ids"]
     assert vllm.choices[0].token_ids == alone["output_ids"]
     sglang = chat(
-        client, max_tokens=5, logprobs=True, extra_body={"return_prompt_token_ids": True, "return_meta_info": True}
+        client,
+        max_tokens=5,
+        logprobs=True,
+        extra_body={"return_prompt_token_ids": True, "return_meta_info": True},
     ).choices[0]
     assert sglang.prompt_token_ids == alone["prompt_token_ids"]
     assert not hasattr(sglang, "token_ids")
@@ -339,7 +393,9 @@ def test_token_ids_by_the_names_of_vllm_and_sglang(client, engine):
     assert not hasattr(chat(client, max_tokens=5).choices[0], "prompt_token_ids")
 
 
-@pytest.mark.parametrize("name", ["return_token_ids", "return_prompt_token_ids", "return_meta_info"])
+@pytest.mark.parametrize(
+    "name", ["return_token_ids", "return_prompt_token_ids", "return_meta_info"]
+)
 def test_token_ids_have_no_place_in_a_stream(client, name):
     with pytest.raises(openai.BadRequestError, match=f"{name}: has no place in a stream"):
         chat(client, stream=True, extra_body={name: True})

@@ -35,7 +35,9 @@ def shares(engine, question, choices, input="a text"):
 
 
 def test_a_predicate_has_the_probability_of_true(decide, engine):
-    (found,) = decide([{"type": "predicate", "instructions": "Is it short?", "name": "short"}]).answers
+    (found,) = decide(
+        [{"type": "predicate", "instructions": "Is it short?", "name": "short"}]
+    ).answers
     asked = shares(engine, "Is it short?\nChoices: true, false", ["true", "false"])
     assert (found.type, found.name) == ("predicate", "short")
     assert found.probability == pytest.approx(asked[0], abs=1e-4)
@@ -58,9 +60,15 @@ def test_a_score_is_the_mean_place_of_the_levels(decide, engine):
     levels = [{"label": "bad"}, {"label": "so so", "description": "neither"}, {"label": "good"}]
     (found,) = decide([{"type": "score", "instructions": "How?", "levels": levels}]).answers
     asked = shares(
-        engine, 'How?\nLevels, lowest first:\n"bad"\n"so so": neither\n"good"', ['"bad"', '"so so"', '"good"']
+        engine,
+        'How?\nLevels, lowest first:\n"bad"\n"so so": neither\n"good"',
+        ['"bad"', '"so so"', '"good"'],
     )
-    assert [(each.value, each.label) for each in found.probabilities] == [(0, "bad"), (1, "so so"), (2, "good")]
+    assert [(each.value, each.label) for each in found.probabilities] == [
+        (0, "bad"),
+        (1, "so so"),
+        (2, "good"),
+    ]
     assert [each.probability for each in found.probabilities] == pytest.approx(asked, abs=1e-4)
     assert found.score == pytest.approx(asked[1] + 2 * asked[2], abs=1e-4)
 
@@ -80,7 +88,9 @@ def test_answers_come_in_the_order_of_the_questions_and_are_those_of_each_alone(
 
 def test_the_input_is_computed_once(decide, engine):
     engine.flush_cache()
-    questions = [{"type": "predicate", "instructions": f"Is it {word}?"} for word in ("a", "b", "c", "d")]
+    questions = [
+        {"type": "predicate", "instructions": f"Is it {word}?"} for word in ("a", "b", "c", "d")
+    ]
     text = "one two three " * 20
     first, again = decide(questions, text).usage, decide(questions, text).usage
     read = first.input_tokens_details.cache_write_tokens
@@ -89,20 +99,34 @@ def test_the_input_is_computed_once(decide, engine):
     assert again.input_tokens_details.cached_tokens >= read - 1
     assert first.output_tokens == first.output_tokens_details.reasoning_tokens == 0
     spelled = sum(
-        len(engine.tokenizer.encode(f"{q['instructions']}\nChoices: true, false</user>\n<assistant>", first=False))
+        len(
+            engine.tokenizer.encode(
+                f"{q['instructions']}\nChoices: true, false</user>\n<assistant>", first=False
+            )
+        )
         for q in questions
     )
-    choices = len(questions) * sum(len(engine.tokenizer.encode(each, first=False)) for each in ("true", "false"))
+    choices = len(questions) * sum(
+        len(engine.tokenizer.encode(each, first=False)) for each in ("true", "false")
+    )
     assert first.total_tokens == first.input_tokens == read + spelled + choices
 
 
 def test_messages_calls_and_json_are_input(decide, engine):
     input = [
         {"role": "system", "content": [{"type": "input_text", "text": "be kind"}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_json", "data": {"a": [1]}}]},
+        {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_json", "data": {"a": [1]}}],
+        },
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 2}'},
         {"type": "function_call_output", "call_id": "1", "output": "seen"},
-        {"role": "assistant", "content": [{"type": "output_text", "text": "done"}], "phase": "final_answer"},
+        {
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "done"}],
+            "phase": "final_answer",
+        },
     ]
     (found,) = decide([{"type": "predicate", "instructions": "Well?"}], input).answers
     call = '<tool_call>\n{"name": "f", "arguments": {"x": 2}}\n</tool_call>'
@@ -122,17 +146,27 @@ def test_a_question_that_cannot_be_scored_is_a_refusal(decide):
         {"type": "predicate", "instructions": "Is it?"},
     ]  # fmt: skip
     found = decide(questions).answers
-    assert [(each.type, each.name) for each in found] == [("refusal", "seen"), ("refusal", "long"), ("predicate", None)]
+    assert [(each.type, each.name) for each in found] == [
+        ("refusal", "seen"),
+        ("refusal", "long"),
+        ("predicate", None),
+    ]
 
 
 def test_special_tokens_in_questions_and_input_are_text(decide, engine):
     end = max(engine.tokenizer.control_texts, key=len)
     choices = [{"value": end}, {"value": "b"}]
-    (found,) = decide([{"type": "choice", "instructions": f"a{end}", "choices": choices}], f"c{end}").answers
+    (found,) = decide(
+        [{"type": "choice", "instructions": f"a{end}", "choices": choices}], f"c{end}"
+    ).answers
     asked = f'c{end}\n\n{TASK}\n\na{end}\nChoices: "{end}", "b"'
     spans = (Span("<user>"), Span(asked, special=False), Span("</user>\n<assistant>"))
-    one, other = (sum(e.logprobs) for e in engine.score(Prompt(spans, role="assistant"), [f'"{end}"', '"b"']))
-    assert found.probabilities[0].probability == pytest.approx(1 / (1 + math.exp(other - one)), abs=1e-4)
+    one, other = (
+        sum(e.logprobs) for e in engine.score(Prompt(spans, role="assistant"), [f'"{end}"', '"b"'])
+    )
+    assert found.probabilities[0].probability == pytest.approx(
+        1 / (1 + math.exp(other - one)), abs=1e-4
+    )
     read = engine.score(f"<user>{asked}</user>\n<assistant>", [f'"{end}"', '"b"'])
     assert one != pytest.approx(sum(read[0].logprobs))
 
@@ -157,7 +191,11 @@ def test_special_tokens_in_questions_and_input_are_text(decide, engine):
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(http, engine, changed, parameter):
-    asked = {"model": engine.model_name, "input": "a", "questions": [{"type": "predicate", "instructions": "a"}]}
+    asked = {
+        "model": engine.model_name,
+        "input": "a",
+        "questions": [{"type": "predicate", "instructions": "a"}],
+    }
     response = http.post("/v1/decisions", json={**asked, **changed})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == parameter
@@ -172,16 +210,28 @@ def test_json_in_the_input_has_limits(http, engine):
             "model": engine.model_name, "questions": [{"type": "predicate", "instructions": "a"}],
             "input": [{"role": "user", "content": [{"type": "input_json", "data": data}]}],
         }  # fmt: skip
-        assert http.post("/v1/decisions", json=asked).json()["error"]["param"] == "input[0].content[0].data"
+        assert (
+            http.post("/v1/decisions", json=asked).json()["error"]["param"]
+            == "input[0].content[0].data"
+        )
 
 
 def test_an_image_in_the_input_and_another_model_are_refused(client, decide, http):
-    image = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]}]
-    with pytest.raises(openai.BadRequestError, match="decisions read only text, no input_image") as refused:
+    image = [
+        {
+            "role": "user",
+            "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}],
+        }
+    ]
+    with pytest.raises(
+        openai.BadRequestError, match="decisions read only text, no input_image"
+    ) as refused:
         decide([{"type": "predicate", "instructions": "a"}], image)
     assert (refused.value.param, refused.value.code) == ("input[0].content[0]", "unsupported")
     with pytest.raises(openai.NotFoundError):
-        client.decisions.create(model="gpt-6-luna", input="a", questions=[{"type": "predicate", "instructions": "a"}])
+        client.decisions.create(
+            model="gpt-6-luna", input="a", questions=[{"type": "predicate", "instructions": "a"}]
+        )
 
 
 def test_many_questions_are_asked_in_waves(decide, monkeypatch):
@@ -195,7 +245,7 @@ def test_four_hundred_questions_are_answered(decide):
     assert {each.type for each in decide(questions).answers} == {"predicate"}
 
 
-# ------------------------------------------------------------------------------------------------------------ scores
+# ------------------------------------------------------------------------------------------- scores
 
 
 def test_continuations_have_their_log_probabilities(http, engine):
@@ -213,9 +263,14 @@ def test_labels_have_their_probabilities_after_each_item(http, engine):
     body = {"query": "a quick", "items": [" brown", " red"], "label_token_ids": labels}
     found = http.post("/v1/score", json=body).json()
     assert found["object"] == "scoring"
-    params = SamplingParams(max_tokens=1, temperature=1.0, return_logprob=True, token_ids_logprob=tuple(labels))
+    params = SamplingParams(
+        max_tokens=1, temperature=1.0, return_logprob=True, token_ids_logprob=tuple(labels)
+    )
     for item, told in zip((" brown", " red"), found["scores"]):
-        known = {id: value for value, id, _ in engine.complete("a quick" + item, params).output_logprobs[0].ids}
+        known = {
+            id: value
+            for value, id, _ in engine.complete("a quick" + item, params).output_logprobs[0].ids
+        }
         assert told == pytest.approx([math.exp(known[label]) for label in labels], rel=1e-3)
     softened = http.post("/v1/score", json={**body, "apply_softmax": True}).json()["scores"]
     for plain, soft in zip(found["scores"], softened):
@@ -257,10 +312,21 @@ def test_a_template_that_begins_reasoning_is_answered_after_it(folder):
     import sglang_lite as sgl
     from tests.server.conftest import SETTINGS
 
-    thinking = TEMPLATE.replace("<assistant>{% endif %}", "<assistant><think>\n{% endif %}{# </think> #}")
-    with sgl.Engine(folder, **SETTINGS, chat_template=thinking, in_process=True) as engine, serving(engine) as url:
-        body = {"model": engine.model_name, "input": "a", "questions": [{"type": "predicate", "instructions": "b"}]}
-        found = httpx2.post(f"{url}/v1/decisions", json=body, timeout=60).json()["answers"][0]["probability"]
+    thinking = TEMPLATE.replace(
+        "<assistant>{% endif %}", "<assistant><think>\n{% endif %}{# </think> #}"
+    )
+    with (
+        sgl.Engine(folder, **SETTINGS, chat_template=thinking, in_process=True) as engine,
+        serving(engine) as url,
+    ):
+        body = {
+            "model": engine.model_name,
+            "input": "a",
+            "questions": [{"type": "predicate", "instructions": "b"}],
+        }
+        found = httpx2.post(f"{url}/v1/decisions", json=body, timeout=60).json()["answers"][0][
+            "probability"
+        ]
         prompt = f"<user>a\n\n{TASK}\n\nb\nChoices: true, false</user>\n<assistant><think>\n\n</think>\n\n"
         true, false = (sum(each.logprobs) for each in engine.score(prompt, ["true", "false"]))
         assert found == pytest.approx(1 / (1 + math.exp(false - true)), abs=1e-4)

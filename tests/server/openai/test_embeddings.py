@@ -39,9 +39,13 @@ def running(tmp_path_factory):
 def test_openais_client_gets_the_engines_embeddings(running, form):
     engine, url = running["embed"]
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
-        found = client.embeddings.create(input=TEXTS, model="embed", dimensions=8, encoding_format=form)
+        found = client.embeddings.create(
+            input=TEXTS, model="embed", dimensions=8, encoding_format=form
+        )
     rows = [
-        np.frombuffer(base64.b64decode(each.embedding), "<f4") if isinstance(each.embedding, str) else each.embedding
+        np.frombuffer(base64.b64decode(each.embedding), "<f4")
+        if isinstance(each.embedding, str)
+        else each.embedding
         for each in found.data
     ]
     expected = [each["embedding"] for each in engine.encode(TEXTS, dimensions=8)]
@@ -58,7 +62,8 @@ def test_embeddings_are_the_same_if_another_process_reads_the_body(running):
             found = httpx2.post(f"{apart}/v1/embeddings", json=body, timeout=60).json()
             assert {**found, "model": None} == {**expected, "model": None}
         documents = {"query": "the", "documents": TEXTS}
-        assert httpx2.post(f"{apart}/v1/rerank", json=documents).status_code == 400  # as of a model that embeds
+        # as of a model that embeds
+        assert httpx2.post(f"{apart}/v1/rerank", json=documents).status_code == 400
 
 
 def test_what_the_model_is_can_be_asked(running):
@@ -81,7 +86,10 @@ def test_ids_are_read_in_place_of_texts(running):
         ({"input_ids": [99]}, "input_ids[0]: 99 is no token id (0 to 14)."),
         ({"text": "the", "input_ids": [4]}, "text: and input_ids are both given."),
         ({}, "text: is missing."),
-        ({"text": "the", "prompt_name": "query"}, "prompt_name: 'query' is none of the model's prompts (none)."),
+        (
+            {"text": "the", "prompt_name": "query"},
+            "prompt_name: 'query' is none of the model's prompts (none).",
+        ),
     ):
         refused = httpx2.post(f"{url}/encode", json=body, timeout=60)
         assert refused.status_code == 400
@@ -94,7 +102,8 @@ def test_sglangs_route_has_its_shape(running):
     np.testing.assert_allclose(found["embedding"], engine.encode("the sea")["embedding"], atol=1e-6)
     assert found["meta_info"]["prompt_tokens"] == 4
     assert [
-        len(each["embedding"]) for each in httpx2.post(f"{url}/encode", json={"text": TEXTS}, timeout=60).json()
+        len(each["embedding"])
+        for each in httpx2.post(f"{url}/encode", json={"text": TEXTS}, timeout=60).json()
     ] == [32] * 3
 
 
@@ -105,9 +114,13 @@ def test_documents_are_ordered_by_their_scores(running):
     asked = {"query": "the sea", "documents": TEXTS, "top_n": 2, "model": "rerank"}
     found = httpx2.post(f"{url}/v1/rerank", json=asked, timeout=60).json()
     assert [each["index"] for each in found["results"]] == order[:2]
-    assert [each["relevance_score"] for each in found["results"]] == pytest.approx([scores[i] for i in order[:2]])
+    assert [each["relevance_score"] for each in found["results"]] == pytest.approx(
+        [scores[i] for i in order[:2]]
+    )
     assert [each["document"]["text"] for each in found["results"]] == [TEXTS[i] for i in order[:2]]
-    pairs = httpx2.post(f"{url}/v1/score", json={"text_1": "the sea", "text_2": TEXTS}, timeout=60).json()
+    pairs = httpx2.post(
+        f"{url}/v1/score", json={"text_1": "the sea", "text_2": TEXTS}, timeout=60
+    ).json()
     assert [each["score"] for each in pairs["data"]] == pytest.approx(scores)
 
 
@@ -124,22 +137,44 @@ def test_labels_are_the_engines(running):
     [
         ("embed", "/v1/embeddings", {"input": ""}, "input[0]: is an empty text"),
         ("embed", "/v1/embeddings", {"input": []}, "input: has 0 texts"),
-        ("embed", "/v1/embeddings", {"input": "sea " * 60}, "input[0]: has 62 tokens; the model reads 40"),
+        (
+            "embed",
+            "/v1/embeddings",
+            {"input": "sea " * 60},
+            "input[0]: has 62 tokens; the model reads 40",
+        ),
         ("embed", "/v1/embeddings", {"input": [1, 99]}, "input[0]: 99 is no token id (0 to 14)"),
-        ("embed", "/v1/embeddings", {"input": "a", "dimensions": 99}, "dimensions: 99 is not between 1 and 32"),
+        (
+            "embed",
+            "/v1/embeddings",
+            {"input": "a", "dimensions": 99},
+            "dimensions: 99 is not between 1 and 32",
+        ),
         ("embed", "/v1/embeddings", {"input": "a", "model": "other"}, "'other' is not served"),
         ("embed", "/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ("embed", "/v1/rerank", {"query": "a", "documents": ["b"]}, "gives embeddings"),
         ("embed", "/v1/completions", {"model": "embed", "prompt": "a"}, "generates no text"),
-        ("rerank", "/v1/rerank", {"query": "a", "documents": ["b", ""]}, "documents[1]: is an empty text"),
+        (
+            "rerank",
+            "/v1/rerank",
+            {"query": "a", "documents": ["b", ""]},
+            "documents[1]: is an empty text",
+        ),
         ("rerank", "/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
-        ("rerank", "/v1/score", {"text_1": ["a"], "text_2": ["a", "b"]}, "text_2: has 2 texts, but text_1 has 1"),
+        (
+            "rerank",
+            "/v1/score",
+            {"text_1": ["a"], "text_2": ["a", "b"]},
+            "text_2: has 2 texts, but text_1 has 1",
+        ),
         ("rerank", "/v1/score", {"text_1": "a"}, "text_2: is missing"),
         ("rerank", "/v1/embeddings", {"input": "a"}, "gives scores or classes"),
         ("classify", "/v1/rerank", {"query": "a", "documents": ["b"]}, "has 3 labels"),
     ],
 )
-def test_what_can_not_be_read_is_refused_and_the_next_is_served(running, model, path, body, message):
+def test_what_can_not_be_read_is_refused_and_the_next_is_served(
+    running, model, path, body, message
+):
     _, url = running[model]
     refused = httpx2.post(f"{url}{path}", json=body, timeout=60)
     assert 400 <= refused.status_code < 500

@@ -18,7 +18,10 @@ def client(url):
 def test_counted_tokens_are_those_that_a_response_has_read(client, options):
     answer = ask(client, **options)
     counted = client.responses.input_tokens.count(model="", input=SAID, **options)
-    assert (counted.object, counted.input_tokens) == ("response.input_tokens", answer.usage.input_tokens)
+    assert (counted.object, counted.input_tokens) == (
+        "response.input_tokens",
+        answer.usage.input_tokens,
+    )
     options = {**options, "previous_response_id": answer.id}
     counted = client.responses.input_tokens.count(model="", input="more", **options)
     assert counted.input_tokens == ask(client, "more", **options).usage.input_tokens

@@ -1,4 +1,6 @@
-"""Rewards, classes and vectors over HTTP, of texts and of conversations, as vLLM and SGLang spell them."""
+"""Rewards, classes and vectors over HTTP, of texts and of conversations, as vLLM and SGLang spell
+them.
+"""
 
 import base64
 import json
@@ -52,7 +54,9 @@ def running(tmp_path_factory):
 def conversation(engine):
     """The token ids of MESSAGES."""
     spans = [engine.tokenizer.encode(text, first=False) for text in WRITTEN]
-    spans[2] = [id for character in WRITTEN[2] for id in engine.tokenizer.encode(character, first=False)]
+    spans[2] = [
+        id for character in WRITTEN[2] for id in engine.tokenizer.encode(character, first=False)
+    ]
     assert len(spans[0]) == 1
     return [id for span in spans for id in span]
 
@@ -62,14 +66,16 @@ def test_sglangs_routes_give_rewards_in_place_of_vectors(running, path):
     engine, url = running["reward"]
     expected = engine.reward(TEXTS)
     found = httpx2.post(f"{url}{path}", json={"text": TEXTS}, timeout=60).json()
-    assert [each["embedding"] for each in found] == [[pytest.approx(reward, abs=1e-5)] for reward in expected]
+    assert [each["embedding"] for each in found] == [
+        [pytest.approx(reward, abs=1e-5)] for reward in expected
+    ]
     one = httpx2.post(f"{url}{path}", json={"text": TEXTS[0]}, timeout=60).json()
     assert one["embedding"] == pytest.approx([expected[0]], abs=1e-5)
     assert one["meta_info"]["prompt_tokens"] == 7
     ids = engine.tokenizer.encode(TEXTS[1])
-    assert httpx2.post(f"{url}{path}", json={"input_ids": ids}, timeout=60).json()["embedding"] == pytest.approx(
-        [expected[1]], abs=1e-5
-    )
+    assert httpx2.post(f"{url}{path}", json={"input_ids": ids}, timeout=60).json()[
+        "embedding"
+    ] == pytest.approx([expected[1]], abs=1e-5)
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])
@@ -81,7 +87,9 @@ def test_vllms_pooling_gives_numbers_as_they_are_or_probabilities(running, form)
             (False, np.reshape(engine.reward(TEXTS), (3, -1))),
             (None, [list(each["probs"].values()) for each in engine.classify(TEXTS)]),
         ):
-            found = httpx2.post(f"{url}/pooling", json={**asked, "use_activation": activation}, timeout=60).json()
+            found = httpx2.post(
+                f"{url}/pooling", json={**asked, "use_activation": activation}, timeout=60
+            ).json()
             rows = [np.frombuffer(base64.b64decode(each["data"]), "<f4") if form == "base64" else each["data"]
                     for each in found["data"]]  # fmt: skip
             np.testing.assert_allclose(rows, expected, atol=1e-5)
@@ -90,10 +98,14 @@ def test_vllms_pooling_gives_numbers_as_they_are_or_probabilities(running, form)
 
 def test_vllms_pooling_gives_vectors_of_an_embedding_model(running):
     engine, url = running["embed"]
-    found = httpx2.post(f"{url}/pooling", json={"input": TEXTS, "dimensions": 8, "task": "embed"}, timeout=60).json()
+    found = httpx2.post(
+        f"{url}/pooling", json={"input": TEXTS, "dimensions": 8, "task": "embed"}, timeout=60
+    ).json()
     expected = [each["embedding"] for each in engine.encode(TEXTS, dimensions=8)]
     np.testing.assert_allclose([each["data"] for each in found["data"]], expected, atol=1e-5)
-    vector = httpx2.post(f"{url}/pooling", json={"messages": MESSAGES}, timeout=60).json()["data"][0]["data"]
+    vector = httpx2.post(f"{url}/pooling", json={"messages": MESSAGES}, timeout=60).json()["data"][
+        0
+    ]["data"]
     np.testing.assert_allclose(vector, engine.encode(conversation(engine))["embedding"], atol=1e-5)
 
 
@@ -104,53 +116,115 @@ def test_conversations_are_written_by_the_chat_template(running):
     found = httpx2.post(f"{url}/pooling", json=asked, timeout=60).json()
     assert found["data"][0]["data"] == pytest.approx([engine.reward(ids)], abs=1e-5)
     assert found["usage"]["prompt_tokens"] == len(ids)
-    more = httpx2.post(f"{url}/pooling", json={**asked, "add_generation_prompt": True}, timeout=60).json()
+    more = httpx2.post(
+        f"{url}/pooling", json={**asked, "add_generation_prompt": True}, timeout=60
+    ).json()
     assert more["usage"]["prompt_tokens"] == len(ids) + len("<assistant>")
-    cut = httpx2.post(f"{url}/pooling", json={**asked, "messages": [LONG], "truncate": True}, timeout=60).json()
+    cut = httpx2.post(
+        f"{url}/pooling", json={**asked, "messages": [LONG], "truncate": True}, timeout=60
+    ).json()
     assert cut["usage"]["prompt_tokens"] == 256
-    unused = {"messages": [{**MESSAGES[0], "name": "a"}], "chat_template_kwargs": {"b": 1}, "priority": 1}
+    unused = {
+        "messages": [{**MESSAGES[0], "name": "a"}],
+        "chat_template_kwargs": {"b": 1},
+        "priority": 1,
+    }
     answer = httpx2.post(f"{url}/pooling", json=unused, timeout=60)
     assert answer.headers["x-unused-fields"] == "priority, chat_template_kwargs.b, messages[0].name"
     engine, url = running["classify"]
     found = httpx2.post(f"{url}/classify", json={"messages": MESSAGES}, timeout=60).json()["data"]
-    assert found[0]["probs"] == pytest.approx(list(engine.classify(ids)["probs"].values()), abs=1e-5)
+    assert found[0]["probs"] == pytest.approx(
+        list(engine.classify(ids)["probs"].values()), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "path", "body", "message"),
     [
         ("reward", "/pooling", {}, "input: is missing"),
-        ("reward", "/pooling", {"input": "a", "messages": MESSAGES}, "input: and messages are both given"),
+        (
+            "reward",
+            "/pooling",
+            {"input": "a", "messages": MESSAGES},
+            "input: and messages are both given",
+        ),
         ("reward", "/pooling", {"input": ""}, "input[0]: is an empty text"),
-        ("reward", "/pooling", {"input": "a", "dimensions": 1}, "dimensions: reward gives a number for each label"),
-        ("reward", "/pooling", {"input": "a", "task": "embed"}, "task: 'embed' is for models that give vectors"),
+        (
+            "reward",
+            "/pooling",
+            {"input": "a", "dimensions": 1},
+            "dimensions: reward gives a number for each label",
+        ),
+        (
+            "reward",
+            "/pooling",
+            {"input": "a", "task": "embed"},
+            "task: 'embed' is for models that give vectors",
+        ),
         (
             "reward",
             "/pooling",
             {"input": "a", "add_generation_prompt": True},
             "add_generation_prompt: needs messages",
         ),
-        ("reward", "/pooling", {"input": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens: is not supported"),
+        (
+            "reward",
+            "/pooling",
+            {"input": "a", "truncate_prompt_tokens": 3},
+            "truncate_prompt_tokens: is not supported",
+        ),
         ("reward", "/pooling", {"messages": []}, "messages: is empty"),
-        ("reward", "/pooling", {"messages": [LONG]}, "messages: has 315 tokens; the model reads 256"),
+        (
+            "reward",
+            "/pooling",
+            {"messages": [LONG]},
+            "messages: has 315 tokens; the model reads 256",
+        ),
         ("reward", "/pooling", {"input": "a", "model": "other"}, "'other' is not served"),
         ("reward", "/classify", {}, "input: is missing"),
-        ("reward", "/classify", {"text": "a", "input": "b"}, "input: input and text are given together"),
+        (
+            "reward",
+            "/classify",
+            {"text": "a", "input": "b"},
+            "input: input and text are given together",
+        ),
         ("reward", "/classify", {"text": ["a", ""]}, "text[1]: is an empty text"),
-        ("reward", "/classify", {"text": "a", "chat_template_kwargs": {}}, "chat_template_kwargs: needs messages"),
-        ("reward", "/encode", {"text": "a", "dimensions": 1}, "dimensions: reward gives a number for each label"),
+        (
+            "reward",
+            "/classify",
+            {"text": "a", "chat_template_kwargs": {}},
+            "chat_template_kwargs: needs messages",
+        ),
+        (
+            "reward",
+            "/encode",
+            {"text": "a", "dimensions": 1},
+            "dimensions: reward gives a number for each label",
+        ),
         ("embed", "/classify", {"text": "a"}, "gives embeddings"),
-        ("embed", "/pooling", {"input": "a", "task": "classify"}, "task: 'classify' is for models with labels"),
+        (
+            "embed",
+            "/pooling",
+            {"input": "a", "task": "classify"},
+            "task: 'classify' is for models with labels",
+        ),
         (
             "embed",
             "/pooling",
             {"input": "a", "use_activation": True},
             "use_activation: the model's vectors are not norm",
         ),
-        ("embed", "/pooling", {"input": "a", "dimensions": 99}, "dimensions: 99 is not between 1 and 32"),
+        (
+            "embed",
+            "/pooling",
+            {"input": "a", "dimensions": 99},
+            "dimensions: 99 is not between 1 and 32",
+        ),
     ],
 )
-def test_what_can_not_be_read_is_refused_and_the_next_is_served(running, model, path, body, message):
+def test_what_can_not_be_read_is_refused_and_the_next_is_served(
+    running, model, path, body, message
+):
     _, url = running[model]
     refused = httpx2.post(f"{url}{path}", json=body, timeout=60)
     assert 400 <= refused.status_code < 500

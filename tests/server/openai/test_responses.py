@@ -18,7 +18,12 @@ WEATHER: dict = {
     "type": "function",
     "name": "weather",
     "description": "Weather of a city",
-    "parameters": {"type": "object", "properties": CITY, "required": ["city"], "additionalProperties": False},
+    "parameters": {
+        "type": "object",
+        "properties": CITY,
+        "required": ["city"],
+        "additionalProperties": False,
+    },
     "strict": True,
 }
 TIME: dict = {**WEATHER, "name": "time", "description": "Time of a city"}
@@ -28,7 +33,12 @@ DIAL: dict = {
     "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]{3}"},
 }
 SEARCH: dict = {"type": "web_search"}
-POINT = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+POINT = {
+    "type": "object",
+    "properties": {"x": {"enum": [1, 2]}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
 DIALS = '<tool_call>\n{"name": "dial", "arguments": {"input": "123"}}\n</tool_call>'
 THINKS = (
@@ -64,7 +74,9 @@ def scripted(engine):
 
 
 def ask(client, said=SAID, **options):
-    return client.responses.create(**{"model": "", "input": said, "temperature": 0, "max_output_tokens": 12, **options})
+    return client.responses.create(
+        **{"model": "", "input": said, "temperature": 0, "max_output_tokens": 12, **options}
+    )
 
 
 def streamed(client, said=SAID, **options):
@@ -77,7 +89,10 @@ def streamed(client, said=SAID, **options):
 def items_of(response):
     """The output of a response, without its ids."""
     return [
-        item.model_dump(exclude_none=True, exclude={"id": True, "call_id": True, "content": {"__all__": {"parsed"}}})
+        item.model_dump(
+            exclude_none=True,
+            exclude={"id": True, "call_id": True, "content": {"__all__": {"parsed"}}},
+        )
         if item.type in ("message", "reasoning")
         else item.model_dump(exclude_none=True, exclude={"id", "call_id", "parsed_arguments"})
         for item in response.output
@@ -94,12 +109,14 @@ def alone(engine, messages, limit=12):
     return engine.generate(text, {"max_new_tokens": limit, "temperature": 0})
 
 
-# ------------------------------------------------------------------------------------------- of the small model
+# ------------------------------------------------------------------------------- of the small model
 
 
 def test_an_answer_is_what_the_engine_says_to_the_rendered_messages(client, engine):
     answer = ask(client, instructions="be short")
-    plain = alone(engine, [{"role": "system", "content": "be short"}, {"role": "user", "content": SAID}])
+    plain = alone(
+        engine, [{"role": "system", "content": "be short"}, {"role": "user", "content": SAID}]
+    )
     assert answer.output_text == plain["text"]
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.output[0].status == "incomplete"
@@ -132,7 +149,10 @@ def test_a_stream_has_the_items_of_its_response(client):
     ]  # fmt: skip
     assert set(kinds[4:-4]) == {"response.output_text.delta"}
     last = events[-1].response
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == last.output_text
+    assert (
+        "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        == last.output_text
+    )
     assert events[2].item.id == events[-2].item.id == last.output[0].id == events[4].item_id
     assert items_of(last) == items_of(ask(client, max_output_tokens=200))
     assert events[0].response.id == last.id
@@ -183,7 +203,9 @@ def test_a_format_is_parsed_by_the_client(client):
 ])  # fmt: skip
 def test_a_call_that_is_demanded_has_valid_arguments(client, choice):
     tools = [WEATHER] if choice == "required" else [TIME, WEATHER]
-    options = dict(tools=tools, tool_choice=choice, parallel_tool_calls=False, max_output_tokens=300)
+    options = dict(
+        tools=tools, tool_choice=choice, parallel_tool_calls=False, max_output_tokens=300
+    )
     answer = ask(client, temperature=1, **options)
     (call,) = answer.output
     assert (call.type, call.name) == ("function_call", "weather")
@@ -198,16 +220,25 @@ def test_a_call_that_a_limit_cuts_is_incomplete(client):
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
-@pytest.mark.parametrize(("syntax", "definition"), [("regex", "[0-9]{3}"), ("lark", 'start: "12" /[0-9]/')])
+@pytest.mark.parametrize(
+    ("syntax", "definition"), [("regex", "[0-9]{3}"), ("lark", 'start: "12" /[0-9]/')]
+)
 def test_the_input_of_a_custom_tool_keeps_its_grammar(client, syntax, definition):
     tool = {**DIAL, "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
     options = dict(tools=[tool], tool_choice={"type": "custom", "name": "dial"})
     answer = ask(client, **options)
     (call,) = answer.output
-    assert (call.type, call.name, len(call.input), call.input.isdigit()) == ("custom_tool_call", "dial", 3, True)
+    assert (call.type, call.name, len(call.input), call.input.isdigit()) == (
+        "custom_tool_call",
+        "dial",
+        3,
+        True,
+    )
     events = streamed(client, **options)
     assert items_of(events[-1].response) == items_of(answer)
-    inputs = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    inputs = [
+        event.delta for event in events if event.type == "response.custom_tool_call_input.delta"
+    ]
     assert "".join(inputs) == call.input
 
 
@@ -215,10 +246,18 @@ def test_log_probabilities_are_those_of_the_text(client):
     options: dict = dict(include=["message.output_text.logprobs"], top_logprobs=2)
     answer = ask(client, **options)
     entries = answer.output[0].content[0].logprobs
-    assert b"".join(bytes(entry.bytes) for entry in entries).decode(errors="replace") == answer.output_text
+    assert (
+        b"".join(bytes(entry.bytes) for entry in entries).decode(errors="replace")
+        == answer.output_text
+    )
     assert all(len(entry.top_logprobs) == 2 for entry in entries)
     events = streamed(client, **options)
-    told = [entry.logprob for e in events if e.type == "response.output_text.delta" for entry in e.logprobs]
+    told = [
+        entry.logprob
+        for e in events
+        if e.type == "response.output_text.delta"
+        for entry in e.logprobs
+    ]
     assert told == [entry.logprob for entry in entries]
 
 
@@ -236,7 +275,7 @@ def test_log_probabilities_of_reasoning_are_none_of_the_text():
     assert [bytes(entry["bytes"]) for entry in told] == [b"b", b"a", b"\xc3", b"\xa4"]
 
 
-# ----------------------------------------------------------------------------------------------- stored responses
+# --------------------------------------------------------------------------------- stored responses
 
 
 def test_a_conversation_continues_what_is_stored(client, engine):
@@ -259,7 +298,10 @@ def test_a_stored_response_is_the_one_that_was_answered(client):
     last = streamed(client)[-1].response
     assert client.responses.retrieve(last.id).to_dict() == last.to_dict()
     client.responses.delete(answer.id)
-    for missing in (lambda: client.responses.retrieve(answer.id), lambda: client.responses.delete(answer.id)):
+    for missing in (
+        lambda: client.responses.retrieve(answer.id),
+        lambda: client.responses.delete(answer.id),
+    ):
         with pytest.raises(openai.NotFoundError):
             missing()
     assert answer.metadata == {"a": "b"}
@@ -279,21 +321,35 @@ def test_input_items_come_in_pages(client):
     page = client.responses.input_items.list(answer.id, limit=2)
     assert [item.content[0].text for item in page.data] == ["4", "3"]
     assert [item.content[0].text for item in page] == ["4", "3", "2", "1", "0"]
-    for options in (dict(limit=0), dict(extra_query={"order": "up"}), dict(after="x"), dict(extra_query={"a": "b"})):
+    for options in (
+        dict(limit=0),
+        dict(extra_query={"order": "up"}),
+        dict(after="x"),
+        dict(extra_query={"a": "b"}),
+    ):
         with pytest.raises(openai.BadRequestError):
             client.responses.input_items.list(answer.id, **options)
 
 
 def test_items_can_be_referred_to(client, engine):
     first = ask(client)
-    said = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "so?"}]
-    plain = alone(engine, [{"role": "assistant", "content": first.output_text}, {"role": "user", "content": "so?"}])
+    said = [
+        {"type": "item_reference", "id": first.output[0].id},
+        {"role": "user", "content": "so?"},
+    ]
+    plain = alone(
+        engine,
+        [{"role": "assistant", "content": first.output_text}, {"role": "user", "content": "so?"}],
+    )
     assert ask(client, said).output_text == plain["text"]
 
 
 def test_each_key_sees_its_own(engine):
     with serving(engine, api_key=("one", "two")) as url:
-        one, two = (openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) for key in ("one", "two"))
+        one, two = (
+            openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+            for key in ("one", "two")
+        )
         with one, two:
             answer = ask(one)
             assert one.responses.retrieve(answer.id).id == answer.id
@@ -310,17 +366,26 @@ def test_each_key_sees_its_own(engine):
 
 
 def test_the_store_keeps_the_last_ones(engine):
-    with serving(engine, max_stored_responses=2) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+    with (
+        serving(engine, max_stored_responses=2) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client,
+    ):
         first, second = ask(client), ask(client)
         client.responses.retrieve(first.id)
         third = ask(client)
-        assert [client.responses.retrieve(each.id).id for each in (first, third)] == [first.id, third.id]
+        assert [client.responses.retrieve(each.id).id for each in (first, third)] == [
+            first.id,
+            third.id,
+        ]
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(second.id)
 
 
 def test_the_store_keeps_no_more_bytes_than_it_may(engine):
-    with serving(engine, max_stored_mb=0.01) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+    with (
+        serving(engine, max_stored_mb=0.01) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client,
+    ):
         answers = [ask(client, "a b c " * 200) for _ in range(8)]
 
         def is_stored(answer):
@@ -336,7 +401,10 @@ def test_the_store_keeps_no_more_bytes_than_it_may(engine):
 
 def test_a_conversation_has_the_size_of_its_items_not_of_its_streams(engine):
     """Of eight turns some hundred bytes each are said; the events of each take thousands."""
-    with serving(engine, max_stored_mb=0.03) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+    with (
+        serving(engine, max_stored_mb=0.03) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client,
+    ):
         last: str | None = None
         for _ in range(8):
             events = list(ask(client, stream=True, previous_response_id=last, max_output_tokens=40))
@@ -346,7 +414,10 @@ def test_a_conversation_has_the_size_of_its_items_not_of_its_streams(engine):
 
 
 def test_a_conversation_that_is_too_large_for_the_store_is_refused(engine):
-    with serving(engine, max_stored_mb=0.001) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+    with (
+        serving(engine, max_stored_mb=0.001) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client,
+    ):
         said = "a b c " * 200
         with pytest.raises(openai.APIStatusError, match="store: false") as raised:
             ask(client, said)
@@ -354,7 +425,7 @@ def test_a_conversation_that_is_too_large_for_the_store_is_refused(engine):
         assert ask(client, said, store=False).output_text
 
 
-# ---------------------------------------------------------------------------------------------- of scripted answers
+# ------------------------------------------------------------------------------ of scripted answers
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -369,7 +440,11 @@ def test_reasoning_text_and_calls_are_items(scripted, whole):
     thought, message, call, dial = answer.output
     assert (thought.type, thought.content[0].text) == ("reasoning", "hm, so\n")
     assert message.content[0].text == "Look:"
-    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {"city": "Rom"})
+    assert (call.type, call.name, json.loads(call.arguments)) == (
+        "function_call",
+        "weather",
+        {"city": "Rom"},
+    )
     assert (dial.type, dial.name, dial.input) == ("custom_tool_call", "dial", "123")
     assert answer.status == "completed"
     done = [event.item for event in events if event.type == "response.output_item.done"]
@@ -377,8 +452,12 @@ def test_reasoning_text_and_calls_are_items(scripted, whole):
     added = [event.item.id for event in events if event.type == "response.output_item.added"]
     assert added == [item.id for item in last.output]
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert "".join(e.delta for e in events if e.type == "response.reasoning_text.delta") == "hm, so\n"
-    arguments = next(e for e in events if e.type == "response.function_call_arguments.done").arguments
+    assert (
+        "".join(e.delta for e in events if e.type == "response.reasoning_text.delta") == "hm, so\n"
+    )
+    arguments = next(
+        e for e in events if e.type == "response.function_call_arguments.done"
+    ).arguments
     assert arguments == call.arguments
     assert answer.usage.output_tokens_details.reasoning_tokens == len("hm, so\n")
     assert (answer.usage.input_tokens, answer.usage.input_tokens_details.cached_tokens) == (9, 4)
@@ -390,7 +469,11 @@ def test_an_answer_can_be_sent_back_as_it_came(scripted):
     calls = [item.call_id for item in answer.output[2:]]
     outputs = [
         {"type": "function_call_output", "call_id": calls[0], "output": "warm"},
-        {"type": "custom_tool_call_output", "call_id": calls[1], "output": [{"type": "input_text", "text": "rings"}]},
+        {
+            "type": "custom_tool_call_output",
+            "call_id": calls[1],
+            "output": [{"type": "input_text", "text": "rings"}],
+        },
         {"role": "user", "content": "so?"},
     ]
     expected = (
@@ -399,7 +482,11 @@ def test_an_answer_can_be_sent_back_as_it_came(scripted):
         "<tool>warm</tool><tool>rings</tool><user>so?</user>effort="
     )
     user = {"role": "user", "content": SAID}
-    for history in (answer.output, [item.model_dump() for item in answer.output], [i.to_dict() for i in answer.output]):
+    for history in (
+        answer.output,
+        [item.model_dump() for item in answer.output],
+        [i.to_dict() for i in answer.output],
+    ):
         ask(client, [user, *history, *outputs])
         assert rendered(fake) == expected
     ask(client, outputs, previous_response_id=answer.id)
@@ -409,7 +496,10 @@ def test_an_answer_can_be_sent_back_as_it_came(scripted):
 def test_effort_is_a_variable_of_the_template(scripted):
     client, fake = scripted("yes", template=THINKS)
     raw = client.responses.with_raw_response.create(
-        model="", input=SAID, reasoning={"effort": "low", "summary": "auto"}, include=["reasoning.encrypted_content"]
+        model="",
+        input=SAID,
+        reasoning={"effort": "low", "summary": "auto"},
+        include=["reasoning.encrypted_content"],
     )
     assert rendered(fake).endswith("effort=low")
     assert raw.headers["x-unused-fields"] == "reasoning.summary"
@@ -421,7 +511,11 @@ def test_hosted_tools_are_never_called_and_named(scripted):
     raw = client.responses.with_raw_response.create(model="", input=SAID, tools=tools)
     assert raw.headers["x-unused-fields"] == "tools[1] web_search, tools[2] mcp"
     assert "[weather]effort" in rendered(fake)
-    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "time"}, SEARCH]}
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "time"}, SEARCH],
+    }
     ask(client, tools=[*tools, TIME], tool_choice=allowed)
     assert "[weather][time]effort" in rendered(fake)
 
@@ -475,7 +569,10 @@ def test_a_stream_can_be_read_again_from_any_event_on(client):
     id = events[0].response.id
     assert list(client.responses.retrieve(id, stream=True)) == events
     for after in (0, 3, len(events) - 2, len(events) - 1):
-        assert list(client.responses.retrieve(id, stream=True, starting_after=after)) == events[after + 1 :]
+        assert (
+            list(client.responses.retrieve(id, stream=True, starting_after=after))
+            == events[after + 1 :]
+        )
     assert client.responses.retrieve(id).to_dict() == events[-1].response.to_dict()
 
 
@@ -515,15 +612,22 @@ def test_what_can_not_be_streamed_again_is_refused(client, query, message):
         client.get(f"/responses/{id}?{query}", cast_to=object)
 
 
-@pytest.mark.parametrize(("after", "message"), [("-1", "not the number of an event"), ("999", "there is no event 999")])
+@pytest.mark.parametrize(
+    ("after", "message"), [("-1", "not the number of an event"), ("999", "there is no event 999")]
+)
 def test_an_event_that_is_not_there_is_refused(client, after, message):
-    id = next(iter(client.responses.create(model="", input=SAID, max_output_tokens=4, stream=True))).response.id
+    id = next(
+        iter(client.responses.create(model="", input=SAID, max_output_tokens=4, stream=True))
+    ).response.id
     with pytest.raises(openai.BadRequestError, match=message):
         client.get(f"/responses/{id}?stream=true&starting_after={after}", cast_to=object)
 
 
 def test_events_count_for_the_room_of_the_store(engine):
-    with serving(engine, max_stored_mb=0.02) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+    with (
+        serving(engine, max_stored_mb=0.02) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client,
+    ):
         plain = [ask(client) for _ in range(4)]
         assert client.responses.retrieve(plain[0].id)
         for _ in range(4):
@@ -532,7 +636,7 @@ def test_events_count_for_the_room_of_the_store(engine):
             client.responses.retrieve(plain[0].id)
 
 
-# ------------------------------------------------------------------------------------------------------ bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(("options", "parameter"), [

@@ -1,4 +1,6 @@
-"""Transcripts by OpenAI's client are the engine's own answers, in every format, and each bad request is one error."""
+"""Transcripts by OpenAI's client are the engine's own answers, in every format, and each bad
+request is one error.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,14 @@ def said(engine: sgl.Engine, instructions: str) -> str:
 
 
 def ask(
-    server: Running, kind: str = "transcriptions", data: bytes = SOUND.data, **fields: str | list[str]
+    server: Running,
+    kind: str = "transcriptions",
+    data: bytes = SOUND.data,
+    **fields: str | list[str],
 ) -> httpx2.Response:
-    return httpx2.post(f"{server.url}/v1/audio/{kind}", files={"file": ("a.wav", data)}, data=fields)
+    return httpx2.post(
+        f"{server.url}/v1/audio/{kind}", files={"file": ("a.wav", data)}, data=fields
+    )
 
 
 def test_a_transcript_is_the_engines_own(whisper: tuple[Running, sgl.Engine], audio: Any) -> None:
@@ -56,16 +63,24 @@ def test_a_transcript_is_the_engines_own(whisper: tuple[Running, sgl.Engine], au
     answer = audio.transcriptions.create(file=file, model="whisper-1", language="de")
     assert (answer.text, answer.usage.seconds) == (expected, 2)
     assert (
-        audio.transcriptions.create(file=file, model="whisper-1", language="de", response_format="text").strip()
+        audio.transcriptions.create(
+            file=file, model="whisper-1", language="de", response_format="text"
+        ).strip()
         == expected
     )
     english = ask(whisper[0], "translations", language="de").json()
-    assert english["text"] == said(engine, "<|startoftranscript|><|de|><|translate|><|notimestamps|>")
+    assert english["text"] == said(
+        engine, "<|startoftranscript|><|de|><|translate|><|notimestamps|>"
+    )
     before = audio.transcriptions.create(file=file, model="whisper-1", language="en", prompt="ab")
     start = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
     assert before.text == said(engine, f"<|startofprev|> ab{start}")
-    told = list(audio.transcriptions.create(file=file, model="whisper-1", language="de", stream=True))
-    assert [each.type for each in told] == ["transcript.text.delta"] * (len(told) - 1) + ["transcript.text.done"]
+    told = list(
+        audio.transcriptions.create(file=file, model="whisper-1", language="de", stream=True)
+    )
+    assert [each.type for each in told] == ["transcript.text.delta"] * (len(told) - 1) + [
+        "transcript.text.done"
+    ]
     assert told[-1].text == "".join(each.delta for each in told[:-1]).strip() == expected
 
 
@@ -87,13 +102,19 @@ def test_a_stream_that_fails_ends_with_the_error(
     assert (told.status_code, done) == (200, "data: [DONE]")
 
 
-def test_a_language_that_is_not_told_is_the_likeliest(whisper: tuple[Running, sgl.Engine], audio: Any) -> None:
+def test_a_language_that_is_not_told_is_the_likeliest(
+    whisper: tuple[Running, sgl.Engine], audio: Any
+) -> None:
     scores = whisper[1].complete(
         seen(SOUND, "<|startoftranscript|>"),
-        SamplingParams(max_tokens=1, temperature=0, logit_bias=((EOT + 2, 100.0), (EOT + 3, 100.0))),
+        SamplingParams(
+            max_tokens=1, temperature=0, logit_bias=((EOT + 2, 100.0), (EOT + 3, 100.0))
+        ),
     )
     likeliest = {EOT + 2: "en", EOT + 3: "de"}[scores.token_ids[0]]
-    answer = audio.transcriptions.create(file=("a.wav", SOUND.data), model="whisper-1", response_format="verbose_json")
+    answer = audio.transcriptions.create(
+        file=("a.wav", SOUND.data), model="whisper-1", response_format="verbose_json"
+    )
     assert answer.language == likeliest
 
 
@@ -101,23 +122,34 @@ def test_segments_and_subtitles_have_times(whisper: tuple[Running, sgl.Engine], 
     seconds = SECONDS + 0.5
     file = ("a.wav", wav(seconds).data)
     answer = audio.transcriptions.create(
-        file=file, model="whisper-1", language="en", response_format="verbose_json", timestamp_granularities=["segment"]
+        file=file,
+        model="whisper-1",
+        language="en",
+        response_format="verbose_json",
+        timestamp_granularities=["segment"],
     )
     assert answer.duration == pytest.approx(seconds)
     starts = [each.start for each in answer.segments]
     assert starts == sorted(starts)
     assert answer.segments[-1].seek > 0  # of a later window
-    assert all(each.start <= each.end <= seconds + 1e-6 and each.avg_logprob <= 0 for each in answer.segments)
+    assert all(
+        each.start <= each.end <= seconds + 1e-6 and each.avg_logprob <= 0
+        for each in answer.segments
+    )
     assert all(token < EOT for each in answer.segments for token in each.tokens)
     assert answer.text == "".join(each.text for each in answer.segments).strip()
-    subtitles = audio.transcriptions.create(file=file, model="whisper-1", language="en", response_format="srt")
+    subtitles = audio.transcriptions.create(
+        file=file, model="whisper-1", language="en", response_format="srt"
+    )
     first, second, *_ = subtitles.splitlines()
     assert first == "1"
     assert second.startswith("00:00:0")
     assert " --> " in second
     assert subtitles.count(" --> ") == len(answer.segments)
     file = ("a.wav", SOUND.data)
-    web = audio.transcriptions.create(file=file, model="whisper-1", language="en", response_format="vtt")
+    web = audio.transcriptions.create(
+        file=file, model="whisper-1", language="en", response_format="vtt"
+    )
     assert web.startswith("WEBVTT\n\n00:00:0")
 
 
@@ -126,7 +158,10 @@ def test_segments_and_subtitles_have_times(whisper: tuple[Running, sgl.Engine], 
     [
         ({"language": "fr"}, "is no language of the model"),
         ({"language": "<|de|>"}, "is no language of the model"),
-        ({"timestamp_granularities[]": ["word"], "response_format": "verbose_json"}, "'word' is not supported"),
+        (
+            {"timestamp_granularities[]": ["word"], "response_format": "verbose_json"},
+            "'word' is not supported",
+        ),
         ({"timestamp_granularities[]": ["segment"]}, "is for the detailed answer alone"),
         ({"response_format": "diarized_json"}, "response_format"),
         ({"temperature": "2"}, "is not between 0 and 1"),
@@ -139,7 +174,9 @@ def test_segments_and_subtitles_have_times(whisper: tuple[Running, sgl.Engine], 
         ({"prompt": "a" * 300}, "tokens long"),
     ],
 )
-def test_a_bad_field_is_one_error(whisper: tuple[Running, sgl.Engine], fields: dict[str, Any], why: str) -> None:
+def test_a_bad_field_is_one_error(
+    whisper: tuple[Running, sgl.Engine], fields: dict[str, Any], why: str
+) -> None:
     answer = ask(whisper[0], **fields)
     assert (answer.status_code, why in answer.text) == (400, True), answer.text
 
@@ -152,19 +189,26 @@ def test_a_bad_field_is_one_error(whisper: tuple[Running, sgl.Engine], fields: d
         (wav(3700, rate=100, width=1).data, "3,700 seconds long, the limit is 3,600"),
     ],
 )  # fmt: skip
-def test_a_bad_file_is_one_error(whisper: tuple[Running, sgl.Engine], data: bytes, why: str) -> None:
+def test_a_bad_file_is_one_error(
+    whisper: tuple[Running, sgl.Engine], data: bytes, why: str
+) -> None:
     answer = ask(whisper[0], data=data)
     assert (answer.status_code, why in answer.text) == (400, True), answer.text
 
 
-def test_the_sounds_of_open_requests_are_bounded(whisper: tuple[Running, sgl.Engine], monkeypatch: Any) -> None:
-    monkeypatch.setattr("sglang_lite.server.sound_decoder._MAX_BYTES", 100_000)  # bytes; a second has 64,000
+def test_the_sounds_of_open_requests_are_bounded(
+    whisper: tuple[Running, sgl.Engine], monkeypatch: Any
+) -> None:
+    # bytes; a second has 64,000
+    monkeypatch.setattr("sglang_lite.server.sound_decoder._MAX_BYTES", 100_000)
     found = [ask(whisper[0], data=wav(seconds).data, language="en") for seconds in (1.3, 2.5, 1.3)]
     assert [each.status_code for each in found] == [200, 503, 200]
     assert "would take more than 100,000 bytes" in found[1].text
 
 
-def test_another_body_or_model_is_refused(whisper: tuple[Running, sgl.Engine], tmp_path: Any) -> None:
+def test_another_body_or_model_is_refused(
+    whisper: tuple[Running, sgl.Engine], tmp_path: Any
+) -> None:
     url = f"{whisper[0].url}/v1/audio/transcriptions"
     assert "and no form" in httpx2.post(url, json={"file": "a"}).text
     assert httpx2.post(url, files={"other": b"a"}).status_code == 400
@@ -191,7 +235,11 @@ def test_voxtral_transcribes_by_its_own_tokens(tmp_path: Any) -> None:
             seen("[INST][BEGIN_AUDIO]", SOUND, "[/INST]lang:en[TRANSCRIBE]"), params
         ).text.strip()
         server = Running(engine)
-        answers = [ask(server, language="en"), ask(server, response_format="srt"), ask(server, language="[INST]")]
+        answers = [
+            ask(server, language="en"),
+            ask(server, response_format="srt"),
+            ask(server, language="[INST]"),
+        ]
         server.stop()
     assert answers[0].json()["text"] == expected
     assert "writes transcripts alone" in answers[1].text
@@ -200,8 +248,14 @@ def test_voxtral_transcribes_by_its_own_tokens(tmp_path: Any) -> None:
 
 def test_forms_are_read_in_any_order_and_cut_ones_refused() -> None:
     body = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n1\r\n--x\r\nContent-Disposition: form-data; filename="name"; name="file"\r\nContent-Type: audio/wav\r\n\r\n\r\n\r\n--y\r\n--x--\r\n'
-    assert parse_form(body, "multipart/form-data; boundary=x") == [("a", b"1"), ("file", b"\r\n\r\n--y")]
-    assert parse_form(body.replace(b"--x", b"--a b"), 'multipart/form-data; boundary="a b"')[0] == ("a", b"1")
+    assert parse_form(body, "multipart/form-data; boundary=x") == [
+        ("a", b"1"),
+        ("file", b"\r\n\r\n--y"),
+    ]
+    assert parse_form(body.replace(b"--x", b"--a b"), 'multipart/form-data; boundary="a b"')[0] == (
+        "a",
+        b"1",
+    )
     for bad in (body[:-6], b""):
         with pytest.raises(sgl.ParameterError, match="cut off"):
             parse_form(bad, "multipart/form-data; boundary=x")

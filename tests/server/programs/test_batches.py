@@ -68,7 +68,9 @@ def test_a_batch_inside_a_body_ends_with_the_run(remote, small):
 def test_more_programs_than_connections_are_allowed_are_told_what_to_do(small):
     with serving(small, max_connections_per_client=6) as url:
         remote = endpoint(url)
-        with pytest.raises(sgl.SglError, match=r"6 connections of this client are open.*num_threads="):
+        with pytest.raises(
+            sgl.SglError, match=r"6 connections of this client are open.*num_threads="
+        ):
             write.run_batch(LONG[:40], backend=remote, num_threads=40, max_new_tokens=2)
         remote.shutdown()
 

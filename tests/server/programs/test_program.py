@@ -54,10 +54,14 @@ def messages(response):
 
 
 def without_times(event):
-    """Content of an event, but for its usage, and why it was not cached: that depends on what was there."""
+    """Content of an event, but for its usage, and why it was not cached: that depends on what was
+    there.
+    """
     told = data_of(event)["event"]
     told.pop("usage", None)
-    told["meta"] = {name: value for name, value in told.get("meta", {}).items() if name != "cache_miss"}
+    told["meta"] = {
+        name: value for name, value in told.get("meta", {}).items() if name != "cache_miss"
+    }
     return event.path, event.name, told
 
 
@@ -87,8 +91,16 @@ def test_a_stream_has_deltas_then_usage_and_the_text(http, engine):
     assert usage.completion_tokens == 12
     assert response.headers["x-program-id"].startswith("prog-")
     for path in {each.path for each in events if isinstance(each.event, Generation)}:
-        texts = [each.event.text for each in events if each.path == path and isinstance(each.event, Delta)]
-        (whole,) = [each.event.text for each in events if each.path == path and isinstance(each.event, Generation)]
+        texts = [
+            each.event.text
+            for each in events
+            if each.path == path and isinstance(each.event, Delta)
+        ]
+        (whole,) = [
+            each.event.text
+            for each in events
+            if each.path == path and isinstance(each.event, Generation)
+        ]
         assert whole.startswith("".join(texts))
     assert any(isinstance(each.event, Delta) for each in events)
 
@@ -131,12 +143,22 @@ LONG = Program((Gen("a", SamplingParams(max_tokens=2000)),))
         ({"version": True}, "/version"),
         ({"version": None}, "version"),
         ({"promt": "a"}, "promt"),
-        ({"program": {"nodes": [{"kind": "Text", "text": "a"}, {"kind": "Run"}]}}, "/program/nodes/1/kind"),
+        (
+            {"program": {"nodes": [{"kind": "Text", "text": "a"}, {"kind": "Run"}]}},
+            "/program/nodes/1/kind",
+        ),
         ({"program": {"nodes": [{"kind": "Text", "text": 3}]}}, "/program/nodes/0/text"),
-        ({"program": {"nodes": [{"kind": "Select", "name": None, "choices": []}]}}, "/program/nodes/0/choices"),
+        (
+            {"program": {"nodes": [{"kind": "Select", "name": None, "choices": []}]}},
+            "/program/nodes/0/choices",
+        ),
         ({"program": {"nodes": [{"kind": "ImagePart", "image": {}}]}}, "/program/nodes/0"),
         (
-            {"program": data_of(Program((Fork(((), (Gen(None, SamplingParams(logit_bias=((10**6, 1.0),))),))),)))},
+            {
+                "program": data_of(
+                    Program((Fork(((), (Gen(None, SamplingParams(logit_bias=((10**6, 1.0),))),))),))
+                )
+            },
             "/program/nodes/0/branches/1/0/params/logit_bias",
         ),
         ({"prompt": {"spans": [{"txt": ""}]}}, "/prompt/spans/0"),
@@ -178,7 +200,9 @@ def test_a_client_that_leaves_ends_its_program(url, engine):
     params = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
     program = Program((Fork(tuple((Gen(f"a{i}", params),) for i in range(64))), Join()))
     before = engine.stats()["steps"]
-    with httpx2.stream("POST", f"{url}/program", json=body(program, stream=True), timeout=60) as response:
+    with httpx2.stream(
+        "POST", f"{url}/program", json=body(program, stream=True), timeout=60
+    ) as response:
         next(response.iter_bytes())
     until(lambda: not engine.stats()["running"] and not engine.stats()["waiting"])
     assert engine.stats()["steps"] - before < 64 // 8 * 1900  # of eight branches at a time
@@ -188,9 +212,15 @@ def test_a_program_is_a_field_of_completions(http, engine):
     result = engine.play("a quick", PROGRAM)[0]
     asked = {"model": engine.model_name, "prompt": "", "program": body()}
     assert http.post("/v1/completions", json=asked).json()["result"]["text"] == result.text
-    added = {"echo": False, "ignore_eos": False, "no_stop_trim": False, "skip_special_tokens": True}  # by gateways
-    assert http.post("/v1/completions", json={**asked, **added}).json()["result"]["text"] == result.text
-    streamed = http.post("/v1/completions", json={**asked, "program": body(stream=True), "stream": True})
+    # by gateways
+    added = {"echo": False, "ignore_eos": False, "no_stop_trim": False, "skip_special_tokens": True}
+    assert (
+        http.post("/v1/completions", json={**asked, **added}).json()["result"]["text"]
+        == result.text
+    )
+    streamed = http.post(
+        "/v1/completions", json={**asked, "program": body(stream=True), "stream": True}
+    )
     assert messages(streamed)[-1] == result
     for changed, parameter in (
         ({"stream": True}, "stream"),
@@ -202,7 +232,7 @@ def test_a_program_is_a_field_of_completions(http, engine):
         assert (response.status_code, response.json()["error"]["param"]) == (400, parameter)
 
 
-# ------------------------------------------------------------------------------------------------ programs that grow
+# ------------------------------------------------------------------------------- programs that grow
 
 
 class Growing:
@@ -220,7 +250,9 @@ class Growing:
         return None if line == "data: [DONE]" else wire.decode(line.removeprefix("data: ").encode())
 
     def answer(self, *answers, **more):
-        return self._http.post(f"/program/{self.id}/answer", json={"version": 1, "answers": answers, **more})
+        return self._http.post(
+            f"/program/{self.id}/answer", json={"version": 1, "answers": answers, **more}
+        )
 
     def leave(self):
         self._stream.__exit__(None, None, None)
@@ -232,7 +264,10 @@ def nodes(*given):
 
 def test_a_judged_node_waits_for_its_verdict(http, engine):
     growing = Growing(
-        http, Program((Text("a quick"), Gen("a", FOUR, judged=True), Text(" "), Fork(((Gen("b", FOUR),),))))
+        http,
+        Program(
+            (Text("a quick"), Gen("a", FOUR, judged=True), Text(" "), Fork(((Gen("b", FOUR),),)))
+        ),
     )
     judged = growing.next()
     assert isinstance(judged, Played)
@@ -240,7 +275,9 @@ def test_a_judged_node_waits_for_its_verdict(http, engine):
     verdict = {"path": [], "place": 1, "verdict": {"text": [{"text": " [ok]"}]}}
     assert growing.answer(verdict).json() == {"id": growing.id}
     assert growing.next().name == "b"
-    assert growing.answer({"path": [3, 0], "nodes": nodes(Text("!"))}, close=True).status_code == 200
+    assert (
+        growing.answer({"path": [3, 0], "nodes": nodes(Text("!"))}, close=True).status_code == 200
+    )
     usage = growing.next()
     assert isinstance(usage, Usage)
     assert usage.completion_tokens == 8
@@ -250,10 +287,16 @@ def test_a_judged_node_waits_for_its_verdict(http, engine):
 
 
 def test_a_node_is_streamed_although_its_program_is_not(http, engine):
-    growing = Growing(http, Program((Text("a quick"), Gen("a", FOUR), Gen("b", FOUR, stream=True))), close=True)
+    growing = Growing(
+        http, Program((Text("a quick"), Gen("a", FOUR), Gen("b", FOUR, stream=True))), close=True
+    )
     told = list(iter(growing.next, None))
     growing.leave()
-    whole = {each.name: each.event.text for each in told if isinstance(getattr(each, "event", None), Generation)}
+    whole = {
+        each.name: each.event.text
+        for each in told
+        if isinstance(getattr(each, "event", None), Generation)
+    }
     deltas = [each for each in told if isinstance(getattr(each, "event", None), Delta)]
     assert {each.name for each in deltas} == {"b"}
     assert "".join(each.event.text for each in deltas) == whole["b"]
@@ -283,7 +326,12 @@ def test_a_program_that_told_its_pause_continues(http):
     growing = Growing(http, Program((Text("a quick"), Gen("a", FOUR))))
     assert growing.next().name == "a"
     assert growing.answer({"path": [], "pause": 5}).status_code == 200
-    assert growing.answer({"path": [], "nodes": nodes(Text("b"), Gen("b", FOUR))}, close=True).status_code == 200
+    assert (
+        growing.answer(
+            {"path": [], "nodes": nodes(Text("b"), Gen("b", FOUR))}, close=True
+        ).status_code
+        == 200
+    )
     assert growing.next().name == "b"
     assert isinstance(growing.next(), Usage)
     assert isinstance(growing.next(), ProgramResult)
@@ -294,9 +342,16 @@ def test_a_program_that_winds_down_gets_its_shortest_answers(http):
     endless = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
     growing = Growing(http, Program((Text("a quick"), Gen("a", endless))))
     assert growing.answer({"path": [], "wind_down": True}).status_code == 200
-    assert growing.answer({"path": [], "nodes": nodes(Gen("b", endless))}, close=True).status_code == 200
+    assert (
+        growing.answer({"path": [], "nodes": nodes(Gen("b", endless))}, close=True).status_code
+        == 200
+    )
     first, second = growing.next().event, growing.next().event
-    assert (first.finish_reason, second.finish_reason, second.usage.completion_tokens) == ("length", "length", 1)
+    assert (first.finish_reason, second.finish_reason, second.usage.completion_tokens) == (
+        "length",
+        "length",
+        1,
+    )
     assert first.usage.completion_tokens < 1900
     assert isinstance(growing.next(), Usage)
     assert isinstance(growing.next(), ProgramResult)
@@ -326,11 +381,16 @@ def test_answers_are_checked_before_any_is_taken(http):
         ([{"path": [], "place": -1, "verdict": {}}], "/answers/0/place"),
         ([{"path": [], "place": 1, "verdict": {"text": "x"}}], "/answers/0/verdict/text"),
         ([{"path": [], "nodes": nodes(Text("a"), Text("b"), Text("c"))}], "/answers/0/nodes/2"),
-        ([{"path": [], "nodes": nodes(Text("a"))}, {"path": [], "nodes": [{"kind": "X"}]}], "/answers/1/nodes/0/kind"),
+        (
+            [{"path": [], "nodes": nodes(Text("a"))}, {"path": [], "nodes": [{"kind": "X"}]}],
+            "/answers/1/nodes/0/kind",
+        ),
     ):
         response = growing.answer(*answers)
         assert (response.status_code, response.json()["error"]["param"]) == (400, parameter)
-    assert growing.answer({"path": [], "nodes": nodes(Gen("b", FOUR))}, close=True).status_code == 200
+    assert (
+        growing.answer({"path": [], "nodes": nodes(Gen("b", FOUR))}, close=True).status_code == 200
+    )
     assert [growing.next().name, growing.next().name] == ["a", "b"]
     assert growing.answer({"path": [], "nodes": nodes(Text("b"))}).status_code in (400, 404)
     growing.leave()
@@ -366,7 +426,9 @@ def test_many_programs_at_once_have_each_its_own_events(http, engine):
 
 
 def test_what_earlier_versions_sent_is_refused_with_the_cure(http):
-    found = http.post("/program/rows", json={"version": 1, "program": {"name": "ask", "nodes": []}, "rows": [{}]})
+    found = http.post(
+        "/program/rows", json={"version": 1, "program": {"name": "ask", "nodes": []}, "rows": [{}]}
+    )
     assert found.status_code == 400
     assert "run_batch sends each row's program to POST /program" in found.json()["error"]["message"]
     decides = {"nodes": [], "decision": {"parts": [0]}, "parts": [{}]}

@@ -25,7 +25,8 @@ def interrupted_batch(url):
     remote = endpoint(url)
 
     def running():
-        answer = httpx2.get(f"{url}/v1/loads", timeout=60)  # 503 while the engine is too busy to tell
+        # 503 while the engine is too busy to tell
+        answer = httpx2.get(f"{url}/v1/loads", timeout=60)
         return answer.is_success and answer.json()["loads"][0]["num_running_reqs"]
 
     interrupted(lambda: write.run_batch(LONG, backend=remote, max_new_tokens=400), running)

@@ -1,4 +1,6 @@
-"""Several servers behind a gateway: what becomes of requests when one is killed, and of processes when all end."""
+"""Several servers behind a gateway: what becomes of requests when one is killed, and of processes
+when all end.
+"""
 
 import contextlib
 import importlib.util
@@ -44,7 +46,9 @@ class Servers:
         command = ["env", "--default-signal=HUP"]  # also behind nohup
         command += [sys.executable, "-m", "sglang_lite.launch_server", "--deterministic"]
         command += [part for flag in flags.items() for part in flag] + list(more)
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -64,7 +68,9 @@ class Servers:
     def servers(self):
         """Process ids of the servers that were started, by address."""
         pattern = r"the server at (\S+) is process (\d+)"
-        return dict(found.groups() for line in list(self.lines) if (found := re.search(pattern, line)))
+        return dict(
+            found.groups() for line in list(self.lines) if (found := re.search(pattern, line))
+        )
 
     def gateway(self):
         return int(self._found(r"the gateway at \S+ is process (\d+)")[-1])
@@ -116,7 +122,10 @@ def alive(pids):
 
 
 def asked(prompt, tokens=48):
-    return {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}}
+    return {
+        "text": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
+    }
 
 
 def answer(url, prompt):
@@ -130,7 +139,9 @@ def streamed(url, prompt):
     """The text of a stream, or how it broke."""
     text = ""
     try:
-        with httpx2.stream("POST", url + "/generate", json={**asked(prompt), "stream": True}, timeout=120) as response:
+        with httpx2.stream(
+            "POST", url + "/generate", json={**asked(prompt), "stream": True}, timeout=120
+        ) as response:
             assert response.status_code == 200, response.read()[:500]
             done = False
             for line in response.iter_lines():
@@ -171,7 +182,9 @@ def test_requests_are_answered_through_the_gateway(servers, texts):
         with http.stream("POST", "/v1/chat/completions", json={**chat, "stream": True}) as response:
             assert response.status_code == 200
             assert [*response.iter_lines()][-2:] == ["data: [DONE]", ""]
-        legacy = http.post("/v1/completions", json={"model": model, "prompt": "hi", "max_tokens": 4})
+        legacy = http.post(
+            "/v1/completions", json={"model": model, "prompt": "hi", "max_tokens": 4}
+        )
         assert legacy.status_code == 200, legacy.text
     for prompt in PROMPTS[:2]:
         assert answer(servers.url, prompt) == streamed(servers.url, prompt) == texts[prompt]
@@ -184,8 +197,16 @@ def test_requests_that_begin_alike_are_shared_out(servers):
     before = counts()
     prompts = [f"{'All of them begin like this. ' * 20}But number {i} ends so." for i in range(128)]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        [*pool.map(lambda prompt: httpx2.post(servers.url + "/generate", json=asked(prompt, 4), timeout=120), prompts)]
-    # How even it is depends on how fast servers answer; a gateway that only looks for prefixes gives one server all.
+        [
+            *pool.map(
+                lambda prompt: httpx2.post(
+                    servers.url + "/generate", json=asked(prompt, 4), timeout=120
+                ),
+                prompts,
+            )
+        ]
+    # How even it is depends on how fast servers answer; a gateway that only looks for prefixes
+    # gives one server all.
     assert min(after - count for after, count in zip(counts(), before)) >= 0.15 * len(prompts)
 
 
@@ -228,7 +249,12 @@ def test_no_request_is_lost_with_a_server(servers, texts, loaded):
                 kill()
             until(lambda: len(servers.healthy()) == 2 and before[0] not in servers.healthy())
             reached = list(counts)
-            until(lambda: all(a >= b + 2 for a, b in zip(counts, reached)) or any(each.done() for each in clients))
+            until(
+                lambda: (
+                    all(a >= b + 2 for a, b in zip(counts, reached))
+                    or any(each.done() for each in clients)
+                )
+            )
         finally:
             over.set()
         for each in clients:
@@ -241,7 +267,9 @@ def test_a_rolling_restart_loses_no_request_and_no_stream(servers, texts):
 
     def client(number):
         while not over.is_set():
-            assert (streamed if number % 2 else answer)(servers.url, PROMPTS[number]) == texts[PROMPTS[number]]
+            assert (streamed if number % 2 else answer)(servers.url, PROMPTS[number]) == texts[
+                PROMPTS[number]
+            ]
             counts[number] += 1
 
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -251,11 +279,14 @@ def test_a_rolling_restart_loses_no_request_and_no_stream(servers, texts):
                 before = set(servers.healthy())
                 assert len(before) == 2
                 send(servers.process.pid, signal.SIGHUP)
-                until(lambda before=before: len(now := servers.healthy()) == 2 and not before & {*now})
+                until(
+                    lambda before=before: len(now := servers.healthy()) == 2 and not before & {*now}
+                )
                 reached = list(counts)
                 until(
                     lambda reached=reached: (
-                        all(a >= b + 1 for a, b in zip(counts, reached)) or any(each.done() for each in clients)
+                        all(a >= b + 1 for a, b in zip(counts, reached))
+                        or any(each.done() for each in clients)
                     )
                 )
         finally:
@@ -285,7 +316,12 @@ def test_streams_of_an_endpoint_end_as_undisturbed_ones_do(servers):
             send(int(servers.servers()[before[0]]), signal.SIGKILL)
             until(lambda: len(servers.healthy()) == 2 and before[0] not in servers.healthy())
             reached = list(counts)
-            until(lambda: all(a >= b + 2 for a, b in zip(counts, reached)) or any(each.done() for each in clients))
+            until(
+                lambda: (
+                    all(a >= b + 2 for a, b in zip(counts, reached))
+                    or any(each.done() for each in clients)
+                )
+            )
         finally:
             over.set()
         for each in clients:
@@ -293,7 +329,10 @@ def test_streams_of_an_endpoint_end_as_undisturbed_ones_do(servers):
 
 
 def test_a_program_goes_through_a_gateway_inside_a_completion(servers):
-    nodes = [{"kind": "Gen", "name": "a", "params": {"max_tokens": 3}}, {"kind": "Text", "text": "!"}]
+    nodes = [
+        {"kind": "Gen", "name": "a", "params": {"max_tokens": 3}},
+        {"kind": "Text", "text": "!"},
+    ]
     for stream in (False, True):
         inner = {"version": 1, "prompt": "ab", "program": {"nodes": nodes}, "stream": stream}
         body = {"model": "", "prompt": "", "stream": stream, "program": inner}
@@ -338,7 +377,9 @@ def test_what_is_open_is_answered_after_sigterm_and_nothing_is_left(servers, tex
 
         def client(prompt):
             body = {**asked(prompt, 600), "stream": True}
-            with httpx2.stream("POST", servers.url + "/generate", json=body, timeout=120) as response:
+            with httpx2.stream(
+                "POST", servers.url + "/generate", json=body, timeout=120
+            ) as response:
                 lines = response.iter_lines()
                 next(lines)
                 begun.wait(60)
@@ -404,7 +445,10 @@ def test_a_gateway_that_never_starts_ends_the_command(tmp_path):
     (tmp_path / "smg" / "launch_router.py").write_text("import a_package_that_is_missing")
     command = [sys.executable, "-m", "sglang_lite.launch_server", "--model-path", "none", "--port", "0",
                "--workers", "http://127.0.0.1:1", "--gateway", "smg"]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
     assert "No module named 'a_package_that_is_missing'" in ended.stderr + ended.stdout

@@ -1,4 +1,6 @@
-"""Servers behind the gateway's code without its package: one of another machine, and one of our own that keeps dying."""
+"""Servers behind the gateway's code without its package: one of another machine, and one of our own
+that keeps dying.
+"""
 
 import asyncio
 import collections
@@ -48,9 +50,23 @@ def behind():
 
     def start(worker):
         paths = [FAKE, os.environ.get("PYTHONPATH", ""), os.getcwd()]
-        command = [sys.executable, "-m", "sglang_lite", "serve", "--workers", worker, "--gateway", "smg", "--port", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "sglang_lite",
+            "serve",
+            "--workers",
+            worker,
+            "--gateway",
+            "smg",
+            "--port",
+            "0",
+        ]
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
         started.append(process)
         line = process.stdout.readline()
@@ -82,13 +98,18 @@ TOLD = {
     "/server_info": {"model_path": "m"},
     "/model_info": {"model_path": "m", "is_generation": True},
     "/v1/models": {"object": "list", "data": [{"id": "m", "object": "model"}]},
-    "/v1/loads": {"dp_rank_count": 1, "loads": [{"dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 0}]},
+    "/v1/loads": {
+        "dp_rank_count": 1,
+        "loads": [{"dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 0}],
+    },
     "/generate": {"text": "", "meta_info": {}},
 }
 
 
 class Reporting(http.server.BaseHTTPRequestHandler):
-    """A server that only tells of itself, of its load above all, and answers requests with next to nothing."""
+    """A server that only tells of itself, of its load above all, and answers requests with next to
+    nothing.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -114,12 +135,16 @@ class Reporting(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def reporting():
-    """Two servers that answer as soon as 64 requests have come to one or the other, and that number."""
+    """Two servers that answer as soon as 64 requests have come to one or the other, and that
+    number.
+    """
     at_once = threading.Barrier(64)
     with contextlib.ExitStack() as stack:
         servers = []
         for _ in range(2):
-            server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Reporting))
+            server = stack.enter_context(
+                http.server.ThreadingHTTPServer(("127.0.0.1", 0), Reporting)
+            )
             server.asked = collections.Counter()
             server.at_once = at_once
             server.socket.listen(at_once.parties)
@@ -148,7 +173,9 @@ def test_requests_that_begin_as_no_other_are_shared_out(package, reporting):
             until(lambda: all(each.asked["/v1/loads"] >= 2 for each in servers))
         with ThreadPoolExecutor(count) as pool:
             bodies = [{"text": f"{random.Random(i).random()}" * 10} for i in range(count)]
-            answers = pool.map(lambda body: httpx2.post(f"{started.url}/generate", json=body, timeout=60), bodies)
+            answers = pool.map(
+                lambda body: httpx2.post(f"{started.url}/generate", json=body, timeout=60), bodies
+            )
             assert {answer.status_code for answer in answers} == {200}
     finally:
         started.kill()
@@ -174,7 +201,9 @@ def of_no_process(monkeypatch):
 
     monkeypatch.setattr(gateway, "TiedProcess", Process)
     monkeypatch.setattr(gateway, "package_of", lambda name: name)
-    started = gateway.Gateway(ServerSettings(), ReplicaSettings(replicas=1, gateway="smg"), "127.0.0.1", 1)
+    started = gateway.Gateway(
+        ServerSettings(), ReplicaSettings(replicas=1, gateway="smg"), "127.0.0.1", 1
+    )
     yield started, told[0]
     started.kill()
 
@@ -202,7 +231,9 @@ class Late(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         looks, workers = next(self.server.looks), self.server.workers
-        told = [{"id": url, "url": url, "is_healthy": looks > 4, "status": "ready"} for url in workers]
+        told = [
+            {"id": url, "url": url, "is_healthy": looks > 4, "status": "ready"} for url in workers
+        ]
         data = json.dumps({"workers": told}).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(data)))
@@ -210,17 +241,26 @@ class Late(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_POST(self):
-        self.server.workers.add(json.loads(self.rfile.read(int(self.headers["content-length"])))["url"])
+        self.server.workers.add(
+            json.loads(self.rfile.read(int(self.headers["content-length"])))["url"]
+        )
         self.send_error(504)
 
 
-def test_a_server_that_the_gateway_took_in_without_an_answer_becomes_reachable(of_no_process, monkeypatch):
+def test_a_server_that_the_gateway_took_in_without_an_answer_becomes_reachable(
+    of_no_process, monkeypatch
+):
     monkeypatch.setattr(gateway, "_LOOK_S", 0.01)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
         server.looks, server.workers = itertools.count(), set()
         threading.Thread(target=server.serve_forever, args=(0.02,)).start()
-        settings, url = ReplicaSettings(workers=("http://10.0.0.1:1",), gateway="smg"), "http://10.0.0.1:1"
-        started = gateway.Gateway(ServerSettings(log_level="error"), settings, "127.0.0.1", server.server_port)
+        settings, url = (
+            ReplicaSettings(workers=("http://10.0.0.1:1",), gateway="smg"),
+            "http://10.0.0.1:1",
+        )
+        started = gateway.Gateway(
+            ServerSettings(log_level="error"), settings, "127.0.0.1", server.server_port
+        )
         try:
             started.add(url)
             until(lambda: started.healthy == {url})
@@ -286,12 +326,16 @@ def test_a_server_that_keeps_dying_is_started_no_more(monkeypatch, caplog, signa
     monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.0)
     monkeypatch.setattr("httpx2.Client.get", lambda *_, **__: SimpleNamespace(status_code=200))
     with caplog.at_level(logging.ERROR, "sglang_lite.server"):
-        ended = supervisor.serve(ServerSettings(), {"device": "cpu"}, ReplicaSettings(replicas=1), lambda _: None)
+        ended = supervisor.serve(
+            ServerSettings(), {"device": "cpu"}, ReplicaSettings(replicas=1), lambda _: None
+        )
     assert ended == 1
     deaths = [record.getMessage() for record in caplog.records]
     assert len(deaths) == 8
     assert all("was ended by SIGKILL; it is restarted" in each for each in deaths[:-1])
-    assert deaths[-1].endswith("was ended by SIGKILL for the 8th time within 60 s of its start; it is not restarted")
+    assert deaths[-1].endswith(
+        "was ended by SIGKILL for the 8th time within 60 s of its start; it is not restarted"
+    )
 
 
 def test_a_server_that_can_not_be_started_again_has_died(monkeypatch, caplog, signals):
@@ -308,12 +352,17 @@ def test_a_server_that_can_not_be_started_again_has_died(monkeypatch, caplog, si
     monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.0)
     monkeypatch.setattr("httpx2.Client.get", lambda *_, **__: SimpleNamespace(status_code=200))
     with caplog.at_level(logging.ERROR, "sglang_lite.server"):
-        ended = supervisor.serve(ServerSettings(), {"device": "cpu"}, ReplicaSettings(replicas=1), lambda _: None)
+        ended = supervisor.serve(
+            ServerSettings(), {"device": "cpu"}, ReplicaSettings(replicas=1), lambda _: None
+        )
     assert ended == 1
     deaths = [record.getMessage() for record in caplog.records]
     assert len(deaths) == 8
     assert "was ended by SIGKILL; it is restarted" in deaths[0]
-    assert all("did not start: a process can't be started: no memory.; it is restarted" in s for s in deaths[1:-1])
+    assert all(
+        "did not start: a process can't be started: no memory.; it is restarted" in s
+        for s in deaths[1:-1]
+    )
     assert deaths[-1].endswith("it is not restarted")
 
 
@@ -379,7 +428,10 @@ def test_the_servers_of_a_file_follow_its_lines(gateways, tmp_path, caplog):
 
 
 def test_the_servers_of_a_name_are_its_addresses(gateways, monkeypatch):
-    known = [(socket.AF_INET, 0, 0, "", ("10.0.0.1", 30000)), (socket.AF_INET6, 0, 0, "", ("fe80::1", 30000, 0, 0))]
+    known = [
+        (socket.AF_INET, 0, 0, "", ("10.0.0.1", 30000)),
+        (socket.AF_INET6, 0, 0, "", ("fe80::1", 30000, 0, 0)),
+    ]
     asked = []
 
     def resolve(name, port, **_):
@@ -389,7 +441,12 @@ def test_the_servers_of_a_name_are_its_addresses(gateways, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", resolve)
         with supervised("dns+http://pool.lan:30000", []):
-            until(lambda: gateways and gateways[0].known == {"http://10.0.0.1:30000", "http://[fe80::1]:30000"})
+            until(
+                lambda: (
+                    gateways
+                    and gateways[0].known == {"http://10.0.0.1:30000", "http://[fe80::1]:30000"}
+                )
+            )
             del known[0]
             until(lambda: gateways[0].known == {"http://[fe80::1]:30000"})
     assert set(asked) == {("pool.lan", 30000)}
@@ -423,7 +480,9 @@ class Threaded:
         Threaded.started += 1
         self.pid = Threaded.started
         given = content["settings"].items()
-        settings: Any = {name: tuple(each) if isinstance(each, list) else each for name, each in given}
+        settings: Any = {
+            name: tuple(each) if isinstance(each, list) else each for name, each in given
+        }
         told = ServerSettings(**settings)
         self._server = HttpServer(application(self.engine, told), told)
         listening = socket.socket(fileno=os.dup(content["descriptor"]))
@@ -472,7 +531,12 @@ def test_a_rolling_restart_ends_at_a_server_that_does_not_come_back(gateways, mo
     handlers: dict[int, Any] = {}
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)  # of the main thread alone
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
-    arguments = (ServerSettings(port=0), {"device": "cpu"}, ReplicaSettings(replicas=3), lambda _: None)
+    arguments = (
+        ServerSettings(port=0),
+        {"device": "cpu"},
+        ReplicaSettings(replicas=3),
+        lambda _: None,
+    )
     ended = []
     serving = threading.Thread(target=lambda: ended.append(supervisor.serve(*arguments)))
     serving.start()
@@ -505,12 +569,16 @@ def test_a_hangup_that_is_ignored_stays_so(monkeypatch):
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # as nohup leaves it
     monkeypatch.setattr(Gateway, "failed", True)  # ends it at once
-    supervisor.serve(ServerSettings(port=0), {}, ReplicaSettings(workers=("http://10.0.0.1:1",)), lambda _: None)
+    supervisor.serve(
+        ServerSettings(port=0), {}, ReplicaSettings(workers=("http://10.0.0.1:1",)), lambda _: None
+    )
     assert handlers.keys() == {signal.SIGTERM, signal.SIGINT}
 
 
 def test_a_rolling_restart_loses_no_request(engine, monkeypatch, signals):
-    """SIGHUP restarts one server after the other; the gateway sends requests to the others meanwhile."""
+    """SIGHUP restarts one server after the other; the gateway sends requests to the others
+    meanwhile.
+    """
     wanted = int(os.environ.get("SGLANG_LITE_RESTARTS", 3))
     monkeypatch.syspath_prepend(FAKE)
     monkeypatch.setattr(Threaded, "engine", engine)
@@ -522,7 +590,9 @@ def test_a_rolling_restart_loses_no_request(engine, monkeypatch, signals):
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)  # of the main thread alone
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)  # also behind nohup
     settings = {"engine": {"device": "cpu"}, "replicas": replicas, "announce": told.append}
-    serving = threading.Thread(target=supervisor.serve, args=(ServerSettings(port=0),), kwargs=settings)
+    serving = threading.Thread(
+        target=supervisor.serve, args=(ServerSettings(port=0),), kwargs=settings
+    )
     serving.start()
     until(lambda: told)
     url = told[0].split()[4]

@@ -1,4 +1,6 @@
-"""The table of SGLang's ServerArgs in docs/compatibility.md: `python -m tests.server.sglang.server_args_table` prints it."""
+"""The table of SGLang's ServerArgs in docs/compatibility.md: `python -m
+tests.server.sglang.server_args_table` prints it.
+"""
 
 import ast
 import json
@@ -29,7 +31,8 @@ def _default(node):
     if isinstance(node, ast.Call):  # msgspec.field(default_factory=list)
         assert ast.unparse(node).endswith("(default_factory=list)")
         return []
-    return eval(compile(ast.Expression(node), "default", "eval"), {"__builtins__": {}})  # numbers are products
+    # numbers are products
+    return eval(compile(ast.Expression(node), "default", "eval"), {"__builtins__": {}})
 
 
 def table():

@@ -1,4 +1,6 @@
-"""SGLang's ServerArgs: each field is a setting here, neutral, or refused with what to use; the docs say which."""
+"""SGLang's ServerArgs: each field is a setting here, neutral, or refused with what to use; the docs
+say which.
+"""
 
 import argparse
 import dataclasses
@@ -19,13 +21,17 @@ NEUTRAL = [name for name, arg in server_args().items() if arg.support == "neutra
 
 
 def test_the_table_has_the_fields_and_defaults_of_the_wheel():
-    theirs = {name: default for name, default in listed().items() if not name.startswith("_")}  # its own bookkeeping
+    # its own bookkeeping
+    theirs = {name: default for name, default in listed().items() if not name.startswith("_")}
     ours = {name: [] if arg.required else [arg.default] for name, arg in server_args().items()}
     assert ours == theirs
     assert len(ours) == 543
 
 
-@pytest.mark.skipif("SGLANG_PACKAGE" not in os.environ, reason="SGLANG_PACKAGE names no folder with the unpacked wheel")
+@pytest.mark.skipif(
+    "SGLANG_PACKAGE" not in os.environ,
+    reason="SGLANG_PACKAGE names no folder with the unpacked wheel",
+)
 def test_the_list_is_that_of_the_wheel():
     assert read_package(os.environ["SGLANG_PACKAGE"]) == listed()
 
@@ -52,7 +58,13 @@ def test_a_default_changes_nothing_and_another_value_is_refused():
     for name in NEUTRAL:
         arg = server_args()[name]
         assert engine_settings({name: arg.default}) == {}
-        other = {"bool": not arg.default, "int": 12345, "float": 0.125, "str": "other", "list": ["other"]}
+        other = {
+            "bool": not arg.default,
+            "int": 12345,
+            "float": 0.125,
+            "str": "other",
+            "list": ["other"],
+        }
         with pytest.raises(sgl.ParameterError, match=f"^{name}: .* is not supported") as refused:
             engine_settings({name: other.get(arg.kind, {"other": 1})})
         assert refused.value.hint == arg.meaning
@@ -69,7 +81,9 @@ def test_what_says_nothing_changes_nothing(given):
     assert engine_settings(given) == {}
 
 
-@pytest.mark.parametrize("given", [dict(dcp_size=True), dict(dcp_size=1.5), dict(encoder_register_urls=["a"])])
+@pytest.mark.parametrize(
+    "given", [dict(dcp_size=True), dict(dcp_size=1.5), dict(encoder_register_urls=["a"])]
+)
 def test_what_looks_like_a_default_is_none(given):
     with pytest.raises(sgl.ParameterError, match="is not supported"):
         engine_settings(given)
@@ -101,9 +115,13 @@ def test_requests_are_logged_by_a_server_and_not_by_an_engine():
 def test_tokenizer_workers_are_a_servers_processes_for_large_bodies():
     parser = argparse.ArgumentParser()
     flags.add(parser)
-    server, engine, _ = flags.read(parser.parse_args(["--model", "m", "--tokenizer-worker-num", "4"]))
+    server, engine, _ = flags.read(
+        parser.parse_args(["--model", "m", "--tokenizer-worker-num", "4"])
+    )
     assert (server.body_processes, engine_settings(engine)["model"]) == (4, "m")
-    with pytest.raises(sgl.ParameterError, match=r"tokenizer_worker_num: 4 is not supported.*--body-processes"):
+    with pytest.raises(
+        sgl.ParameterError, match=r"tokenizer_worker_num: 4 is not supported.*--body-processes"
+    ):
         engine_settings({"tokenizer_worker_num": 4})
 
 
@@ -126,7 +144,9 @@ def test_what_is_refused_has_a_cure(given, cure, capsys):
         flags.add(parser)
         _, engine, _ = flags.read(parser.parse_args([f"--{name.replace('_', '-')}", str(value)]))
         engine_settings(engine)
-    told = ended.value.hint if isinstance(ended.value, sgl.ParameterError) else capsys.readouterr().err
+    told = (
+        ended.value.hint if isinstance(ended.value, sgl.ParameterError) else capsys.readouterr().err
+    )
     assert cure in told
 
 
@@ -145,16 +165,33 @@ def test_values_of_sglang_are_translated():
         engine_settings({"model_loader_extra_config": {"distributed": True}})
     parser = argparse.ArgumentParser()
     flags.add(parser)
-    line = ["--kv-cache-dtype", "fp8_e4m3", "--attention-backend", "torch_native", "--load-format", "auto"]
+    line = [
+        "--kv-cache-dtype",
+        "fp8_e4m3",
+        "--attention-backend",
+        "torch_native",
+        "--load-format",
+        "auto",
+    ]
     engine = engine_settings(flags.read(parser.parse_args(line))[1])
-    assert (engine["kv_dtype"], engine["attention_backend"], engine["load_format"]) == ("fp8", "torch", "auto")
+    assert (engine["kv_dtype"], engine["attention_backend"], engine["load_format"]) == (
+        "fp8",
+        "torch",
+        "auto",
+    )
 
 
 def test_quantising_while_loading_takes_the_format_that_is_named():
     for named, expected in (("modelopt_fp8", "fp8"), ("int4", "int4")):
-        assert engine_settings({"quantize_and_serve": True, "quantization": named}) == {"quantization": expected}
-    assert engine_settings({"quantize_and_serve": False, "quantization": "fp8"}) == {"quantization": "fp8"}
-    with pytest.raises(sgl.ParameterError, match="quantize_and_serve: no format is named") as refused:
+        assert engine_settings({"quantize_and_serve": True, "quantization": named}) == {
+            "quantization": expected
+        }
+    assert engine_settings({"quantize_and_serve": False, "quantization": "fp8"}) == {
+        "quantization": "fp8"
+    }
+    with pytest.raises(
+        sgl.ParameterError, match="quantize_and_serve: no format is named"
+    ) as refused:
         engine_settings({"quantize_and_serve": True})
     assert refused.value.hint == 'Give quantization="fp8", "int4", "int8" or "nf4".'
 
@@ -166,7 +203,9 @@ def test_a_setting_of_the_server_is_named_as_such():
 
 
 def test_a_record_of_all_fields_is_taken():
-    args = sgl.ServerArgs("a/model", random_seed=3, disable_cuda_graph=True, chunked_prefill_size=-1)
+    args = sgl.ServerArgs(
+        "a/model", random_seed=3, disable_cuda_graph=True, chunked_prefill_size=-1
+    )
     assert (args.tp_size, args.encoder_urls, args.watchdog_timeout) == (1, [], 300)
     settings = engine_settings(dataclasses.asdict(args))
     assert {name: settings[name] for name in ("model", "seed", "cuda_graphs", "step_tokens", "policy")} == {
@@ -185,7 +224,9 @@ def test_a_command_line_makes_a_record():
     parser = argparse.ArgumentParser()
     parser.add_argument("--own")
     sgl.ServerArgs.add_cli_args(parser)
-    read = parser.parse_args(["--model-path", "m", "--enable-metrics", "--random-seed", "4", "--own", "x"])
+    read = parser.parse_args(
+        ["--model-path", "m", "--enable-metrics", "--random-seed", "4", "--own", "x"]
+    )
     args = sgl.ServerArgs.from_cli_args(read)
     assert args == sgl.ServerArgs("m", enable_metrics=True, random_seed=4)
 

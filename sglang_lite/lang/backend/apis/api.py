@@ -43,7 +43,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """JSON that follows a schema, which is JSON text itself. If it is not strict, the schema is only a hint."""
+    """JSON that follows a schema, which is JSON text itself. If it is not strict, the schema is
+    only a hint.
+    """
 
     schema: str
     strict: bool
@@ -51,7 +53,9 @@ class JsonFormat:
 
 @dataclass(frozen=True, slots=True)
 class JsonTool:
-    """Tool that the model must call. Its arguments, which follow a schema (JSON text), are the answer."""
+    """Tool that the model must call. Its arguments, which follow a schema (JSON text), are the
+    answer.
+    """
 
     schema: str
 
@@ -80,7 +84,8 @@ class ApiTool:
     """Function that the model may call.
 
     Attributes:
-        schema: schema of the arguments, an object, as JSON text. If the tool is not strict, the schema is only a hint.
+        schema: schema of the arguments, an object, as JSON text. If the tool is not strict, the
+            schema is only a hint.
     """
 
     name: str
@@ -110,7 +115,9 @@ Shape: TypeAlias = JsonFormat | JsonTool | GrammarTool | OwnField | Tools | None
 ANSWER = "answer"  # name of the JSON format, or of the tool whose arguments are the answer
 
 
-def named_parameters(params: SamplingParams, names: Mapping[str, str]) -> tuple[dict[str, Json], dict[str, Json]]:
+def named_parameters(
+    params: SamplingParams, names: Mapping[str, str]
+) -> tuple[dict[str, Json], dict[str, Json]]:
     """Splits the parameters that were set into those of an API, under its names, and the others.
 
     Args:
@@ -131,7 +138,8 @@ class ApiRequest:
     """Request of one call, independent of the API.
 
     Attributes:
-        provider_items: items that the API expects back from earlier turns, by index in the prompt's messages.
+        provider_items: items that the API expects back from earlier turns, by index in the prompt's
+            messages.
     """
 
     target: Target
@@ -215,8 +223,8 @@ class Api:
         streamed: additional arguments of a call that streams.
         reader: creates a reader for one answer.
         always_streams: True if every call streams.
-        resumed: builds the arguments of another call after the model has paused, from the last arguments and the
-            reader.
+        resumed: builds the arguments of another call after the model has paused, from the last
+            arguments and the reader.
     """
 
     arguments: Callable[[ApiRequest], dict[str, Any]]
@@ -227,7 +235,8 @@ class Api:
     resumed: Callable[[dict[str, Any], Any], dict[str, Any]] = lambda arguments, _: arguments
 
 
-MIN_PREFIX_CHARS = 4 * 1024  # characters: about 1,024 tokens, the shortest prefix that any provider caches
+# characters: about 1,024 tokens, the shortest prefix that any provider caches
+MIN_PREFIX_CHARS = 4 * 1024
 _MAX_MARKS = 4  # maximum number of marks that Anthropic accepts
 _MARK = {"type": "ephemeral"}
 
@@ -237,7 +246,11 @@ def marks(prompt: Prompt) -> tuple[int, ...]:
     ascending order.
     """
     lengths = list(accumulate((len(message.text) for message in prompt.messages), initial=0))
-    long = [count for count in prompt.shared if count < len(lengths) and lengths[count] >= MIN_PREFIX_CHARS]
+    long = [
+        count
+        for count in prompt.shared
+        if count < len(lengths) and lengths[count] >= MIN_PREFIX_CHARS
+    ]
     return tuple(sorted(long[:_MAX_MARKS]))
 
 
@@ -245,7 +258,10 @@ def cache_key(prompt: Prompt) -> str | None:
     """Returns a key for prompts that begin alike: a digest of the shortest shared prefix. Returns
     None if the prompt is too short or shares no prefix.
     """
-    if not prompt.shared or sum(len(message.text) for message in prompt.messages) < MIN_PREFIX_CHARS:
+    if (
+        not prompt.shared
+        or sum(len(message.text) for message in prompt.messages) < MIN_PREFIX_CHARS
+    ):
         return None
     begin = prompt.messages[: min(prompt.shared)]
     turns = repr([(message.role, message.content) for message in begin])
@@ -257,12 +273,16 @@ def with_marks(request: Mapping[str, Json], prompt: Prompt) -> dict[str, Json]:
     shared prefixes.
 
     Args:
-        request: request whose `system` has the prompt's system turns, and whose `messages` have one message for each
-            other turn.
+        request: request whose `system` has the prompt's system turns, and whose `messages` have one
+            message for each other turn.
     """
     marked = dict(request)
     messages = list(request["messages"])
-    system = sum(1 for message in prompt.messages if message.role == "system") if "system" in request else 0
+    system = (
+        sum(1 for message in prompt.messages if message.role == "system")
+        if "system" in request
+        else 0
+    )
     for count in marks(prompt):
         if count > system:
             at = count - system - 1
@@ -286,8 +306,8 @@ class ProviderItems:
     so forks, rollbacks and threads need no special handling. A turn without stored items is sent as
     text.
 
-    Used only on the event loop that makes the calls, so that no lock is needed, which a forked process could inherit
-    locked.
+    Used only on the event loop that makes the calls, so that no lock is needed, which a forked
+    process could inherit locked.
     """
 
     def __init__(self) -> None:
@@ -312,7 +332,9 @@ class ProviderItems:
 
 
 def conversation(
-    messages: Sequence[Message], items: Mapping[int, Sequence[Json]], calls_of: Callable[[Sequence[Json]], list[Json]]
+    messages: Sequence[Message],
+    items: Mapping[int, Sequence[Json]],
+    calls_of: Callable[[Sequence[Json]], list[Json]],
 ) -> Iterator[tuple[Message, Sequence[Json] | None, list[Json]]]:
     """Yields each turn, the items that are sent in its place (or None), and the previous turn's
     tool calls if this turn has their results.

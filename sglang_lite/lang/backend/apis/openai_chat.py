@@ -51,7 +51,9 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
             arguments["tool_choice"] = {"type": "function", "function": {"name": ANSWER}}
             arguments["parallel_tool_calls"] = False
         case Tools(tools, required, parallel):
-            arguments["tools"] = [{"type": "function", "function": function_tool(tool)} for tool in tools]
+            arguments["tools"] = [
+                {"type": "function", "function": function_tool(tool)} for tool in tools
+            ]
             arguments["tool_choice"] = "required" if required else "auto"
             arguments["parallel_tool_calls"] = parallel
         case OwnField(fields):
@@ -63,8 +65,10 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     if request.prompt.partial.strip():  # only set for servers whose models continue it
         messages.append({"role": "assistant", "content": request.prompt.partial})
         arguments["extra_body"] = {
-            **arguments.get("extra_body", {}), "continue_final_message": True, "add_generation_prompt": False
-        }  # fmt: skip
+            **arguments.get("extra_body", {}),
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        }
     return arguments | {"messages": messages}
 
 
@@ -73,7 +77,9 @@ def _messages(request: ApiRequest) -> list[dict[str, Any]]:
     wrote it, with the results as tool messages.
     """
     messages: list[dict[str, Any]] = []
-    for message, stored, calls in conversation(request.prompt.messages, request.provider_items, _calls_of):
+    for message, stored, calls in conversation(
+        request.prompt.messages, request.provider_items, _calls_of
+    ):
         (turn,) = as_dicts([message])
         if stored is not None:
             messages += stored
@@ -81,9 +87,11 @@ def _messages(request: ApiRequest) -> list[dict[str, Any]]:
             content, shown = _text_and_images(turn["content"])
             results = results_of([call["function"]["name"] for call in calls], content)
             messages += [
-                {"role": "tool", "tool_call_id": call["id"], "content": result} for call, result in zip(calls, results)
+                {"role": "tool", "tool_call_id": call["id"], "content": result}
+                for call, result in zip(calls, results)
             ]
-            messages += [{"role": "user", "content": shown}] if shown else []  # a tool's message accepts only text
+            # a tool's message accepts only text
+            messages += [{"role": "user", "content": shown}] if shown else []
         else:
             messages.append(turn)
     return messages
@@ -103,7 +111,12 @@ def _text_and_images(content: Any) -> tuple[str, list[dict[str, Any]]]:
 def function_tool(tool: ApiTool) -> dict[str, Json]:
     """Converts a tool to a function definition, which is the same for chat and responses."""
     described = {"description": tool.description} if tool.description else {}
-    return {"name": tool.name, **described, "parameters": json.loads(tool.schema), "strict": tool.strict}
+    return {
+        "name": tool.name,
+        **described,
+        "parameters": json.loads(tool.schema),
+        "strict": tool.strict,
+    }
 
 
 def parameters(request: ApiRequest) -> dict[str, Json]:
@@ -163,7 +176,9 @@ class ChatReader(ApiReader):
         for call in getattr(message, "tool_calls", None) or ():
             _add_call(sample, call)
         logprobs = parse_logprobs(getattr(choice, "logprobs", None))
-        return Delta(message.content or "", logprobs=logprobs, index=choice.index, reasoning=thought or "")
+        return Delta(
+            message.content or "", logprobs=logprobs, index=choice.index, reasoning=thought or ""
+        )
 
 
 def _add_call(sample: PartialAnswer, chunk: Any) -> None:
@@ -179,17 +194,25 @@ def _add_call(sample: PartialAnswer, chunk: Any) -> None:
 def _turn(sample: PartialAnswer) -> dict[str, Any]:
     """Returns a turn with tool calls in the form that the API expects back."""
     calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
         for _, call in sorted(sample.calls.items())
     ]
     return {"role": "assistant", "content": sample.text or None, "tool_calls": calls}
 
 
 def parse_logprobs(logprobs: Foreign) -> tuple[TokenLogprob, ...]:
-    """Converts log-probabilities of tokens. OpenAI reports tokens only as text, so the ids are -1.
-    """
+    """Converts log-probabilities of tokens. OpenAI reports tokens only as text, so the ids are -1."""
     return tuple(
-        TokenLogprob(t.logprob, -1, t.token, tuple((top.logprob, -1, top.token) for top in t.top_logprobs or ()))
+        TokenLogprob(
+            t.logprob,
+            -1,
+            t.token,
+            tuple((top.logprob, -1, top.token) for top in t.top_logprobs or ()),
+        )
         for t in (getattr(logprobs, "content", logprobs) or ())
     )
 
@@ -202,16 +225,20 @@ CHAT = Api(
 )
 
 
-def with_raw_body(create: Callable[..., Awaitable[Foreign]], *empty: str) -> Callable[..., Awaitable[Json]]:
+def with_raw_body(
+    create: Callable[..., Awaitable[Foreign]], *empty: str
+) -> Callable[..., Awaitable[Json]]:
     """Wraps a method of the SDK to send all of the request except the model and `stream` in
     `extra_body`.
 
     Args:
-        empty: names of list arguments that the SDK requires. They are passed empty, and the request's own lists replace
-            them in the body.
+        empty: names of list arguments that the SDK requires. They are passed empty, and the
+            request's own lists replace them in the body.
     """
 
-    def call(*, model: str, extra_body: dict[str, Any] | None = None, **arguments: Any) -> Awaitable[Any]:
+    def call(
+        *, model: str, extra_body: dict[str, Any] | None = None, **arguments: Any
+    ) -> Awaitable[Any]:
         keywords: dict[str, Any] = {name: [] for name in empty}
         if "stream" in arguments:
             keywords["stream"] = arguments.pop("stream")
@@ -222,8 +249,12 @@ def with_raw_body(create: Callable[..., Awaitable[Foreign]], *empty: str) -> Cal
 
 def parse_usage(usage: Foreign) -> Usage:
     """Converts the usage that an API reports. Counts that are missing or invalid are 0."""
-    details = getattr(usage, "prompt_tokens_details", None) or getattr(usage, "input_tokens_details", None)
-    generated = getattr(usage, "completion_tokens_details", None) or getattr(usage, "output_tokens_details", None)
+    details = getattr(usage, "prompt_tokens_details", None) or getattr(
+        usage, "input_tokens_details", None
+    )
+    generated = getattr(usage, "completion_tokens_details", None) or getattr(
+        usage, "output_tokens_details", None
+    )
     return Usage(
         _count(usage, "prompt_tokens") or _count(usage, "input_tokens"),
         _count(details, "cached_tokens"),
@@ -260,15 +291,18 @@ class CompletionsReader(ChatReader):
 
 
 def _logprobs(logprobs: Any) -> tuple[TokenLogprob, ...]:
-    """Converts log-probabilities of tokens. The API reports tokens only as text, so the ids are -1.
-    """
+    """Converts log-probabilities of tokens. The API reports tokens only as text, so the ids are -1."""
     if getattr(logprobs, "tokens", None) is None:
         return ()
     tops = logprobs.top_logprobs or [None] * len(logprobs.tokens)
     return tuple(
-        TokenLogprob(logprob, -1, token, tuple((each, -1, text) for text, each in (top or {}).items()))
+        TokenLogprob(
+            logprob, -1, token, tuple((each, -1, text) for text, each in (top or {}).items())
+        )
         for token, logprob, top in zip(logprobs.tokens, logprobs.token_logprobs, tops)
     )
 
 
-COMPLETIONS = Api(completion_arguments, lambda client: client.completions.create, CHAT.streamed, CompletionsReader)
+COMPLETIONS = Api(
+    completion_arguments, lambda client: client.completions.create, CHAT.streamed, CompletionsReader
+)

@@ -38,9 +38,13 @@ from sglang_lite.text.tool_use import results_of
 _THOUGHTS = "reasoning.encrypted_content"
 _LOGPROBS = "message.output_text.logprobs"
 _NAMES = {
-    "max_tokens": "max_output_tokens", "temperature": "temperature", "top_p": "top_p",
-    "top_logprobs_num": "top_logprobs", "return_logprob": "", "return_text_in_logprobs": "",
-}  # fmt: skip
+    "max_tokens": "max_output_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_logprobs_num": "top_logprobs",
+    "return_logprob": "",
+    "return_text_in_logprobs": "",
+}
 NOTHING: Mapping[int, Sequence[Any]] = {}
 
 
@@ -63,14 +67,24 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     include += [_LOGPROBS] if request.params.return_logprob is True else []
     shape = _shape(request)
     extra |= shape.pop("extra_body", {})
-    return arguments | shape | ({"include": include} if include else {}) | ({"extra_body": extra} if extra else {})
+    return (
+        arguments
+        | shape
+        | ({"include": include} if include else {})
+        | ({"extra_body": extra} if extra else {})
+    )
 
 
 def _shape(request: ApiRequest) -> dict[str, Any]:
     """Returns the request fields that specify the form of the answer."""
     match request.shape:
         case JsonFormat(schema, strict):
-            form = {"type": "json_schema", "name": ANSWER, "schema": json.loads(schema), "strict": strict}
+            form = {
+                "type": "json_schema",
+                "name": ANSWER,
+                "schema": json.loads(schema),
+                "strict": strict,
+            }
             return {"text": {"format": form}}
         case GrammarTool(syntax, definition):
             grammar = {"type": "grammar", "syntax": syntax, "definition": definition}
@@ -78,10 +92,16 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
             tool = {"type": "custom", "name": ANSWER, "description": described, "format": grammar}
             return _called([tool], {"type": "custom", "name": ANSWER})
         case JsonTool() as shape:
-            return _called([{"type": "function", **function_tool(shape.tool)}], {"type": "function", "name": ANSWER})
+            return _called(
+                [{"type": "function", **function_tool(shape.tool)}],
+                {"type": "function", "name": ANSWER},
+            )
         case Tools(tools, required, parallel):
             functions = [{"type": "function", **function_tool(tool)} for tool in tools]
-            return {**_called(functions, "required" if required else "auto"), "parallel_tool_calls": parallel}
+            return {
+                **_called(functions, "required" if required else "auto"),
+                "parallel_tool_calls": parallel,
+            }
         case OwnField(fields):
             return {"extra_body": dict(fields)}
     return {}
@@ -134,7 +154,10 @@ class ResponsesReader(ApiReader):
     def whole(self, response: Foreign) -> None:
         self.samples = {}
         self.usage = parse_usage(getattr(response, "usage", None))
-        self.meta |= {"id": getattr(response, "id", None), "model": getattr(response, "model", None)}
+        self.meta |= {
+            "id": getattr(response, "id", None),
+            "model": getattr(response, "model", None),
+        }
         error = getattr(response, "error", None)
         if error is not None:
             self.failure = error.message
@@ -143,7 +166,7 @@ class ResponsesReader(ApiReader):
         silent = why is None and getattr(response, "status", None) is None
         sample = PartialAnswer(
             finish_reason=why or "stop", truncated=why == "max_output_tokens", end_assumed=silent
-        )  # fmt: skip
+        )
         inputs = list[str]()
         for item in getattr(response, "output", None) or ():
             _read(item, sample, inputs)
@@ -190,5 +213,8 @@ def _read(item: Any, sample: PartialAnswer, inputs: list[str]) -> None:
 
 
 RESPONSES = Api(
-    request_arguments, lambda client: with_raw_body(client.responses.create), {"stream": True}, ResponsesReader
+    request_arguments,
+    lambda client: with_raw_body(client.responses.create),
+    {"stream": True},
+    ResponsesReader,
 )

@@ -126,7 +126,9 @@ def address(url: UserValue) -> SplitResult:
     parts = urlsplit(url) if isinstance(url, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise ParameterError(
-            "base_url", f"{url!r:.200} is not an address.", hint='Use one like "http://127.0.0.1:30000".'
+            "base_url",
+            f"{url!r:.200} is not an address.",
+            hint='Use one like "http://127.0.0.1:30000".',
         )
     return parts
 
@@ -136,7 +138,9 @@ def _trusting(file: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=file)
     except OSError as error:  # from the file or its contents
-        problem = f"{file} has no certificate authorities that can be read: {error.strerror or error}."
+        problem = (
+            f"{file} has no certificate authorities that can be read: {error.strerror or error}."
+        )
         raise ParameterError("verify", problem, hint="Give a PEM file of certificates.") from error
 
 
@@ -161,7 +165,12 @@ class ServerClient:
     """
 
     def __init__(
-        self, url: str, api_key: str | None, verify: bool | str | None, timeout_s: float | None, retries: int
+        self,
+        url: str,
+        api_key: str | None,
+        verify: bool | str | None,
+        timeout_s: float | None,
+        retries: int,
     ) -> None:
         parts = address(url)
         trusted = _trusting(verify) if isinstance(verify, str) else verify is not False
@@ -174,22 +183,27 @@ class ServerClient:
         self._settings: dict[str, Any] = {
             "base_url": self.url,
             "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            # Without TLS, no certificate authorities are read, which takes 30 ms of processor time for each client.
+            # Without TLS, no certificate authorities are read, which takes 30 ms of processor time
+            # for each client.
             "verify": parts.scheme == "https" and trusted,
             "timeout": httpx2.Timeout(timeout_s, connect=_CONNECT_S),
             "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=64),
             "trust_env": parts.hostname not in LOCAL_HOSTS,
         }
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, Handle]] = (
-            WeakKeyDictionary()
-        )
+        self._clients: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, Handle]
+        ] = WeakKeyDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _client(self) -> httpx2.AsyncClient:
         """Returns the HTTP client of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            pool = pool_arguments(self._settings["verify"], max_connections=None, trust_env=self._settings["trust_env"])
+            pool = pool_arguments(
+                self._settings["verify"],
+                max_connections=None,
+                trust_env=self._settings["trust_env"],
+            )
             client = httpx2.AsyncClient(**self._settings, **pool)
             self._clients[loop] = client, closed_with_loop(client.aclose)
         return self._clients[loop][0]
@@ -213,7 +227,7 @@ class ServerClient:
         if handle is not None:
             await handle.aclose()
 
-    # ------------------------------------------------------------------------------------------------- requests
+    # ------------------------------------------------------------------------------------- requests
 
     def request_blocking(self, method: str, path: str, body: object = None) -> httpx2.Response:
         """Sends one request and blocks until the response has arrived.
@@ -251,7 +265,9 @@ class ServerClient:
                         if response.status_code != _UNKNOWN_TEXT:
                             break
                 if response.status_code >= 400:
-                    raise self._response_error(response.status_code, response.content, response.headers)
+                    raise self._response_error(
+                        response.status_code, response.content, response.headers
+                    )
                 return self._json(response.content)
             except RETRYABLE_ERRORS as error:
                 if once:
@@ -282,11 +298,15 @@ class ServerClient:
             while attempts:
                 content, more = attempts.pop(0)
                 sent = {**_JSON, **headers, **more}
-                async with self._client().stream("POST", path, content=content, headers=sent) as response:
+                async with self._client().stream(
+                    "POST", path, content=content, headers=sent
+                ) as response:
                     if response.status_code == _UNKNOWN_TEXT and attempts:
                         continue
                     if response.status_code >= 400:
-                        raise self._response_error(response.status_code, await response.aread(), response.headers)
+                        raise self._response_error(
+                            response.status_code, await response.aread(), response.headers
+                        )
                     if began is not None:
                         began(response.headers)
                     reader = EventReader()
@@ -303,7 +323,9 @@ class ServerClient:
         """Encodes a body as JSON, with headers to send with it. If the server may know long
         schemas, the first attempt has their hashes; the last attempt is always the whole body.
         """
-        whole = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        whole = json.dumps(
+            body, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+        ).encode()
         short = named(whole) if self.names_texts else whole
         return [(short, {}), *([] if short == whole else [(whole, {KEEP: "1"})])]
 
@@ -330,7 +352,7 @@ class ServerClient:
             raise self._response_error(code if isinstance(code, int) else 500, data)
         return content
 
-    # --------------------------------------------------------------------------------------------------- errors
+    # --------------------------------------------------------------------------------------- errors
 
     @contextlib.contextmanager
     def _translating_errors(self) -> Iterator[None]:
@@ -345,13 +367,16 @@ class ServerClient:
             hint = "Check base_url, and that the server runs."
             if "CERTIFICATE_VERIFY_FAILED" in why:
                 hint = "Give verify= a file with the authority that has signed the server's certificate."
-            raise LostConnectionError(f"{self.url}: the connection failed ({why}).", hint=hint) from error
+            raise LostConnectionError(
+                f"{self.url}: the connection failed ({why}).", hint=hint
+            ) from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise self._unreadable_error(str(error)) from error
 
     def _unreadable_error(self, what: str) -> BackendError:
         return BackendError(
-            f"{self.url} sent an answer that can't be read: {self._redacted(what)}.", hint="Check what listens there."
+            f"{self.url} sent an answer that can't be read: {self._redacted(what)}.",
+            hint="Check what listens there.",
         )
 
     def _json(self, data: bytes | str) -> Any:
@@ -360,7 +385,9 @@ class ServerClient:
         except (ValueError, RecursionError) as error:
             raise self._unreadable_error(f"{error}, in {data[:80]!r}") from None
 
-    def _response_error(self, status: int, data: bytes | str, headers: Mapping[str, str] | None = None) -> SglError:
+    def _response_error(
+        self, status: int, data: bytes | str, headers: Mapping[str, str] | None = None
+    ) -> SglError:
         """Makes the error that a server's response reports, in any of the known formats."""
         error = self._error_from(status, data)
         if isinstance(error, BackendError):
@@ -382,12 +409,15 @@ class ServerClient:
         if typed is not None:
             return typed
         text = f"{self.url}: {message} (HTTP {status})"
-        # A server of this package sends 500 with the class of an error, and has not lost its worker.
+        # A server of this package sends 500 with the class of an error, and has not lost its
+        # worker.
         if status in _LOST_WORKER_STATUSES and not (status == 500 and isinstance(name, str)):
             return LostConnectionError(text, hint="Check the server's log.")
         if status == 429:
             return OverloadedError(text, hint="Run fewer programs at a time (num_threads=).")
-        return BackendError(text, hint=_HINTS.get(status, "Correct the part of the request that the message names."))
+        return BackendError(
+            text, hint=_HINTS.get(status, "Correct the part of the request that the message names.")
+        )
 
     def _redacted(self, text: str) -> str:
         return text if self._key is None or len(self._key) < 8 else text.replace(self._key, "…")
@@ -420,7 +450,9 @@ def typed_error(name: str, message: str, parameter: object = None) -> SglError |
 
 
 class LostEngineError(EngineClosedError):
-    """Error for a server whose engine has died. The request may be sent again, because the engine may come back."""
+    """Error for a server whose engine has died. The request may be sent again, because the engine
+    may come back.
+    """
 
     retryable = True
 

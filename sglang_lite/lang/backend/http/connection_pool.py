@@ -30,7 +30,8 @@ _AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 # the SDKs' own defaults
 _MAX_CONNECTIONS = 1000
 _IDLE_S = 5.0
-# A call may be silent for minutes; keep-alive packets stop network devices from dropping the connection.
+# A call may be silent for minutes; keep-alive packets stop network devices from dropping the
+# connection.
 _KEPT_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
     for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 60), ("TCP_KEEPCNT", 5))
@@ -70,11 +71,18 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         idle_s: float | None = None,
     ) -> None:
         self._idle_s = _IDLE_S if idle_s is None else idle_s
-        self._tls = _tls(*map(os.environ.get, _AUTHORITIES)) if verify is True else httpx2.create_ssl_context(verify)
-        self._limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=self._idle_s)
+        self._tls = (
+            _tls(*map(os.environ.get, _AUTHORITIES))
+            if verify is True
+            else httpx2.create_ssl_context(verify)
+        )
+        self._limits = httpx2.Limits(
+            max_connections=1, max_keepalive_connections=1, keepalive_expiry=self._idle_s
+        )
         self._room = None if max_connections is None else asyncio.Semaphore(max_connections)
         self._all: set[httpx2.AsyncHTTPTransport] = set()
-        self._idle: deque[tuple[float, httpx2.AsyncHTTPTransport]] = deque()  # (idle since, connection), last used last
+        # (idle since, connection), last used last
+        self._idle: deque[tuple[float, httpx2.AsyncHTTPTransport]] = deque()
         self._sweeping: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -96,7 +104,9 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         return response
 
     def _made(self) -> httpx2.AsyncHTTPTransport:
-        made = httpx2.AsyncHTTPTransport(verify=self._tls, limits=self._limits, socket_options=_KEPT_ALIVE)
+        made = httpx2.AsyncHTTPTransport(
+            verify=self._tls, limits=self._limits, socket_options=_KEPT_ALIVE
+        )
         self._all.add(made)
         return made
 
@@ -109,7 +119,8 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
             self._sweep_after(self._idle_s)
 
     def _sweep_after(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()  # runs in an empty context: the run's own would keep its backend alive
+        # runs in an empty context: the run's own would keep its backend alive
+        loop = asyncio.get_running_loop()
         self._sweeping = loop.call_later(seconds, self._sweep, context=Context())
 
     def _sweep(self) -> None:
@@ -181,7 +192,9 @@ async def _enter(room: asyncio.Semaphore, request: httpx2.Request) -> None:
         PoolTimeout: no connection became free in time.
     """
     try:
-        async with asyncio.timeout(request.extensions.get("timeout", {}).get("pool") if room.locked() else None):
+        async with asyncio.timeout(
+            request.extensions.get("timeout", {}).get("pool") if room.locked() else None
+        ):
             await room.acquire()
     except TimeoutError:
         raise httpx2.PoolTimeout("no connection was free in time", request=request) from None

@@ -103,14 +103,18 @@ class RuntimeEndpoint(Backend):
         ours = info.get("sglang_lite", self.model_info.get("sglang_lite"))
         self._own_info: Mapping[str, Any] = ours if isinstance(ours, dict) else {}
         self._server.names_texts = bool(self._own_info.get("named_texts"))
-        # A gateway that itself answers /server_info (sglang-router) forwards only fields that it knows, except in
-        # /v1/completions: there nodes are sent as programs.
+        # A gateway that itself answers /server_info (sglang-router) forwards only fields that it
+        # knows, except in /v1/completions: there nodes are sent as programs.
         self._behind_gateway = bool(self._own_info) and "sglang_lite" not in info
         self._incremental = bool({**self._own_info, **info}.get("incremental_streaming_output"))
-        self._programs = bool(self._own_info.get("program")) and self._server.status("GET", "/program") == 405
+        self._programs = (
+            bool(self._own_info.get("program")) and self._server.status("GET", "/program") == 405
+        )
         self.enforces = bool(self._own_info)
         self.capabilities = Capabilities(
-            ALL_CONSTRAINTS if self._own_info.get("records") or self._behind_gateway else NATIVE.constraints,
+            ALL_CONSTRAINTS
+            if self._own_info.get("records") or self._behind_gateway
+            else NATIVE.constraints,
             params=None if self._own_info else FOREIGN_PARAMS,
             images=bool(self.model_info.get("has_image_understanding")),
             videos=bool(self._own_info and self.model_info.get("has_video_understanding")),
@@ -131,12 +135,13 @@ class RuntimeEndpoint(Backend):
 
     def _server_info(self) -> dict[str, Any]:
         """Returns the settings and counts of the server, or {} if it reports none."""
-        for path in ("/server_info", "/get_server_info"):  # older servers, and gateways, have only the second
+        # older servers, and gateways, have only the second
+        for path in ("/server_info", "/get_server_info"):
             with contextlib.suppress(SglError):
                 return _object(self._server.request_blocking("GET", path).content)
         return {}
 
-    # ------------------------------------------------------------------------------------------- generations
+    # ---------------------------------------------------------------------------------- generations
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
@@ -149,7 +154,9 @@ class RuntimeEndpoint(Backend):
         timeout = None if deadline is None else deadline - time.monotonic()
         if self._behind_gateway:
             node = Gen(None, params, constraint, timeout=timeout)
-            async with contextlib.aclosing(self._play_single_node(prompt, node, stream=stream)) as events:
+            async with contextlib.aclosing(
+                self._play_single_node(prompt, node, stream=stream)
+            ) as events:
                 async for event in events:
                     assert not isinstance(event, Selection)
                     if isinstance(event, Generation):
@@ -170,7 +177,9 @@ class RuntimeEndpoint(Backend):
         answer = await self._server.post("/generate", body)
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != count:
-            raise BackendError(f"{self.base_url} returned {len(answers)} answers for {count} samples.", hint=_CHECK)
+            raise BackendError(
+                f"{self.base_url} returned {len(answers)} answers for {count} samples.", hint=_CHECK
+            )
         for index, each in enumerate(answers):
             generation = parse_generation(each, constraint, index)
             self.token_usage.add(generation.usage)
@@ -179,19 +188,31 @@ class RuntimeEndpoint(Backend):
     def _warned(self, answer: Generation, params: SamplingParams) -> Generation:
         """Adds a warning about what the server left out of the answer."""
         missing = [] if self._own_info else unsent(answer, params, answer.usage)
-        return msgspec.structs.replace(answer, meta=with_warnings(answer.meta, *missing)) if missing else answer
+        return (
+            msgspec.structs.replace(answer, meta=with_warnings(answer.meta, *missing))
+            if missing
+            else answer
+        )
 
     async def _streamed(
         self, body: Mapping[str, Any], count: int, constraint: Constraint | None
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of a generation, over as many connections as it takes."""
-        samples = [SampleStream(index, constraint, incremental=self._incremental) for index in range(count)]
+        samples = [
+            SampleStream(index, constraint, incremental=self._incremental) for index in range(count)
+        ]
         retries = Retries(self._server)
         continued_ids = list[int]()
         while True:
-            request = {**body, "stream": True, **({"output_ids": continued_ids} if continued_ids else {})}
+            request = {
+                **body,
+                "stream": True,
+                **({"output_ids": continued_ids} if continued_ids else {}),
+            }
             try:
-                async with contextlib.aclosing(self._server.stream_json("/generate", request)) as answers:
+                async with contextlib.aclosing(
+                    self._server.stream_json("/generate", request)
+                ) as answers:
                     async for answer in answers:
                         index = answer.get("index", 0)
                         if not isinstance(index, int) or not 0 <= index < count:
@@ -214,7 +235,8 @@ class RuntimeEndpoint(Backend):
                 if not self._own_info.get("output_ids") and any(sample.ids for sample in samples):
                     raise
                 await retries.pause(error)
-            # One sample is continued. Several can't be, so they are generated again with the same result.
+            # One sample is continued. Several can't be, so they are generated again with the same
+            # result.
             continues = count == 1
             continued_ids = [i for sample in samples for i in sample.reconnect(continues=continues)]
 
@@ -225,14 +247,23 @@ class RuntimeEndpoint(Backend):
         model = None if self._programs else self.get_model_name()
         return play_single_node(self._server, prompt, node, stream=stream, model=model)
 
-    # -------------------------------------------------------------------------------------------- selections
+    # ----------------------------------------------------------------------------------- selections
 
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+    async def aselect(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection:
         if self._own_info.get("program") or self._behind_gateway:
             special = prompt.role is None  # in a turn, the choices are content
             adapter = asked_adapter.get()
             lora_path = UNSET if adapter is None else (adapter,)
-            node = Select(None, tuple(choices), None, unconditional=unconditional, special=special, lora_path=lora_path)
+            node = Select(
+                None,
+                tuple(choices),
+                None,
+                unconditional=unconditional,
+                special=special,
+                lora_path=lora_path,
+            )
             async with contextlib.aclosing(self._play_single_node(prompt, node)) as events:
                 async for event in events:
                     assert isinstance(event, Selection)
@@ -240,25 +271,37 @@ class RuntimeEndpoint(Backend):
                     return event
             raise BackendError(f"{self.base_url} returned no scores.", hint=_CHECK)
         text = prompt.text
-        prefilled = await self._server.post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
+        prefilled = await self._server.post(
+            "/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}}
+        )
         prompt_tokens = usage_from_meta(prefilled["meta_info"]).prompt_tokens
         start = max(prompt_tokens - 2, 0)
         request = {
-            "text": [text + choice for choice in choices], "sampling_params": _SCORED, "return_logprob": True,
-            "return_text_in_logprobs": True, "logprob_start_len": start,
-        }  # fmt: skip
+            "text": [text + choice for choice in choices],
+            "sampling_params": _SCORED,
+            "return_logprob": True,
+            "return_text_in_logprobs": True,
+            "logprob_start_len": start,
+        }
         answers = await self._server.post("/generate", request)
-        before = 0 if all(choices) else 1  # an empty choice has no token, so the prompt's last one is scored
+        # an empty choice has no token, so the prompt's last one is scored
+        before = 0 if all(choices) else 1
         scores = [
-            parse_choice_score(choice, each, start, prompt_tokens, before) for choice, each in zip(choices, answers)
+            parse_choice_score(choice, each, start, prompt_tokens, before)
+            for choice, each in zip(choices, answers)
         ]
         if unconditional:
             alone = {
-                "input_ids": [list(score.token_ids) for score in scores], "sampling_params": _SCORED,
-                "return_logprob": True, "logprob_start_len": 0,
-            }  # fmt: skip
+                "input_ids": [list(score.token_ids) for score in scores],
+                "sampling_params": _SCORED,
+                "return_logprob": True,
+                "logprob_start_len": 0,
+            }
             found = await self._server.post("/generate", alone)
-            scores = [msgspec.structs.replace(s, unconditional=parse_unconditional(f)) for s, f in zip(scores, found)]
+            scores = [
+                msgspec.structs.replace(s, unconditional=parse_unconditional(f))
+                for s, f in zip(scores, found)
+            ]
         usages = [usage_from_meta(each["meta_info"]) for each in answers]
         usage = Usage(
             prompt_tokens=sum(each.prompt_tokens for each in usages),
@@ -268,13 +311,15 @@ class RuntimeEndpoint(Backend):
         self.token_usage.add(usage)
         return Selection(tuple(scores), usage)
 
-    # ---------------------------------------------------------------------------------------------- programs
+    # ------------------------------------------------------------------------------------- programs
 
-    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
+    def open_program(
+        self, sink: ProgramSink, *, stream: bool, priority: int = 0
+    ) -> ProgramAtBackend:
         sink = partial(self.token_usage.pass_on, sink)
         return RemoteProgram(self._server, sink, stream=stream, priority=priority)
 
-    # --------------------------------------------------------------------------------------------- the server
+    # ----------------------------------------------------------------------------------- the server
 
     @property
     def tokenizer_digest(self) -> str | None:
@@ -325,7 +370,9 @@ class RuntimeEndpoint(Backend):
         asyncio.run_coroutine_threadsafe(self.aclose(), executor().loop).result()
 
     async def aclose(self) -> None:
-        """Closes the connections of the running event loop. Programs use the connections of the executor loop."""
+        """Closes the connections of the running event loop. Programs use the connections of the
+        executor loop.
+        """
         await self._server.close()
 
 
@@ -335,5 +382,8 @@ def _object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise BackendError(f"{data[:80]!r} is not the description of a server.", hint="Check what listens at base_url.")
+        raise BackendError(
+            f"{data[:80]!r} is not the description of a server.",
+            hint="Check what listens at base_url.",
+        )
     return found

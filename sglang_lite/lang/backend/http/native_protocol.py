@@ -45,9 +45,15 @@ _REQUEST = {each.name: each.sglang for each in PARAMETERS if "request" in each.p
 _SAMPLING = {each.name: each.sglang for each in PARAMETERS if each.name not in _REQUEST}
 # Parameters that servers other than this package's accept.
 FOREIGN_PARAMS = frozenset(each.name for each in PARAMETERS) - {
-    "confidence", "repeats", "sampling_order", "speculation", "thinking", "reasoning_format",
-    "return_routed_experts", "return_hidden_states",
-}  # fmt: skip
+    "confidence",
+    "repeats",
+    "sampling_order",
+    "speculation",
+    "thinking",
+    "reasoning_format",
+    "return_routed_experts",
+    "return_hidden_states",
+}
 NATIVE = Capabilities(frozenset({Regex, JsonSchema, Choices, Ebnf, Number}))
 
 
@@ -66,11 +72,16 @@ def request_body(
     sampling = {_SAMPLING[name]: value for name, value in values.items() if name in _SAMPLING}
     if "logit_bias" in sampling:
         sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"]}
-    body: dict[str, Any] = {_REQUEST[name]: value for name, value in values.items() if name in _REQUEST}
-    if body.get("lora_path") == []:  # the protocol would read it as one path for each of zero prompts
+    body: dict[str, Any] = {
+        _REQUEST[name]: value for name, value in values.items() if name in _REQUEST
+    }
+    # the protocol would read it as one path for each of zero prompts
+    if body.get("lora_path") == []:
         del body["lora_path"]
     if records:
-        body["prompt"] = msgspec.to_builtins(msgspec.structs.replace(prompt, messages=(), shared=()))
+        body["prompt"] = msgspec.to_builtins(
+            msgspec.structs.replace(prompt, messages=(), shared=())
+        )
         if constraint is not None:
             body["constraint"] = msgspec.to_builtins(constraint)
     else:
@@ -102,7 +113,7 @@ def _grammar(constraint: Constraint | None) -> dict[str, str]:
     raise CapabilityError(f"SGLang's protocol can't express a {type(constraint).__name__}.")
 
 
-# ------------------------------------------------------------------------------------------------------ answers
+# ------------------------------------------------------------------------------------------ answers
 
 
 class SampleStream:
@@ -127,7 +138,8 @@ class SampleStream:
         # Text received on this connection, and text delivered so far.
         self._text = self._delivered = ""
         self._delivered_ids = self._delivered_logprobs = 0
-        self._continued_logprobs: list[TokenLogprob] = []  # of the tokens that this connection continues
+        # of the tokens that this connection continues
+        self._continued_logprobs: list[TokenLogprob] = []
         self._logprobs: list[TokenLogprob] = []
 
     def reconnect(self, *, continues: bool) -> list[int]:
@@ -145,8 +157,8 @@ class SampleStream:
         """Returns events for the part of an answer that was not delivered yet.
 
         Raises:
-            BackendError: the answer can't be read, reports a failure, or differs from the output that was already
-                delivered.
+            BackendError: the answer can't be read, reports a failure, or differs from the output
+                that was already delivered.
         """
         with _readable():
             meta = answer["meta_info"]
@@ -165,14 +177,18 @@ class SampleStream:
             check_failure(reason)
         if reason is None:
             return self._news()
-        whole = parse_generation({**answer, "text": self._text, "output_ids": self.ids}, self._constraint, self._index)
+        whole = parse_generation(
+            {**answer, "text": self._text, "output_ids": self.ids}, self._constraint, self._index
+        )
         self.ended = True
         self._text = whole.text
         self.ids = list(whole.token_ids)
         if whole.output_logprobs:
             self._logprobs = list(whole.output_logprobs)
         meta_info = {name: value for name, value in whole.meta.items() if name != "continued_from"}
-        whole = msgspec.structs.replace(whole, output_logprobs=tuple(self._all_logprobs()), meta=meta_info)
+        whole = msgspec.structs.replace(
+            whole, output_logprobs=tuple(self._all_logprobs()), meta=meta_info
+        )
         return [*self._news(), whole]
 
     def _all_logprobs(self) -> list[TokenLogprob]:
@@ -191,14 +207,19 @@ class SampleStream:
             return []
         self._delivered = self._text
         delta = Delta(
-            text, tuple(self.ids[self._delivered_ids :]), tuple(logprobs[self._delivered_logprobs :]), self._index
+            text,
+            tuple(self.ids[self._delivered_ids :]),
+            tuple(logprobs[self._delivered_logprobs :]),
+            self._index,
         )
         self._delivered_ids = max(self._delivered_ids, len(self.ids))
         self._delivered_logprobs = max(self._delivered_logprobs, len(logprobs))
         return [delta]
 
 
-def parse_generation(answer: Mapping[str, Json], constraint: Constraint | None, index: int = 0) -> Generation:
+def parse_generation(
+    answer: Mapping[str, Json], constraint: Constraint | None, index: int = 0
+) -> Generation:
     """Parses a complete answer into a Generation.
 
     Raises:
@@ -206,7 +227,9 @@ def parse_generation(answer: Mapping[str, Json], constraint: Constraint | None, 
     """
     with _readable():
         if "generation" in answer:
-            return msgspec.structs.replace(msgspec.convert(answer["generation"], Generation), index=index)
+            return msgspec.structs.replace(
+                msgspec.convert(answer["generation"], Generation), index=index
+            )
         meta = answer["meta_info"]
         reason = meta["finish_reason"]
         check_failure(reason)
@@ -222,7 +245,11 @@ def parse_generation(answer: Mapping[str, Json], constraint: Constraint | None, 
             index=index,
             output_logprobs=tuple(_entries(meta, "output")),
             prompt_logprobs=tuple(_entries(meta, "input")),
-            meta={name: value for name, value in meta.items() if name not in _READ and not name.endswith("logprobs")},
+            meta={
+                name: value
+                for name, value in meta.items()
+                if name not in _READ and not name.endswith("logprobs")
+            },
             prompt_ids=tuple(answer.get("prompt_token_ids") or ()),
         )
 
@@ -282,16 +309,20 @@ def _entries(meta: Mapping[str, Any], kind: str) -> list[TokenLogprob]:
     tops = tops or [None] * len(entries)
     ids = ids or [None] * len(entries)
     return [
-        TokenLogprob(entry[0], entry[1], entry[2] if len(entry) > 2 else None, _tops(top), _tops(chosen))
+        TokenLogprob(
+            entry[0], entry[1], entry[2] if len(entry) > 2 else None, _tops(top), _tops(chosen)
+        )
         for entry, top, chosen in zip(entries, tops, ids)
     ]
 
 
 def _tops(entries: Sequence[Any] | None) -> tuple[tuple[float, int, str | None], ...]:
-    return tuple((entry[0], entry[1], entry[2] if len(entry) > 2 else None) for entry in entries or ())
+    return tuple(
+        (entry[0], entry[1], entry[2] if len(entry) > 2 else None) for entry in entries or ()
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- selections
+# --------------------------------------------------------------------------------------- selections
 
 
 def parse_choice_score(
@@ -308,9 +339,11 @@ def parse_choice_score(
         BackendError: the answer has no log-probabilities.
     """
     entries = _entries(answer.get("meta_info") or {}, "input")
-    first = prompt_tokens - start  # index of the choice's first entry, if the prompt's tokens stay the same before it
+    # index of the choice's first entry, if the prompt's tokens stay the same before it
+    first = prompt_tokens - start
     texts = [entry.text or "" for entry in entries]
-    if "".join(texts[first:]) != choice:  # the choice changed the last token of the prompt, or merged with it
+    # the choice changed the last token of the prompt, or merged with it
+    if "".join(texts[first:]) != choice:
         first = len(entries)
         length = 0
         while first > 1 and length < len(choice):
@@ -319,7 +352,11 @@ def parse_choice_score(
     own = [entry for entry in entries[max(first - before, 0) :] if entry.logprob is not None]
     if not own:
         raise BackendError("the server reported no log-probabilities of a choice.")
-    return ChoiceScore(choice, tuple(e.token_id for e in own), tuple(e.logprob for e in own if e.logprob is not None))
+    return ChoiceScore(
+        choice,
+        tuple(e.token_id for e in own),
+        tuple(e.logprob for e in own if e.logprob is not None),
+    )
 
 
 def parse_unconditional(answer: Mapping[str, Json]) -> tuple[float | None, ...]:

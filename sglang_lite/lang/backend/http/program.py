@@ -14,7 +14,12 @@ from typing import Any, TypeAlias
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.http.client import RETRYABLE_ERRORS, Retries, ServerClient, trace_headers
+from sglang_lite.lang.backend.http.client import (
+    RETRYABLE_ERRORS,
+    Retries,
+    ServerClient,
+    trace_headers,
+)
 from sglang_lite.lang.concurrency.loop import current_deadline, executor
 from sglang_lite.program.nodes import Fork, Gen, Node, Path, Program, Rollback, Select, Verdict
 from sglang_lite.protocol import (
@@ -49,7 +54,9 @@ class RemoteProgram:
         priority: priority of the program.
     """
 
-    def __init__(self, server: ServerClient, sink: ProgramSink, *, stream: bool, priority: int = 0) -> None:
+    def __init__(
+        self, server: ServerClient, sink: ProgramSink, *, stream: bool, priority: int = 0
+    ) -> None:
         self._server = server
         self._sink = sink
         self._stream = stream
@@ -58,19 +65,21 @@ class RemoteProgram:
         self._items: list[dict[str, Any]] = []
         self._unsent: list[dict[str, Any]] = []  # as plain data
         self._closed = False
-        # Number of items before the first drop or rollback. Later items depend on timing and can't be sent again.
+        # Number of items before the first drop or rollback. Later items depend on timing and can't
+        # be sent again.
         self._before_going_back = sys.maxsize
         self._delivered = _DeliveredEvents()
         self._id: str | None = None
         self._sending = False
         self._over = False
         self._retries = Retries(server)
-        self._headers = trace_headers()  # of this thread's span; the tasks that send them have their own context
+        # of this thread's span; the tasks that send them have their own context
+        self._headers = trace_headers()
         self._task: asyncio.Task[None] | None = None
         self._connection: asyncio.Task[None] | None = None
         self._lost: BackendError | None = None  # why the current connection was given up
 
-    # ----------------------------------------------------------------------------------------------- any thread
+    # ----------------------------------------------------------------------------------- any thread
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None:
         """Adds nodes to a branch. Raises WireError if a node can't be sent."""
@@ -101,7 +110,7 @@ class RemoteProgram:
         """Announces that no more nodes will be added."""
         executor().post(self._close)
 
-    # ----------------------------------------------------------------------------------------- the executor loop
+    # ---------------------------------------------------------------------------- the executor loop
 
     def _close(self) -> None:
         self._closed = True
@@ -124,7 +133,8 @@ class RemoteProgram:
 
     async def _play(self) -> None:
         """Sends the program and delivers its events until it has ended."""
-        current_deadline.set(None)  # else the deadline of the node that opened the program would apply
+        # else the deadline of the node that opened the program would apply
+        current_deadline.set(None)
         try:
             await self._gather()
             while True:
@@ -163,7 +173,8 @@ class RemoteProgram:
     async def _connect(self) -> None:
         if self._retries.over:
             raise BackendError(
-                "the connections to the server were closed.", hint="Call shutdown() after all results are read."
+                "the connections to the server were closed.",
+                hint="Call shutdown() after all results are read.",
             )
         branches = self._first_nodes()
         self._delivered.begin()
@@ -178,8 +189,12 @@ class RemoteProgram:
             body["close"] = True
         if self._priority:
             body["priority"] = self._priority
-        datas = self._server.stream_events("/program", body, self._began if grows else None, self._headers)
-        async with contextlib.aclosing(self._delivered.news_in(self._server, datas, self._retries)) as events:
+        datas = self._server.stream_events(
+            "/program", body, self._began if grows else None, self._headers
+        )
+        async with contextlib.aclosing(
+            self._delivered.news_in(self._server, datas, self._retries)
+        ) as events:
             async for event in events:
                 if isinstance(event, Played):
                     self._sink(event)
@@ -204,13 +219,14 @@ class RemoteProgram:
         self._unsent += rest
         return branches
 
-    # ------------------------------------------------------------------------------------------- further requests
+    # ----------------------------------------------------------------------------- further requests
 
     def _began(self, headers: Mapping[str, str]) -> None:
         self._id = headers.get("x-program-id")
         if self._id is None:
             raise BackendError(
-                "the server's answer does not name the program that it opened.", hint="Check what listens at base_url."
+                "the server's answer does not name the program that it opened.",
+                hint="Check what listens at base_url.",
             )
         self._send_soon()
 
@@ -233,7 +249,8 @@ class RemoteProgram:
                 self._unsent = []
                 closes = self._closed
                 body = {"version": wire.VERSION, "answers": answers, "close": closes}
-                await self._server.post(f"/program/{program}/answer", body, once=True)  # must not be applied twice
+                # must not be applied twice
+                await self._server.post(f"/program/{program}/answer", body, once=True)
                 if closes:
                     self._id = None  # nothing is left to send
         except SglError as error:
@@ -244,7 +261,8 @@ class RemoteProgram:
                     self._end(error)
                 self._connection.cancel()
         except RuntimeError as error:
-            # At the interpreter's exit, and when the backend is closed: both disconnect, which ends the program.
+            # At the interpreter's exit, and when the backend is closed: both disconnect, which ends
+            # the program.
             if "shutdown" not in str(error) and "closed" not in str(error):
                 raise
         finally:
@@ -260,8 +278,8 @@ async def play_single_node(
 
     Args:
         stream: whether to yield deltas.
-        model: name of the server's model, to send the program in a field of `/v1/completions`, which gateways forward;
-            None to send it to `/program`.
+        model: name of the server's model, to send the program in a field of `/v1/completions`,
+            which gateways forward; None to send it to `/program`.
 
     Raises:
         SglError: the node or the program failed.
@@ -283,7 +301,9 @@ async def play_single_node(
         delivered.begin()
         try:
             datas = server.stream_events(path, body)
-            async with contextlib.aclosing(delivered.news_in(server, datas, retries, deltas=stream)) as events:
+            async with contextlib.aclosing(
+                delivered.news_in(server, datas, retries, deltas=stream)
+            ) as events:
                 async for played in events:
                     if isinstance(played, ProgramResult):
                         return
@@ -311,7 +331,12 @@ class _DeliveredEvents:
         self._texts_now: dict[tuple[_Attempt, int], str] = {}
 
     async def news_in(
-        self, server: ServerClient, datas: AsyncGenerator[str, None], retries: Retries, *, deltas: bool = True
+        self,
+        server: ServerClient,
+        datas: AsyncGenerator[str, None],
+        retries: Retries,
+        *,
+        deltas: bool = True,
     ) -> AsyncGenerator[Played | ProgramResult | SglError, None]:
         """Yields the new events in a program's stream and, last, the end of the program.
 
@@ -330,7 +355,10 @@ class _DeliveredEvents:
                 elif isinstance(event, ProgramResult | SglError):
                     yield event
                     return
-        raise BackendError("the program's stream ended before the program did.", hint="Check what listens at base_url.")
+        raise BackendError(
+            "the program's stream ended before the program did.",
+            hint="Check what listens at base_url.",
+        )
 
     def _news(self, played: Played, *, deltas: bool) -> Iterable[Played]:
         """Yields the part of an event that was not delivered yet."""
@@ -349,7 +377,8 @@ class _DeliveredEvents:
         delivered = self._texts.get(key, "")
         if len(text) > len(delivered):
             self._texts[key] = text
-            again = len(event.text) > len(text) - len(delivered)  # part of its text was already delivered
+            # part of its text was already delivered
+            again = len(event.text) > len(text) - len(delivered)
             news = Delta(text[len(delivered) :], index=event.index) if again else event
             yield msgspec.structs.replace(played, event=news)
 
@@ -372,20 +401,28 @@ def _seeded(node: Node) -> Node:
     result.
     """
     if isinstance(node, Gen) and isinstance(node.params.seed, Unset):
-        return msgspec.structs.replace(node, params=msgspec.structs.replace(node.params, seed=secrets.randbits(63)))
+        return msgspec.structs.replace(
+            node, params=msgspec.structs.replace(node.params, seed=secrets.randbits(63))
+        )
     if isinstance(node, Fork):
-        return msgspec.structs.replace(node, branches=tuple(tuple(map(_seeded, each)) for each in node.branches))
+        return msgspec.structs.replace(
+            node, branches=tuple(tuple(map(_seeded, each)) for each in node.branches)
+        )
     return node
 
 
-def _whole(branches: Mapping[Path, Sequence[Node]], path: Path = (), own: Sequence[Node] = ()) -> tuple[Node, ...]:
+def _whole(
+    branches: Mapping[Path, Sequence[Node]], path: Path = (), own: Sequence[Node] = ()
+) -> tuple[Node, ...]:
     """Returns all nodes of a branch: `own`, the nodes that the fork lists, and then the nodes that
     were added. Each fork includes the nodes of its branches.
     """
     found: list[Node] = []
     for place, node in enumerate((*own, *branches.get(path, ()))):
         if isinstance(node, Fork):
-            inner = tuple(_whole(branches, (*path, place, i), each) for i, each in enumerate(node.branches))
+            inner = tuple(
+                _whole(branches, (*path, place, i), each) for i, each in enumerate(node.branches)
+            )
             node = msgspec.structs.replace(node, branches=inner)
         found.append(node)
     return tuple(found)

@@ -77,8 +77,9 @@ class RateLimit:
     (`rate_limit=`).
 
     Args:
-        requests_per_minute, tokens_per_minute: maximum per minute, or None for the limit that the provider's headers
-            report, if any. The tokens of a call are estimated: a quarter of the prompt's characters, plus `max_tokens`.
+        requests_per_minute, tokens_per_minute: maximum per minute, or None for the limit that the
+            provider's headers report, if any. The tokens of a call are estimated: a quarter of the
+            prompt's characters, plus `max_tokens`.
 
     Raises:
         ParameterError: a limit is not above 0.
@@ -93,7 +94,10 @@ class RateLimit:
     _paused_until: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, bucket in (("requests_per_minute", self._requests), ("tokens_per_minute", self._tokens)):
+        for name, bucket in (
+            ("requests_per_minute", self._requests),
+            ("tokens_per_minute", self._tokens),
+        ):
             limit = getattr(self, name)
             if limit is None:
                 continue
@@ -103,7 +107,9 @@ class RateLimit:
     async def wait(self, tokens: float) -> float:
         """Delays until a call of about `tokens` tokens may be made. Returns the seconds waited."""
         now = self.now()
-        remaining = max(self._requests.take(1, now), self._tokens.take(tokens, now), self._paused_until - now)
+        remaining = max(
+            self._requests.take(1, now), self._tokens.take(tokens, now), self._paused_until - now
+        )
         waited = 0.0
         try:
             while remaining > 0:
@@ -177,8 +183,8 @@ def _date(text: str) -> datetime.datetime | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)
 
 
-# One limit for each provider and key, while a backend uses it: the allowance of a process does not depend on the number
-# of its backends.
+# One limit for each provider and key, while a backend uses it: the allowance of a process does not
+# depend on the number of its backends.
 _shared: WeakValueDictionary[tuple[str, str], RateLimit] = WeakValueDictionary()
 
 

@@ -26,8 +26,21 @@ from sglang_lite.constraints.json_schema.repeats import asks_for_limit
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.constraints.syntax.regex import parse
-from sglang_lite.lang.backend.apis.api import ApiTool, GrammarTool, JsonFormat, JsonTool, OwnField, Tools
-from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, BegunTurns, Capabilities, Demands, TurnRules
+from sglang_lite.lang.backend.apis.api import (
+    ApiTool,
+    GrammarTool,
+    JsonFormat,
+    JsonTool,
+    OwnField,
+    Tools,
+)
+from sglang_lite.lang.backend.capabilities import (
+    CONSTRAINT_NAMES,
+    BegunTurns,
+    Capabilities,
+    Demands,
+    TurnRules,
+)
 from sglang_lite.lang.backend.ladder.object_constraints import NUMBER_FORMS, json_form
 from sglang_lite.lang.backend.ladder.schema_fit import Fit, fitted
 from sglang_lite.lang.backend.ladder.strategy import REPAIRS, Policy, Refusal, Strategy
@@ -52,12 +65,15 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.sampling import given_values
 from sglang_lite.text.tool_use import ToolUse, tool_use_of
 
-# Types of constraint that remote models can serve. Excluded are Continuation, which would be continued in mid-turn,
-# and InOrder, which describes reasoning before a value, because these servers send reasoning separately.
+# Types of constraint that remote models can serve. Excluded are Continuation, which would be
+# continued in mid-turn, and InOrder, which describes reasoning before a value, because these
+# servers send reasoning separately.
 SERVED: Final = frozenset(CONSTRAINT_NAMES) - {Continuation, InOrder}
 ANY_CHOICE: Final = Choices(("a", "b"))
-_TEXT = JsonSchema('{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], '
-                   '"additionalProperties": false}')  # fmt: skip
+_TEXT = JsonSchema(
+    '{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], '
+    '"additionalProperties": false}'
+)
 _SAMPLES: Final[Mapping[type, Constraint]] = {
     Regex: Regex("[a-z]"),
     JsonSchema: _TEXT,
@@ -96,16 +112,27 @@ def _constrained(profile: Profile, policy: Policy, demands: Demands) -> Strategy
     if constraint is None:
         return Strategy("free", profile.api)
     if asks_for_limit(constraint):
-        return Refusal(REPEATS, "Leave the keyword out of the schema, or use a local engine for this node.")
+        return Refusal(
+            REPEATS, "Leave the keyword out of the schema, or use a local engine for this node."
+        )
     unfit: Refusal | None = None
     steps = chain(native_strategies(profile, demands), _repair(profile, policy, demands))
     for step in steps:
         if isinstance(step, Refusal):
             unfit = unfit or step
-        elif step.name == "token_logprobs" and not demands.scores:  # only a call can show that it is useless
-            behind = (with_parameters(each, profile, policy, demands) for each in steps if isinstance(each, Strategy))
+        # only a call can show that it is useless
+        elif step.name == "token_logprobs" and not demands.scores:
+            behind = (
+                with_parameters(each, profile, policy, demands)
+                for each in steps
+                if isinstance(each, Strategy)
+            )
             other = next((each for each in behind if isinstance(each, Strategy)), None)
-            return step if other is None else replace(step, fallback=other, calls=(1, 1 + other.calls[1]))
+            return (
+                step
+                if other is None
+                else replace(step, fallback=other, calls=(1, 1 + other.calls[1]))
+            )
         else:
             return step
     if unfit is not None:
@@ -138,15 +165,27 @@ def _repair(profile: Profile, policy: Policy, demands: Demands) -> Iterator[Stra
         return
     name = CONSTRAINT_NAMES[type(demands.constraint)]
     warning = f"{name} is not enforced by the provider: it is stated in the prompt, checked and asked for again"
-    hint = json_form(demands.constraint) if profile.api == "chat" and profile.supports("json_schema") else None
-    shape = None if hint is None else JsonFormat(schema_to_show(hint.constraint.schema), strict=False)
-    yield Strategy("repair", profile.api, False, (1, 1 + REPAIRS), form=hint, shape=shape, warnings=(warning,))
+    hint = (
+        json_form(demands.constraint)
+        if profile.api == "chat" and profile.supports("json_schema")
+        else None
+    )
+    shape = (
+        None if hint is None else JsonFormat(schema_to_show(hint.constraint.schema), strict=False)
+    )
+    yield Strategy(
+        "repair", profile.api, False, (1, 1 + REPAIRS), form=hint, shape=shape, warnings=(warning,)
+    )
 
 
 def _instead(profile: Profile) -> str:
     kinds = kinds_served(profile, "strict")
     if not kinds:
-        unknown = "" if profile.lacks("json_schema") else "Whether it enforces one is not known: set profile=. "
+        unknown = (
+            ""
+            if profile.lacks("json_schema")
+            else "Whether it enforces one is not known: set profile=. "
+        )
         return f'{unknown}Leave it out, use policy="emulate", or another backend for this node: gen(backend=…).'
     enforced = ", ".join(sorted(CONSTRAINT_NAMES[kind] for kind in kinds))
     other = 'use policy="emulate", which checks and asks again, or another backend for this node: gen(backend=…).'
@@ -158,7 +197,9 @@ def kinds_served(profile: Profile, policy: Policy) -> frozenset[type]:
     if policy != "strict" and profile.api != "completions":
         return SERVED
     return frozenset(
-        kind for kind, each in _SAMPLES.items() if any(native_strategies(profile, Demands(constraint=each)))
+        kind
+        for kind, each in _SAMPLES.items()
+        if any(native_strategies(profile, Demands(constraint=each)))
     )
 
 
@@ -173,14 +214,21 @@ def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
     prefill = profile.supports("prefill") or continues_last
     otherwise: BegunTurns = "refused" if policy == "strict" else "asked"
     rules = TurnRules(
-        "continued" if continues or prefill else otherwise, "continued" if continues or continues_last else otherwise,
+        "continued" if continues or prefill else otherwise,
+        "continued" if continues or continues_last else otherwise,
         OneOf in kinds_served(profile, "strict"),
-    )  # fmt: skip
+    )
     return Capabilities(
-        kinds_served(profile, policy), profile.params, select=isinstance(selection, Strategy),
-        scores=isinstance(scored, Strategy), continues=continues, prefill=prefill, images=profile.supports("images"),
-        turns=rules, caches_prompts=profile.supports("cache_control") or profile.supports("prompt_cache_key"),
-    )  # fmt: skip
+        kinds_served(profile, policy),
+        profile.params,
+        select=isinstance(selection, Strategy),
+        scores=isinstance(scored, Strategy),
+        continues=continues,
+        prefill=prefill,
+        images=profile.supports("images"),
+        turns=rules,
+        caches_prompts=profile.supports("cache_control") or profile.supports("prompt_cache_key"),
+    )
 
 
 # Parameters of OpenAI's Responses API (openai 3.54.0: types/responses/response_create_params.py).
@@ -189,7 +237,9 @@ RESPONSES_PARAMS: Final = frozenset({"max_tokens", "temperature", "top_p"})
 _OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_in_logprobs"})
 
 
-def with_parameters(strategy: Strategy, profile: Profile, policy: Policy, demands: Demands) -> Strategy | Refusal:
+def with_parameters(
+    strategy: Strategy, profile: Profile, policy: Policy, demands: Demands
+) -> Strategy | Refusal:
     """Adapts a strategy to a node's parameters, or returns the reason why they are rejected."""
     params = demands.params
     constraint = demands.constraint
@@ -203,13 +253,19 @@ def with_parameters(strategy: Strategy, profile: Profile, policy: Policy, demand
     stops = () if isinstance(params.stop, Unset) or constraint is not None else params.stop
     in_text = not isinstance(strategy.shape, Tools | GrammarTool | OwnField)
     for name in given_values(params):
-        here = strategy.api != "responses" or name in RESPONSES_PARAMS or (in_text and name in _OF_TEXT)
+        here = (
+            strategy.api != "responses"
+            or name in RESPONSES_PARAMS
+            or (in_text and name in _OF_TEXT)
+        )
         if name == "thinking" and profile.supports(name) and not isinstance(params.thinking, int):
             return Refusal("thinking in seconds or as a share", "Give a number of tokens.")
         if name == "stop" or (profile.supports(name) and here):
             continue
         if name == "thinking" and policy != "warn" and profile.supports("reasoning_effort"):
-            return Refusal(name, 'Leave it out, and give the backend an amount: reasoning_effort="low".')
+            return Refusal(
+                name, 'Leave it out, and give the backend an amount: reasoning_effort="low".'
+            )
         if name == "n" and policy != "strict":
             count, (best, worst) = params.samples, strategy.calls
             strategy = replace(strategy, samples=count, calls=(best * count, worst * count))
@@ -217,7 +273,9 @@ def with_parameters(strategy: Strategy, profile: Profile, policy: Policy, demand
         elif policy == "warn":
             strategy = _left_out(strategy, name)
         elif profile.supports(name) and constraint is not None:
-            return Refusal(f"{name} together with {CONSTRAINT_NAMES[type(constraint)]}", f"Leave {name} out.")
+            return Refusal(
+                f"{name} together with {CONSTRAINT_NAMES[type(constraint)]}", f"Leave {name} out."
+            )
         else:
             elsewhere = "Leave it out, or use another backend for this node: gen(backend=…)."
             return Refusal(name, f"{elsewhere} {_known(profile, name)}{_takes(profile)}")
@@ -233,7 +291,9 @@ def _left_out(strategy: Strategy, name: str) -> Strategy:
     return strategy.emulated(f"{name} is left out: the model does not accept it", name)
 
 
-def _stopped(strategy: Strategy, profile: Profile, policy: Policy, stops: tuple[str, ...]) -> Strategy | Refusal:
+def _stopped(
+    strategy: Strategy, profile: Profile, policy: Policy, stops: tuple[str, ...]
+) -> Strategy | Refusal:
     limit = profile.limits.get("stop")
     if not profile.supports("stop") or strategy.api == "responses":
         feature = "stop"
@@ -269,7 +329,11 @@ def native_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy |
     constraint = demands.constraint
     assert constraint is not None
     use = tool_use_of(constraint)
-    if use is not None and profile.supports("tools") and (not use.required or profile.supports("forced_tools")):
+    if (
+        use is not None
+        and profile.supports("tools")
+        and (not use.required or profile.supports("forced_tools"))
+    ):
         yield Strategy("tools", profile.api, shape=_tools(use, profile))
     if demands.kind == "select":
         yield from selection_strategies(profile, demands)
@@ -287,9 +351,17 @@ def _tools(use: ToolUse, profile: Profile) -> Tools:
     """
     tools = list[ApiTool]()
     for function in use.functions:
-        fit = fitted(json.dumps(function.parameters), profile.schema) if profile.schema is not None else None
+        fit = (
+            fitted(json.dumps(function.parameters), profile.schema)
+            if profile.schema is not None
+            else None
+        )
         strict = fit is not None and not fit.refused
-        schema = fit.schema if fit is not None and strict else json.dumps(without_documents(function.parameters))
+        schema = (
+            fit.schema
+            if fit is not None and strict
+            else json.dumps(without_documents(function.parameters))
+        )
         tools.append(ApiTool(function.name, function.description, schema, strict))
     return Tools(tuple(tools), use.required, use.parallel)
 
@@ -298,7 +370,11 @@ def schema_to_show(schema: str) -> str:
     """Returns the JSON Schema as text for a model that has seen its documents elsewhere or has
     none.
     """
-    return json.dumps(without_documents(json.loads(schema)), ensure_ascii=False) if KEYWORD in schema else schema
+    return (
+        json.dumps(without_documents(json.loads(schema)), ensure_ascii=False)
+        if KEYWORD in schema
+        else schema
+    )
 
 
 def _as_json(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]:
@@ -313,7 +389,9 @@ def _as_json(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]
     if form.wrapped:
         fit = fit.subschema_report("/properties/value")
     for name in ("json_schema", "strict_tool"):
-        if not profile.supports(name) or (name == "strict_tool" and not profile.supports("forced_tools")):
+        if not profile.supports(name) or (
+            name == "strict_tool" and not profile.supports("forced_tools")
+        ):
             continue
         if fit.refused:
             yield Refusal("this JSON schema", _unfit(fit), fit.refused)
@@ -321,7 +399,9 @@ def _as_json(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]
             yield Strategy(name, profile.api, form=form, fit=fit, shape=JsonTool(fit.schema))
         else:
             strategy = "enum" if demands.kind == "select" else name
-            yield Strategy(strategy, profile.api, form=form, fit=fit, shape=JsonFormat(fit.schema, strict=True))
+            yield Strategy(
+                strategy, profile.api, form=form, fit=fit, shape=JsonFormat(fit.schema, strict=True)
+            )
 
 
 def _unfit(fit: Fit) -> str:
@@ -330,7 +410,8 @@ def _unfit(fit: Fit) -> str:
     return f'Change {changes}{more}. Or use policy="emulate", which checks and asks again.'
 
 
-_ONE_TOKEN = ("chat", "generate_content")  # chat APIs that generate a single token on request; others need more
+# chat APIs that generate a single token on request; others need more
+_ONE_TOKEN = ("chat", "generate_content")
 # Maximum number of alternatives that OpenAI's protocol reports for a token.
 _MAX_ALTERNATIVES = 20
 
@@ -352,7 +433,9 @@ def selection_strategies(profile: Profile, demands: Demands) -> Iterator[Strateg
             hint = "Use choices where none begins with another, or another backend for this node: gen(backend=…)."
             yield Refusal("a choice that begins with another one", hint)
         else:  # one call for each step at which the remaining choices' tokens differ
-            yield Strategy("logit_bias_steps", profile.api, calls=(min(1, len(choices) - 1), len(choices) - 1))
+            yield Strategy(
+                "logit_bias_steps", profile.api, calls=(min(1, len(choices) - 1), len(choices) - 1)
+            )
 
 
 def _tells_first_tokens(profile: Profile, demands: Demands) -> bool:
@@ -383,9 +466,15 @@ _ESCAPED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 def as_tool(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
     """Yields the strategies with custom tools whose input follows a grammar."""
     if isinstance(constraint, Regex) and profile.supports("regex_tool"):
-        yield Strategy("regex_tool", "responses", shape=GrammarTool("regex", to_rust(parse(constraint.pattern))))
+        yield Strategy(
+            "regex_tool",
+            "responses",
+            shape=GrammarTool("regex", to_rust(parse(constraint.pattern))),
+        )
     elif profile.supports("lark_tool") and type(constraint) in _GRAMMARS:
-        grammar = constraint.grammar if isinstance(constraint, Lark) else to_lark(language_of(constraint))
+        grammar = (
+            constraint.grammar if isinstance(constraint, Lark) else to_lark(language_of(constraint))
+        )
         if not _BEYOND_LARK.search(grammar):
             yield Strategy("lark_tool", "responses", shape=GrammarTool("lark", grammar))
 
@@ -402,7 +491,9 @@ def as_field(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
         if profile.supports("structured_outputs"):
             yield own("structured_outputs", {"json": json.loads(constraint.schema)})
         elif profile.supports("json_schema") and profile.schema is None:
-            yield Strategy("json_schema", profile.api, shape=JsonFormat(constraint.schema, strict=True))
+            yield Strategy(
+                "json_schema", profile.api, shape=JsonFormat(constraint.schema, strict=True)
+            )
         return
     pattern = _pattern(constraint)
     if profile.supports("structured_outputs"):

@@ -40,13 +40,23 @@ def json_form(constraint: Constraint | None) -> JsonForm | None:
         case Choices(options):
             return JsonForm(_wrapped({"type": "string", "enum": list(options)}), bare=True)
         case Number(kind):
-            return JsonForm(_wrapped({"type": "integer" if kind == "integer" else "number"}), bare=True)
+            return JsonForm(
+                _wrapped({"type": "integer" if kind == "integer" else "number"}), bare=True
+            )
         case Regex():
             schema = _TYPES.get(constraint)
-            return None if schema is None else JsonForm(_wrapped(schema), bare=constraint != Regex(REGEX_STR))
+            return (
+                None
+                if schema is None
+                else JsonForm(_wrapped(schema), bare=constraint != Regex(REGEX_STR))
+            )
         case JsonSchema(text):
             schema = json.loads(text)
-            whole = isinstance(schema, dict) and schema.get("type") == "object" and not schema.keys() & _NO_ROOT
+            whole = (
+                isinstance(schema, dict)
+                and schema.get("type") == "object"
+                and not schema.keys() & _NO_ROOT
+            )
             return JsonForm(constraint, wrapped=False) if whole else JsonForm(_wrapped(schema))
     return None
 
@@ -57,21 +67,31 @@ _NO_ROOT = {"$ref", "anyOf", "oneOf"}  # keywords that providers do not accept a
 def _wrapped(schema: Any) -> JsonSchema:
     """Builds the schema of an object whose only property, `value`, has the given schema."""
     schema = _moved(schema)
-    definitions = {"$defs": schema.pop("$defs")} if isinstance(schema, dict) and "$defs" in schema else {}
-    whole = {"type": "object", "properties": {"value": schema}, "required": ["value"], "additionalProperties": False}
+    definitions = (
+        {"$defs": schema.pop("$defs")} if isinstance(schema, dict) and "$defs" in schema else {}
+    )
+    whole = {
+        "type": "object",
+        "properties": {"value": schema},
+        "required": ["value"],
+        "additionalProperties": False,
+    }
     return JsonSchema(json.dumps(whole | definitions))
 
 
 def _moved(schema: Any) -> Any:
-    """Adjusts the references of a schema to its new place in an object; `$defs` stays at the top.
-    """
+    """Adjusts the references of a schema to its new place in an object; `$defs` stays at the top."""
     if isinstance(schema, list):
         return [_moved(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
     moved = {key: _moved(value) for key, value in schema.items()}
     reference = moved.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#") and not reference.startswith("#/$defs/"):
+    if (
+        isinstance(reference, str)
+        and reference.startswith("#")
+        and not reference.startswith("#/$defs/")
+    ):
         moved["$ref"] = f"#/properties/value{reference[1:]}"
     return moved
 

@@ -36,8 +36,7 @@ class Fit:
     required: tuple[str, ...] = ()
 
     def subschema_report(self, pointer: str) -> Fit:
-        """Returns the report for the part of the schema at a pointer, with pointers relative to it.
-        """
+        """Returns the report for the part of the schema at a pointer, with pointers relative to it."""
 
         def cut(found: str) -> str:
             return found.removeprefix(pointer)
@@ -67,7 +66,9 @@ _NARROWING = frozenset({
     "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "multipleOf", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties",
 })  # fmt: skip
-_STRUCTURE = frozenset({"properties", "$defs", "items", "anyOf", "required", "additionalProperties", "$ref"})
+_STRUCTURE = frozenset(
+    {"properties", "$defs", "items", "anyOf", "required", "additionalProperties", "$ref"}
+)
 _LOOKAROUND = re.compile(r"\(\?<?[=!]")  # automata can't express it
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
@@ -87,7 +88,9 @@ class _Fitter:
         refused = dict(self._refused)
         enforced = tuple(each for each in self._enforced if each not in refused)
         text = "" if refused else json.dumps(schema)
-        return Fit(text, enforced, tuple(self._checked), tuple(refused.items()), tuple(self._required))
+        return Fit(
+            text, enforced, tuple(self._checked), tuple(refused.items()), tuple(self._required)
+        )
 
     def _refuse(self, pointer: str, why: str) -> dict[str, Any]:
         self._refused.append((pointer, why))
@@ -107,7 +110,9 @@ class _Fitter:
             elif key == "oneOf":
                 if "anyOf" in schema:
                     self._refuse(here, "oneOf and anyOf together are not supported")
-                self._checked.append((here, "sent as anyOf: the answer is checked to match only one of them"))
+                self._checked.append(
+                    (here, "sent as anyOf: the answer is checked to match only one of them")
+                )
             elif self._enforces(key, value):
                 kept[key] = value
                 self._enforced.append(here)
@@ -120,7 +125,9 @@ class _Fitter:
             else:
                 self._refuse(here, f"{key} is not supported in strict outputs")
         if descriptions:
-            kept["description"] = f"{kept.get('description', '')} ({', '.join(sorted(descriptions))})".strip()
+            kept["description"] = (
+                f"{kept.get('description', '')} ({', '.join(sorted(descriptions))})".strip()
+            )
         if "$ref" in schema:
             return self._reference(schema, kept, at)
         return self._whole(schema, kept, at)
@@ -139,7 +146,8 @@ class _Fitter:
         beside = schema.keys() - {"$ref", "description", "$defs"} - _REMARKS
         if beside:
             return self._refuse(
-                f"{at}/$ref", f"keywords beside a reference are not supported ({', '.join(sorted(beside))})"
+                f"{at}/$ref",
+                f"keywords beside a reference are not supported ({', '.join(sorted(beside))})",
             )
         target = schema["$ref"]
         if not self._rules.recursion and self._reaches(target, target, set()):
@@ -150,8 +158,12 @@ class _Fitter:
     def _definitions(self, schema: dict[str, Any], at: str) -> dict[str, Any]:
         if "$defs" not in schema:
             return {}
-        return {"$defs": {name: self._schema(each, f"{at}/$defs/{pointer_token(name)}") for name, each in
-                          schema["$defs"].items()}}  # fmt: skip
+        return {
+            "$defs": {
+                name: self._schema(each, f"{at}/$defs/{pointer_token(name)}")
+                for name, each in schema["$defs"].items()
+            }
+        }
 
     def _whole(self, schema: dict[str, Any], kept: dict[str, Any], at: str) -> dict[str, Any]:
         self._type(schema, kept, at)
@@ -160,7 +172,9 @@ class _Fitter:
             key = "anyOf" if "anyOf" in schema else "oneOf"
             if "properties" not in schema:
                 kept.pop("type", None)  # each alternative has its own type
-            kept["anyOf"] = [self._schema(each, f"{at}/{key}/{i}") for i, each in enumerate(options)]
+            kept["anyOf"] = [
+                self._schema(each, f"{at}/{key}/{i}") for i, each in enumerate(options)
+            ]
             if key == "anyOf":
                 self._enforced.append(f"{at}/anyOf")
         if "items" in schema:
@@ -205,15 +219,23 @@ class _Fitter:
                 pointer = f"{at}/properties/{pointer_token(name)}"
                 reference = isinstance(properties[name], dict) and properties[name].get("$ref")
                 if reference and self._reaches(reference, reference, set()):
-                    self._refuse(pointer, "an optional property that refers to itself would become required")
+                    self._refuse(
+                        pointer, "an optional property that refers to itself would become required"
+                    )
                 self._required.append(pointer)
-        self._enforced += [f"{at}/{key}" for key in ("properties", "required", "additionalProperties") if key in schema]
+        self._enforced += [
+            f"{at}/{key}"
+            for key in ("properties", "required", "additionalProperties")
+            if key in schema
+        ]
         found: dict[str, Any] = {
-            "properties": {name: self._schema(each, f"{at}/properties/{pointer_token(name)}") for name, each in
-                           properties.items()},
+            "properties": {
+                name: self._schema(each, f"{at}/properties/{pointer_token(name)}")
+                for name, each in properties.items()
+            },
             "required": list(properties) if self._rules.all_required else list(required),
             "additionalProperties": False,
-        }  # fmt: skip
+        }
         return found
 
     def _reaches(self, start: str, target: str, seen: set[str]) -> bool:
@@ -234,12 +256,21 @@ class _Fitter:
         rules = self._rules
         schemas = list(_schemas(self._root, 0))
         named = [each.get("properties", {}) for each, _ in schemas]
-        optional = sum(len(each.get("properties", {})) - len(each.get("required", ())) for each, _ in schemas)
-        unions = sum("anyOf" in each or "oneOf" in each or isinstance(each.get("type"), list) for each, _ in schemas)
+        optional = sum(
+            len(each.get("properties", {})) - len(each.get("required", ())) for each, _ in schemas
+        )
+        unions = sum(
+            "anyOf" in each or "oneOf" in each or isinstance(each.get("type"), list)
+            for each, _ in schemas
+        )
         counts = (
             ("properties", sum(map(len, named)), rules.properties),
             ("levels", max((depth for _, depth in schemas), default=0), rules.depth),
-            ("values in enums", sum(len(each.get("enum", ())) for each, _ in schemas), rules.enum_values),
+            (
+                "values in enums",
+                sum(len(each.get("enum", ())) for each, _ in schemas),
+                rules.enum_values,
+            ),
             ("optional properties", 0 if rules.all_required else optional, rules.optional),
             ("unions", unions, rules.unions),
         )

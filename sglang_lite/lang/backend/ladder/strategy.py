@@ -80,7 +80,8 @@ class Refusal:
     Attributes:
         feature: feature that can't be honoured.
         instead: advice on what to do instead.
-        reasons: for a JSON schema, pointers to the parts that the provider does not accept, each with the reason.
+        reasons: for a JSON schema, pointers to the parts that the provider does not accept, each
+            with the reason.
     """
 
     feature: str

@@ -1,2 +1,1 @@
-"""Features and prices of models, with sources, one file per provider, and the code that reads them.
-"""
+"""Features and prices of models, with sources, one file per provider, and the code that reads them."""

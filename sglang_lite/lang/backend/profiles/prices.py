@@ -10,7 +10,8 @@ from importlib import resources
 from sglang_lite.lang.argument_names import explains_wrong_fields
 from sglang_lite.protocol import Usage
 
-_HOSTS = ("openai/", "anthropic/", "vertex_ai/", "gemini/")  # prefixes that call routers add to a model's name
+# prefixes that call routers add to a model's name
+_HOSTS = ("openai/", "anthropic/", "vertex_ai/", "gemini/")
 _MILLION = 1_000_000
 
 
@@ -41,9 +42,11 @@ class Price:
             return None
         plain = usage.prompt_tokens - usage.cached_tokens - usage.written_tokens
         parts = (
-            (plain, self.input), (usage.cached_tokens, self.cached), (usage.written_tokens, self.written),
+            (plain, self.input),
+            (usage.cached_tokens, self.cached),
+            (usage.written_tokens, self.written),
             (usage.completion_tokens, self.output),
-        )  # fmt: skip
+        )
         total = 0.0
         for tokens, each in parts:
             if tokens and each is None:
@@ -74,6 +77,10 @@ def price(usage: Usage, model: str) -> float | None:
 
 @cache
 def _prices() -> dict[str, Price]:
-    text = resources.files("sglang_lite.lang.backend.profiles").joinpath("prices.toml").read_text("utf-8")
+    text = (
+        resources.files("sglang_lite.lang.backend.profiles")
+        .joinpath("prices.toml")
+        .read_text("utf-8")
+    )
     providers = [each for each in tomllib.loads(text).values() if isinstance(each, dict)]
     return {name: Price(**prices) for models in providers for name, prices in models.items()}

@@ -65,8 +65,8 @@ class SchemaRules:
         all_required: True if every property of an object has to be required.
         type_lists: True if `type` may be a list.
         recursion: True if a schema may refer to itself.
-        properties, depth, enum_values, optional, unions: maximum number of properties, levels, values in enums,
-            optional properties and unions of a schema, or None for no limit.
+        properties, depth, enum_values, optional, unions: maximum number of properties, levels,
+            values in enums, optional properties and unions of a schema, or None for no limit.
         least_items: largest `minItems` that is enforced, or None for any.
         source, read: source of the rules and day on which it was read, as in Feature.
     """
@@ -95,8 +95,8 @@ class Profile:
         model: name of the model's entry in the file; empty if the file does not list the model.
         api: API of the provider that serves the model.
         features: known facts, by the names of parameters, strategies and other features.
-        limits: maximum number of stop strings (`stop`), of alternatives for a token (`top_logprobs_num`) and of choices
-            in a decision (`choices`).
+        limits: maximum number of stop strings (`stop`), of alternatives for a token
+            (`top_logprobs_num`) and of choices in a decision (`choices`).
         schema: JSON Schemas that strict outputs accept, or None if any schema is sent unchanged.
     """
 
@@ -134,9 +134,13 @@ class Profile:
         supported = {name: can.params is None or name in can.params for name in NAMES}
         supported |= {"images": can.images, "prefill": can.prefill, "continues": can.continues}
         by_pattern = any(self.supports(name) for name in ("structured_outputs", "regex", "grammar"))
-        supported["json_schema"] = JsonSchema in can.constraints and not self.supports("structured_outputs")
+        supported["json_schema"] = JsonSchema in can.constraints and not self.supports(
+            "structured_outputs"
+        )
         supported["regex_tool"] = Regex in can.constraints and not by_pattern
-        found = {name: Feature(each, "capabilities=", date.today()) for name, each in supported.items()}
+        found = {
+            name: Feature(each, "capabilities=", date.today()) for name, each in supported.items()
+        }
         return replace(self, features=MappingProxyType({**self.features, **found}))
 
     def for_strategies(self, strategies: AbstractSet[str]) -> Profile:
@@ -151,7 +155,9 @@ class Profile:
 
 def check_model_name(model: object) -> None:
     if not isinstance(model, str):
-        raise ParameterError("model_name", f"{shown(model)} is not a string.", where=user_location())
+        raise ParameterError(
+            "model_name", f"{shown(model)} is not a string.", where=user_location()
+        )
 
 
 def find_profile(provider: str, model: str) -> Profile:
@@ -164,7 +170,8 @@ def find_profile(provider: str, model: str) -> Profile:
     check_model_name(model)
     found, default = _provider(provider)
     base = _base_name(model)
-    for name in (base, _SNAPSHOT.sub("", base)):  # a listed snapshot may differ from its short name's current model
+    # a listed snapshot may differ from its short name's current model
+    for name in (base, _SNAPSHOT.sub("", base)):
         if name in found:
             return found[name]
     return default
@@ -178,14 +185,22 @@ def profile_by_name(name: str) -> Profile:
     """
     if not isinstance(name, str):
         raise ParameterError(
-            "profile", f"{name!r:.60} is neither a name nor a Profile.", hint='Give one by name, such as "vllm".'
+            "profile",
+            f"{name!r:.60} is neither a name nor a Profile.",
+            hint='Give one by name, such as "vllm".',
         )
     provider, _, model = name.partition("/")
     if provider not in providers():
-        raise ParameterError("profile", f"{name!r} is not known.", hint=f"Known: {', '.join(providers())}.")
+        raise ParameterError(
+            "profile", f"{name!r} is not known.", hint=f"Known: {', '.join(providers())}."
+        )
     found = find_profile(provider, model)
     if model and not found.model:
-        raise ParameterError("profile", f"{provider!r} has no model {model!r}.", hint=f"See profiles/{provider}.toml.")
+        raise ParameterError(
+            "profile",
+            f"{provider!r} has no model {model!r}.",
+            hint=f"See profiles/{provider}.toml.",
+        )
     return found
 
 
@@ -203,7 +218,11 @@ def providers() -> tuple[str, ...]:
     """Returns the names of the providers with a data file."""
     files = (each.name for each in _data().iterdir())
     return tuple(
-        sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml") and name != "prices.toml")
+        sorted(
+            name.removesuffix(".toml")
+            for name in files
+            if name.endswith(".toml") and name != "prices.toml"
+        )
     )
 
 
@@ -235,7 +254,11 @@ def _provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
     """
     file = _data() / f"{provider}.toml"
     if not file.is_file():
-        raise ParameterError("profile", f"there is no provider {provider!r}.", hint=f"Known: {', '.join(providers())}.")
+        raise ParameterError(
+            "profile",
+            f"there is no provider {provider!r}.",
+            hint=f"Known: {', '.join(providers())}.",
+        )
     data = tomllib.loads(file.read_text(encoding="utf-8"))
     default = data["default"]
     if "like" in data:  # another provider, whose software this one runs
@@ -247,7 +270,9 @@ def _provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
     def read(entry: Mapping[str, Any], model: str) -> Profile:
         return _profile(data, entry, Profile(provider, model, entry["api"], schema=schema))
 
-    listed = {name: read(entry, name) for entry in data.get("models", ()) for name in entry["names"]}
+    listed = {
+        name: read(entry, name) for entry in data.get("models", ()) for name in entry["names"]
+    }
     return listed, read(default, "")
 
 

@@ -47,7 +47,8 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Foreign, Json, UserValue
 from sglang_lite.text.chat_template import TurnTemplate
 
-_SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns; the others also have items to send back
+# APIs whose samples are whole turns; the others also have items to send back
+_SAMPLED = ("chat", "completions")
 _Answer = TypeVar("_Answer", Generation, Selection)
 
 
@@ -99,7 +100,9 @@ class RemoteBackend(Backend):
         check_model_name(model_name)
         if policy not in POLICIES:
             raise ParameterError(
-                "policy", f"{policy!r:.60} is not a policy.", hint=f"Use {', '.join(map(repr, POLICIES))}."
+                "policy",
+                f"{policy!r:.60} is not a policy.",
+                hint=f"Use {', '.join(map(repr, POLICIES))}.",
             )
         if rate_limit is not None and not isinstance(rate_limit, RateLimit):
             raise ParameterError("rate_limit", f"{rate_limit!r:.60} is not a RateLimit.")
@@ -113,7 +116,9 @@ class RemoteBackend(Backend):
         self._name = f"{type(self).__name__}({model_name!r})"
         self.token_usage = TokenUsage()
         self._connection = ApiConnection(type(self).__name__, connect, rate_limit)
-        self.errors = self._connection.error_translator(self._name, Origin(self.provider, model_name))
+        self.errors = self._connection.error_translator(
+            self._name, Origin(self.provider, model_name)
+        )
         self._client = ApiClient(self._connection, self.errors, self.token_usage, ProviderItems())
 
     def client(self) -> Foreign:
@@ -134,7 +139,7 @@ class RemoteBackend(Backend):
     def identity(self) -> tuple[Json, ...]:
         return *super().identity(), self._connection.server
 
-    # -------------------------------------------------------------------------------- what is served, and how
+    # ---------------------------------------------------------------------- what is served, and how
 
     @property
     def profile(self) -> Profile:
@@ -156,7 +161,8 @@ class RemoteBackend(Backend):
                     found = self._find if isinstance(self._find, Profile) else self._find()
                     if self._stated is not None:
                         found = found.with_capabilities(self._stated)
-                    found = self._find = found.for_strategies(self.strategies)  # only strategies that have a request
+                    # only strategies that have a request
+                    found = self._find = found.for_strategies(self.strategies)
                     self._found = found, capabilities_of(found, self.policy)
         return self._found
 
@@ -190,11 +196,15 @@ class RemoteBackend(Backend):
         """
         facts = RunFacts.of(params, program.api_drafts)
         traced = program.trace(backend=TracedBackend(self, facts), explore=explore, **arguments)
-        return Explainer(self, params, retries, count, price).explain(traced.graph(), traced.answers)
+        return Explainer(self, params, retries, count, price).explain(
+            traced.graph(), traced.answers
+        )
 
     def strategy(self, demands: Demands) -> Strategy | Refusal:
         """Returns the strategy for a node, or the reason why the node is rejected."""
-        return choose_strategy(self.profile, self.policy, replace(demands, effort=self.reasoning_effort))
+        return choose_strategy(
+            self.profile, self.policy, replace(demands, effort=self.reasoning_effort)
+        )
 
     def check(self, node: object, demands: Demands, where: Location | None) -> None:
         if demands.kind == "select":
@@ -204,7 +214,9 @@ class RemoteBackend(Backend):
         if isinstance(found, Refusal):
             raise refusal(self, node, found.feature, found.instead, where)
 
-    def shares_prompt_cost(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
+    def shares_prompt_cost(
+        self, params: SamplingParams, constraint: Constraint | None, count: int
+    ) -> bool:
         """Returns True if one call for `count` samples is worthwhile because the provider charges
         for their prompt only once.
         """
@@ -231,7 +243,9 @@ class RemoteBackend(Backend):
 
     def _priced(self, answer: _Answer) -> _Answer:
         """Adds the answer's cost in dollars to its metadata; None if a price is unknown."""
-        return msgspec.structs.replace(answer, meta={**answer.meta, "cost": known_price(answer.usage, self.model_name)})
+        return msgspec.structs.replace(
+            answer, meta={**answer.meta, "cost": known_price(answer.usage, self.model_name)}
+        )
 
     def selection(self, choices: Sequence[str], *, scores: bool = False) -> Demands:
         """Returns the demands of a selection, for the ladder."""
@@ -240,7 +254,9 @@ class RemoteBackend(Backend):
             params = msgspec.structs.replace(params, temperature=0.0)
         return Demands("select", params, Choices(tuple(choices)), scores)
 
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+    async def aselect(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection:
         """Makes the model choose. The selection has scores if the strategy provides them, and
         otherwise only the picked choice.
         """
@@ -252,9 +268,14 @@ class RemoteBackend(Backend):
                 f"{self._name} can't score choices without the prompt.",
                 hint="Use another choices_method, or a local engine.",
             )
-        if not all(choices) and strategy.name in ("decisions", "token_logprobs", "logit_bias_steps"):
+        if not all(choices) and strategy.name in (
+            "decisions",
+            "token_logprobs",
+            "logit_bias_steps",
+        ):
             raise CapabilityError(
-                f"{self._name} can't score an empty choice.", hint="Leave it out, or use a local engine."
+                f"{self._name} can't score an empty choice.",
+                hint="Leave it out, or use a local engine.",
             )
         self.check_prompt(prompt)
         if strategy.name == "decisions":
@@ -262,18 +283,29 @@ class RemoteBackend(Backend):
         return self._priced(await select_by_strategy(self, prompt, demands, strategy))
 
     def call(
-        self, prompt: Prompt, params: SamplingParams, strategy: Strategy, *, constrained: bool, stream: bool
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        strategy: Strategy,
+        *,
+        constrained: bool,
+        stream: bool,
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Makes one call to the provider's API, with the items that the API expects back from
         earlier turns. Yields deltas if `stream`, then the samples, neither checked nor converted,
         like `ApiClient.ask`.
 
         Args:
-            constrained: whether the answer has a constraint, so that an answer that was cut short is an error.
+            constrained: whether the answer has a constraint, so that an answer that was cut short
+                is an error.
         """
         api, target = self.target(strategy)
-        request = ApiRequest(target, prompt, params, strategy.shape, self._client.provider_items.of(prompt.messages))
-        return self._client.ask(api, request, self.tokenizer, constrained=constrained, stream=stream)
+        request = ApiRequest(
+            target, prompt, params, strategy.shape, self._client.provider_items.of(prompt.messages)
+        )
+        return self._client.ask(
+            api, request, self.tokenizer, constrained=constrained, stream=stream
+        )
 
     def target(self, strategy: Strategy) -> tuple[Api, Target]:
         """Returns the API that a strategy calls, and the model's settings for it.
@@ -281,7 +313,9 @@ class RemoteBackend(Backend):
         Raises:
             CapabilityError: the subclass does not define this method.
         """
-        raise CapabilityError(f"{self._name} has no `target`.", hint="Define `target` in the subclass.")
+        raise CapabilityError(
+            f"{self._name} has no `target`.", hint="Define `target` in the subclass."
+        )
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
         """Asks the decisions endpoint. A subclass with "decisions" in its `strategies` must define

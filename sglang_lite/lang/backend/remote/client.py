@@ -11,14 +11,28 @@ import json
 import time
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
 from sglang_lite.errors import Origin
-from sglang_lite.lang.backend.apis.api import Api, ApiReader, ApiRequest, JsonTool, PartialAnswer, ProviderItems, Tools
+from sglang_lite.lang.backend.apis.api import (
+    Api,
+    ApiReader,
+    ApiRequest,
+    JsonTool,
+    PartialAnswer,
+    ProviderItems,
+    Tools,
+)
 from sglang_lite.lang.backend.remote.connection import ApiConnection
 from sglang_lite.lang.backend.remote.errors import ErrorTranslator, shortened
 from sglang_lite.lang.backend.token_counts import (
@@ -67,7 +81,13 @@ class ApiClient:
     provider_items: ProviderItems
 
     async def ask(
-        self, api: Api, request: ApiRequest, tokenizer: TiktokenEncoding | None, *, constrained: bool, stream: bool
+        self,
+        api: Api,
+        request: ApiRequest,
+        tokenizer: TiktokenEncoding | None,
+        *,
+        constrained: bool,
+        stream: bool,
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Sends a request. Yields deltas if `stream`, then the finished samples.
 
@@ -87,7 +107,9 @@ class ApiClient:
         account = CallAccount(request, reader, tokenizer)
         try:
             with self.errors.translating():
-                async with aclosing(self._read(api, request, reader, account, stream=stream)) as deltas:
+                async with aclosing(
+                    self._read(api, request, reader, account, stream=stream)
+                ) as deltas:
                     async for delta in deltas:
                         yield delta
             account.end()
@@ -105,10 +127,15 @@ class ApiClient:
             raise
 
     async def _read(
-        self, api: Api, request: ApiRequest, reader: ApiReader, account: CallAccount, *, stream: bool
+        self,
+        api: Api,
+        request: ApiRequest,
+        reader: ApiReader,
+        account: CallAccount,
+        *,
+        stream: bool,
     ) -> AsyncGenerator[Delta, None]:
-        """Makes the call, and further calls while the model pauses. Yields the deltas of a stream.
-        """
+        """Makes the call, and further calls while the model pauses. Yields the deltas of a stream."""
         arguments = api.arguments(request)
         waited = await self.connection.limit.wait(_estimate(request))
         began = time.perf_counter()
@@ -116,7 +143,9 @@ class ApiClient:
         for _ in range(_MAX_PAUSES):
             create = api.create(self.connection.client())
             if stream or api.always_streams:
-                async with _closed_in_order(await account.counted(create(**arguments, **api.streamed))) as events:
+                async with _closed_in_order(
+                    await account.counted(create(**arguments, **api.streamed))
+                ) as events:
                     async for event in events:
                         for delta in reader.event(event):
                             first = first or time.perf_counter() - began
@@ -133,12 +162,17 @@ class ApiClient:
             if not reader.paused:
                 break
             arguments = api.resumed(arguments, reader)
-        reader.meta |= {"provider": self.errors.origin.provider, "reasoning_tokens": reader.usage.reasoning_tokens}
+        reader.meta |= {
+            "provider": self.errors.origin.provider,
+            "reasoning_tokens": reader.usage.reasoning_tokens,
+        }
         reader.meta |= {"waited_s": waited} if waited else {}
         times = {"first_token_s": first, "total_s": time.perf_counter() - began}
         reader.usage = msgspec.structs.replace(reader.usage, **times)
 
-    def _samples(self, reader: ApiReader, request: ApiRequest, *, constrained: bool) -> Iterator[Generation]:
+    def _samples(
+        self, reader: ApiReader, request: ApiRequest, *, constrained: bool
+    ) -> Iterator[Generation]:
         """Yields the finished samples of an answer and adds its usage to the totals."""
         self.tokens.add(reader.usage)
         if reader.failure:
@@ -147,10 +181,14 @@ class ApiClient:
             raise self.errors.unreadable_error(f"the model paused {_MAX_PAUSES} times")
         count = request.params.samples
         if len(reader.samples) != count:
-            raise self.errors.unreadable_error(f"{len(reader.samples)} samples arrived instead of {count}")
+            raise self.errors.unreadable_error(
+                f"{len(reader.samples)} samples arrived instead of {count}"
+            )
         for index, sample in sorted(reader.samples.items()):
             if sample.finish_reason is None:
-                raise self.errors.unreadable_error("the stream ended before the answer was complete")
+                raise self.errors.unreadable_error(
+                    "the stream ended before the answer was complete"
+                )
             # Providers report one usage for all samples together; the first sample carries it.
             usage = Usage() if index else reader.usage
             text = self._text(sample, request, usage, constrained=constrained)
@@ -168,7 +206,9 @@ class ApiClient:
             missing = unsent(answer, request.params, reader.usage, end_assumed=sample.end_assumed)
             yield msgspec.structs.replace(answer, meta=with_warnings(reader.meta, *missing))
 
-    def _text(self, sample: PartialAnswer, request: ApiRequest, usage: Usage, *, constrained: bool) -> str:
+    def _text(
+        self, sample: PartialAnswer, request: ApiRequest, usage: Usage, *, constrained: bool
+    ) -> str:
         """Returns the text of a sample. Tool calls become JSON text: the arguments, or an object
         that names the tool.
 
@@ -182,16 +222,22 @@ class ApiClient:
         if sample.refusal:
             raise self.errors.refusal_error(sample.refusal)
         if sample.truncated and constrained:
-            thoughts = ", which reasoning may have used up" if not sample.text and not sample.calls else ""
+            thoughts = (
+                ", which reasoning may have used up" if not sample.text and not sample.calls else ""
+            )
             problem = f"{name} was cut short after {usage.completion_tokens} tokens{thoughts}."
             raise TruncatedError(problem, text=sample.text, hint="Raise max_tokens.")
         if isinstance(request.shape, Tools | JsonTool) and sample.calls:
             return self._called(sample, request.shape)
         if not sample.text and (sample.truncated or isinstance(request.params.stop, Unset)):
             spent = (
-                f" after {usage.completion_tokens} tokens, which reasoning may have used up" if sample.truncated else ""
+                f" after {usage.completion_tokens} tokens, which reasoning may have used up"
+                if sample.truncated
+                else ""
             )
-            raise BackendError(f"{name} returned no text{spent}.", hint="Raise max_tokens, or change the prompt.")
+            raise BackendError(
+                f"{name} returned no text{spent}.", hint="Raise max_tokens, or change the prompt."
+            )
         return answer_object(sample.text) if isinstance(request.shape, Tools) else sample.text
 
     def _called(self, sample: PartialAnswer, shape: Tools | JsonTool) -> str:
@@ -204,7 +250,11 @@ class ApiClient:
             problem = f"{self.errors.name} called {len(calls)} tools at once ({names}), but this node accepts one call."
             hint = "Ask for one call in the prompt, set parallel_tool_calls=True, or set retries."
             raise ValueValidationError(problem, text=sample.text, hint=hint)
-        return calls[0].arguments if isinstance(shape, JsonTool) else call_object(calls[0].name, calls[0].arguments)
+        return (
+            calls[0].arguments
+            if isinstance(shape, JsonTool)
+            else call_object(calls[0].name, calls[0].arguments)
+        )
 
 
 @asynccontextmanager
@@ -220,12 +270,14 @@ async def _closed_in_order(stream: AbstractAsyncContextManager[Any]) -> AsyncIte
         try:
             yield events
         except Exception as error:
-            traceback.clear_frames(error.__traceback__)  # a failed generator's frame refers to those it reads from
+            # a failed generator's frame refers to those it reads from
+            traceback.clear_frames(error.__traceback__)
             raise
         finally:
             await closing.aclose()
             with suppress(Exception):
-                async with asyncio.timeout(0):  # the response is closed: reading on ends each generator immediately
+                # the response is closed: reading on ends each generator immediately
+                async with asyncio.timeout(0):
                     async for _ in events:
                         pass
 
@@ -255,7 +307,9 @@ class CallAccount:
         answered: number of requests whose answer was completely read.
     """
 
-    def __init__(self, request: ApiRequest, reader: ApiReader, tokenizer: TiktokenEncoding | None) -> None:
+    def __init__(
+        self, request: ApiRequest, reader: ApiReader, tokenizer: TiktokenEncoding | None
+    ) -> None:
         self._request = request
         self._reader = reader
         self._tokenizer = tokenizer
@@ -283,7 +337,9 @@ class CallAccount:
         reported = self._reader.usage
         samples = self._reader.samples.values()
         whole = all(sample.finish_reason is not None for sample in samples)
-        if not whole or not is_credible(reported, self._request.prompt, map(_text, samples), self._tokenizer):
+        if not whole or not is_credible(
+            reported, self._request.prompt, map(_text, samples), self._tokenizer
+        ):
             note_unreported(unreported_usage(reported, self._possible()))
             self._reader.meta.setdefault("warnings", []).append(NOT_CREDIBLE)
 
@@ -313,13 +369,20 @@ class CallAccount:
         prompt = estimated_tokens(request.prompt, self._tokenizer)
         if request.shape is not None:
             prompt += tokens_of(json.dumps(asdict(request.shape), default=dict), self._tokenizer)
-        seen = sum(tokens_of(_text(sample), self._tokenizer) for sample in self._reader.samples.values())
+        seen = sum(
+            tokens_of(_text(sample), self._tokenizer) for sample in self._reader.samples.values()
+        )
         longest = 0 if isinstance(params.max_tokens, Unset) else params.max_tokens * params.samples
         return Usage(prompt, 0, max(longest, seen))
 
 
 def _text(sample: PartialAnswer) -> str:
     """Joins everything that was received of a sample."""
-    return " ".join([
-        sample.text, sample.reasoning or "", sample.refusal, *(call.arguments for call in sample.calls.values())
-    ])  # fmt: skip
+    return " ".join(
+        [
+            sample.text,
+            sample.reasoning or "",
+            sample.refusal,
+            *(call.arguments for call in sample.calls.values()),
+        ]
+    )

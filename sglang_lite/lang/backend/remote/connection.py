@@ -63,7 +63,8 @@ class ApiConnection:
             self.sdk: Any = importlib.import_module(connector.package)
         except ImportError as error:
             raise BackendError(
-                f"{backend} needs the {connector.package} SDK.", hint=f"pip install 'sglang-lite[{connector.extra}]'"
+                f"{backend} needs the {connector.package} SDK.",
+                hint=f"pip install 'sglang-lite[{connector.extra}]'",
             ) from error
         self._connector = connector
         try:
@@ -75,7 +76,9 @@ class ApiConnection:
         self._handle: Handle | None = None
         self.server = str(getattr(self.latest_client, "base_url", ""))
         key = getattr(self.latest_client, "api_key", None)
-        self.limit = shared_limit(f"{connector.package} {self.server}", key) if limit is None else limit
+        self.limit = (
+            shared_limit(f"{connector.package} {self.server}", key) if limit is None else limit
+        )
 
     def error_translator(self, name: str, origin: Origin) -> ErrorTranslator:
         """Creates the translator of the SDK's errors."""
@@ -89,7 +92,9 @@ class ApiConnection:
         if self._loop is loop:
             return self.latest_client
         if self._used:
-            self.latest_client = self._connector.make_client(self.sdk, self._response_hook(), self.latest_client)
+            self.latest_client = self._connector.make_client(
+                self.sdk, self._response_hook(), self.latest_client
+            )
         if self.latest_client is not self._connector.existing_client:
             self._handle = closed_with_loop(partial(self._connector.close, self.latest_client))
         self._loop = loop
@@ -104,7 +109,12 @@ class ApiConnection:
         self._loop = None
         handle = self._handle
         self._handle = None
-        if handle is not None and loop is not None and loop is executor_loop() and not on_executor():
+        if (
+            handle is not None
+            and loop is not None
+            and loop is executor_loop()
+            and not on_executor()
+        ):
             asyncio.run_coroutine_threadsafe(_closed(handle), loop).result()
 
     def _response_hook(self) -> ResponseHook:
@@ -148,7 +158,9 @@ def sdk_client(
     trust_env = not (isinstance(url, str) and address(url).hostname in LOCAL_HOSTS)
     if client is not None and (args or options):
         raise ParameterError(
-            "client", "other arguments of the client have no effect beside it.", hint="Leave them out."
+            "client",
+            "other arguments of the client have no effect beside it.",
+            hint="Leave them out.",
         )
 
     def make(sdk: Any, on_response: ResponseHook, before: Any) -> Any:
@@ -157,7 +169,9 @@ def sdk_client(
 
         if client is not None and not isinstance(client, getattr(sdk, kind)):
             raise ParameterError(
-                "client", f"{type(client).__name__} is not {kind}.", hint="Give an asynchronous client."
+                "client",
+                f"{type(client).__name__} is not {kind}.",
+                hint="Give an asynchronous client.",
             )
         if client is not None and before is None:
             return client
@@ -165,11 +179,14 @@ def sdk_client(
             if before is not None:
                 raise BackendError(
                     "the connections of http_client= belong to another event loop or to the process before a fork, "
-                    "or were closed by shutdown(). It can't be used again.", hint="Make a new backend where it is used."
-                )  # fmt: skip
+                    "or were closed by shutdown(). It can't be used again.",
+                    hint="Make a new backend where it is used.",
+                )
             return explains_wrong_arguments(getattr(sdk, kind))(*args, **options)
         pool = pool_arguments(trust_env=trust_env)
-        http = sdk.DefaultAsyncHttpxClient(event_hooks={"response": [hook]}, trust_env=trust_env, **pool)
+        http = sdk.DefaultAsyncHttpxClient(
+            event_hooks={"response": [hook]}, trust_env=trust_env, **pool
+        )
         return (
             before.copy(http_client=http)
             if client is not None

@@ -60,7 +60,11 @@ def _told(reason: tuple[str, str]) -> str:
 
 
 def explained_by(
-    backend: Backend, constraint: Constraint, checked: tuple[tuple[str, str], ...] = (), *, select: bool = False
+    backend: Backend,
+    constraint: Constraint,
+    checked: tuple[tuple[str, str], ...] = (),
+    *,
+    select: bool = False,
 ) -> ConstraintExplanation:
     """Explains how a backend other than an engine of this process would hold a generation to a
     constraint.
@@ -80,16 +84,24 @@ def explained_by(
     demands = Demands("select" if select else "gen", constraint=constraint)
     if isinstance(backend, RemoteBackend):
         assert not select or isinstance(constraint, Choices)
-        asked = backend.selection(constraint.options) if isinstance(constraint, Choices) and select else demands
+        asked = (
+            backend.selection(constraint.options)
+            if isinstance(constraint, Choices) and select
+            else demands
+        )
         return _by_strategy(replace(found, limits=limits), backend.strategy(asked))
     try:
         backend.check(Select("", ("",)) if select else Gen(""), demands, None)
     except CapabilityError as error:
-        return replace(found, mode="refused", refused=(("", f"{error.message} {error.hint}".rstrip()),))
+        return replace(
+            found, mode="refused", refused=(("", f"{error.message} {error.hint}".rstrip()),)
+        )
     return replace(found, by="scores" if select else "the backend", limits=limits)
 
 
-def _by_strategy(found: ConstraintExplanation, strategy: Strategy | Refusal) -> ConstraintExplanation:
+def _by_strategy(
+    found: ConstraintExplanation, strategy: Strategy | Refusal
+) -> ConstraintExplanation:
     if isinstance(strategy, Refusal):
         reasons = strategy.reasons or (("", f"{strategy.feature}. {strategy.instead}"),)
         return replace(found, mode="refused", refused=reasons)
@@ -102,4 +114,6 @@ def _by_strategy(found: ConstraintExplanation, strategy: Strategy | Refusal) -> 
         checked = (*fit.checked, *checked)
         limits += tuple(f"{pointer}: optional, and becomes required" for pointer in fit.required)
     otherwise = "" if strategy.fallback is None else f" or {strategy.fallback.name}"
-    return replace(found, mode=strategy.mode, by=strategy.name + otherwise, checked=checked, limits=limits)
+    return replace(
+        found, mode=strategy.mode, by=strategy.name + otherwise, checked=checked, limits=limits
+    )

@@ -15,9 +15,21 @@ from dataclasses import dataclass
 
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.http.rate_limit import retry_after
-from sglang_lite.protocol import BackendError, OverloadedError, RefusalError, RequestTimeoutError, Usage
+from sglang_lite.protocol import (
+    BackendError,
+    OverloadedError,
+    RefusalError,
+    RequestTimeoutError,
+    Usage,
+)
 
-_BUSY = {"overloaded_error", "rate_limit_error", "rate_limit_exceeded", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
+_BUSY = {
+    "overloaded_error",
+    "rate_limit_error",
+    "rate_limit_exceeded",
+    "RESOURCE_EXHAUSTED",
+    "UNAVAILABLE",
+}
 _RETRIES = "max_retries= of the backend sets how often it is tried again"
 _HINTS = {
     401: "Check api_key=, or the environment variable that it is read from.",
@@ -50,8 +62,7 @@ class ErrorTranslator:
 
     @contextlib.contextmanager
     def translating(self) -> Iterator[None]:
-        """Converts errors of the SDK and of its HTTP library raised in the `with` block into ours.
-        """
+        """Converts errors of the SDK and of its HTTP library raised in the `with` block into ours."""
         import httpx2
 
         try:
@@ -61,7 +72,9 @@ class ErrorTranslator:
         except httpx2.TimeoutException as error:
             raise self._timeout_error() from self._cause(error)
         except httpx2.HTTPError as error:  # SDKs don't convert errors while an answer is read
-            broken = self.unreadable_error(f"the connection failed in the middle of the answer ({error})")
+            broken = self.unreadable_error(
+                f"the connection failed in the middle of the answer ({error})"
+            )
             broken.retryable = True
             raise broken from self._cause(error)
         except json.JSONDecodeError as error:
@@ -70,7 +83,8 @@ class ErrorTranslator:
     def unreadable_error(self, what: str) -> BackendError:
         """Makes the error for an answer that can't be read."""
         return BackendError(
-            f"{self.name}: {self.redacted(what)}.", hint="Check what listens at base_url, or try again."
+            f"{self.name}: {self.redacted(what)}.",
+            hint="Check what listens at base_url, or try again.",
         )
 
     def failed_error(self, why: str) -> BackendError:
@@ -80,7 +94,9 @@ class ErrorTranslator:
         return ours
 
     def refusal_error(self, why: str) -> RefusalError:
-        return RefusalError(f"{self.name} refused to answer: {self.redacted(why)}", hint="Change the prompt.")
+        return RefusalError(
+            f"{self.name} refused to answer: {self.redacted(why)}", hint="Change the prompt."
+        )
 
     def redacted(self, text: str) -> str:
         """Removes the secrets from a text."""
@@ -97,7 +113,9 @@ class ErrorTranslator:
         return error if self.redacted(shown) == shown else None
 
     def _timeout_error(self) -> RequestTimeoutError:
-        return RequestTimeoutError(f"{self.name} did not answer in time.", hint=f"Raise timeout=; {_RETRIES}.")
+        return RequestTimeoutError(
+            f"{self.name} did not answer in time.", hint=f"Raise timeout=; {_RETRIES}."
+        )
 
     def _translated(self, error: Exception) -> BackendError:
         if isinstance(error, self.timeout):
@@ -114,11 +132,15 @@ class ErrorTranslator:
         status, (message, kinds) = _status(error), _report(error)
         request = getattr(error, "request_id", None)
         facts = [f"HTTP {status}"] * (status >= 400) + [f"request {request}"] * bool(request)
-        text = f"{self.name}: {self.redacted(message)}" + (f" ({', '.join(facts)})" if facts else "")
+        text = f"{self.name}: {self.redacted(message)}" + (
+            f" ({', '.join(facts)})" if facts else ""
+        )
         ours = _kind(text, status, kinds)
         ours.usage = Usage() if status >= 400 else None  # a rejected request used nothing
         ours.origin = Origin(self.origin.provider, self.origin.model, request)
-        ours.retry_after = retry_after(getattr(getattr(error, "response", None), "headers", None) or {})
+        ours.retry_after = retry_after(
+            getattr(getattr(error, "response", None), "headers", None) or {}
+        )
         return ours
 
 
@@ -128,7 +150,11 @@ def _report(error: Exception) -> tuple[str, set[str]]:
     fields = body.get("error", body) if isinstance(body, dict) else body
     fields = fields if isinstance(fields, dict) else {"message": fields}
     message = str(fields.get("message") or getattr(error, "message", error))
-    return shortened(message), {str(fields.get("type")), str(fields.get("code")), str(getattr(error, "status", None))}
+    return shortened(message), {
+        str(fields.get("type")),
+        str(fields.get("code")),
+        str(getattr(error, "status", None)),
+    }
 
 
 def _status(error: Exception) -> int:
@@ -143,7 +169,9 @@ def _kind(text: str, status: int, kinds: set[str]) -> BackendError:
     """Makes the error for a failed request, by status code and kind of failure."""
     ours: BackendError
     if kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in kinds):
-        ours = OverloadedError(text, hint=f"Run fewer programs at a time (num_threads=); {_RETRIES}.")
+        ours = OverloadedError(
+            text, hint=f"Run fewer programs at a time (num_threads=); {_RETRIES}."
+        )
     elif status in (408, 504):
         ours = RequestTimeoutError(text, hint=f"Raise timeout=; {_RETRIES}.")
     else:

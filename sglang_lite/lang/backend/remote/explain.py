@@ -21,7 +21,13 @@ from sglang_lite.lang.backend.remote.planner import SharedCall
 from sglang_lite.lang.backend.remote.turn import TurnSource
 from sglang_lite.lang.backend.remote.turn_plan import TurnPlan, turn_text
 from sglang_lite.lang.backend.rendering import from_start
-from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, example_choices, number_as_regex
+from sglang_lite.lang.expressions import (
+    NUMBER_STOPS,
+    SglGen,
+    SglSelect,
+    example_choices,
+    number_as_regex,
+)
 from sglang_lite.program.graph import GraphNode, GraphRecord, Picture
 from sglang_lite.program.nodes import Gen, GrammarBegin, Select
 from sglang_lite.protocol import (
@@ -32,7 +38,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Unset,
     Usage,
-)  # fmt: skip
+)
 from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import adapter_of, given_values
 
@@ -40,7 +46,8 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote.backend import RemoteBackend
 
 
-Price: TypeAlias = Callable[[Usage, str], float | None]  # dollars for a call's usage on a model; None if unknown
+# dollars for a call's usage on a model; None if unknown
+Price: TypeAlias = Callable[[Usage, str], float | None]
 CHARACTERS_A_TOKEN = 4  # estimate for English text, used if no counter is given
 
 
@@ -101,10 +108,16 @@ class Explanation:
 
     @property
     def price(self) -> tuple[float, float] | None:
-        """Dollars at best and at worst if every node is reached once, or None if a node's price is unknown."""
+        """Dollars at best and at worst if every node is reached once, or None if a node's price is
+        unknown.
+        """
         prices = [node.price for node in self.nodes if node.mode != "refused"]
         numbers = [each for each in prices if each is not None]
-        return None if len(numbers) < len(prices) else (sum(p[0] for p in numbers), sum(p[1] for p in numbers))
+        return (
+            None
+            if len(numbers) < len(prices)
+            else (sum(p[0] for p in numbers), sum(p[1] for p in numbers))
+        )
 
     @property
     def refused(self) -> tuple[ExplainedNode, ...]:
@@ -113,15 +126,26 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Json]:
         """Returns the explanation as plain data."""
-        nodes = [{**asdict(node), "where": None if node.where is None else list(node.where)} for node in self.nodes]
+        nodes = [
+            {**asdict(node), "where": None if node.where is None else list(node.where)}
+            for node in self.nodes
+        ]
         return {"backend": self.backend, "complete": self.complete, "nodes": nodes}
 
     def __str__(self) -> str:
         head = ("line", "node", "served", "calls", "prompt tokens", "at most", "price")
         rows = [head, *map(_row, self.nodes)]
         widths = [max(map(len, column)) for column in zip(*rows)]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
-        notes = [f"{_line(node)}: {text}" for node in self.nodes for text in (node.refusal, *node.warnings) if text]
+        lines = [
+            "  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip()
+            for row in rows
+        ]
+        notes = [
+            f"{_line(node)}: {text}"
+            for node in self.nodes
+            for text in (node.refusal, *node.warnings)
+            if text
+        ]
         more = [] if self.complete else ["The body has other ways, which are not listed."]
         return "\n".join([self.backend, *lines, *dict.fromkeys(notes), *more])
 
@@ -171,17 +195,27 @@ class Explainer:
         longest = Usage(node.prompt_tokens, 0, node.completion_tokens)
         lowest = self._price(Usage(node.prompt_tokens), model)
         highest = self._price(longest, model)
-        return None if lowest is None or highest is None else (lowest * node.calls[0], highest * node.calls[1])
+        return (
+            None
+            if lowest is None or highest is None
+            else (lowest * node.calls[0], highest * node.calls[1])
+        )
 
     def _node(self, node: GraphNode, answer: TracedAnswer | None) -> ExplainedNode | None:
         """Explains a node. Returns None if the backend is not involved."""
         match node.node:
             case GrammarBegin() if Continuation not in self._backend.capabilities.constraints:
-                return ExplainedNode("grammar", None, node.where, "refused", refusal="a grammar over several nodes")
+                return ExplainedNode(
+                    "grammar", None, node.where, "refused", refusal="a grammar over several nodes"
+                )
             case Picture(medium=kind) if not self._backend.capabilities.takes(kind):
-                return ExplainedNode("image", None, node.where, "refused", refusal=MEDIA_NAMES[kind])
+                return ExplainedNode(
+                    "image", None, node.where, "refused", refusal=MEDIA_NAMES[kind]
+                )
             case Picture():
-                return ExplainedNode("image", None, node.where, "native", "shown to the model", completion_tokens=0)
+                return ExplainedNode(
+                    "image", None, node.where, "native", "shown to the model", completion_tokens=0
+                )
             case Gen() | Select() as request:
                 assert answer is not None
                 return self._explained(request, node, answer.prompt, answer.expression)
@@ -191,18 +225,29 @@ class Explainer:
         self, request: Gen | Select, node: GraphNode, prompt: Prompt, own: SglGen | SglSelect
     ) -> ExplainedNode:
         kind: Literal["gen", "select"] = "gen" if isinstance(request, Gen) else "select"
-        plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(prompt.text))
+        plain = ExplainedNode(
+            kind, node.name, node.where, "refused", prompt_tokens=self._count(prompt.text)
+        )
         if isinstance(own, SglGen) and own.options.backend is not None:
             warning = "another backend answers this node: explain the program with that one"
             return replace(plain, mode="native", strategy="another backend", warnings=(warning,))
         if any(use.into == "constraint" for use in node.uses):
-            return replace(plain, refusal="its constraint is only known when the program runs: give the argument")
-        turn, index = (own.source.turn.plan, own.source.index) if isinstance(own.source, TurnSource) else (None, 0)
+            return replace(
+                plain,
+                refusal="its constraint is only known when the program runs: give the argument",
+            )
+        turn, index = (
+            (own.source.turn.plan, own.source.index)
+            if isinstance(own.source, TurnSource)
+            else (None, 0)
+        )
         refusal = self._refusal(prompt, turn)
         demands = self._demands(request, own)
         found = self._backend.strategy(demands)
         if isinstance(request, Select) and request.method == "unconditional_likelihood_normalized":
-            found = Refusal("scores without the prompt", "Use another choices_method, or a local engine.")
+            found = Refusal(
+                "scores without the prompt", "Use another choices_method, or a local engine."
+            )
         if isinstance(request, Select) and adapter_of(
             self._params.lora_path if isinstance(request.lora_path, Unset) else request.lora_path
         ):
@@ -214,13 +259,19 @@ class Explainer:
         assert isinstance(found, Strategy)
         max_tokens = demands.params.max_tokens
         explained = replace(
-            plain, mode=found.mode, strategy=found.name, calls=found.calls, warnings=found.warnings,
+            plain,
+            mode=found.mode,
+            strategy=found.name,
+            calls=found.calls,
+            warnings=found.warnings,
             otherwise="" if found.fallback is None else found.fallback.name,
             completion_tokens=None if isinstance(max_tokens, Unset) else max_tokens,
-        )  # fmt: skip
+        )
         # Method None: several choices, made one after the other, or the user's own method.
         if isinstance(request, Select) and request.method is None:
-            explained = replace(explained, calls=(found.calls[0], found.calls[1] * len(request.choices)))
+            explained = replace(
+                explained, calls=(found.calls[0], found.calls[1] * len(request.choices))
+            )
         if turn is not None:
             explained = self._in_turn(explained, turn, index, prompt)
         best, worst = explained.calls
@@ -229,7 +280,8 @@ class Explainer:
             self._shared.add(own.source)
         tries = self._retry_count(own)
         if turn is not None and turn.as_text and index:
-            return replace(explained, calls=(0, worst * tries))  # its first answer comes with the turn's first node
+            # its first answer comes with the turn's first node
+            return replace(explained, calls=(0, worst * tries))
         return replace(explained, calls=(best, worst * (1 + tries)))
 
     def _refusal(self, prompt: Prompt, turn: TurnPlan | None) -> str | None:
@@ -251,28 +303,42 @@ class Explainer:
         retries = own.options.retries if isinstance(own, SglGen) else None
         return self._retries if retries is None else retries
 
-    def _in_turn(self, node: ExplainedNode, turn: TurnPlan, index: int, prompt: Prompt) -> ExplainedNode:
+    def _in_turn(
+        self, node: ExplainedNode, turn: TurnPlan, index: int, prompt: Prompt
+    ) -> ExplainedNode:
         """Explains a node that shares its turn with others or follows text in it (docs/backends.md,
         "Several generations in a turn").
         """
         own = node.calls[1]
         if turn.as_text:
             whole = turn_text((prompt.partial, *turn.span.fields))
-            strategy = self._backend.strategy(Demands("gen", turn.common_params or SamplingParams(), whole))
+            strategy = self._backend.strategy(
+                Demands("gen", turn.common_params or SamplingParams(), whole)
+            )
             worst = strategy.calls[1] if isinstance(strategy, Strategy) else own
             return replace(node, strategy="turn", calls=(int(not index), worst))
         if not index and not turn.ahead and not prompt.partial.strip():
             return node  # the first node of the turn; its call brings no other answers
         more = (turn.asks_to_continue + turn.ahead + (not index)) if turn.ahead else 1
         mode = "emulated" if turn.asks_to_continue else node.mode
-        return replace(node, strategy="turn", mode=mode, otherwise=node.strategy, calls=(int(not index), own + more))
+        return replace(
+            node,
+            strategy="turn",
+            mode=mode,
+            otherwise=node.strategy,
+            calls=(int(not index), own + more),
+        )
 
     def _demands(self, request: Gen | Select, own: SglGen | SglSelect) -> Demands:
         """Returns the demands that the language would make of the backend for a node."""
         if isinstance(request, Select):
             multi = isinstance(own, SglSelect) and own.multi
-            scores = bool(request.temperature) or request.method != "token_length_normalized" or multi
-            return self._backend.selection(example_choices(request.choices or ("a", "b"), multi=multi), scores=scores)
+            scores = (
+                bool(request.temperature) or request.method != "token_length_normalized" or multi
+            )
+            return self._backend.selection(
+                example_choices(request.choices or ("a", "b"), multi=multi), scores=scores
+            )
         params = msgspec.structs.replace(self._params, **given_values(request.params))
         constraint = request.constraint
         if isinstance(constraint, Number) and Number not in self._backend.capabilities.constraints:
@@ -282,7 +348,7 @@ class Explainer:
         return Demands("gen", params, constraint)
 
 
-# ------------------------------------------------------------------------------------------------------- as a table
+# --------------------------------------------------------------------------------------- as a table
 
 
 def _row(node: ExplainedNode) -> tuple[str, ...]:

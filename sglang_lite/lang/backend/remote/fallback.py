@@ -1,5 +1,4 @@
-"""`Fallback`: a backend that tries the next of several backends if one can't be reached or is busy.
-"""
+"""`Fallback`: a backend that tries the next of several backends if one can't be reached or is busy."""
 
 from __future__ import annotations
 
@@ -33,7 +32,8 @@ from sglang_lite.protocol.anything import Json
 _Answer = TypeVar("_Answer", Generation, Selection)
 # Flags that are set if all backends have them.
 _SHARED = ("select", "scores", "continues", "prefill", "images", "videos", "sounds", "winds_down")
-_CONTINUES = TurnRules("continued", "continued")  # rules of a backend that has none: it continues any text
+# rules of a backend that has none: it continues any text
+_CONTINUES = TurnRules("continued", "continued")
 
 
 class Fallback(Backend):
@@ -60,7 +60,9 @@ class Fallback(Backend):
         for backend in self.backends:
             if not backend.capabilities.reads_prompts:
                 raise ParameterError(
-                    "backends", f"{name_of(backend)} has SGLang's blocking hooks.", hint="Write agenerate and aselect."
+                    "backends",
+                    f"{name_of(backend)} has SGLang's blocking hooks.",
+                    hint="Write agenerate and aselect.",
                 )
         self.chat_template = self.backends[0].get_chat_template()
         self.capabilities = _shared([backend.capabilities for backend in self.backends])
@@ -87,10 +89,16 @@ class Fallback(Backend):
             begun = False
             try:
                 own_prompt = self._prompt(prompt, backend)
-                async with aclosing(backend.agenerate(own_prompt, params, constraint, stream=stream)) as events:
+                async with aclosing(
+                    backend.agenerate(own_prompt, params, constraint, stream=stream)
+                ) as events:
                     async for event in events:
                         begun = True
-                        yield self._from(backend, event, failed) if isinstance(event, Generation) else event
+                        yield (
+                            self._from(backend, event, failed)
+                            if isinstance(event, Generation)
+                            else event
+                        )
             except BackendError as error:
                 if begun or not error.retryable or backend is self.backends[-1]:
                     raise
@@ -98,11 +106,15 @@ class Fallback(Backend):
             else:
                 return
 
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+    async def aselect(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
+    ) -> Selection:
         failed = list[tuple[str, str]]()
         for backend in self.backends:
             try:
-                picked = await backend.aselect(self._prompt(prompt, backend), choices, unconditional=unconditional)
+                picked = await backend.aselect(
+                    self._prompt(prompt, backend), choices, unconditional=unconditional
+                )
                 return self._from(backend, picked, failed)
             except BackendError as error:
                 if not error.retryable or backend is self.backends[-1]:
@@ -123,7 +135,9 @@ class Fallback(Backend):
     def _prompt(self, prompt: Prompt, backend: Backend) -> Prompt:
         """Renders the prompt with a backend's own chat template."""
         return (
-            prompt if backend is self.backends[0] else rerender(prompt, backend.get_chat_template(), self.chat_template)
+            prompt
+            if backend is self.backends[0]
+            else rerender(prompt, backend.get_chat_template(), self.chat_template)
         )
 
     def _from(self, backend: Backend, answer: _Answer, failed: Sequence[Any]) -> _Answer:

@@ -26,7 +26,8 @@ from sglang_lite.protocol import Constraint, Delta, Generation, Location, Sampli
 from sglang_lite.protocol.sampling import merge
 
 MIN_BRANCHES = 4
-SharesCost: TypeAlias = Callable[[SamplingParams, Constraint | None, int], bool]  # a backend's `shares_prompt_cost`
+# a backend's `shares_prompt_cost`
+SharesCost: TypeAlias = Callable[[SamplingParams, Constraint | None, int], bool]
 
 
 class FirstTokenGate:
@@ -37,7 +38,8 @@ class FirstTokenGate:
     __slots__ = ("_beginning", "_opened")
 
     def __init__(self) -> None:
-        self._beginning: str | None = None  # of the first branch's text; None until a branch arrives
+        # of the first branch's text; None until a branch arrives
+        self._beginning: str | None = None
         self._opened = asyncio.Event()
 
     async def enter(self, text: str) -> bool:
@@ -94,23 +96,32 @@ class CallPlanner(Planner):
     """Planner of a branch on a backend with rules for turns.
 
     Args:
-        shares_cost: returns True if one call for several samples is worthwhile; None if it never is.
+        shares_cost: returns True if one call for several samples is worthwhile; None if it never
+            is.
         gate: gate before the branch's first generation, or None.
     """
 
     __slots__ = ("_backend", "_gate", "_run", "_shares_cost")
 
     def __init__(
-        self, backend: Backend, run: RunFacts, shares_cost: SharesCost | None = None, gate: FirstTokenGate | None = None
+        self,
+        backend: Backend,
+        run: RunFacts,
+        shares_cost: SharesCost | None = None,
+        gate: FirstTokenGate | None = None,
     ) -> None:
         self._backend = backend
         self._run = run
         self._shares_cost = shares_cost
         self._gate = gate
 
-    def plan(self, expressions: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
+    def plan(
+        self, expressions: Sequence[Expression], role: str | None, where: Location | None
+    ) -> Sequence[Expression]:
         planned = list(expressions)
-        for i, turn in turns_of(expressions, TurnContext(self._backend, role, self._run, where)).items():
+        for i, turn in turns_of(
+            expressions, TurnContext(self._backend, role, self._run, where)
+        ).items():
             expression = planned[i]
             assert isinstance(expression, SglGen | SglSelect)
             planned[i] = msgspec.structs.replace(expression, source=turn)
@@ -118,14 +129,18 @@ class CallPlanner(Planner):
             return planned
         for i, expression in enumerate(planned):
             if isinstance(expression, SglGen):
-                planned[i] = msgspec.structs.replace(expression, source=BehindGate(self._gate, expression.source))
+                planned[i] = msgspec.structs.replace(
+                    expression, source=BehindGate(self._gate, expression.source)
+                )
                 self._gate = None
                 break
         return planned
 
     def share(self, added: Expression, size: int) -> Expression:
         expressions = list(added.walk())
-        first = next((i for i, expression in enumerate(expressions) if not is_constant(expression)), 0)
+        first = next(
+            (i for i, expression in enumerate(expressions) if not is_constant(expression)), 0
+        )
         own = expressions[first] if expressions else None
         if not isinstance(own, SglGen) or not self.may_share(own, size):
             return added
@@ -138,14 +153,22 @@ class CallPlanner(Planner):
         for `size` samples is worthwhile.
         """
         params = merge(self._run.params, own.node.params)
-        if not isinstance(params.seed, Unset) or not isinstance(params.n, Unset) or own.tools is not None:
+        if (
+            not isinstance(params.seed, Unset)
+            or not isinstance(params.n, Unset)
+            or own.tools is not None
+        ):
             return False
         if self._shares_cost is None or not self._run.shares:
             return False
         return own.options.backend is None and self._shares_cost(params, own.node.constraint, size)
 
     def fork(self, size: int) -> Sequence[Planner]:
-        gate = FirstTokenGate() if size >= MIN_BRANCHES and self._backend.capabilities.caches_prompts else None
+        gate = (
+            FirstTokenGate()
+            if size >= MIN_BRANCHES and self._backend.capabilities.caches_prompts
+            else None
+        )
         return [CallPlanner(self._backend, self._run, self._shares_cost, gate) for _ in range(size)]
 
 
@@ -164,7 +187,8 @@ class SharedCall(AnswerSource):
     def __init__(self, size: int) -> None:
         self.size = size
         self._question: NodeQuestion | None = None  # question of the shared call
-        self._samples: asyncio.Future[list[Generation]] | None = None  # samples that no branch has taken yet
+        # samples that no branch has taken yet
+        self._samples: asyncio.Future[list[Generation]] | None = None
 
     async def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
         if self._samples is None:
@@ -173,7 +197,10 @@ class SharedCall(AnswerSource):
             async for event in self._call(question, self._samples):
                 yield event
             return
-        alike = self._question is not None and replace(question, stream=self._question.stream) == self._question
+        alike = (
+            self._question is not None
+            and replace(question, stream=self._question.stream) == self._question
+        )
         samples = await asyncio.shield(self._samples) if alike else []
         if samples:
             yield samples.pop(0)
@@ -187,7 +214,9 @@ class SharedCall(AnswerSource):
         samples: list[Generation] = []
         others: list[Generation] = []
         try:
-            several = replace(question, params=msgspec.structs.replace(question.params, n=self.size))
+            several = replace(
+                question, params=msgspec.structs.replace(question.params, n=self.size)
+            )
             async for event in several.events():
                 if isinstance(event, Generation):
                     samples.append(event)
@@ -195,7 +224,10 @@ class SharedCall(AnswerSource):
                     yield event
             samples.sort(key=lambda sample: sample.index)
             meta = {"branches": self.size, "calls": 0, "cost": 0.0}
-            others = [msgspec.structs.replace(each, index=0, meta={**each.meta, **meta}) for each in samples[1:]]
+            others = [
+                msgspec.structs.replace(each, index=0, meta={**each.meta, **meta})
+                for each in samples[1:]
+            ]
         finally:
             made.set_result(others)
         if not samples:  # the caller raises the error for an answer that is missing

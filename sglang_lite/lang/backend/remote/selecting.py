@@ -51,7 +51,9 @@ def checked_tokenizer(tokenizer: Foreign) -> TiktokenEncoding | None:
     return found
 
 
-async def select_by_strategy(backend: RemoteBackend, prompt: Prompt, demands: Demands, strategy: Strategy) -> Selection:
+async def select_by_strategy(
+    backend: RemoteBackend, prompt: Prompt, demands: Demands, strategy: Strategy
+) -> Selection:
     """Makes the model choose, using the strategy of the selection.
 
     Raises:
@@ -63,23 +65,36 @@ async def select_by_strategy(backend: RemoteBackend, prompt: Prompt, demands: De
         return await _by_first_token(backend, prompt, demands, strategy, choices)
     if strategy.name == "logit_bias_steps":
         return await _by_steps(backend, prompt, demands, strategy, choices)
-    picked = await only_answer(serve(backend, prompt, demands.params, demands.constraint, strategy, stream=False))
+    picked = await only_answer(
+        serve(backend, prompt, demands.params, demands.constraint, strategy, stream=False)
+    )
     return Selection((), picked.usage, picked.text, picked.meta)
 
 
-# -------------------------------------------------------------------------------------------- one token's alternatives
+# ------------------------------------------------------------------------- one token's alternatives
 
 
 async def _by_first_token(
-    backend: RemoteBackend, prompt: Prompt, demands: Demands, strategy: Strategy, choices: Sequence[str]
+    backend: RemoteBackend,
+    prompt: Prompt,
+    demands: Demands,
+    strategy: Strategy,
+    choices: Sequence[str],
 ) -> Selection:
     """Requests one token with its likeliest alternatives. Each of them counts for the choice that
     it begins.
     """
-    shown = with_words(prompt, f"Answer with exactly one of these texts, and with nothing else:\n{_listed(choices)}")
+    shown = with_words(
+        prompt,
+        f"Answer with exactly one of these texts, and with nothing else:\n{_listed(choices)}",
+    )
     count = strategy.alternatives
-    params = msgspec.structs.replace(demands.params, max_tokens=1, return_logprob=True, top_logprobs_num=count)
-    answer = await only_answer(backend.call(shown, params, strategy, constrained=False, stream=False))
+    params = msgspec.structs.replace(
+        demands.params, max_tokens=1, return_logprob=True, top_logprobs_num=count
+    )
+    answer = await only_answer(
+        backend.call(shown, params, strategy, constrained=False, stream=False)
+    )
     found = _scores(answer.output_logprobs, choices)
     if not any(found):
         if strategy.fallback is None:
@@ -87,14 +102,21 @@ async def _by_first_token(
             raise _none_of(choices, f"the answer begins with {told_first!r:.60}", answer)
         other = await select_by_strategy(backend, prompt, demands, strategy.fallback)
         meta = {**other.meta, "calls": other.meta["calls"] + 1}
-        return msgspec.structs.replace(other, usage=total_usage([answer.usage, other.usage]), meta=meta)
+        return msgspec.structs.replace(
+            other, usage=total_usage([answer.usage, other.usage]), meta=meta
+        )
     scores = tuple(
         ChoiceScore(choice, (index,), (math.log(each) if each else MIN_LOGPROB,))
         for index, (choice, each) in enumerate(zip(choices, found))
     )
     unseen = [choice for choice, each in zip(choices, found) if not each]
     warnings = [f"not among the {count} likeliest beginnings: {_listed(unseen)}"] if unseen else []
-    return Selection(scores, answer.usage, None, with_warnings(with_strategy(answer.meta, strategy, 1), *warnings))
+    return Selection(
+        scores,
+        answer.usage,
+        None,
+        with_warnings(with_strategy(answer.meta, strategy, 1), *warnings),
+    )
 
 
 def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
@@ -103,7 +125,9 @@ def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[fl
     """
     found = [0.0] * len(choices)
     first = logprobs[0] if logprobs else None
-    alternatives = () if first is None else first.top or ((first.logprob, first.token_id, first.text),)
+    alternatives = (
+        () if first is None else first.top or ((first.logprob, first.token_id, first.text),)
+    )
     for logprob, _, text in alternatives:
         beginning = (text or "").lstrip()
         for index, choice in enumerate(choices):
@@ -112,11 +136,15 @@ def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[fl
     return found
 
 
-# ----------------------------------------------------------------------------------------------------- biases by steps
+# ---------------------------------------------------------------------------------- biases by steps
 
 
 async def _by_steps(
-    backend: RemoteBackend, prompt: Prompt, demands: Demands, strategy: Strategy, choices: Sequence[str]
+    backend: RemoteBackend,
+    prompt: Prompt,
+    demands: Demands,
+    strategy: Strategy,
+    choices: Sequence[str],
 ) -> Selection:
     """Follows the choices token by token. Where the remaining choices differ, one call generates
     the next token, with a bias toward the choices' tokens. Where they agree, no call is made.
@@ -137,7 +165,9 @@ async def _by_steps(
             params = msgspec.structs.replace(demands.params, max_tokens=1, logit_bias=bias)
             spans = (*prompt.spans, Span(beginning, special=False)) if beginning else prompt.spans
             shown = msgspec.structs.replace(prompt, spans=spans, partial=prompt.partial + beginning)
-            answer = await only_answer(backend.call(shown, params, strategy, constrained=False, stream=False))
+            answer = await only_answer(
+                backend.call(shown, params, strategy, constrained=False, stream=False)
+            )
             calls = calls + 1
             meta = dict(answer.meta)
             usages.append(answer.usage)
@@ -157,6 +187,8 @@ def _listed(choices: Sequence[str]) -> str:
 
 def _none_of(choices: Sequence[str], why: str, answer: Generation) -> ValueValidationError:
     hint = "Ask for one of them in the prompt, or use another backend for this node."
-    error = ValueValidationError(f"none of {_listed(choices):.200} was chosen: {why}.", text=answer.text, hint=hint)
+    error = ValueValidationError(
+        f"none of {_listed(choices):.200} was chosen: {why}.", text=answer.text, hint=hint
+    )
     error.usage = answer.usage
     return error

@@ -68,7 +68,10 @@ async def serve(
     if strategy.samples > 1:
         params = msgspec.structs.replace(params, n=UNSET)
         single = replace(strategy, samples=1)
-        calls = [serve(backend, prompt, params, constraint, single, stream=False) for _ in range(strategy.samples)]
+        calls = [
+            serve(backend, prompt, params, constraint, single, stream=False)
+            for _ in range(strategy.samples)
+        ]
         for index, each in enumerate(await _all([only_answer(each) for each in calls])):
             yield msgspec.structs.replace(each, index=index)
     elif strategy.name == "repair":
@@ -76,9 +79,13 @@ async def serve(
         yield await _repaired(backend, prompt, params, constraint, strategy)
     else:
         wrapped = strategy.form is not None and strategy.form.wrapped
-        whole = strategy.stops or wrapped or isinstance(strategy.shape, Tools | JsonTool | GrammarTool)
+        whole = (
+            strategy.stops or wrapped or isinstance(strategy.shape, Tools | JsonTool | GrammarTool)
+        )
         shown = stream and not whole  # other answers are only shown when they are complete
-        async for event in backend.call(prompt, params, strategy, constrained=constraint is not None, stream=shown):
+        async for event in backend.call(
+            prompt, params, strategy, constrained=constraint is not None, stream=shown
+        ):
             if isinstance(event, Generation):
                 event = _finished(event, constraint, strategy, 1)
             yield event
@@ -92,13 +99,19 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generat
     error = next((each for each in outcomes if isinstance(each, BaseException)), None)
     if error is not None:
         for each in outcomes:
-            if each is not error and isinstance(each, Generation | SglError) and each.usage is not None:
+            if (
+                each is not error
+                and isinstance(each, Generation | SglError)
+                and each.usage is not None
+            ):
                 note_unreported(each.usage)
         raise error
     return [each for each in outcomes if isinstance(each, Generation)]
 
 
-def _finished(answer: Generation, constraint: Constraint | None, strategy: Strategy, calls: int) -> Generation:
+def _finished(
+    answer: Generation, constraint: Constraint | None, strategy: Strategy, calls: int
+) -> Generation:
     """Finishes an answer for its node: checks it, cuts it at the strategy's stops, and adds the
     strategy to its metadata.
 
@@ -113,9 +126,16 @@ def _finished(answer: Generation, constraint: Constraint | None, strategy: Strat
         raise
     found: dict[str, Any] = {"text": text, "meta": with_strategy(answer.meta, strategy, calls)}
     if strategy.stops:
-        at, stop = min(((text.find(stop), stop) for stop in strategy.stops if stop in text), default=(-1, ""))
+        at, stop = min(
+            ((text.find(stop), stop) for stop in strategy.stops if stop in text), default=(-1, "")
+        )
         if at >= 0:
-            found |= {"text": text[:at], "finish_reason": "stop", "matched": stop, "output_logprobs": ()}
+            found |= {
+                "text": text[:at],
+                "finish_reason": "stop",
+                "matched": stop,
+                "output_logprobs": (),
+            }
             if answer.output_logprobs:
                 found["meta"] = with_warnings(
                     found["meta"], "logprobs: left out, as the finished text was cut at a stop"
@@ -139,11 +159,15 @@ def _read(constraint: Constraint, strategy: Strategy, text: str) -> str:
     return text
 
 
-# ------------------------------------------------------------------------------------------------------- repairs
+# ------------------------------------------------------------------------------------------ repairs
 
 
 async def _repaired(
-    backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint, strategy: Strategy
+    backend: RemoteBackend,
+    prompt: Prompt,
+    params: SamplingParams,
+    constraint: Constraint,
+    strategy: Strategy,
 ) -> Generation:
     """Asks until an answer satisfies the constraint. The first request describes the constraint;
     later ones show the error in the last answer.
@@ -155,26 +179,38 @@ async def _repaired(
     usages = []
     current = shown
     for attempt in range(1 + REPAIRS):
-        events = backend.call(current, params, strategy, constrained=False, stream=False)  # one that is cut is repaired
+        # one that is cut is repaired
+        events = backend.call(current, params, strategy, constrained=False, stream=False)
         answer = await only_answer(events)
         usages.append(answer.usage)
         plain = msgspec.structs.replace(answer, text=_bare(answer.text), usage=total_usage(usages))
         try:
             if plain.finish_reason == "length":
                 problem = f"it was cut after {answer.usage.completion_tokens} tokens. It has to be shorter."
-                raise TruncatedError(problem, text=plain.text, hint="Raise max_tokens, or ask for less.")
+                raise TruncatedError(
+                    problem, text=plain.text, hint="Raise max_tokens, or ask for less."
+                )
             return _finished(plain, constraint, strategy, attempt + 1)
         except ValueValidationError as error:
-            usages[-1] = msgspec.structs.replace(answer.usage, thrown_away_tokens=answer.usage.completion_tokens)
+            usages[-1] = msgspec.structs.replace(
+                answer.usage, thrown_away_tokens=answer.usage.completion_tokens
+            )
             if attempt == REPAIRS:
-                problem = f"{attempt + 1} answers broke the constraint; the last one: {error.message}"
-                hint = error.hint or "Describe the wanted form in the prompt, or use a model that keeps the constraint."
+                problem = (
+                    f"{attempt + 1} answers broke the constraint; the last one: {error.message}"
+                )
+                hint = (
+                    error.hint
+                    or "Describe the wanted form in the prompt, or use a model that keeps the constraint."
+                )
                 last = type(error)(problem, text=plain.text, hint=hint)
                 last.usage = total_usage(usages)
                 raise last from error
             wrong = f"That is not valid: {error.message} Answer again, with nothing else."
             turn = Message("assistant", (answer.text,))
-            current = msgspec.structs.replace(shown, messages=(*shown.messages, turn, Message("user", (wrong,))))
+            current = msgspec.structs.replace(
+                shown, messages=(*shown.messages, turn, Message("user", (wrong,)))
+            )
     raise AssertionError("unreachable")
 
 
@@ -187,7 +223,9 @@ def with_words(prompt: Prompt, words: str) -> Prompt:
         before = [*before, last]
         last = Message("user", ())
     gap = ("\n\n",) if last.content else ()
-    return msgspec.structs.replace(prompt, messages=(*before, Message("user", (*last.content, *gap, words))))
+    return msgspec.structs.replace(
+        prompt, messages=(*before, Message("user", (*last.content, *gap, words)))
+    )
 
 
 _FENCED = re.compile(r"\s*```[a-zA-Z]*\n(.*?)\n?```\s*", re.DOTALL)
@@ -213,4 +251,6 @@ def _instruction(constraint: Constraint) -> str:
             return f"Answer with a text that matches this regular expression as a whole, {alone}:\n{pattern}"
         case Lark(grammar):
             return f"Answer with a text of this grammar (in Lark's syntax), {alone}:\n{grammar}"
-    return f"Answer with a text of this grammar (in llama.cpp's GBNF), {alone}:\n{as_gbnf(constraint)}"
+    return (
+        f"Answer with a text of this grammar (in llama.cpp's GBNF), {alone}:\n{as_gbnf(constraint)}"
+    )

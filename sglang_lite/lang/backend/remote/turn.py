@@ -16,7 +16,14 @@ import msgspec
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base import refusal
 from sglang_lite.lang.backend.planning import AnswerSource, NodeQuestion, RunFacts
-from sglang_lite.lang.backend.remote.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of, turn_text
+from sglang_lite.lang.backend.remote.turn_plan import (
+    Generated,
+    TurnContext,
+    TurnPlan,
+    plan,
+    stops_of,
+    turn_text,
+)
 from sglang_lite.lang.backend.rendering import from_start, with_continue_request
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program.nodes import Expression
@@ -38,7 +45,8 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import NO_PARAMS, merge
 from sglang_lite.text.stop import StopMatcher
 
-_NOT_ASKED = {"calls": 0, "cost": 0.0}  # metadata of an answer that came with another generation's call
+# metadata of an answer that came with another generation's call
+_NOT_ASKED = {"calls": 0, "cost": 0.0}
 _BESIDE = 16  # tokens of the constant text beside a value, at most
 
 
@@ -72,20 +80,35 @@ class Turn:
         plan: as given.
     """
 
-    __slots__ = ("_ahead", "_answers", "_asked", "_drafts", "_indices", "_messages", "_pieces", "_wasted", "plan")
+    __slots__ = (
+        "_ahead",
+        "_answers",
+        "_asked",
+        "_drafts",
+        "_indices",
+        "_messages",
+        "_pieces",
+        "_wasted",
+        "plan",
+    )
 
     def __init__(self, plan: TurnPlan, run: RunFacts) -> None:
         self.plan = plan
         self._drafts = run.drafts
-        self._pieces = tuple(p if isinstance(p, str) else _hole(p, run.params) for p in plan.span.pieces)
+        self._pieces = tuple(
+            p if isinstance(p, str) else _hole(p, run.params) for p in plan.span.pieces
+        )
         self._indices = [i for i, piece in enumerate(self._pieces) if isinstance(piece, TurnHole)]
         self._ahead = plan.ahead
         self._answers: dict[int, Generation] = {}  # by index of the generation
         self._wasted: list[Generation] = []  # calls whose answer was of no use to their generation
         self._asked: set[int] = set()  # indices of the generations that were requested
-        self._messages: tuple[Message, ...] | None = None  # turns before this one, in the first prompt
+        # turns before this one, in the first prompt
+        self._messages: tuple[Message, ...] | None = None
 
-    async def answers(self, index: int, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
+    async def answers(
+        self, index: int, question: NodeQuestion
+    ) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of the generation at `index`. A later attempt makes its own call and
         drops the answers that were already known.
         """
@@ -98,9 +121,13 @@ class Turn:
             async for event in question.events():
                 yield self._with_wasted(event) if isinstance(event, Generation) else event
 
-    async def selection(self, index: int, question: NodeQuestion, choices: Sequence[str]) -> Selection:
+    async def selection(
+        self, index: int, question: NodeQuestion, choices: Sequence[str]
+    ) -> Selection:
         """Returns the answer of the selection at `index`."""
-        found = await self._planned_answer(index, replace(question, params=self.plan.common_params or NO_PARAMS))
+        found = await self._planned_answer(
+            index, replace(question, params=self.plan.common_params or NO_PARAMS)
+        )
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
         picked = await replace(question, prompt=self._request(question)).selection(choices)
@@ -110,7 +137,11 @@ class Turn:
     def _request(self, question: NodeQuestion) -> Prompt:
         """Returns the prompt that makes the model continue the turn."""
         template: Any = question.backend.get_chat_template()
-        return with_continue_request(question.prompt, template) if self.plan.asks_to_continue else question.prompt
+        return (
+            with_continue_request(question.prompt, template)
+            if self.plan.asks_to_continue
+            else question.prompt
+        )
 
     async def _planned_answer(self, index: int, question: NodeQuestion) -> Generation | None:
         """Returns the answer for the generation at `index`, from an earlier call or a shared call
@@ -140,29 +171,44 @@ class Turn:
                 return
         if len(self._indices) - index > 1:
             pieces = self._pieces[self._indices[index] :]
-            self._ahead = await self._ask_ahead(index, pieces, question, self._request(question), turn_start)
+            self._ahead = await self._ask_ahead(
+                index, pieces, question, self._request(question), turn_start
+            )
 
     async def _ask_ahead(
-        self, index: int, pieces: Sequence[TurnPiece], question: NodeQuestion, prompt: Prompt, turn_start: str
+        self,
+        index: int,
+        pieces: Sequence[TurnPiece],
+        question: NodeQuestion,
+        prompt: Prompt,
+        turn_start: str,
     ) -> bool:
         """Requests the rest of a turn, without the stops of its generations, and keeps the values
         found in the answer. Returns False if the answer does not contain the generation at `index`.
 
         Args:
-            turn_start: text of the turn so far, which the model may repeat at the beginning of its answer.
+            turn_start: text of the turn so far, which the model may repeat at the beginning of its
+                answer.
         """
         assert self._drafts is not None
-        free = msgspec.structs.replace(question.params, stop=self.plan.stops or UNSET, max_tokens=self._drafts.tokens)
+        free = msgspec.structs.replace(
+            question.params, stop=self.plan.stops or UNSET, max_tokens=self._drafts.tokens
+        )
         response = await question.answer(prompt, free)
         tokens = tuple(entry.text or "" for entry in response.output_logprobs)
         text = unrepeated(turn_start, response.text) if turn_start else response.text
-        answer = UnstoppedAnswer(text, response.finish_reason == "stop", response.usage.completion_tokens, tokens)
+        answer = UnstoppedAnswer(
+            text, response.finish_reason == "stop", response.usage.completion_tokens, tokens
+        )
         reading = read(answer, pieces)
         possible = len(self._indices) - index
         found = len(reading.values)
         saved = max(found - 1, 0)
         self._drafts.note(
-            saved, possible - max(found, 1) + (not found), saved * response.usage.prompt_tokens, reading.unused_tokens
+            saved,
+            possible - max(found, 1) + (not found),
+            saved * response.usage.prompt_tokens,
+            reading.unused_tokens,
         )
         if not found:
             self._wasted.append(response)
@@ -184,22 +230,32 @@ class Turn:
         begun = question.prompt.partial
         whole = turn_text((begun, *self.plan.span.fields[self._indices[index] :]))
         assert whole is not None  # a plan has `as_text` only if its pieces fit into one text
-        limits = [p.max_tokens for p in self._pieces[self._indices[index] :] if isinstance(p, TurnHole)]
+        limits = [
+            p.max_tokens for p in self._pieces[self._indices[index] :] if isinstance(p, TurnHole)
+        ]
         total = sum(each or 0 for each in limits) + _BESIDE * len(limits)
-        params = msgspec.structs.replace(question.params, stop=UNSET, max_tokens=UNSET if None in limits else total)
+        params = msgspec.structs.replace(
+            question.params, stop=UNSET, max_tokens=UNSET if None in limits else total
+        )
         response = await question.answer(from_start(question.prompt), params, whole)
         remaining = self._pieces[self._indices[index] : self._indices[-1] + 1]
         pieces = [piece for piece in (begun, *remaining) if piece != ""]
-        values = read(UnstoppedAnswer(response.text, True, response.usage.completion_tokens), pieces).values
+        values = read(
+            UnstoppedAnswer(response.text, True, response.usage.completion_tokens), pieces
+        ).values
         if len(values) < len(self._indices) - index:
-            error = ValueValidationError("the turn's text could not be split into its generations.", text=response.text)
+            error = ValueValidationError(
+                "the turn's text could not be split into its generations.", text=response.text
+            )
             error.usage = response.usage
             raise error
         turn = {"by": "text", "found": len(values) - 1}
         own = msgspec.structs.replace(response, meta={**response.meta, "turn": turn})
         self._keep(index, own, values, {"by": "found"})
 
-    def _keep(self, index: int, own: Generation, values: Sequence[TurnValue], found: Mapping[str, Json]) -> None:
+    def _keep(
+        self, index: int, own: Generation, values: Sequence[TurnValue], found: Mapping[str, Json]
+    ) -> None:
         """Keeps the values that a call has brought, from the generation at `index` on.
 
         Args:
@@ -211,7 +267,11 @@ class Turn:
             answer = msgspec.structs.replace(own, usage=Usage(), meta=others) if i else own
             reason: Literal["stop", "length"] = "length" if value.cut else "stop"
             self._answers[index + i] = msgspec.structs.replace(
-                answer, text=value.text, matched=value.matched, finish_reason=reason, output_logprobs=()
+                answer,
+                text=value.text,
+                matched=value.matched,
+                finish_reason=reason,
+                output_logprobs=(),
             )
 
     async def _ask_to_continue(self, question: NodeQuestion) -> Generation:
@@ -224,15 +284,20 @@ class Turn:
         request = self._request(question)
         response = await question.answer(request, question.params, question.constraint)
         if question.constraint is not None:
-            return msgspec.structs.replace(response, meta={**response.meta, "turn": {"by": "asked"}})
+            return msgspec.structs.replace(
+                response, meta={**response.meta, "turn": {"by": "asked"}}
+            )
         text = unrepeated(turn_start, response.text)
-        if not text.strip() and response.text.strip():  # a stop ended the answer within the repeated text
+        # a stop ended the answer within the repeated text
+        if not text.strip() and response.text.strip():
             self._wasted.append(response)
             response = await question.answer(
                 request, msgspec.structs.replace(question.params, stop=self.plan.stops or UNSET)
             )
             hole = TurnHole(() if isinstance(question.params.stop, Unset) else question.params.stop)
-            answer = UnstoppedAnswer(unrepeated(turn_start, response.text), True, response.usage.completion_tokens)
+            answer = UnstoppedAnswer(
+                unrepeated(turn_start, response.text), True, response.usage.completion_tokens
+            )
             values = read(answer, (hole,)).values
             if not values:
                 raise BackendError(
@@ -240,7 +305,9 @@ class Turn:
                 )
             text = values[0].text
             response = msgspec.structs.replace(response, matched=values[0].matched)
-        return msgspec.structs.replace(response, text=text, meta={**response.meta, "turn": {"by": "asked"}})
+        return msgspec.structs.replace(
+            response, text=text, meta={**response.meta, "turn": {"by": "asked"}}
+        )
 
     def _with_wasted(self, response: Generation) -> Generation:
         """Adds the usage of earlier useless calls to an answer."""
@@ -306,12 +373,14 @@ def _with_thrown_away(usage: Usage, tokens: int) -> Usage:
     return msgspec.structs.replace(usage, thrown_away_tokens=usage.thrown_away_tokens + tokens)
 
 
-# To read several generations out of one answer, the program's constants and stops are matched against its text.
-# Visible characters must be equal. Layout may differ, because models and APIs change it:
-# - blanks: more or fewer blanks and blank lines before a constant with visible characters, and within it between
-#   words and before punctuation. A constant of only blanks is matched exactly.
-# - lines: a constant that begins a line may have a list marker before it and be some lines further down. Lines
-#   without a place in the program are dropped; a stop and the next constant would have prevented them.
+# To read several generations out of one answer, the program's constants and stops are matched
+# against its text. Visible characters must be equal. Layout may differ, because models and APIs
+# change it:
+# - blanks: more or fewer blanks and blank lines before a constant with visible characters, and
+# within it between words and before punctuation. A constant of only blanks is matched exactly.
+# - lines: a constant that begins a line may have a list marker before it and be some lines further
+# down. Lines without a place in the program are dropped; a stop and the next constant would have
+# prevented them.
 
 _BLANKS = r"[^\S\n]*"  # blanks other than line ends
 _MARK = rf"(?:(?:[-*+•]|[0-9]{{1,2}}[.)]){_BLANKS})?"  # list marker
@@ -413,7 +482,9 @@ def read(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
     return Reading(tuple(values), _unused(answer, at - start_of_turn if values else 0))
 
 
-def _after(constant: str, text: str, at: int, values: Sequence[TurnValue]) -> tuple[int, int] | None:
+def _after(
+    constant: str, text: str, at: int, values: Sequence[TurnValue]
+) -> tuple[int, int] | None:
     """Finds the span of a constant after a value or another constant, or returns None. The constant
     may begin with the stop string that ended the value, or after it.
     """
@@ -458,7 +529,9 @@ def _words(constant: str) -> str:
     return r"\s+".join(_BLANKS.join(map(re.escape, word)) for word in words) + ends
 
 
-def _value(hole: TurnHole, behind: str, answer: UnstoppedAnswer, at: int) -> tuple[TurnValue, int] | None:
+def _value(
+    hole: TurnHole, behind: str, answer: UnstoppedAnswer, at: int
+) -> tuple[TurnValue, int] | None:
     """Finds the value that begins at `at`, and its end. Returns None if there is no value or its
     end is unknown.
 
@@ -486,10 +559,13 @@ def _constrained(
     """Finds the shortest text before the constant `behind` that satisfies the constraint, if
     necessary after stripping whitespace.
     """
-    ends = [match.start() for match in _pattern(behind).finditer(text, at)] if behind.strip() else []
+    ends = (
+        [match.start() for match in _pattern(behind).finditer(text, at)] if behind.strip() else []
+    )
     for end in [*ends, len(text)]:
         for value in dict.fromkeys((text[at:end], text[at:end].strip())):
-            short = hole.max_tokens is None or len(value.encode()) <= hole.max_tokens  # a token has a byte
+            # a token has a byte
+            short = hole.max_tokens is None or len(value.encode()) <= hole.max_tokens
             if short and value.strip() and fits(value):
                 return TurnValue(value), end
     return None
@@ -501,7 +577,8 @@ def _limited(hole: TurnHole, answer: UnstoppedAnswer, start: int, end: int) -> i
     """
     length = end - start
     limit = hole.max_tokens
-    if limit is None or answer.count <= limit or len(answer.text[start:end].encode()) <= limit:  # a token has a byte
+    # a token has a byte
+    if limit is None or answer.count <= limit or len(answer.text[start:end].encode()) <= limit:
         return length
     if "".join(answer.tokens) != answer.text:
         return None
@@ -517,8 +594,7 @@ def _unused(answer: UnstoppedAnswer, used: int) -> int:
 
 
 def unrepeated(begun: str, text: str) -> str:
-    """Removes leading lines that repeat the open turn from the text that a model has added to it.
-    """
+    """Removes leading lines that repeat the open turn from the text that a model has added to it."""
     lines = begun.strip().split("\n")
     start = len(text) - len(text.lstrip())
     for first in range(len(lines)):

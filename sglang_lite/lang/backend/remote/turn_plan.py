@@ -31,7 +31,8 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.sampling import merge
 
-_OWN = ("stop", "max_tokens", "seed")  # parameters that may differ among the generations of one call
+# parameters that may differ among the generations of one call
+_OWN = ("stop", "max_tokens", "seed")
 _ALONE = (
     "n", "min_tokens", "stop_token_ids", "stop_regex", "include_stop", "ignore_eos", "return_logprob",
     "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
@@ -61,8 +62,7 @@ class TurnSpan:
 
     @property
     def fields(self) -> list[str | Constraint | None]:
-        """Pieces as parts of a text under a grammar: texts, and the constraints of the generations.
-        """
+        """Pieces as parts of a text under a grammar: texts, and the constraints of the generations."""
         return [piece if isinstance(piece, str) else _constraint(piece) for piece in self.pieces]
 
     @property
@@ -124,7 +124,9 @@ class TurnPlan:
     refusal: tuple[Generated, str, str] | None = None
 
 
-def plan(expressions: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[TurnPlan, int]]:
+def plan(
+    expressions: Sequence[Expression], setting: TurnContext
+) -> dict[int, tuple[TurnPlan, int]]:
     """Plans a statement's turns. Returns the plans by the indices of their generations in the
     statement, each with the generation's index in its turn. Generations with a call of their own
     are left out.
@@ -149,7 +151,9 @@ def stops_of(generation: Generated, outer: SamplingParams) -> tuple[str, ...]:
     return () if isinstance(stops, Unset) else stops
 
 
-def _spans(expressions: Sequence[Expression], role: str | None) -> Iterator[tuple[str | None, TurnSpan]]:
+def _spans(
+    expressions: Sequence[Expression], role: str | None
+) -> Iterator[tuple[str | None, TurnSpan]]:
     """Yields the spans of a statement that contain a generation, each with the role of its turn."""
     span = TurnSpan(begins=False)
     for index, each in enumerate(expressions):
@@ -164,7 +168,13 @@ def _spans(expressions: Sequence[Expression], role: str | None) -> Iterator[tupl
             case _:
                 if span.indices:
                     yield role, span
-                role = each.role if isinstance(each, TurnBegin) else None if isinstance(each, TurnEnd) else role
+                role = (
+                    each.role
+                    if isinstance(each, TurnBegin)
+                    else None
+                    if isinstance(each, TurnEnd)
+                    else role
+                )
                 span = TurnSpan(begins=isinstance(each, TurnBegin))
     if span.indices:
         yield role, span
@@ -182,12 +192,16 @@ def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> Tu
         return TurnPlan(span, stops, common, as_text=True)
     ahead = setting.run.drafting and shares
     if begun == "continued":
-        return TurnPlan(span, stops, common, ahead=True) if ahead and len(span.generated) > 1 else None
+        return (
+            TurnPlan(span, stops, common, ahead=True) if ahead and len(span.generated) > 1 else None
+        )
     if begun == "asked" or setting.run.drafts is not None:
         return TurnPlan(span, stops, common, asks_to_continue=True, ahead=ahead)
     if behind:
         generation, before = next((each for each in behind if each[1].strip()), behind[-1])
-        feature = f"a generation after text that is already in the assistant's turn: {before[-60:]!r}"
+        feature = (
+            f"a generation after text that is already in the assistant's turn: {before[-60:]!r}"
+        )
         return TurnPlan(span, refusal=(generation, feature, _INSTEAD))
     return None
 
@@ -198,7 +212,9 @@ _INSTEAD = (
 )
 
 
-def _common_params(generations: Sequence[Generated], outer: SamplingParams) -> SamplingParams | None:
+def _common_params(
+    generations: Sequence[Generated], outer: SamplingParams
+) -> SamplingParams | None:
     """Returns the sampling parameters common to all generations, except for `_OWN`. Returns None if
     one call can't bring all of them, because they are sampled differently or need details of their
     tokens.
@@ -209,9 +225,15 @@ def _common_params(generations: Sequence[Generated], outer: SamplingParams) -> S
             continue
         options = generated.options
         params = merge(outer, generated.node.params)
-        if generated.tools is not None or options.backend is not None or options.reasoning is not None:
+        if (
+            generated.tools is not None
+            or options.backend is not None
+            or options.reasoning is not None
+        ):
             return None
-        if params.max_tokens == 0 or any(getattr(params, name) not in (UNSET, False) for name in _ALONE):
+        if params.max_tokens == 0 or any(
+            getattr(params, name) not in (UNSET, False) for name in _ALONE
+        ):
             return None
         own = _without_own(params)
         common = common or own
@@ -225,7 +247,11 @@ def _without_own(params: SamplingParams) -> SamplingParams:
 
 
 def _constraint(generated: Generated) -> Constraint | None:
-    return Choices(generated.choices) if isinstance(generated, SglSelect) else generated.node.constraint
+    return (
+        Choices(generated.choices)
+        if isinstance(generated, SglSelect)
+        else generated.node.constraint
+    )
 
 
 def _takes_text(span: TurnSpan, setting: TurnContext) -> bool:

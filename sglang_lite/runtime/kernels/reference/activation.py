@@ -13,7 +13,9 @@ def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) 
     return _gated(gate_up, activation, scales).to(gate_up.dtype)
 
 
-def gated_eight(gate_up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype) -> EightBitRows:
+def gated_eight(
+    gate_up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype
+) -> EightBitRows:
     return quantise_rows(_gated(gate_up, activation, scales), kind)
 
 
@@ -21,7 +23,9 @@ def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> 
     return apply_activation(scaled(up, scales), activation).to(up.dtype)
 
 
-def ungated_eight(up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype) -> EightBitRows:
+def ungated_eight(
+    up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype
+) -> EightBitRows:
     return quantise_rows(apply_activation(scaled(up, scales), activation), kind)
 
 
@@ -39,7 +43,9 @@ def apply_activation(x: torch.Tensor, kind: str) -> torch.Tensor:
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def gated_pair(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float, kind: str) -> torch.Tensor:
+def gated_pair(
+    gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float, kind: str
+) -> torch.Tensor:
     if kind == "clamped":
         gate = gate.clamp(max=limit)
         return (up.clamp(-limit, limit) + 1) * gate * torch.sigmoid(alpha * gate)

@@ -46,7 +46,9 @@ def _chunks(x: torch.Tensor) -> Sequence[torch.Tensor]:
 
 def _store(parts: Sequence[torch.Tensor], peers: Peers, memory: torch.Tensor) -> None:
     for program, (part, epoch) in enumerate(zip(parts, (peers.epochs + 1).tolist())):
-        memory[epoch & 1, peers.rank, program, : len(part)] = (epoch << 32) | (part.long() & 0xFFFFFFFF)
+        memory[epoch & 1, peers.rank, program, : len(part)] = (epoch << 32) | (
+            part.long() & 0xFFFFFFFF
+        )
 
 
 def exchange(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:

@@ -1,4 +1,6 @@
-"""Attention over a KV cache, and the store before it, for an `AttentionPlan`. The CPU runs these functions."""
+"""Attention over a KV cache, and the store before it, for an `AttentionPlan`. The CPU runs these
+functions.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,23 @@ from sglang_lite.runtime.kernels.attention_metadata import (
 from sglang_lite.runtime.kernels.kv_cache import KVCache, gather, indexable, scale_by_kv_head
 
 _MAX_GROUPED_QUERIES = 8  # most new tokens of a row for which the heads of a group are one product
-_MIN_PRODUCT_PAIRS = 1 << 16  # least pairs of a new token and a position for plain products, if these are faster
+# least pairs of a new token and a position for plain products, if these are faster
+_MIN_PRODUCT_PAIRS = 1 << 16
 _MAX_PRODUCT_ROWS = 384  # most rows of a plain product: tokens times the heads of a group
-_MAX_PRODUCT_SCORES = 1 << 22  # most scores of a plain product, so that they fit the processor's caches
+# most scores of a plain product, so that they fit the processor's caches
+_MAX_PRODUCT_SCORES = 1 << 22
 
 
 def store_kv(
-    cache: KVCache, layer: int, store_at: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    cache: KVCache,
+    layer: int,
+    store_at: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
 ) -> torch.Tensor:
-    """Writes the new tokens' keys and values [T, kv_heads, head_dim] to their token slots, scaled if the cache has
-    scales.
+    """Writes the new tokens' keys and values [T, kv_heads, head_dim] to their token slots, scaled
+    if the cache has scales.
 
     Returns:
         Queries q [T, heads, head_dim] for attention, scaled if the cache has scales.
@@ -38,11 +47,15 @@ def store_kv(
         k = scale_by_kv_head(k, 1 / k_scales)
         v = scale_by_kv_head(v, 1 / v_scales)
     for target, value in ((cache.k[layer], k), (cache.v[layer], v)):
-        indexable(target).index_copy_(1, store_at, indexable(value.transpose(0, 1).to(target.dtype)))
+        indexable(target).index_copy_(
+            1, store_at, indexable(value.transpose(0, 1).to(target.dtype))
+        )
     return q
 
 
-def attention(q: torch.Tensor, cache: KVCache, layer: int, plan: AttentionPlan, rules: AttentionRules) -> torch.Tensor:
+def attention(
+    q: torch.Tensor, cache: KVCache, layer: int, plan: AttentionPlan, rules: AttentionRules
+) -> torch.Tensor:
     """Computes the attention of new tokens over their sequences.
 
     Args:
@@ -105,7 +118,9 @@ def attend_rows(
     return _extend(queries, k, v, rows, rules).to(q.dtype)
 
 
-def _extend_group(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: ExtendGroup, scale: float) -> torch.Tensor:
+def _extend_group(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: ExtendGroup, scale: float
+) -> torch.Tensor:
     """Computes the attention of a group's tokens, q [T, heads, head_dim]: one product over the
     shared tokens, another one over the rest of each row, and one softmax over both.
 
@@ -132,7 +147,9 @@ def _extend_group(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Exte
             block = queries[head, :, some].reshape(1, -1, dim)
             shared = _scores(block, shared_keys[head : head + 1], scale)[0]
             weights = torch.cat((shared, own[head, :, some].flatten(0, 1)), 1).softmax(-1)
-            out[head, :, some] = (weights[:, : group.length] @ shared_values[head]).view(heads_per_kv, -1, out.shape[3])
+            out[head, :, some] = (weights[:, : group.length] @ shared_values[head]).view(
+                heads_per_kv, -1, out.shape[3]
+            )
             own[head, :, some] = weights[:, group.length :].view(heads_per_kv, -1, own.shape[3])
     out += rows.flat(rows.padded(own) @ rows.by_row(values))
     return out.permute(2, 0, 1, 3).reshape(count, heads, -1).to(q.dtype)
@@ -140,8 +157,8 @@ def _extend_group(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Exte
 
 @dataclass(frozen=True, slots=True)
 class _GroupShapes:
-    """Conversion between two shapes of a group's tensors. Flat tensors hold one token after the other; padded tensors
-    are a batch of matrices, one for each row and KV head.
+    """Conversion between two shapes of a group's tensors. Flat tensors hold one token after the
+    other; padded tensors are a batch of matrices, one for each row and KV head.
 
     Attributes:
         group: rows that share a prefix.
@@ -176,14 +193,18 @@ class _GroupShapes:
         return own.view(-1, self.group.own.shape[1], own.shape[2])
 
 
-def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows, rules: AttentionRules) -> torch.Tensor:
+def _decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows, rules: AttentionRules
+) -> torch.Tensor:
     kv_heads, _, dim = k.shape
     count, longest = rows.read_at.shape
     flat = rows.read_at.reshape(-1)
     keys = gather(k, flat, q.dtype).view(kv_heads * count, longest, dim)
     values = keys if v is k else gather(v, flat, q.dtype).view(kv_heads * count, longest, -1)
     group = q.shape[1] // kv_heads
-    queries = q.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads * count, group, dim)
+    queries = (
+        q.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads * count, group, dim)
+    )
     scores = _scores(queries, keys, rules.scale)
     window = rules.window
     masked = None
@@ -195,17 +216,22 @@ def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows,
         if window is not None:
             masked |= at < rows.lengths.unsqueeze(1) - window
         masked = masked.view(1, count, 1, longest)
-    weights = rules.softmax(scores.view(kv_heads, count, group, longest), masked, (kv_heads, 1, group, 1))
+    weights = rules.softmax(
+        scores.view(kv_heads, count, group, longest), masked, (kv_heads, 1, group, 1)
+    )
     out = torch.bmm(weights.reshape(kv_heads * count, group, longest).to(values.dtype), values)
     return out.view(kv_heads, count, group, -1).transpose(0, 1).reshape(count, kv_heads * group, -1)
 
 
-def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, rules: AttentionRules) -> torch.Tensor:
+def _extend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, rules: AttentionRules
+) -> torch.Tensor:
     new, heads, dim = q.shape
     scale = rules.scale
     window = rules.window
     explicit = rules.softcap is not None or rules.sinks is not None
-    first = 0 if window is None else max(0, row.length - row.behind - new - window + 1)  # first position in any window
+    # first position in any window
+    first = 0 if window is None else max(0, row.length - row.behind - new - window + 1)
     keys = row.read(k, first, q.dtype)
     values = keys if v is k else row.read(v, first, q.dtype)
     kv_heads, length, _ = keys.shape
@@ -214,7 +240,9 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, r
     group = heads // kv_heads
     if new == 1 and window is None and not explicit:
         # Computes the heads of a group as rows of one product.
-        out = F.scaled_dot_product_attention(q.view(1, kv_heads, group, dim), keys[None], values[None], scale=scale)
+        out = F.scaled_dot_product_attention(
+            q.view(1, kv_heads, group, dim), keys[None], values[None], scale=scale
+        )
         return out.reshape(1, heads, -1)  # on a GPU, it has the strides of q
     # [kv_heads, group, …]: the heads of a group share keys and values without a copy.
     keys = keys.unsqueeze(1).expand(-1, group, -1, -1)
@@ -230,11 +258,17 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, r
     ):
         out = _by_products(queries, keys[:, 0], values[:, 0], scale)
     elif new == length and row.limits is None and window is None and not explicit:
-        out = F.scaled_dot_product_attention(queries, keys, values, is_causal=rules.causal, scale=scale)
+        out = F.scaled_dot_product_attention(
+            queries, keys, values, is_causal=rules.causal, scale=scale
+        )
     else:
         at = torch.arange(length, device=q.device)
         position = at[length - row.behind - new :][:new].unsqueeze(1)
-        visible = at <= position if rules.causal else torch.ones(new, length, dtype=torch.bool, device=q.device)
+        visible = (
+            at <= position
+            if rules.causal
+            else torch.ones(new, length, dtype=torch.bool, device=q.device)
+        )
         if row.limits is not None:
             visible = at + first < row.limits.unsqueeze(1)
         if window is not None:
@@ -253,7 +287,9 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, r
                 queries, keys[None, :, 0], values[None, :, 0], attn_mask=visible, scale=scale
             ).view(kv_heads, group, new, -1)
         else:
-            out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, scale=scale)
+            out = F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=visible, scale=scale
+            )
     return out.permute(2, 0, 1, 3).reshape(new, heads, -1)
 
 
@@ -266,7 +302,9 @@ def products_are_faster(q: torch.Tensor) -> bool:
     return q.device.type == "cpu" and q.dtype == torch.bfloat16 and fast() and not amx()
 
 
-def _by_products(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+def _by_products(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
     """Computes the causal attention of the last positions' queries [kv_heads, group, tokens,
     head_dim] over keys and values [kv_heads, positions, head_dim]. It processes a few tokens of a
     group at a time, over the positions that the last of them sees.
@@ -287,12 +325,15 @@ def _by_products(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
             scores = _scores(block, keys[head : head + 1, :seen], scale)
             scores.view(group, count, seen)[..., -count:].add_(masked[:count, :count])
             weights = torch.softmax(scores, -1, out=scores)[0]
-            out[head, :, start : start + count] = (weights @ values[head, :seen]).view(group, count, -1)
+            out[head, :, start : start + count] = (weights @ values[head, :seen]).view(
+                group, count, -1
+            )
     return out
 
 
 def _scores(queries: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:
-    """Returns scores [kv_heads, tokens, positions] of queries [kv_heads, tokens, head_dim], scaled before they are
-    rounded."""
+    """Returns scores [kv_heads, tokens, positions] of queries [kv_heads, tokens, head_dim], scaled
+    before they are rounded.
+    """
     scores = queries.new_empty((*queries.shape[:2], keys.shape[1]))
     return torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0, alpha=scale, out=scores)

@@ -8,12 +8,17 @@ import torch
 
 
 class BlockCopy:
-    def __init__(self, planes: Sequence[torch.Tensor], memory: torch.Tensor, page_size: int) -> None:
+    def __init__(
+        self, planes: Sequence[torch.Tensor], memory: torch.Tensor, page_size: int
+    ) -> None:
         alike: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
         for plane in planes:
             alike.setdefault((plane.shape, plane.dtype), []).append(plane)
-        blocks = memory.view(-1, page_size * sum(p.shape[0] * p.shape[2] * p.itemsize for p in planes))
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # [heads, pages, bytes] and its part of the blocks
+        blocks = memory.view(
+            -1, page_size * sum(p.shape[0] * p.shape[2] * p.itemsize for p in planes)
+        )
+        # [heads, pages, bytes] and its part of the blocks
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         first = 0
         for plane in (plane for group in alike.values() for plane in group):
             pages = plane.view(torch.uint8).view(plane.shape[0], plane.shape[1] // page_size, -1)
@@ -35,6 +40,8 @@ class BlockCopy:
 def _index(places: torch.Tensor) -> torch.Tensor | slice:
     """Returns an index of the places: a slice if they are consecutive, which is faster."""
     first = int(places[0])
-    if torch.equal(places, torch.arange(first, first + len(places), dtype=places.dtype, device=places.device)):
+    if torch.equal(
+        places, torch.arange(first, first + len(places), dtype=places.dtype, device=places.device)
+    ):
         return slice(first, first + len(places))
     return places.long()

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan, SharedPrefixes
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionRules,
+    DecodeWork,
+    DevicePlan,
+    SharedPrefixes,
+)
 from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_partials

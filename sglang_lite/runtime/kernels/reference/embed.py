@@ -7,7 +7,9 @@ import torch
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 
 
-def embed(plan: DevicePlan, table: torch.Tensor, scale: float, features: torch.Tensor | None = None) -> torch.Tensor:
+def embed(
+    plan: DevicePlan, table: torch.Tensor, scale: float, features: torch.Tensor | None = None
+) -> torch.Tensor:
     ids = torch.where(plan.ids == -1, plan.last_tokens[plan.slots], plan.ids)
     out = (table[ids.clamp(min=0)].float() * scale).to(table.dtype)
     at = ids < 0

@@ -36,4 +36,6 @@ def packed_down_few(
     bias: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return experts_down_few(hidden, stacked(weight, experts, torch.float32), ids, weights, bias=bias, base=base)
+    return experts_down_few(
+        hidden, stacked(weight, experts, torch.float32), ids, weights, bias=bias, base=base
+    )

@@ -27,7 +27,9 @@ def experts_route(
         by_group = choice.view(len(choice), groups, -1)
         ranks = by_group.sort(dim=-1, descending=True).values[..., :group_top].sum(-1)
         others = ranks.sort(dim=-1, descending=True, stable=True).indices[:, kept_groups:]
-        choice = by_group.scatter(1, others.unsqueeze(-1).expand(-1, -1, by_group.shape[-1]), -torch.inf).flatten(1)
+        choice = by_group.scatter(
+            1, others.unsqueeze(-1).expand(-1, -1, by_group.shape[-1]), -torch.inf
+        ).flatten(1)
     ids = choice.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     weights = score.gather(1, ids)
     if normalise:

@@ -20,7 +20,9 @@ def linear_single_row(
     gate: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     total = x if residual is None else (x.float() + residual.float()).to(x.dtype)
-    value = total.float() if norm is None else F.rms_norm(total.float(), norm.shape, norm.float(), eps)
+    value = (
+        total.float() if norm is None else F.rms_norm(total.float(), norm.shape, norm.float(), eps)
+    )
     y = F.linear(value, weight.float())
     if scales is not None:
         y = y * scales
@@ -35,6 +37,8 @@ def linear_single_row(
 class SmallBatchLinear:
     def __init__(self, device: torch.device) -> None: ...
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
         return y.to(x.dtype)

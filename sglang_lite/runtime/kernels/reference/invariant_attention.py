@@ -39,8 +39,14 @@ def invariant_attention(
 ) -> None:
     for row in range(plan.decoding):
         end = int(plan.positions[row]) + 1
-        seen = torch.arange(0 if rules.window is None else max(end - rules.window, 0), end, device=q.device)
+        seen = torch.arange(
+            0 if rules.window is None else max(end - rules.window, 0), end, device=q.device
+        )
         at = token_slots(plan, int(plan.slots[row]), seen)
         result = merged([attend_tokens(q[row], cache.k[layer], cache.v[layer], at, rules)])
-        out[row] = result if cache.scales is None else scale_by_kv_head(result[None], cache.scales.v[layer])[0]
+        out[row] = (
+            result
+            if cache.scales is None
+            else scale_by_kv_head(result[None], cache.scales.v[layer])[0]
+        )
     prefill_attention(q, cache, layer, plan, out, rules)

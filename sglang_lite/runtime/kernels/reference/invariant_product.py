@@ -9,7 +9,11 @@ from sglang_lite.runtime.kernels.reference.tiled import linear_tiled
 
 
 def invariant_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "", out: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate: str = "",
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return linear_tiled(x, weight, bias, gate, out)
 

@@ -8,7 +8,9 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, indexable
 
 
 def copy_kv(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies keys and values of all layers between token slots, int64 [N] each. All are read before any is written."""
+    """Copies keys and values of all layers between token slots, int64 [N] each. All are read before
+    any is written.
+    """
     for layer in map(indexable, cache.planes):
         layer.index_copy_(1, target, layer.index_select(1, source))
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionRules,
+    DecodeWork,
+    DevicePlan,
+    ExtendRow,
+)
 from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales
 from sglang_lite.runtime.kernels.reference.attention import attend_rows
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
@@ -27,25 +32,40 @@ def latent_decode(
     for row in range(plan.decoding):
         first, count = work.rows[row].tolist()
         parts = [
-            attend_tokens(q[row], plane, plane, _slots(plan, slot, start, end), AttentionRules(scale))
+            attend_tokens(
+                q[row], plane, plane, _slots(plan, slot, start, end), AttentionRules(scale)
+            )
             for _, start, end, slot in work.items[first : first + count].tolist()
         ]
         if plan.shared is not None:
             first = row * plan.shared.max_chunks
             chunks = int(plan.shared.chunks[row])
             parts += [prefix_partials(work.partials, first + i, q.shape[1]) for i in range(chunks)]
-        out[row, :, :rank] = merged([PartialAttention(acc[:, :rank], *ml) for acc, *ml in parts]) * by
+        out[row, :, :rank] = (
+            merged([PartialAttention(acc[:, :rank], *ml) for acc, *ml in parts]) * by
+        )
 
 
 def latent_prefix(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, *, rank: int, scale: float
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    work: DecodeWork,
+    *,
+    rank: int,
+    scale: float,
 ) -> None:
     assert plan.shared is not None
     q, plane, _ = _unscaled(q, cache, layer, rank)
     for first, count, slot, start, end, chunk in plan.shared.items.tolist():
         for row in plan.shared.order[first : first + count].tolist():
-            acc, *ml = attend_tokens(q[row], plane, plane, _slots(plan, slot, start, end), AttentionRules(scale))
-            buffer = prefix_partials(work.partials, row * plan.shared.max_chunks + chunk, q.shape[1])
+            acc, *ml = attend_tokens(
+                q[row], plane, plane, _slots(plan, slot, start, end), AttentionRules(scale)
+            )
+            buffer = prefix_partials(
+                work.partials, row * plan.shared.max_chunks + chunk, q.shape[1]
+            )
             for target, value in zip(buffer, (acc[:, :rank], *ml)):
                 target.copy_(value)
 

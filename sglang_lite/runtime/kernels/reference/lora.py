@@ -12,17 +12,24 @@ from sglang_lite.runtime.kernels.reference.experts_order import experts_order
 
 def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
     adapters = len(step.ranks)
-    blocks = experts_order(step.of_slot[slots].unsqueeze(1), adapters + 1, 16 if len(slots) <= 256 else 64)
+    blocks = experts_order(
+        step.of_slot[slots].unsqueeze(1), adapters + 1, 16 if len(slots) <= 256 else 64
+    )
     of = blocks.experts.long()
     has = (of >= 0) & (of < adapters)
     count = (of >= 0).sum()
     own = of.where(has, 0)
     return LoraRows(
-        blocks, step.pages[own] * has.unsqueeze(1), step.ranks[own] * has, torch.stack((has.sum(), count)).int()
+        blocks,
+        step.pages[own] * has.unsqueeze(1),
+        step.ranks[own] * has,
+        torch.stack((has.sum(), count)).int(),
     )
 
 
-def lora_add(x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor) -> torch.Tensor:
+def lora_add(
+    x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor
+) -> torch.Tensor:
     return out.copy_(_added(x, weights, rows, out))
 
 
@@ -33,7 +40,9 @@ def lora_gated(
     return (apply_activation(gate.float(), activation).to(x.dtype).float() * up.float()).to(x.dtype)
 
 
-def _added(x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor) -> torch.Tensor:
+def _added(
+    x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor
+) -> torch.Tensor:
     """Returns `out` plus the adapters' products of x, in float32."""
     total = out.float()
     tokens = rows.blocks.pairs.view(-1, rows.blocks.size)
@@ -42,9 +51,12 @@ def _added(x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Ten
         rank = int(rows.ranks[block])
         pages = rows.pages[block].long()
         at = at[at < len(x)].long()
-        a = weights.a[pages].transpose(0, 1).flatten(1, 2)[:, :rank].float()  # [parts, rank, inputs]
+        # [parts, rank, inputs]
+        a = weights.a[pages].transpose(0, 1).flatten(1, 2)[:, :rank].float()
         b = weights.b[pages].flatten(0, 1)[:rank].float()  # [rank, outputs]
         hidden = torch.einsum("ti,pri->ptr", x[at].float(), a).to(x.dtype).float()
-        parts = [own @ columns for own, columns in zip(hidden, b.split_with_sizes(weights.outputs, 1))]
+        parts = [
+            own @ columns for own, columns in zip(hidden, b.split_with_sizes(weights.outputs, 1))
+        ]
         total[at] += torch.cat(parts, 1)
     return total

@@ -27,9 +27,12 @@ def joined_ranks(step: LoraStep, slots: torch.Tensor) -> JoinedRanks:
 def shrink(x: torch.Tensor, weights: LoraWeights, ranks: JoinedRanks) -> Shrunk:
     used = int(ranks.used)
     hidden = x.new_zeros((len(weights.outputs), len(x), ranks.tiles * BLOCK_R))
-    a = weights.a[ranks.pages[:used].long()].transpose(0, 1).flatten(1, 2).float()  # [parts, ranks, inputs]
+    # [parts, ranks, inputs]
+    a = weights.a[ranks.pages[:used].long()].transpose(0, 1).flatten(1, 2).float()
     own = ranks.of_token[:, None] == ranks.owners[:used].repeat_interleave(RANKS)
-    hidden[..., : used * RANKS] = torch.einsum("ti,pri->ptr", x.float(), a).where(own, 0.0).to(x.dtype)
+    hidden[..., : used * RANKS] = (
+        torch.einsum("ti,pri->ptr", x.float(), a).where(own, 0.0).to(x.dtype)
+    )
     return Shrunk(hidden, weights, ranks)
 
 
@@ -39,7 +42,9 @@ def expand(shrunk: Shrunk, out: torch.Tensor) -> torch.Tensor:
 
 def expand_gated(shrunk: Shrunk, product: torch.Tensor, activation: str) -> torch.Tensor:
     gate, up = (product.float() + products(shrunk)).to(product.dtype).chunk(2, -1)
-    return (apply_activation(gate.float(), activation).to(product.dtype).float() * up.float()).to(product.dtype)
+    return (apply_activation(gate.float(), activation).to(product.dtype).float() * up.float()).to(
+        product.dtype
+    )
 
 
 def products(shrunk: Shrunk) -> torch.Tensor:
@@ -48,4 +53,6 @@ def products(shrunk: Shrunk) -> torch.Tensor:
     used = int(shrunk.ranks.used)
     b = weights.b[shrunk.ranks.pages[:used].long()].flatten(0, 1).float()  # [ranks, outputs]
     hidden = shrunk.hidden[..., : used * RANKS].float()
-    return torch.cat([own @ part for own, part in zip(hidden, b.split_with_sizes(weights.outputs, 1))], 1)
+    return torch.cat(
+        [own @ part for own, part in zip(hidden, b.split_with_sizes(weights.outputs, 1))], 1
+    )

@@ -17,22 +17,30 @@ def own_ranks(step: LoraStep, slots: torch.Tensor) -> OwnRanks:
 
 
 def own_shrink(x: torch.Tensor, weights: LoraWeights, ranks: OwnRanks) -> OwnShrunk:
-    a = weights.a[ranks.pages.long()].transpose(1, 2).flatten(2, 3).float()  # [T, parts, ranks, inputs]
+    # [T, parts, ranks, inputs]
+    a = weights.a[ranks.pages.long()].transpose(1, 2).flatten(2, 3).float()
     hidden = torch.einsum("ti,tpri->tpr", x.float(), a)
-    return OwnShrunk(hidden.where(_own(ranks, hidden.shape[2])[:, None], 0.0).unsqueeze(0), weights, ranks)
+    return OwnShrunk(
+        hidden.where(_own(ranks, hidden.shape[2])[:, None], 0.0).unsqueeze(0), weights, ranks
+    )
 
 
 def own_expand(shrunk: OwnShrunk, product: torch.Tensor, activation: str = "") -> torch.Tensor:
     hidden = shrunk.hidden.sum(0)
     weights = shrunk.weights
     own = _own(shrunk.ranks, hidden.shape[2])
-    b = weights.b[shrunk.ranks.pages.long()].flatten(1, 2).float().where(own[:, :, None], 0.0)  # [T, ranks, outputs]
+    # [T, ranks, outputs]
+    b = weights.b[shrunk.ranks.pages.long()].flatten(1, 2).float().where(own[:, :, None], 0.0)
     parts = zip(hidden.unbind(1), b.split_with_sizes(weights.outputs, 2))
-    total = product.float() + torch.cat([torch.einsum("tr,trn->tn", low, columns) for low, columns in parts], 1)
+    total = product.float() + torch.cat(
+        [torch.einsum("tr,trn->tn", low, columns) for low, columns in parts], 1
+    )
     if not activation:
         return product.copy_(total)
     gate, up = total.to(product.dtype).chunk(2, -1)
-    return (apply_activation(gate.float(), activation).to(product.dtype).float() * up.float()).to(product.dtype)
+    return (apply_activation(gate.float(), activation).to(product.dtype).float() * up.float()).to(
+        product.dtype
+    )
 
 
 def _own(ranks: OwnRanks, width: int) -> torch.Tensor:

@@ -14,34 +14,57 @@ from sglang_lite.runtime.kernels.reference.eight_bits import quantise_rows, scal
 
 
 def norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None, ranks: Peers | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scales: Scales | None = None,
+    ranks: Peers | None = None,
 ) -> torch.Tensor:
     return _normalised(_summed(scaled(x, scales), weight, ranks), weight, eps).to(x.dtype)
 
 
 def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scales: Scales | None = None,
     ranks: Peers | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     _add(x, residual, weight, scales, ranks)
     return _normalised(residual.float(), weight, eps).to(residual.dtype)
 
 
-def norm_eight(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: torch.dtype) -> EightBitRows:
+def norm_eight(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, kind: torch.dtype
+) -> EightBitRows:
     return quantise_rows(_normalised(x.float(), weight, eps), kind)
 
 
 def add_norm_eight(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None,
-    kind: torch.dtype, ranks: Peers | None = None, *, unquantised: bool = False,
-) -> EightBitRows:  # fmt: skip
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scales: Scales | None,
+    kind: torch.dtype,
+    ranks: Peers | None = None,
+    *,
+    unquantised: bool = False,
+) -> EightBitRows:
     _add(x, residual, weight, scales, ranks)
     normed = _normalised(residual.float(), weight, eps)
-    return replace(quantise_rows(normed, kind), unquantised=normed.to(residual.dtype) if unquantised else None)
+    return replace(
+        quantise_rows(normed, kind), unquantised=normed.to(residual.dtype) if unquantised else None
+    )
 
 
 def _add(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, scales: Scales | None, ranks: Peers | None
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    scales: Scales | None,
+    ranks: Peers | None,
 ) -> None:
     x = x.sum(0).to(residual.dtype) if x.dim() == 3 else x  # sum of parts
     residual.copy_(_summed(scaled(x, scales), weight, ranks) + residual.float())

@@ -25,7 +25,9 @@ def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     if weight.kind == "integers":
         values = (numbers - zeros).float()
     else:
-        values = (torch.tensor(_E2M1, device=words.device) if weight.table is None else weight.table)[numbers]
+        values = (
+            torch.tensor(_E2M1, device=words.device) if weight.table is None else weight.table
+        )[numbers]
     return values.mul_(scales).to(dtype)
 
 
@@ -35,7 +37,12 @@ def _float(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def packed_rows(
-    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, gate: str = "", *, parts: int = 1
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None,
+    gate: str = "",
+    *,
+    parts: int = 1,
 ) -> torch.Tensor:
     """Returns the product; with several parts, assigns every `parts`-th block of columns to the
     same one.

@@ -11,7 +11,11 @@ def update_pages(table: torch.Tensor, at: torch.Tensor, values: torch.Tensor) ->
     table.view(-1)[at] = values
 
 
-def token_slots(plan: DevicePlan, slots: torch.Tensor | int, positions: torch.Tensor) -> torch.Tensor:
-    """Returns the token slots, int64 [N], of positions [N] of one slot, or of one slot for each position [N]."""
+def token_slots(
+    plan: DevicePlan, slots: torch.Tensor | int, positions: torch.Tensor
+) -> torch.Tensor:
+    """Returns the token slots, int64 [N], of positions [N] of one slot, or of one slot for each
+    position [N].
+    """
     size = plan.page_size
     return plan.page_table[slots, positions // size].long() * size + positions % size

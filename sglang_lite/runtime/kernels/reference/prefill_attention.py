@@ -27,4 +27,6 @@ def prefill_attention(
         slots = token_slots(plan, slot, torch.arange(position + count + behind, device=q.device))
         row = ExtendRow(0, count, slots, limits, behind)
         result = attend_rows(q[tokens], k, v, row, rules)
-        out[tokens] = result if cache.scales is None else scale_by_kv_head(result, cache.scales.v[layer])
+        out[tokens] = (
+            result if cache.scales is None else scale_by_kv_head(result, cache.scales.v[layer])
+        )

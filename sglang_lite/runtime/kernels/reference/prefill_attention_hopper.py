@@ -23,4 +23,6 @@ def uncached_attention_hopper(
     for first, count, _, position in plan.blocks.tolist():
         start = first - position - plan.decoding  # first token of the row
         row = ExtendRow(0, count, slice(start, start + position + count))
-        out[first : first + count] = attend_rows(q[first : first + count], whole, values, row, AttentionRules(scale))
+        out[first : first + count] = attend_rows(
+            q[first : first + count], whole, values, row, AttentionRules(scale)
+        )

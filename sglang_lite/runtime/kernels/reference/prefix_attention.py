@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DecodeWork, DevicePlan, Partials
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionRules,
+    DecodeWork,
+    DevicePlan,
+    Partials,
+)
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.softmax import PartialAttention, attend_tokens
@@ -25,7 +30,9 @@ def prefix_attention(
         at = token_slots(plan, slot, torch.arange(start, end, device=q.device))
         for row in plan.shared.order[first : first + count].tolist():
             part = attend_tokens(q[row], k, v, at, rules)
-            buffer = prefix_partials(work.partials, row * plan.shared.max_chunks + chunk, q.shape[1])
+            buffer = prefix_partials(
+                work.partials, row * plan.shared.max_chunks + chunk, q.shape[1]
+            )
             for target, value in zip(buffer, part):
                 target.copy_(value)
 
@@ -33,4 +40,6 @@ def prefix_attention(
 def prefix_partials(partials: Partials, index: int, heads: int) -> PartialAttention:
     """Returns the buffers for one row's attention over one piece of a prefix."""
     here = slice(index * heads, (index + 1) * heads)
-    return PartialAttention(partials.prefix_acc[here], partials.prefix_ml[here, 0], partials.prefix_ml[here, 1])
+    return PartialAttention(
+        partials.prefix_acc[here], partials.prefix_ml[here, 0], partials.prefix_ml[here, 1]
+    )

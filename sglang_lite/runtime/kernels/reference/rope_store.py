@@ -29,9 +29,18 @@ def rope_store(
     x = scaled(qkv, scales).to(qkv.dtype).view(len(qkv), -1, dim)
     q, k, v = x.split((queries.shape[1], kv_heads, kv_heads), 1)
     if q_norm is not None and k_norm is not None:
-        q, k = (F.rms_norm(x.float(), (dim,), w.float(), eps).to(x.dtype) for x, w in ((q, q_norm), (k, k_norm)))
-    at = plan.positions.unsqueeze(1) if plan.rotary is None else plan.rotary.at.T[:, plan.rotary.axes]
-    cos, sin = (table.gather(0, at.long().expand(-1, table.shape[1])).float().unsqueeze(1) for table in rope)
+        q, k = (
+            F.rms_norm(x.float(), (dim,), w.float(), eps).to(x.dtype)
+            for x, w in ((q, q_norm), (k, k_norm))
+        )
+    at = (
+        plan.positions.unsqueeze(1)
+        if plan.rotary is None
+        else plan.rotary.at.T[:, plan.rotary.axes]
+    )
+    cos, sin = (
+        table.gather(0, at.long().expand(-1, table.shape[1])).float().unsqueeze(1) for table in rope
+    )
     q = rotated_heads(q, cos, sin)
     k = rotated_heads(k, cos, sin)
     queries.copy_(store_kv(cache, layer, token_slots(plan, plan.slots, plan.positions), q, k, v))
@@ -39,8 +48,11 @@ def rope_store(
 
 
 def rotated_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Returns heads x [T, heads, head_dim] rotated by tables cos and sin [T, 1, dim]; elements beyond dim are
-    unchanged."""
+    """Returns heads x [T, heads, head_dim] rotated by tables cos and sin [T, 1, dim]; elements
+    beyond dim are unchanged.
+    """
     rotated, remaining = x.float().split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), -1)
     first, second = rotated.chunk(2, -1)
-    return torch.cat((rotated * cos + torch.cat((second, first), -1) * sin, remaining), -1).to(x.dtype)
+    return torch.cat((rotated * cos + torch.cat((second, first), -1) * sin, remaining), -1).to(
+        x.dtype
+    )

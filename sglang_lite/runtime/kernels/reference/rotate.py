@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 
-def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rotate(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     cos = cos.float().unsqueeze(1)
     sin = sin.float().unsqueeze(1)
     return _rotated(q, cos, sin), _rotated(k, cos, sin)

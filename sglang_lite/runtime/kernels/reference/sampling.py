@@ -6,7 +6,13 @@ import math
 
 import torch
 
-from sglang_lite.runtime.kernels.sampling import BLOCK, NOT_FINITE, NOTHING_ALLOWED, DeviceSampling, TokenMasks
+from sglang_lite.runtime.kernels.sampling import (
+    BLOCK,
+    NOT_FINITE,
+    NOTHING_ALLOWED,
+    DeviceSampling,
+    TokenMasks,
+)
 
 
 def draw(
@@ -48,19 +54,31 @@ def draw_part(
         scores = x
         if temperature > 0:
             every = x.new_empty((first + blocks) * BLOCK)
-            noise = _exponentials(int(sampling.seed[slot]), int(positions[row]) + 1, every)[first * BLOCK :]
+            noise = _exponentials(int(sampling.seed[slot]), int(positions[row]) + 1, every)[
+                first * BLOCK :
+            ]
             scores = x / temperature - noise.log()
         best[row], at = scores.view(blocks, BLOCK).max(1)
-        token[row] = (at + torch.arange(first, first + blocks, device=at.device) * BLOCK).int().view(torch.float32)
+        token[row] = (
+            (at + torch.arange(first, first + blocks, device=at.device) * BLOCK)
+            .int()
+            .view(torch.float32)
+        )
         highest[row] = x.view(blocks, BLOCK).amax(1)
-        bad[row] = (x.isnan() | (x == math.inf)).view(blocks, BLOCK).any(1).int().view(torch.float32)
+        bad[row] = (
+            (x.isnan() | (x == math.inf)).view(blocks, BLOCK).any(1).int().view(torch.float32)
+        )
     return found
 
 
 def pick_winner(
-    parts: torch.Tensor, blocks: int, slots: torch.Tensor, sampling: DeviceSampling, last_tokens: torch.Tensor,
+    parts: torch.Tensor,
+    blocks: int,
+    slots: torch.Tensor,
+    sampling: DeviceSampling,
+    last_tokens: torch.Tensor,
     tokens: torch.Tensor,
-) -> None:  # fmt: skip
+) -> None:
     found = parts[:, :, : len(slots) * blocks].view(len(parts), 4, len(slots), blocks)
     best, token, highest, bad = found.permute(1, 2, 0, 3).flatten(2)
     winners = token.contiguous().view(torch.int32).gather(1, best.argmax(1, keepdim=True))[:, 0]
@@ -107,10 +125,16 @@ def _draw(x: torch.Tensor, position: int, sampling: DeviceSampling, slot: int) -
     if temperature == 0:
         return int(x.argmax())
     x = _filtered(
-        x, temperature, int(sampling.top_k[slot]), float(sampling.top_p[slot]), float(sampling.min_p[slot]),
+        x,
+        temperature,
+        int(sampling.top_k[slot]),
+        float(sampling.top_p[slot]),
+        float(sampling.min_p[slot]),
         sequential=bool(sampling.sequential[slot]),
-    )  # fmt: skip
-    return int((x / temperature - _exponentials(int(sampling.seed[slot]), position + 1, x).log()).argmax())
+    )
+    return int(
+        (x / temperature - _exponentials(int(sampling.seed[slot]), position + 1, x).log()).argmax()
+    )
 
 
 def _filtered(
@@ -124,7 +148,8 @@ def _filtered(
     if top_k > 0 or top_p < 1:
         ordered, order = x.sort(descending=True)
         above = torch.searchsorted(-ordered, -x)  # number of larger logits
-        before = torch.nn.functional.pad(weights[order].cumsum(0), (1, 0))[above]  # mass of larger logits
+        # mass of larger logits
+        before = torch.nn.functional.pad(weights[order].cumsum(0), (1, 0))[above]
         largest = above < top_k if top_k > 0 else torch.ones_like(kept)
         total = weights[largest].sum() if sequential else weights.sum()
         kept &= largest & (before <= top_p * total)
@@ -158,7 +183,12 @@ def _philox(seed: int, counter: torch.Tensor, position: int) -> tuple[torch.Tens
     c2 = counter * 0
     c3 = counter * 0
     for _ in range(10):
-        c0, c1, c2, c3 = _high(b, c2) ^ c1 ^ k0, b * c2 & mask, _high(a, c0) ^ c3 ^ k1, a * c0 & mask
+        c0, c1, c2, c3 = (
+            _high(b, c2) ^ c1 ^ k0,
+            b * c2 & mask,
+            _high(a, c0) ^ c3 ^ k1,
+            a * c0 & mask,
+        )
         k0 = k0 + 0x9E3779B9 & mask
         k1 = k1 + 0xBB67AE85 & mask
     return c0, c1, c2, c3

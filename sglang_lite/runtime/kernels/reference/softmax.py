@@ -1,4 +1,6 @@
-"""Torch twin of `kernels.softmax`: attention over parts of a sequence, and merging of parts. Scores are in base 2."""
+"""Torch twin of `kernels.softmax`: attention over parts of a sequence, and merging of parts. Scores
+are in base 2.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class PartialAttention(NamedTuple):
     Attributes:
         acc: float32 [heads, head_dim], weighted values.
         highest: float32 [heads], highest score.
-        total: float32 [heads], sum of weights; a weight is 2 to the power of its score less the highest one.
+        total: float32 [heads], sum of weights; a weight is 2 to the power of its score less the
+            highest one.
     """
 
     acc: torch.Tensor
@@ -37,7 +40,9 @@ def attend_tokens(
         at: int64 [N], token slots of the other tokens.
         rules: rules of the layer; its window and sinks are ignored.
     """
-    keys, values = (gather(x, at, torch.float32).repeat_interleave(len(q) // len(k), 0) for x in (k, v))
+    keys, values = (
+        gather(x, at, torch.float32).repeat_interleave(len(q) // len(k), 0) for x in (k, v)
+    )
     scores = torch.einsum("hd, hnd -> hn", q.float(), keys) * rules.scale
     if rules.softcap is not None:
         scores = torch.tanh(scores / rules.softcap) * rules.softcap

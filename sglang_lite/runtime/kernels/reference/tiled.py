@@ -12,9 +12,13 @@ from sglang_lite.runtime.kernels.reference.lora_few import products
 
 
 def linear_tiled(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "", out: torch.Tensor | None = None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate: str = "",
+    out: torch.Tensor | None = None,
     shrunk: Shrunk | OwnShrunk | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
     y = (y + products(shrunk) if isinstance(shrunk, Shrunk) else y).to(x.dtype)
     y = gated(y, gate) if gate else y

@@ -11,10 +11,29 @@ import torch
 
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.lora import LoraRows, lora_add, lora_gated, lora_rows
-from sglang_lite.runtime.kernels.lora_few import JoinedRanks, Shrunk, expand, expand_gated, joined_ranks, shrink
-from sglang_lite.runtime.kernels.lora_own import OwnRanks, OwnShrunk, own_expand, own_ranks, own_shrink
+from sglang_lite.runtime.kernels.lora_few import (
+    JoinedRanks,
+    Shrunk,
+    expand,
+    expand_gated,
+    joined_ranks,
+    shrink,
+)
+from sglang_lite.runtime.kernels.lora_own import (
+    OwnRanks,
+    OwnShrunk,
+    own_expand,
+    own_ranks,
+    own_shrink,
+)
 from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
-from sglang_lite.runtime.kernels.tiled import MAX_ROWS, can_expand, linear_split_k, linear_tiled, split_k_of
+from sglang_lite.runtime.kernels.tiled import (
+    MAX_ROWS,
+    can_expand,
+    linear_split_k,
+    linear_tiled,
+    split_k_of,
+)
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, GpuProduct, matrix
 from sglang_lite.runtime.models.layers.linear import Linear
@@ -61,7 +80,9 @@ class AdaptedLinear(GpuProduct):
         if isinstance(low, Shrunk) and linear is not None:
             return _by_tiles(linear, x, low, activation)
         if isinstance(low, OwnShrunk):
-            return own_expand(low, self._linear(x) if linear is None else _by_tiles(linear, x, low), activation)
+            return own_expand(
+                low, self._linear(x) if linear is None else _by_tiles(linear, x, low), activation
+            )
         if isinstance(low, Shrunk):
             return expand_gated(low, self._linear(x), activation)
         assert isinstance(self._rows, LoraRows)
@@ -84,7 +105,11 @@ class AdaptedLinear(GpuProduct):
         """
         low = self._shrunk(x)
         linear = self._tiling(x)
-        if isinstance(low, Shrunk) and linear is not None and can_expand(linear.weight, self._weights.outputs):
+        if (
+            isinstance(low, Shrunk)
+            and linear is not None
+            and can_expand(linear.weight, self._weights.outputs)
+        ):
             return tiled(linear, x, low)
         y = tiled(linear, x, low) if isinstance(low, OwnShrunk) and linear is not None else plain(x)
         out = y if y.dim() == 2 else y[0]
@@ -106,7 +131,11 @@ class AdaptedLinear(GpuProduct):
     def _tiling(self, x: torch.Tensor) -> GpuLinear | None:
         """Returns the layer if the kernel for few rows can multiply x and its weight, else None."""
         linear = self._linear
-        return linear if isinstance(linear, GpuLinear) and linear.tiles and len(x) <= MAX_ROWS else None
+        return (
+            linear
+            if isinstance(linear, GpuLinear) and linear.tiles and len(x) <= MAX_ROWS
+            else None
+        )
 
 
 def _by_tiles(
@@ -153,4 +182,9 @@ def adapted(layer: Layer, weights: Mapping[str, LoraWeights], rows: Rows) -> Lay
     fed = layer.feed_forward
     if isinstance(fed, FeedForward):
         fed = replace(fed, gate_up=product("gate_up", fed.gate_up), down=product("down", fed.down))
-    return replace(layer, qkv=product("qkv", layer.qkv), output=product("output", layer.output), feed_forward=fed)
+    return replace(
+        layer,
+        qkv=product("qkv", layer.qkv),
+        output=product("output", layer.output),
+        feed_forward=fed,
+    )

@@ -1,4 +1,5 @@
-"""Linear layers with 8-bit weights on a GPU: floating point (e4m3) or integers, with one scale per output.
+"""Linear layers with 8-bit weights on a GPU: floating point (e4m3) or integers, with one scale per
+output.
 
 Rows are multiplied in 8 bits, each with a scale found at run time.
 """
@@ -12,7 +13,12 @@ import torch
 from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows, Scales
 from sglang_lite.runtime.kernels.eight_bits import quantise_rows
 from sglang_lite.runtime.kernels.gemv import linear_single_row
-from sglang_lite.runtime.kernels.int8_product import MAX_SPLIT_ROWS, int8_linear, int8_parts, int8_parts_of
+from sglang_lite.runtime.kernels.int8_product import (
+    MAX_SPLIT_ROWS,
+    int8_linear,
+    int8_parts,
+    int8_parts_of,
+)
 from sglang_lite.runtime.models.layers.gpu_linear import GpuProduct
 from sglang_lite.runtime.models.layers.linear import stacked_rows, stacked_shape
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format
@@ -35,7 +41,11 @@ class EightBitLinear(GpuProduct):
     """
 
     def __init__(
-        self, kind: torch.dtype, parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device
+        self,
+        kind: torch.dtype,
+        parts: Sequence[Weight],
+        bias: torch.Tensor | None,
+        device: torch.device,
     ) -> None:
         weight = torch.empty(stacked_shape(parts), dtype=kind, device=device)
         self.weight = weight
@@ -62,8 +72,8 @@ class Fp8Linear(EightBitLinear):
     """Linear layer with weights in e4m3, multiplied by cuBLAS. A single row is multiplied
     unquantised, by a kernel of its own.
 
-    The reader of a product applies the scales: for less than a few hundred rows, cuBLAS takes up to twice as long to
-    apply them as for the product itself.
+    The reader of a product applies the scales: for less than a few hundred rows, cuBLAS takes up to
+    twice as long to apply them as for the product itself.
 
     Args:
         parts, bias, device: as of EightBitLinear.
@@ -71,7 +81,9 @@ class Fp8Linear(EightBitLinear):
 
     fuses_one = True
 
-    def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device) -> None:
+    def __init__(
+        self, parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device
+    ) -> None:
         super().__init__(FLOAT8, parts, bias, device)
         self._one = torch.ones((), device=device)
 
@@ -95,16 +107,33 @@ class Fp8Linear(EightBitLinear):
 
     def _product(self, x: EightBitRows) -> tuple[torch.Tensor, Scales]:
         y = torch._scaled_mm(  # noqa: SLF001 # torch has no other name for it
-            x.values, self.weight.t(), scale_a=self._one, scale_b=self._one, out_dtype=torch.bfloat16,
+            x.values,
+            self.weight.t(),
+            scale_a=self._one,
+            scale_b=self._one,
+            out_dtype=torch.bfloat16,
             use_fast_accum=True,
-        )  # fmt: skip
+        )
         return y[: x.rows], Scales(x.scales, self.scales)
 
     def one(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None,
+        norm: torch.Tensor,
+        eps: float,
+        gate: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return linear_single_row(
-            x, self.weight, self.bias, scales=self.scales, residual=residual, norm=norm, eps=eps, gate=gate
+            x,
+            self.weight,
+            self.bias,
+            scales=self.scales,
+            residual=residual,
+            norm=norm,
+            eps=eps,
+            gate=gate,
         )
 
 
@@ -118,7 +147,11 @@ class GpuInt8Linear(EightBitLinear):
     """
 
     def __init__(
-        self, parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device, dtype: torch.dtype
+        self,
+        parts: Sequence[Weight],
+        bias: torch.Tensor | None,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__(torch.int8, parts, bias, device)
         self._dtype = dtype
@@ -153,5 +186,7 @@ def _stored(part: Weight, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor
         return part.read(0, part.shape[0]), part.row_scales
     if kind == torch.int8 and isinstance(part, Blocks) and part.order is None:
         columns = part.shape[1]
-        return (part.q, part.scale[:, 0]) if part.format == Format(8, columns, minimum=False) else None
+        return (
+            (part.q, part.scale[:, 0]) if part.format == Format(8, columns, minimum=False) else None
+        )
     return None

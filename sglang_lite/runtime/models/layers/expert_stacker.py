@@ -30,7 +30,8 @@ class ExpertStacker:
     def __init__(self, precision: Precision, device: torch.device) -> None:
         self._precision = precision
         self._device = device
-        self._stay_wide = False  # True once it is logged that experts stay in 16 bits although 8 were requested
+        # True once it is logged that experts stay in 16 bits although 8 were requested
+        self._stay_wide = False
         self._told = False  # True once it is logged that experts are decoded
 
     def matrices(
@@ -52,20 +53,36 @@ class ExpertStacker:
         parts = [part for expert in (*gate_up, *down) for part in expert]
         if p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts)):
             if not any(size % BLOCK for part in parts for size in part.shape):
-                (gate_up_8, gate_up_scales), (down_8, down_scales) = map(self._block_quantised, (gate_up, down))
-                return ExpertMatrices(gate_up_8, down_8, gate_up_bias, down_bias, gate_up_scales, down_scales, of)
+                (gate_up_8, gate_up_scales), (down_8, down_scales) = map(
+                    self._block_quantised, (gate_up, down)
+                )
+                return ExpertMatrices(
+                    gate_up_8, down_8, gate_up_bias, down_bias, gate_up_scales, down_scales, of
+                )
             if not self._stay_wide:
                 self._stay_wide = True
-                logger.warning("experts of %d by %d stay in 16 bits: no multiples of %d.", *parts[0].shape, BLOCK)
-        if (packed := self._packed(gate_up)) is not None and (packed_down := self._packed(down)) is not None:
+                logger.warning(
+                    "experts of %d by %d stay in 16 bits: no multiples of %d.",
+                    *parts[0].shape,
+                    BLOCK,
+                )
+        if (packed := self._packed(gate_up)) is not None and (
+            packed_down := self._packed(down)
+        ) is not None:
             return ExpertMatrices(packed, packed_down, gate_up_bias, down_bias, of=of)
         if (p.int8 or p.rounding is not None) and not self._stay_wide:
             self._stay_wide = True
-            logger.warning("experts stay in 16 bits: a GPU has no kernel for them in %s.", p.rounding or "int8")
+            logger.warning(
+                "experts stay in 16 bits: a GPU has no kernel for them in %s.", p.rounding or "int8"
+            )
         if not self._told and any(isinstance(part, Blocks) for part in parts):
             self._told = True
-            logger.info("quantised experts are decoded while they are loaded (docs/models.md, Formats of weights).")
-        return ExpertMatrices(self._stacked(gate_up), self._stacked(down), gate_up_bias, down_bias, of=of)
+            logger.info(
+                "quantised experts are decoded while they are loaded (docs/models.md, Formats of weights)."
+            )
+        return ExpertMatrices(
+            self._stacked(gate_up), self._stacked(down), gate_up_bias, down_bias, of=of
+        )
 
     def _packed(self, experts: list[list[Weight]]) -> PackedWeight | None:
         """Returns the matrices of all experts in 4 bits, or None if they have, or are to have, more
@@ -74,8 +91,14 @@ class ExpertStacker:
         p = self._precision
         rounding = p.rounding
         if rounding is None or not all(can_round(part.shape[1]) for part in experts[0]):
-            return packed_experts(experts, len(experts), self._device) if p.packed or rounding else None
-        rounded = ([rounded_part(part, rounding, self._device) for part in parts] for parts in experts)
+            return (
+                packed_experts(experts, len(experts), self._device)
+                if p.packed or rounding
+                else None
+            )
+        rounded = (
+            [rounded_part(part, rounding, self._device) for part in parts] for parts in experts
+        )
         return packed_experts(rounded, len(experts), self._device)
 
     def _stacked(self, experts: list[list[Weight]]) -> torch.Tensor:
@@ -92,7 +115,9 @@ class ExpertStacker:
     def _block_quantised(self, experts: list[list[Weight]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the stacked matrices in 8-bit floating point, and the scale of each block."""
         outputs, inputs = stacked_shape(experts[0])
-        whole = torch.empty((len(experts), outputs, inputs), dtype=torch.float8_e4m3fn, device=self._device)
+        whole = torch.empty(
+            (len(experts), outputs, inputs), dtype=torch.float8_e4m3fn, device=self._device
+        )
         scales = torch.empty((len(experts), outputs // BLOCK, inputs // BLOCK), device=self._device)
         for matrix, of_matrix, parts in zip(whole, scales, experts):
             at = 0

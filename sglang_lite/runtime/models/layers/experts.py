@@ -23,7 +23,8 @@ class FeedForward:
         gate_up: product that gives gates, then ups; without a gate, ups only.
         down: product back to the hidden size.
         spec: specification of the feed-forward.
-        batch_invariant: whether a row's bits must not depend on its neighbours, as in `apply_activation`.
+        batch_invariant: whether a row's bits must not depend on its neighbours, as in
+            `apply_activation`.
     """
 
     gate_up: Linear
@@ -63,9 +64,10 @@ class Experts:
     local_ids: torch.Tensor | None = None
     counts: torch.Tensor | None = None
 
-    def __call__(self, x: torch.Tensor, *, record: Callable[[torch.Tensor], None] | None = None) -> torch.Tensor:
-        """Returns the layer's output for rows x, and passes their experts [T, top_k] to `record`.
-        """
+    def __call__(
+        self, x: torch.Tensor, *, record: Callable[[torch.Tensor], None] | None = None
+    ) -> torch.Tensor:
+        """Returns the layer's output for rows x, and passes their experts [T, top_k] to `record`."""
         chosen, weights = route(self.router(x), self.spec, self.correction, self.counts)
         if record is not None:
             record(chosen)
@@ -75,18 +77,28 @@ class Experts:
         flat = chosen.flatten()
         order = flat.argsort(stable=True)  # (row, expert) pairs, sorted by expert
         counts = flat.bincount(minlength=len(self.experts)).tolist()
-        for expert, pairs in zip(self.experts, order.split_with_sizes(counts)):  # others' pairs come last
+        # others' pairs come last
+        for expert, pairs in zip(self.experts, order.split_with_sizes(counts)):
             if len(pairs):
                 rows = pairs // self.spec.top_k
-                out.index_add_(0, rows, expert(x[rows]).float() * weights.flatten()[pairs].unsqueeze(1))
+                out.index_add_(
+                    0, rows, expert(x[rows]).float() * weights.flatten()[pairs].unsqueeze(1)
+                )
         if self.shared is not None:
             shared = self.shared(x).float()
-            out += shared if self.shared_gate is None else shared * self.shared_gate(x).float().sigmoid()
+            out += (
+                shared
+                if self.shared_gate is None
+                else shared * self.shared_gate(x).float().sigmoid()
+            )
         return out.to(x.dtype)
 
 
 def route(
-    logits: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None, counts: torch.Tensor | None = None
+    logits: torch.Tensor,
+    spec: ExpertsSpec,
+    correction: torch.Tensor | None,
+    counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses experts for rows. Returns indices int64 [T, top_k] and weights float32 [T, top_k].
 
@@ -97,10 +109,17 @@ def route(
         counts: as for `experts_route`.
     """
     chosen, weights = experts_route(
-        logits, spec.top_k, scoring=spec.scoring, correction=correction, groups=spec.groups,
-        kept_groups=spec.kept_groups, group_top=spec.group_top, normalise=spec.normalise, scale=spec.scale,
+        logits,
+        spec.top_k,
+        scoring=spec.scoring,
+        correction=correction,
+        groups=spec.groups,
+        kept_groups=spec.kept_groups,
+        group_top=spec.group_top,
+        normalise=spec.normalise,
+        scale=spec.scale,
         counts=counts,
-    )  # fmt: skip
+    )
     return chosen.long(), weights
 
 
@@ -115,14 +134,17 @@ def own_ids(chosen: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
     return local_ids[turns.unsqueeze(1), chosen.long()]
 
 
-def apply_activation(gate_up: torch.Tensor, spec: DenseSpec | ExpertsSpec, *, batch_invariant: bool) -> torch.Tensor:
-    """Returns act(gate) * up for rows [T, 2 * size] with gates first; without a gate, act(up) for rows [T, size].
+def apply_activation(
+    gate_up: torch.Tensor, spec: DenseSpec | ExpertsSpec, *, batch_invariant: bool
+) -> torch.Tensor:
+    """Returns act(gate) * up for rows [T, 2 * size] with gates first; without a gate, act(up) for
+    rows [T, size].
 
     Args:
         gate_up: output of the first product.
         spec: specification of the feed-forward.
-        batch_invariant: whether a row's bits must not depend on its neighbours: in 16 bits, torch computes the last
-            elements of a thread's share differently.
+        batch_invariant: whether a row's bits must not depend on its neighbours: in 16 bits, torch
+            computes the last elements of a thread's share differently.
     """
     if isinstance(spec, DenseSpec) and not spec.gated:
         wide = gate_up.float() if batch_invariant else gate_up

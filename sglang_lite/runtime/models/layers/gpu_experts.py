@@ -1,4 +1,6 @@
-"""Mixture of experts on a GPU: routing and products as kernels, without synchronisation with the host."""
+"""Mixture of experts on a GPU: routing and products as kernels, without synchronisation with the
+host.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,18 @@ class GpuExperts:
         base = None
         logits, _ = matrix(self.router).parts(x)
         chosen, weights = experts_route(
-            logits, spec.top_k, scoring=spec.scoring, correction=self.correction, groups=spec.groups,
-            kept_groups=spec.kept_groups, group_top=spec.group_top, normalise=spec.normalise, scale=spec.scale,
-            local_ids=None if record else self.local_ids, counts=self.counts,
-        )  # fmt: skip
+            logits,
+            spec.top_k,
+            scoring=spec.scoring,
+            correction=self.correction,
+            groups=spec.groups,
+            kept_groups=spec.kept_groups,
+            group_top=spec.group_top,
+            normalise=spec.normalise,
+            scale=spec.scale,
+            local_ids=None if record else self.local_ids,
+            counts=self.counts,
+        )
         if record is not None:
             record(chosen)
             chosen = chosen if self.local_ids is None else own_ids(chosen, self.local_ids)
@@ -75,6 +85,14 @@ class GpuExperts:
             if self.shared_gate is not None:
                 base = base * self.shared_gate(x).sigmoid()
         return apply_experts(
-            x, chosen, weights, self.matrices, spec.activation,
-            alpha=spec.alpha, limit=spec.limit, base=base, quantised=eight, parts=parts,
-        )  # fmt: skip
+            x,
+            chosen,
+            weights,
+            self.matrices,
+            spec.activation,
+            alpha=spec.alpha,
+            limit=spec.limit,
+            base=base,
+            quantised=eight,
+            parts=parts,
+        )

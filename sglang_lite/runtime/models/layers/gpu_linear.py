@@ -10,7 +10,12 @@ import torch.nn.functional as F
 from sglang_lite.runtime.kernels import tiled
 from sglang_lite.runtime.kernels.activation import gated, gated_eight, ungated, ungated_eight
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
-from sglang_lite.runtime.kernels.gemv import MAX_ROWS, SPLIT_OUTPUTS, SmallBatchLinear, linear_single_row
+from sglang_lite.runtime.kernels.gemv import (
+    MAX_ROWS,
+    SPLIT_OUTPUTS,
+    SmallBatchLinear,
+    linear_single_row,
+)
 from sglang_lite.runtime.models.layers.linear import Linear
 
 
@@ -59,17 +64,33 @@ class GpuProduct(ABC):
             eight: 8-bit type of the rows to return, or None.
         """
         y, scales = self.unscaled(x)
-        return gated(y, activation, scales) if eight is None else gated_eight(y, activation, scales, eight)
+        return (
+            gated(y, activation, scales)
+            if eight is None
+            else gated_eight(y, activation, scales, eight)
+        )
 
     def ungated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
     ) -> torch.Tensor | EightBitRows:
-        """Returns act(up). Takes the arguments of `multiply_gated`; the activation may also be "relu2"."""
+        """Returns act(up). Takes the arguments of `multiply_gated`; the activation may also be
+        "relu2".
+        """
         y, scales = self.unscaled(x)
-        return ungated(y, activation, scales) if eight is None else ungated_eight(y, activation, scales, eight)
+        return (
+            ungated(y, activation, scales)
+            if eight is None
+            else ungated_eight(y, activation, scales, eight)
+        )
 
     def one(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None,
+        norm: torch.Tensor,
+        eps: float,
+        gate: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes the product of a single row, fused with the preceding residual sum and norm and
         the following gate.
@@ -90,7 +111,9 @@ class GpuLinear(GpuProduct):
 
     fuses_one = True
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, few: SmallBatchLinear) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, few: SmallBatchLinear
+    ) -> None:
         self.weight = weight
         self.bias = bias
         self._few = few
@@ -132,9 +155,17 @@ class GpuLinear(GpuProduct):
         return super().gated(x, activation, eight=eight)
 
     def one(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None,
+        norm: torch.Tensor,
+        eps: float,
+        gate: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return linear_single_row(x, self.weight, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
+        return linear_single_row(
+            x, self.weight, self.bias, residual=residual, norm=norm, eps=eps, gate=gate
+        )
 
 
 class SideBySide(GpuProduct):
@@ -152,7 +183,13 @@ class SideBySide(GpuProduct):
         return torch.cat([product(x) for product in self.products], 1)
 
     def one(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None,
+        norm: torch.Tensor,
+        eps: float,
+        gate: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
         found = [product.one(x, residual=residual, norm=norm, eps=eps) for product in self.products]
         y = torch.cat([each for each, _ in found], 1)

@@ -34,7 +34,8 @@ class HeadProduct:
 
     Args:
         weight: matrices [heads, inputs, outputs].
-        batch_invariant: whether to compute each row separately, so that its bits don't depend on other rows.
+        batch_invariant: whether to compute each row separately, so that its bits don't depend on
+            other rows.
     """
 
     def __init__(self, weight: torch.Tensor, *, batch_invariant: bool) -> None:
@@ -77,7 +78,9 @@ def made_queries(spec: LatentSpec, matrices: LatentMatrices, first: torch.Tensor
     """
     if matrices.queries is not None:
         assert matrices.query_norm is not None
-        first = matrices.queries(F.rms_norm(first, matrices.query_norm.shape, matrices.query_norm, spec.norm_eps))
+        first = matrices.queries(
+            F.rms_norm(first, matrices.query_norm.shape, matrices.query_norm, spec.norm_eps)
+        )
     return first.view(len(first), spec.heads, spec.query_size)
 
 
@@ -96,8 +99,8 @@ def latent_attention(
     Args:
         spec: specification of the attention.
         matrices: weights of the attention.
-        product: output [T, …] of the first product: queries or low-rank query vectors, latents, and the rotated key
-            part before rotation.
+        product: output [T, …] of the first product: queries or low-rank query vectors, latents, and
+            the rotated key part before rotation.
         cos, sin: rotary tables at the tokens' positions, as `rotate` takes them.
         plan: attention plan of the step.
         cache: KV cache.
@@ -106,8 +109,12 @@ def latent_attention(
     Returns:
         Outputs of the heads [T, heads, value_size].
     """
-    first, latent, turned = product.split_with_sizes((product.shape[1] - spec.key_size, spec.rank, spec.rope_size), 1)
-    q_nope, q_rope = made_queries(spec, matrices, first).split_with_sizes((spec.nope_size, spec.rope_size), 2)
+    first, latent, turned = product.split_with_sizes(
+        (product.shape[1] - spec.key_size, spec.rank, spec.rope_size), 1
+    )
+    q_nope, q_rope = made_queries(spec, matrices, first).split_with_sizes(
+        (spec.nope_size, spec.rope_size), 2
+    )
     q_rope = rotate(q_rope, cos, sin)
     latent = F.rms_norm(latent, matrices.norm.shape, matrices.norm, spec.norm_eps)
     stored = torch.cat((latent, rotate(turned.unsqueeze(1), cos, sin).squeeze(1)), 1)
@@ -139,7 +146,11 @@ def expands(spec: LatentSpec, row: ExtendRow) -> bool:
     new = row.end - row.start
     pairs = new * (row.length - (new - 1) / 2)
     a_token = spec.heads * spec.rank * (spec.nope_size + spec.value_size)
-    return new > 1 and pairs * (spec.absorbed_products_per_pair - spec.products_per_pair) > (row.length - new) * a_token
+    return (
+        new > 1
+        and pairs * (spec.absorbed_products_per_pair - spec.products_per_pair)
+        > (row.length - new) * a_token
+    )
 
 
 def _others(expanded: list[ExtendRow], tokens: int) -> torch.Tensor | slice:
@@ -158,12 +169,18 @@ def _without_expanded(spec: LatentSpec, plan: AttentionPlan) -> AttentionPlan:
     return replace(
         plan,
         extends=tuple(row for row in plan.extends if not expands(spec, row)),
-        groups=tuple(group for group in plan.groups if not any(expands(spec, row) for row in group.rows)),
+        groups=tuple(
+            group for group in plan.groups if not any(expands(spec, row) for row in group.rows)
+        ),
     )
 
 
 def _expanded(
-    spec: LatentSpec, matrices: LatentMatrices, q: torch.Tensor, stored: torch.Tensor, row: ExtendRow
+    spec: LatentSpec,
+    matrices: LatentMatrices,
+    q: torch.Tensor,
+    stored: torch.Tensor,
+    row: ExtendRow,
 ) -> torch.Tensor:
     """Computes the attention of a row's new tokens over expanded keys and values, a few heads at a
     time to bound memory.
@@ -182,12 +199,17 @@ def _expanded(
     values = matrices.values.weight
     latents, turned = stored.to(keys.dtype).split_with_sizes((spec.rank, spec.rope_size), 1)
     own = ExtendRow(0, len(q), slice(0, row.length))
-    wide = max(spec.query_size, spec.value_size)  # torch's attention is fast only if keys and values have one size
+    # torch's attention is fast only if keys and values have one size
+    wide = max(spec.query_size, spec.value_size)
     step = max(1, MAX_EXPANDED // (2 * wide * row.length))
     parts = []
     for heads in (slice(first, first + step) for first in range(0, spec.heads, step)):
         k = latents @ keys[heads].transpose(1, 2)
         k = torch.cat((k, turned.expand(len(k), -1, -1)), 2)
-        k, v, queries = (F.pad(x, (0, wide - x.shape[-1])) for x in (k, latents @ values[heads], q[:, heads]))
-        parts.append(attend_rows(queries, k, v, own, AttentionRules(spec.scale))[..., : spec.value_size])
+        k, v, queries = (
+            F.pad(x, (0, wide - x.shape[-1])) for x in (k, latents @ values[heads], q[:, heads])
+        )
+        parts.append(
+            attend_rows(queries, k, v, own, AttentionRules(spec.scale))[..., : spec.value_size]
+        )
     return torch.cat(parts, 1)

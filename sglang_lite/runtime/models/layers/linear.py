@@ -1,6 +1,7 @@
 """Linear layers in the numeric format that is fastest on the machine.
 
-Every class is called as `linear(x)` with x [M, K] and returns [M, N]. Weights are packed once, when they are loaded.
+Every class is called as `linear(x)` with x [M, K] and returns [M, N]. Weights are packed once, when
+they are loaded.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 class DenseLinear:
-    """Linear layer of torch with unpacked weights; activations and results have the dtype of the weights."""
+    """Linear layer of torch with unpacked weights; activations and results have the dtype of the
+    weights.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight = weight
@@ -63,7 +66,11 @@ class Bf16Linear:
     """
 
     def __init__(
-        self, parts: Sequence[Weight], bias: torch.Tensor | None, few: Linear | None = None, few_rows: int = 0
+        self,
+        parts: Sequence[Weight],
+        bias: torch.Tensor | None,
+        few: Linear | None = None,
+        few_rows: int = 0,
     ) -> None:
         self.few = few
         self.few_rows = few_rows
@@ -88,7 +95,9 @@ class BlockLinear:
 
     def __init__(self, few: Linear, library: ctypes.CDLL) -> None:
         self.few = few
-        self._many = [ManyRowsProduct(library, product.packed, product.bias) for product in products_of(few)]
+        self._many = [
+            ManyRowsProduct(library, product.packed, product.bias) for product in products_of(few)
+        ]
         self._outputs = sum(product.packed.outputs for product in self._many)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +112,8 @@ class BlockLinear:
 
 
 class TorchBlocks:
-    """Linear layer with 4-bit blocks and bf16 activations through torch, used if no compiler is installed.
+    """Linear layer with 4-bit blocks and bf16 activations through torch, used if no compiler is
+    installed.
 
     Args:
         blocks: matrices of the format `FORMAT` with their inputs in order, stacked along N.
@@ -116,7 +126,9 @@ class TorchBlocks:
         # torch's layout stands for (q - 8) * scale + zero; ours for q * scale + minimum.
         scale = torch.cat([b.scale for b in blocks])
         zero = torch.cat([b.minimum for b in blocks if b.minimum is not None]) + 8 * scale
-        self.q = torch._convert_weight_to_int4pack_for_cpu(torch.cat([b.q for b in blocks]).int(), 1)  # noqa: SLF001 # torch has no other name for it
+        self.q = torch._convert_weight_to_int4pack_for_cpu(  # noqa: SLF001 # torch has no other name for it
+            torch.cat([b.q for b in blocks]).int(), 1
+        )
         self.scales = torch.stack((scale, zero), -1).transpose(0, 1).contiguous().bfloat16()
         self.bias = bias
 
@@ -144,7 +156,8 @@ class Float32Linear:
 
 
 class Float16Linear:
-    """Linear layer with float16 weights through FBGEMM, for activations of any dtype; sums and results are float32.
+    """Linear layer with float16 weights through FBGEMM, for activations of any dtype; sums and
+    results are float32.
 
     It reads as few bytes as 16-bit products do. Weights must lie between -65,504 and 65,504.
 
@@ -160,7 +173,9 @@ class Float16Linear:
 
 
 class PairedLinear:
-    """Linear layer that always multiplies at least two rows: oneDNN's kernel for a single row adds in another order."""
+    """Linear layer that always multiplies at least two rows: oneDNN's kernel for a single row adds
+    in another order.
+    """
 
     def __init__(self, linear: Linear) -> None:
         self.linear = linear
@@ -170,7 +185,8 @@ class PairedLinear:
 
 
 class Int8Linear:
-    """Linear layer with 8-bit weights (a scale per output) and 8-bit activations (a scale per row, found at run time).
+    """Linear layer with 8-bit weights (a scale per output) and 8-bit activations (a scale per row,
+    found at run time).
 
     oneDNN accumulates exactly in 32 bits, so a row's result does not depend on the other rows.
 
@@ -193,7 +209,9 @@ class Int8Linear:
         self._middle = torch.tensor(128.5)  # the zero point, plus a half so that truncation rounds
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        row_scale = torch.add(self._tiny, torch.linalg.vector_norm(x, float("inf"), 1, keepdim=True), alpha=1 / 127)
+        row_scale = torch.add(
+            self._tiny, torch.linalg.vector_norm(x, float("inf"), 1, keepdim=True), alpha=1 / 127
+        )
         activations = torch.addcdiv(self._middle, x, row_scale).to(torch.uint8)
         y: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             activations,
@@ -213,12 +231,15 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
 
-MULTIPLIED_ROWS = 32  # maximum number of rows for which integer products are faster than weights rounded to bf16
+# maximum number of rows for which integer products are faster than weights rounded to bf16
+MULTIPLIED_ROWS = 32
 _READ = 1 << 25  # bytes of rows that are read together, if numbers are stored one by one
 MAX_CONVERTED = 1 << 19  # maximum number of elements that are converted to float32 together
 
 
-def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
+def stacked(
+    parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | None = None
+) -> torch.Tensor:
     """Stacks matrices [N_i, K] to one [N, K]. A single tensor that already has the dtype and device
     is not copied.
     """
@@ -234,7 +255,8 @@ def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | 
             step = max(1, _READ // (part.shape[1] * part.dtype.itemsize))
             for start in range(0, part.shape[0], step):
                 chunk = part.read(start, start + step)
-                rows[start : start + len(chunk)].copy_(chunk, non_blocking=True)  # the next is being read
+                # the next is being read
+                rows[start : start + len(chunk)].copy_(chunk, non_blocking=True)
         elif not (isinstance(part, Blocks) and _decoded(part, rows)):
             for start, chunk in stacked_rows([part]):
                 rows[start : start + len(chunk)] = chunk
@@ -246,7 +268,12 @@ def _decoded(blocks: Blocks, out: torch.Tensor) -> bool:
     """Writes a matrix to a CPU's bfloat16 [N, K] in one pass. Returns False if the matrix or this
     machine doesn't allow it.
     """
-    allowed = out.dtype == torch.bfloat16 and out.device.type == "cpu" and blocks.table is None and blocks.order is None
+    allowed = (
+        out.dtype == torch.bfloat16
+        and out.device.type == "cpu"
+        and blocks.table is None
+        and blocks.order is None
+    )
     if not allowed or (library := block_library()) is None:
         return False
     decode(library, blocks.q, blocks.scale, blocks.minimum, out)
@@ -266,7 +293,11 @@ def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
     for part in parts:
         for start in range(0, part.shape[0], step):
             end = start + step
-            rows = part[start:end].float() if isinstance(part, torch.Tensor) else part.decode(start, end)
+            rows = (
+                part[start:end].float()
+                if isinstance(part, torch.Tensor)
+                else part.decode(start, end)
+            )
             yield at, rows
             at += len(rows)
 
@@ -289,7 +320,11 @@ def many_rows_library() -> ctypes.CDLL | None:
     """Returns the compiled library of products of many bf16 rows with blocks, or None without
     AVX512_BF16 or a compiler.
     """
-    library = cpu_library(block_product_many.SOURCE, cache_folder() / "compiled") if is_supported() else None
+    library = (
+        cpu_library(block_product_many.SOURCE, cache_folder() / "compiled")
+        if is_supported()
+        else None
+    )
     return library if library is not None and block_product_many.has_products(library) else None
 
 
@@ -298,7 +333,10 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
     the matrices doesn't allow it.
     """
     blocks = [found for part in parts if (found := _multipliable(part)) is not None]
-    alike = [list(run) for _, run in itertools.groupby(blocks, key=lambda part: (part.format, order_of(part)))]
+    alike = [
+        list(run)
+        for _, run in itertools.groupby(blocks, key=lambda part: (part.format, order_of(part)))
+    ]
     if len(blocks) < len(parts) or not all(fits(*stacked_shape(run)) for run in alike):
         return None
     library = block_library()
@@ -308,7 +346,9 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
     start = 0
     for run in alike:
         end = start + stacked_shape(run)[0]
-        product = BlockProduct(library, _pack(library, run), None if bias is None else bias[start:end])
+        product = BlockProduct(
+            library, _pack(library, run), None if bias is None else bias[start:end]
+        )
         products.append(product if run[0].order is None else ReorderedInputs(product, run[0].order))
         start = end
     return products[0] if len(products) == 1 else StackedProducts(tuple(products))
@@ -316,7 +356,9 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
 
 def _pack(library: ctypes.CDLL, run: Sequence[Blocks]) -> PackedBlocks:
     """Packs matrices of one format, stacked along their outputs."""
-    of_file = [(part.kind, part.data) for part in run if isinstance(part, GgufBlocks) and fits(*part.shape)]
+    of_file = [
+        (part.kind, part.data) for part in run if isinstance(part, GgufBlocks) and fits(*part.shape)
+    ]
     if len(of_file) == len(run) and (gguf := gguf_library()) is not None:
         return pack_gguf(gguf, of_file, run[0].shape[1])
     q = _joined([b.q for b in run])
@@ -334,7 +376,11 @@ def _multipliable(part: Weight) -> Blocks | None:
     None.
     """
     blocks = part.as_integers() if isinstance(part, Blocks) else None
-    if blocks is None or (blocks.format.bits, blocks.format.group, blocks.format.minimum) == (8, 16, False):
+    if blocks is None or (blocks.format.bits, blocks.format.group, blocks.format.minimum) == (
+        8,
+        16,
+        False,
+    ):
         return blocks
     blocks = blocks.in_groups(BLOCK)
     if blocks is not None and blocks.format.bits == 4 and not blocks.format.minimum:
@@ -388,8 +434,8 @@ def block_head(weight: Weight) -> Linear | None:
 def keeps_blocks_alone() -> bool:
     """Returns whether a CPU multiplies any number of bf16 rows with a checkpoint's blocks.
 
-    With AMX a product takes less time than decoding its matrix, so that a decoded copy is worth its memory. Without a
-    compiler torch needs one.
+    With AMX a product takes less time than decoding its matrix, so that a decoded copy is worth its
+    memory. Without a compiler torch needs one.
     """
     has_tiles = torch.cpu._is_amx_tile_supported()  # noqa: SLF001 # torch has no other name for it
     return block_library() is not None and not has_tiles
@@ -401,7 +447,8 @@ def bf16_linear(parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: b
     Args:
         parts: matrices [N_i, K] to be stacked along N.
         bias: bias [N], or None.
-        blocks: whether to use the checkpoint's blocks; if False, a row is computed the same way at every M.
+        blocks: whether to use the checkpoint's blocks; if False, a row is computed the same way at
+            every M.
     """
     product = block_product(parts, bias) if blocks else None
     if product is not None:
@@ -410,10 +457,16 @@ def bf16_linear(parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: b
         many = many_rows_library()
         if many is None:
             return product  # oneDNN emulates bfloat16, in three to six times the time
-        return BlockLinear(product, many) if products_of(product) else Bf16Linear(parts, bias, product, 16)
+        return (
+            BlockLinear(product, many)
+            if products_of(product)
+            else Bf16Linear(parts, bias, product, 16)
+        )
     found = map(_multipliable, parts) if blocks else ()
     quantised = [
-        part for part in found if part is not None and part.format == TorchBlocks.FORMAT and part.order is None
+        part
+        for part in found
+        if part is not None and part.format == TorchBlocks.FORMAT and part.order is None
     ]
     if len(quantised) == len(parts):
         return Bf16Linear(parts, bias, TorchBlocks(quantised, bias), 5)
@@ -421,7 +474,9 @@ def bf16_linear(parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: b
 
 
 class RowByRow:
-    """Linear layer that computes one row at a time: slow, but a row's bits never depend on other rows."""
+    """Linear layer that computes one row at a time: slow, but a row's bits never depend on other
+    rows.
+    """
 
     def __init__(self, linear: Linear) -> None:
         self.linear = linear

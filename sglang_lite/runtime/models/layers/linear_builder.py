@@ -54,12 +54,16 @@ class LinearBuilder:
         self._told = False  # True once it is logged that matrices are decoded
         self._invariant_shapes: dict[tuple[int, int], bool] = {}
 
-    def make(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True) -> Linear:
+    def make(
+        self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True
+    ) -> Linear:
         p = self._precision
         if quantise and p.rounding is not None:
             parts = [rounded_part(part, p.rounding, self._device) for part in parts]
         if self._fused:
-            return self._on_gpu(parts, None if bias is None else bias.to(self._device, p.weights), quantise=quantise)
+            return self._on_gpu(
+                parts, None if bias is None else bias.to(self._device, p.weights), quantise=quantise
+            )
         linear = self._unfused(parts, None if bias is None else bias.to(p.compute))
         few = linear.few if isinstance(linear, Bf16Linear) else None
         if few is None and isinstance(linear, DenseLinear | Bf16Linear | PairedLinear):
@@ -86,9 +90,15 @@ class LinearBuilder:
             linear = DenseLinear(stacked(parts, p.weights, self._device), bias)
         return PairedLinear(linear) if p.batch_invariant else linear
 
-    def _on_gpu(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool) -> GpuProduct:
+    def _on_gpu(
+        self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool
+    ) -> GpuProduct:
         from sglang_lite.runtime.kernels.gemv import SmallBatchLinear
-        from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear, GpuInt8Linear, is_rows_of_integers
+        from sglang_lite.runtime.models.layers.eight_bit_linear import (
+            Fp8Linear,
+            GpuInt8Linear,
+            is_rows_of_integers,
+        )
         from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, SideBySide
         from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
         from sglang_lite.runtime.models.layers.packed_linear import packed_linear
@@ -102,13 +112,17 @@ class LinearBuilder:
                 return GpuInt8Linear(parts, bias, self._device, p.compute)
             if fp8:
                 return Fp8Linear(parts, bias, self._device)
-        if (p.packed or p.rounding) and (packed := packed_linear(parts, bias, self._device)) is not None:
+        if (p.packed or p.rounding) and (
+            packed := packed_linear(parts, bias, self._device)
+        ) is not None:
             return packed
         runs = [list(run) for _, run in itertools.groupby(parts, key=self._form)]
         if len(runs) > 1:
             sizes = [stacked_shape(run)[0] for run in runs]
             biases = [None] * len(runs) if bias is None else torch.split(bias, sizes)
-            return SideBySide(tuple(self._on_gpu(run, own, quantise=quantise) for run, own in zip(runs, biases)))
+            return SideBySide(
+                tuple(self._on_gpu(run, own, quantise=quantise) for run, own in zip(runs, biases))
+            )
         self._tell_decoded(parts)
         if p.batch_invariant:
             return InvariantLinear(stacked(parts, p.weights, self._device), bias)
@@ -122,12 +136,16 @@ class LinearBuilder:
             return ScaledRows if self._precision.keep_fp8 else None
         if not (isinstance(part, Blocks) and self._precision.packed):
             return None
-        return (part.format, order_of(part)) if part.format.bits == 4 or self._precision.int8 else None
+        return (
+            (part.format, order_of(part)) if part.format.bits == 4 or self._precision.int8 else None
+        )
 
     def _tell_decoded(self, parts: list[Weight]) -> None:
         if not self._told and any(isinstance(part, Blocks) for part in parts):
             self._told = True
-            logger.info("quantised matrices are decoded while they are loaded (docs/models.md, Formats of weights).")
+            logger.info(
+                "quantised matrices are decoded while they are loaded (docs/models.md, Formats of weights)."
+            )
 
     def _batch_invariant(self, linear: Linear, outputs: int, inputs: int) -> Linear:
         """Returns the linear layer, or with `batch_invariant` a row-by-row version if its results
@@ -143,8 +161,11 @@ class LinearBuilder:
             if not invariant:
                 logger.warning(
                     "deterministic: on this machine a product [%d, %d] in %s depends on how many rows it has, and is "
-                    "computed row by row, which is slow.", outputs, inputs, self._precision.compute,
-                )  # fmt: skip
+                    "computed row by row, which is slow.",
+                    outputs,
+                    inputs,
+                    self._precision.compute,
+                )
         return linear if self._invariant_shapes[outputs, inputs] else RowByRow(linear)
 
     def float32(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
@@ -171,7 +192,11 @@ class LinearBuilder:
                 `weight`.
         """
         p = self._precision
-        if p.blocks and bias is None and (head := block_head(weight if kept is None else kept)) is not None:
+        if (
+            p.blocks
+            and bias is None
+            and (head := block_head(weight if kept is None else kept)) is not None
+        ):
             return head
         if self._fused or p.int8 or p.weights == torch.float32 or bias is not None:
             return self.make([weight], bias, quantise=False)

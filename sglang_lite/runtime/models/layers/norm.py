@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 
 
-def apply_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: Literal["rms", "layer"]) -> torch.Tensor:
+def apply_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, kind: Literal["rms", "layer"]
+) -> torch.Tensor:
     """Returns x [..., size], normalised over its last axis.
 
     Args:
@@ -22,4 +24,5 @@ def apply_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: Literal[
         return F.rms_norm(x, size, weight, eps)
     if weight.dim() == 2:
         return F.layer_norm(x, size, weight[0], weight[1], eps)
-    return (F.layer_norm(x.float(), size, eps=eps) * weight[0] + weight[1]).to(x.dtype)  # each head has its own weights
+    # each head has its own weights
+    return (F.layer_norm(x.float(), size, eps=eps) * weight[0] + weight[1]).to(x.dtype)

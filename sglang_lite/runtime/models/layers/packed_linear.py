@@ -9,9 +9,21 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
-from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows, parts_of
+from sglang_lite.runtime.kernels.packed_products import (
+    add_parts,
+    decoded,
+    max_rows,
+    packed_rows,
+    parts_of,
+)
 from sglang_lite.runtime.kernels.packed_row import packed_row
-from sglang_lite.runtime.kernels.packed_weight import Kind, PackedWeight, can_pack, in_few_bits, packed_weight
+from sglang_lite.runtime.kernels.packed_weight import (
+    Kind,
+    PackedWeight,
+    can_pack,
+    in_few_bits,
+    packed_weight,
+)
 from sglang_lite.runtime.models.layers.gpu_linear import GpuProduct
 from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
 from sglang_lite.runtime.models.weights.fp4 import E2M1
@@ -27,10 +39,13 @@ class PackedLinear(GpuProduct):
     Args:
         weight: the matrix on the device.
         bias: bias [N], or None.
-        order: int64 [K], the input that each column of the matrix belongs to; None if they are in order.
+        order: int64 [K], the input that each column of the matrix belongs to; None if they are in
+            order.
     """
 
-    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, order: torch.Tensor | None) -> None:
+    def __init__(
+        self, weight: PackedWeight, bias: torch.Tensor | None, order: torch.Tensor | None
+    ) -> None:
         self.packed = weight
         self.bias = bias
         self.order = order
@@ -59,15 +74,25 @@ class PackedLinear(GpuProduct):
         return super().gated(x, activation, eight=eight)
 
     def one(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None,
+        norm: torch.Tensor,
+        eps: float,
+        gate: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return packed_row(x, self.packed, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
+        return packed_row(
+            x, self.packed, self.bias, residual=residual, norm=norm, eps=eps, gate=gate
+        )
 
     def _ordered(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.order is None else x[:, self.order]
 
 
-def packed_linear(parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device) -> PackedLinear | None:
+def packed_linear(
+    parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device
+) -> PackedLinear | None:
     """Builds a linear layer over matrices [N_i, K] stacked along N that stays in 4 bits. Returns
     None if one of them doesn't allow it.
     """
@@ -77,7 +102,9 @@ def packed_linear(parts: Sequence[Weight], bias: torch.Tensor | None, device: to
     return PackedLinear(packed, bias, None if first.order is None else first.order.to(device))
 
 
-def packed_experts(experts: Iterable[Sequence[Weight]], count: int, device: torch.device) -> PackedWeight | None:
+def packed_experts(
+    experts: Iterable[Sequence[Weight]], count: int, device: torch.device
+) -> PackedWeight | None:
     """Returns the matrices of `count` experts, each stacked as for `packed_linear`, as one matrix,
     or None if they don't allow it.
 
@@ -86,13 +113,20 @@ def packed_experts(experts: Iterable[Sequence[Weight]], count: int, device: torc
     whole: PackedWeight | None = None
     for i, parts in enumerate(experts):
         one = packed_matrix(parts, device)
-        if one is None or any(isinstance(part, Blocks) and part.order is not None for part in parts):
+        if one is None or any(
+            isinstance(part, Blocks) and part.order is not None for part in parts
+        ):
             return None
         rows = len(one.words)
         if whole is None:
             words = one.words.new_empty(count * rows, one.words.shape[1])
-            whole = replace(one, words=words, scales=one.scales.new_empty(len(one.scales), count * rows))
-        if any(getattr(one, name) != getattr(whole, name) for name in ("half", "zero", "kind", "slice", "group")):
+            whole = replace(
+                one, words=words, scales=one.scales.new_empty(len(one.scales), count * rows)
+            )
+        if any(
+            getattr(one, name) != getattr(whole, name)
+            for name in ("half", "zero", "kind", "slice", "group")
+        ):
             return None
         here = slice(i * rows, (i + 1) * rows)
         whole.words[here] = one.words
@@ -131,7 +165,9 @@ def packed_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight
     return packed_weight(q, scale.to(half), zeros=zeros, kind=kind, table=table)
 
 
-def _scales_and_zeros(q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _scales_and_zeros(
+    q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns scales and zeros [N, groups] of groups: scale * number + minimum = scale * (number -
     zero).
 

@@ -12,8 +12,9 @@ from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, RopeSpec
 class RotaryTable:
     """Table of cos and sin for every position, used as `x * cos + swap_halves(x) * sin`.
 
-    A longrope table for more positions than the original training length uses the long factors from position 0 on:
-    cached keys are shared between requests, so all sequences must be rotated alike, however short they are.
+    A longrope table for more positions than the original training length uses the long factors from
+    position 0 on: cached keys are shared between requests, so all sequences must be rotated alike,
+    however short they are.
 
     Args:
         spec: specification of the embedding.
@@ -24,7 +25,8 @@ class RotaryTable:
 
     Attributes:
         dim: number of rotated elements.
-        axes: int32 [dim], which of three positions rotates each element, as in `RopeSpec`; None if there is one.
+        axes: int32 [dim], which of three positions rotates each element, as in `RopeSpec`; None if
+            there is one.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class RotaryTable:
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
         cos = angles.cos().mul_(amplitude).to(dtype)
         sin = angles.sin_().mul_(amplitude).to(dtype)
-        self.axes = torch.tensor(spec.axes * 2, dtype=torch.int32, device=device) if spec.axes else None
+        self.axes = (
+            torch.tensor(spec.axes * 2, dtype=torch.int32, device=device) if spec.axes else None
+        )
         self._cos = torch.cat((cos, cos), -1).to(device)
         self._sin = torch.cat((-sin, sin), -1).to(device)
 
@@ -53,7 +57,9 @@ class RotaryTable:
         return self._cos, self._sin
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns cos and sin, [T, 1, dim] each, at positions [T]; or at [3, T] of time, rows and columns."""
+        """Returns cos and sin, [T, 1, dim] each, at positions [T]; or at [3, T] of time, rows and
+        columns.
+        """
         if positions.ndim == 1 or self.axes is None:
             at = positions if positions.ndim == 1 else positions[0]
             return self._cos[at].unsqueeze(1), self._sin[at].unsqueeze(1)
@@ -78,18 +84,31 @@ def deinterleave_order(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
     adjacent places to two halves. `rotate` expects the first elements of all pairs before the
     second ones. Returns None if they are already stored that way.
 
-    `rotate` expects the first elements of all pairs before the second ones. Returns None if they are stored so already.
+    `rotate` expects the first elements of all pairs before the second ones. Returns None if they
+    are stored so already.
     """
     if not spec.rope.interleaved:
         return None
     if isinstance(spec, LatentSpec):
-        made = latent_query_deinterleave_order(spec) if spec.query_rank is None else torch.arange(spec.query_rank)
+        made = (
+            latent_query_deinterleave_order(spec)
+            if spec.query_rank is None
+            else torch.arange(spec.query_rank)
+        )
         assert made is not None
-        return torch.cat((made, torch.arange(spec.rank) + len(made), _halves(spec.rope_size) + len(made) + spec.rank))
+        return torch.cat(
+            (
+                made,
+                torch.arange(spec.rank) + len(made),
+                _halves(spec.rope_size) + len(made) + spec.rank,
+            )
+        )
     head = head_deinterleave_order(spec)
     assert head is not None
     queries_keys = _of_heads(spec.heads + spec.kv_heads, spec.key_size, head)
-    return torch.cat((queries_keys, torch.arange(spec.kv_heads * spec.value_size) + len(queries_keys)))
+    return torch.cat(
+        (queries_keys, torch.arange(spec.kv_heads * spec.value_size) + len(queries_keys))
+    )
 
 
 def head_deinterleave_order(spec: AttentionSpec) -> torch.Tensor | None:
@@ -128,8 +147,13 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
     if spec.kind == "linear":
         return inverse / p["factor"], 1.0
     if spec.kind == "llama3":
-        return _llama3(inverse, p["factor"], p["low_freq_factor"], p["high_freq_factor"],
-                       p["original_max_position_embeddings"]), 1.0  # fmt: skip
+        return _llama3(
+            inverse,
+            p["factor"],
+            p["low_freq_factor"],
+            p["high_freq_factor"],
+            p["original_max_position_embeddings"],
+        ), 1.0
     if spec.kind == "yarn":
         return _yarn(spec, dim, inverse)
     if spec.kind == "longrope":
@@ -143,7 +167,9 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
     return inverse, 1.0
 
 
-def _llama3(inverse: torch.Tensor, factor: float, low: float, high: float, original: int) -> torch.Tensor:
+def _llama3(
+    inverse: torch.Tensor, factor: float, low: float, high: float, original: int
+) -> torch.Tensor:
     """Returns the frequencies of Llama 3.1: keeps short wavelengths, divides long ones by `factor`,
     and blends the range between.
     """
@@ -168,7 +194,9 @@ def _yarn(spec: RopeSpec, dim: int, inverse: torch.Tensor) -> tuple[torch.Tensor
         high = math.ceil(high)
     low = max(low, 0)
     high = min(high, dim - 1)
-    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(
+        0, 1
+    )
     amplitude = p.get("attention_factor")
     if amplitude is None:
         amplitude = _yarn_amplitude(factor, p.get("mscale"), p.get("mscale_all_dim"))

@@ -22,9 +22,18 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.lora_weights import LoraWeights
 from sglang_lite.runtime.kernels.sizes import power_of_2
 from sglang_lite.runtime.models.layers.rope import deinterleave_order
-from sglang_lite.runtime.models.lora.config import ADAPTER_CONFIG, AdapterConfig, read_adapter_config
+from sglang_lite.runtime.models.lora.config import (
+    ADAPTER_CONFIG,
+    AdapterConfig,
+    read_adapter_config,
+)
 from sglang_lite.runtime.models.parameter_tensors import part_of_tensor
-from sglang_lite.runtime.models.parameters import CheckpointSlice, head_name, layer_parameters, parameters
+from sglang_lite.runtime.models.parameters import (
+    CheckpointSlice,
+    head_name,
+    layer_parameters,
+    parameters,
+)
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.folder import pickled_tensors
 from sglang_lite.runtime.models.weights.ranges import DTYPES, LocalRanges, read_header
@@ -36,7 +45,9 @@ _TABLE = re.compile(r"\b(embed_tokens|lm_head|embed_in|embed_out|score)\b")
 PAGE_RANK = 8  # ranks are padded to a multiple of this
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.(lora_(?:embedding_)?[AB])(?:\.default)?(?:\.weight)?")
+_NAME = re.compile(
+    r"(?:base_model\.model\.)?(.+)\.(lora_(?:embedding_)?[AB])(?:\.default)?(?:\.weight)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +102,9 @@ class Adapter:
         """Tensors of the adapter."""
         if self.pages is not None:
             return [self.pages]
-        return [each for layer in self.layers for delta in layer.values() for each in (delta.a, delta.b)]
+        return [
+            each for layer in self.layers for delta in layer.values() for each in (delta.a, delta.b)
+        ]
 
     @property
     def bytes(self) -> int:
@@ -108,10 +121,12 @@ def product_shapes(spec: ModelSpec) -> tuple[Mapping[str, ProductShape], ...]:
     shapes = []
     for index, layer in enumerate(spec.layers):
         sizes = {p.role: p.shape for p in layer_parameters(spec, index)}
-        shapes.append({
-            product: ProductShape(sizes[roles[0]][1], tuple(sizes[role][0] for role in roles))
-            for product, roles in _products(layer).items()
-        })  # fmt: skip
+        shapes.append(
+            {
+                product: ProductShape(sizes[roles[0]][1], tuple(sizes[role][0] for role in roles))
+                for product, roles in _products(layer).items()
+            }
+        )
     return tuple(shapes)
 
 
@@ -137,7 +152,9 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Matrices:
-    """A [rank, inputs] and B [outputs, rank] of a module as stored, and the factor of their product."""
+    """A [rank, inputs] and B [outputs, rank] of a module as stored, and the factor of their
+    product.
+    """
 
     a: torch.Tensor
     b: torch.Tensor
@@ -207,7 +224,9 @@ class AdapterReader:
                 for piece in parameter.slices:
                     module = piece.name.removesuffix(".weight")
                     if parameter.role in taking:
-                        self._modules_of_model.setdefault(module, []).append((index, parameter.role, piece))
+                        self._modules_of_model.setdefault(module, []).append(
+                            (index, parameter.role, piece)
+                        )
                     else:
                         self._others.add(module)
 
@@ -237,9 +256,14 @@ class AdapterReader:
             )
         if config.base and Path(config.base).name != Path(self._model_name).name:
             logger.warning(
-                "%s: the adapter was trained on %s, and is used on %s.", folder, config.base, self._model_name
+                "%s: the adapter was trained on %s, and is used on %s.",
+                folder,
+                config.base,
+                self._model_name,
             )
-        return AdapterFiles(config, file, max(config.rank_of(each.name) for each in modules.values()), stamp)
+        return AdapterFiles(
+            config, file, max(config.rank_of(each.name) for each in modules.values()), stamp
+        )
 
     def read(self, name: str, files: AdapterFiles) -> Adapter:
         """Reads an adapter that `open` has checked.
@@ -255,7 +279,8 @@ class AdapterReader:
         file = files.file
         if _stamp(file) != files.stamp:
             raise ModelError(
-                f"{file}: changed since the adapter was loaded.", hint="Unload the adapter, and load it again."
+                f"{file}: changed since the adapter was loaded.",
+                hint="Unload the adapter, and load it again.",
             )
         rank = -(-files.rank // PAGE_RANK) * PAGE_RANK
         modules = self._modules(config, file, _tensors(file))
@@ -265,19 +290,34 @@ class AdapterReader:
                 scale = config.scale_of(stored.name)
                 by_role[index, role] = _Matrices(stored.a, part_of_tensor(stored.b, piece), scale)
         room = self._room(rank)
-        layers = tuple(self._deltas(index, by_role, rank, room) for index in range(len(self._spec.layers)))
+        layers = tuple(
+            self._deltas(index, by_role, rank, room) for index in range(len(self._spec.layers))
+        )
         adapter = Adapter(
-            name, next(self._generations), rank, layers if room is None else (), "", config.invocation,
+            name,
+            next(self._generations),
+            rank,
+            layers if room is None else (),
+            "",
+            config.invocation,
             None if room is None else room[0],
-        )  # fmt: skip
+        )
         if not all(map(_finite, adapter.tensors)):
-            unfit = (name for name, each in modules.items() if not (_finite(each.a) and _finite(each.b)))
+            unfit = (
+                name for name, each in modules.items() if not (_finite(each.a) and _finite(each.b))
+            )
             wrong = next(unfit, "a matrix")
-            raise ModelError(f"{file}: {wrong} has NaN, infinite or too large elements.", hint="Train it again.")
+            raise ModelError(
+                f"{file}: {wrong} has NaN, infinite or too large elements.", hint="Train it again."
+            )
         return replace(adapter, digest=_digest(adapter))
 
     def _deltas(
-        self, index: int, by_role: Mapping[tuple[int, str], _Matrices], rank: int, room: AdapterRoom | None
+        self,
+        index: int,
+        by_role: Mapping[tuple[int, str], _Matrices],
+        rank: int,
+        room: AdapterRoom | None,
     ) -> dict[str, ProductDelta]:
         """Returns the products of a layer that an adapter changes. With `room`, writes them there
         and returns nothing.
@@ -314,9 +354,10 @@ class AdapterReader:
                     b.copy_(b[..., order])
         return deltas
 
-    def _modules(self, config: AdapterConfig, file: Path, tensors: Mapping[str, torch.Tensor]) -> _Modules:
-        """Returns the matrices of each module that an adapter changes. Does not read their values.
-        """
+    def _modules(
+        self, config: AdapterConfig, file: Path, tensors: Mapping[str, torch.Tensor]
+    ) -> _Modules:
+        """Returns the matrices of each module that an adapter changes. Does not read their values."""
         found: dict[str, dict[str, torch.Tensor]] = {}
         names: dict[str, str] = {}  # in the file, by our own
         left_out = set[str]()
@@ -337,7 +378,9 @@ class AdapterReader:
                 )
             module = canonical(match[1] + ".weight").removesuffix(".weight")
             if match[2] in found.setdefault(module, {}):
-                raise ModelError(f"{file}: {module}.{match[2]} is there twice.", hint="Save the adapter again.")
+                raise ModelError(
+                    f"{file}: {module}.{match[2]} is there twice.", hint="Save the adapter again."
+                )
             found[module][match[2]] = tensor
             names[module] = match[1]
         self._tell_left_out(config, file, left_out, taken=bool(found))
@@ -357,31 +400,50 @@ class AdapterReader:
                     hint=f"It has {', '.join(self._allowed)}.",
                 )
             if missing := {"lora_A", "lora_B"} - pair.keys():
-                raise ModelError(f"{file}: {module} has no {missing.pop()}.", hint="Save the adapter again.")
+                raise ModelError(
+                    f"{file}: {module} has no {missing.pop()}.", hint="Save the adapter again."
+                )
             self._check_shapes(config, file, module, names[module], pair)
-        return {module: _Stored(names[module], pair["lora_A"], pair["lora_B"]) for module, pair in found.items()}
+        return {
+            module: _Stored(names[module], pair["lora_A"], pair["lora_B"])
+            for module, pair in found.items()
+        }
 
-    def _tell_left_out(self, config: AdapterConfig, file: Path, modules: set[str], *, taken: bool) -> None:
+    def _tell_left_out(
+        self, config: AdapterConfig, file: Path, modules: set[str], *, taken: bool
+    ) -> None:
         """Logs which matrices are not used, in peft neither. Raises ModelError if there are no
         others.
         """
         if not taken:
             why = f": its config leaves out {min(modules)} and all others" if modules else ""
-            raise ModelError(f"{file}: the adapter has no matrices{why}.", hint="Save it with peft.")
+            raise ModelError(
+                f"{file}: the adapter has no matrices{why}.", hint="Save it with peft."
+            )
         if modules:
             logger.warning(
                 "%s: matrices of %d modules (%s) are not used, in peft neither: exclude_modules and "
-                "layers_to_transform of %s leave them out.", file, len(modules), min(modules), ADAPTER_CONFIG,
-            )  # fmt: skip
+                "layers_to_transform of %s leave them out.",
+                file,
+                len(modules),
+                min(modules),
+                ADAPTER_CONFIG,
+            )
 
     def _check_shapes(
-        self, config: AdapterConfig, file: Path, module: str, name: str, pair: Mapping[str, torch.Tensor]
+        self,
+        config: AdapterConfig,
+        file: Path,
+        module: str,
+        name: str,
+        pair: Mapping[str, torch.Tensor],
     ) -> None:
         piece = self._modules_of_model[module][0][2]
         rank = config.rank_of(name)
         if rank > self._max_rank:
             raise ModelError(
-                f"{file}: {module} has rank {rank}, and max_lora_rank is {self._max_rank}.", hint="Raise max_lora_rank."
+                f"{file}: {module} has rank {rank}, and max_lora_rank is {self._max_rank}.",
+                hint="Raise max_lora_rank.",
             )
         for part, shape in (("lora_A", (rank, piece.shape[1])), ("lora_B", (piece.shape[0], rank))):
             if (stored := tuple(pair[part].shape)) != shape:
@@ -423,7 +485,9 @@ class AdapterReader:
             return
         known = [*(each.name for each in modules.values()), *modules]
         for target in config.targets:
-            own = [each for each in (*self._modules_of_model, *self._others) if _is_end(target, each)]
+            own = [
+                each for each in (*self._modules_of_model, *self._others) if _is_end(target, each)
+            ]
             left_out = own and all(map(config.leaves_out, own))
             if not left_out and not any(_is_end(target, module) for module in known):
                 raise ModelError(
@@ -456,7 +520,9 @@ def _stamp(file: Path) -> tuple[int, int]:
     try:
         found = file.stat()
     except OSError as error:
-        raise ModelError(f"{file}: can't be read: {error}", hint="Put it back, or unload the adapter.") from error
+        raise ModelError(
+            f"{file}: can't be read: {error}", hint="Put it back, or unload the adapter."
+        ) from error
     return found.st_size, found.st_mtime_ns
 
 
@@ -465,8 +531,12 @@ def _headers(file: Path) -> dict[str, torch.Tensor]:
     if file.suffix == ".bin":
         return pickled_tensors(file, "meta")
     found = read_header(LocalRanges(), file)
-    dtypes = {name: DTYPES.get(each.format, torch.uint8) for name, each in found.items()}  # others are refused, too
-    return {name: torch.empty(each.shape, dtype=dtypes[name], device="meta") for name, each in found.items()}
+    # others are refused, too
+    dtypes = {name: DTYPES.get(each.format, torch.uint8) for name, each in found.items()}
+    return {
+        name: torch.empty(each.shape, dtype=dtypes[name], device="meta")
+        for name, each in found.items()
+    }
 
 
 def _tensors(file: Path) -> dict[str, torch.Tensor]:
@@ -479,4 +549,6 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(file)
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{file}: damaged or truncated: {error}", hint="Fetch the file again.") from error
+        raise ModelError(
+            f"{file}: damaged or truncated: {error}", hint="Fetch the file again."
+        ) from error

@@ -31,14 +31,22 @@ def check_adapters(
     in_memory = [each.adapter for each in entries if each.adapter is not None]
     assert len({each.name for each in entries}) == len(entries), "two adapters of one name"
     assert max_loaded is None or len(in_memory) <= max_loaded, "more adapters in memory than may be"
-    assert max_bytes is None or sum(each.bytes for each in in_memory) <= max_bytes, "more bytes than may be"
-    assert all(each.adapter is not None for each in entries if each.pinned), "a pinned adapter that is not in memory"
+    assert max_bytes is None or sum(each.bytes for each in in_memory) <= max_bytes, (
+        "more bytes than may be"
+    )
+    assert all(each.adapter is not None for each in entries if each.pinned), (
+        "a pinned adapter that is not in memory"
+    )
     resident = [each.generation for each in pool.slots if each is not None]
     assert len(set(resident)) == len(resident), "an adapter in two slots"
-    assert all(each is None or pool.slot_of(each) == slot for slot, each in enumerate(pool.slots)), "a slot misnamed"
+    assert all(
+        each is None or pool.slot_of(each) == slot for slot, each in enumerate(pool.slots)
+    ), "a slot misnamed"
     pages = [page for own in pool.pages.values() for page in own]
     assert len(set(pages)) == len(pages), "a page of two adapters"
     ranks = {slot: each.rank for slot, each in enumerate(pool.slots) if each is not None}
-    assert {slot: len(own) * PAGE_RANK for slot, own in pool.pages.items()} == ranks, "pages that are no adapter's"
+    assert {slot: len(own) * PAGE_RANK for slot, own in pool.pages.items()} == ranks, (
+        "pages that are no adapter's"
+    )
     for adapter, slot in running:
         assert pool.slots[slot] is adapter, "a running request whose adapter has left its slot"

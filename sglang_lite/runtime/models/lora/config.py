@@ -35,9 +35,16 @@ _REFUSED: Mapping[str, str] = {
 }
 # Kinds that add tokens, or choose by the prompt: they can't be merged into a model's weights.
 _UNMERGEABLE = (
-    "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT", "CARTRIDGE",
-    "POLY", "XLORA",
-)  # fmt: skip
+    "PROMPT_TUNING",
+    "MULTITASK_PROMPT_TUNING",
+    "P_TUNING",
+    "PREFIX_TUNING",
+    "ADAPTION_PROMPT",
+    "CPT",
+    "CARTRIDGE",
+    "POLY",
+    "XLORA",
+)
 # Initialisations of the training that leave the base's weights unchanged.
 _INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
 
@@ -82,7 +89,9 @@ class AdapterConfig:
     def scale_of(self, module: str) -> float:
         """Returns the factor of a module's product."""
         rank = self.rank_of(module)
-        return self._matched(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.root else rank)
+        return self._matched(self.alphas, module, self.alpha) / (
+            math.sqrt(rank) if self.root else rank
+        )
 
     def leaves_out(self, module: str) -> bool:
         """Returns whether a module, by its name in the file, is excluded or in none of the
@@ -142,11 +151,14 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     """
     if not folder.is_dir():
         raise ModelError(
-            f"{folder}: no folder, so no adapter.", hint="Give the folder that peft's save_pretrained made."
+            f"{folder}: no folder, so no adapter.",
+            hint="Give the folder that peft's save_pretrained made.",
         )
     path = folder / ADAPTER_CONFIG
     if not path.is_file():
-        raise ModelError(f"{folder}: no adapter, as it has no {ADAPTER_CONFIG}.", hint="Save it with peft.")
+        raise ModelError(
+            f"{folder}: no adapter, as it has no {ADAPTER_CONFIG}.", hint="Save it with peft."
+        )
     content = read_json(path)
     if (kind := content.get("peft_type")) in _UNMERGEABLE:
         raise ModelError(
@@ -167,7 +179,12 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     if content.get("bias", "none") != "none":
         raise _refused(path, "bias", content["bias"], "trained biases are not supported")
     if (initial := content.get("init_lora_weights")) not in _INITIAL:
-        raise _refused(path, "init_lora_weights", initial, "it changes the base's weights; convert it with peft")
+        raise _refused(
+            path,
+            "init_lora_weights",
+            initial,
+            "it changes the base's weights; convert it with peft",
+        )
     base = content.get("base_model_name_or_path")
     # An empty text is no pattern.
     patterns = _names(path, content, "layers_pattern") or ()
@@ -176,8 +193,14 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         base if isinstance(base, str) else "",
         _rank(path, "r", content.get("r")),
         _alpha(path, "lora_alpha", content.get("lora_alpha")),
-        {key: _rank(path, "rank_pattern", value) for key, value in _object(path, content, "rank_pattern").items()},
-        {key: _alpha(path, "alpha_pattern", value) for key, value in _object(path, content, "alpha_pattern").items()},
+        {
+            key: _rank(path, "rank_pattern", value)
+            for key, value in _object(path, content, "rank_pattern").items()
+        },
+        {
+            key: _alpha(path, "alpha_pattern", value)
+            for key, value in _object(path, content, "alpha_pattern").items()
+        },
         _names(path, content, "target_modules"),
         _names(path, content, "exclude_modules"),
         _layers(path, content.get("layers_to_transform")),
@@ -190,7 +213,10 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 def _object(path: Path, content: Mapping[str, Json], name: str) -> dict[str, Json]:
     value = content.get(name) or {}
     if not isinstance(value, dict):
-        raise ModelError(f"{path}: `{name}`: {shown(value)} is no object.", hint="Correct it, or fetch the file again.")
+        raise ModelError(
+            f"{path}: `{name}`: {shown(value)} is no object.",
+            hint="Correct it, or fetch the file again.",
+        )
     return value
 
 
@@ -201,7 +227,8 @@ def _names(path: Path, content: Mapping[str, Json], name: str) -> tuple[str, ...
         return value
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
         raise ModelError(
-            f"{path}: `{name}`: {shown(value)} is neither a list of names nor a pattern.", hint="Save it with peft."
+            f"{path}: `{name}`: {shown(value)} is neither a list of names nor a pattern.",
+            hint="Save it with peft.",
         )
     return tuple(value)
 
@@ -227,7 +254,10 @@ def _rank(path: Path, name: str, value: Json) -> int:
 
 def _alpha(path: Path, name: str, value: Json) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ModelError(f"{path}: `{name}`: {shown(value)} is no number.", hint="Correct it, or fetch the file again.")
+        raise ModelError(
+            f"{path}: `{name}`: {shown(value)} is no number.",
+            hint="Correct it, or fetch the file again.",
+        )
     return float(value)
 
 

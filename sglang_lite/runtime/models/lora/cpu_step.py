@@ -48,7 +48,12 @@ class AdapterSet:
     def bytes(self) -> int:
         """Bytes of the padded copies, if they have been made."""
         layers: tuple[Mapping[str, StackedDelta], ...] = vars(self).get("layers", ())
-        return sum(part.nbytes for layer in layers for delta in layer.values() for part in (delta.a, *delta.b))
+        return sum(
+            part.nbytes
+            for layer in layers
+            for delta in layer.values()
+            for part in (delta.a, *delta.b)
+        )
 
     @cached_property
     def layers(self) -> tuple[Mapping[str, StackedDelta], ...]:
@@ -59,12 +64,13 @@ class AdapterSet:
     def deltas(self) -> ctypes.Array[AdapterDelta]:
         """Parts of the adapters in the form of `StepAdapters`."""
         found = [
-            AdapterDelta() if (delta := layer.get(product)) is None
+            AdapterDelta()
+            if (delta := layer.get(product)) is None
             else AdapterDelta(delta.a.data_ptr(), delta.b.data_ptr(), adapter.rank)
             for layers in zip(*(adapter.layers for adapter in self.adapters))
             for product in PRODUCTS
             for adapter, layer in zip(self.adapters, layers)
-        ]  # fmt: skip
+        ]
         return (AdapterDelta * len(found))(*found)
 
 
@@ -96,7 +102,11 @@ class CpuLoraStep:
             tokens = np.zeros(own.shape, dtype=np.int64)
             tokens[own] = order
             tokens = np.where(own, tokens, tokens[:, :1])
-            return (AdapterGroup(slice(None), torch.from_numpy(tokens), torch.from_numpy(own[..., None])),)
+            return (
+                AdapterGroup(
+                    slice(None), torch.from_numpy(tokens), torch.from_numpy(own[..., None])
+                ),
+            )
         each = enumerate(np.split(order, counts.cumsum()[:-1]))
         return tuple(AdapterGroup(i, _index(tokens), None) for i, tokens in each)
 
@@ -104,9 +114,13 @@ class CpuLoraStep:
     def compiled(self) -> StepAdapters:
         """The adapters in the form that a compiled step takes."""
         order = np.argsort(self.of_token, kind="stable").astype(np.int32)
-        starts = np.searchsorted(self.of_token[order], np.arange(len(self.adapters.adapters) + 1)).astype(np.int32)
+        starts = np.searchsorted(
+            self.of_token[order], np.arange(len(self.adapters.adapters) + 1)
+        ).astype(np.int32)
         rank = max(adapter.rank for adapter in self.adapters.adapters)
-        return StepAdapters(self.adapters.deltas, torch.from_numpy(order), torch.from_numpy(starts), rank)
+        return StepAdapters(
+            self.adapters.deltas, torch.from_numpy(order), torch.from_numpy(starts), rank
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +170,9 @@ class LayerAdapters:
                 low = x[group.tokens].to(delta.a.dtype) @ delta.a[group.adapters]
                 if group.own is not None:
                     low *= group.own
-                added = [own @ b[group.adapters] for own, b in zip(low.chunk(len(delta.b), -1), delta.b)]
+                added = [
+                    own @ b[group.adapters] for own, b in zip(low.chunk(len(delta.b), -1), delta.b)
+                ]
                 joined = torch.cat(added, -1).to(y.dtype)
                 if isinstance(group.tokens, slice):
                     y[group.tokens] += joined
@@ -170,10 +186,16 @@ def stacked(adapters: Sequence[Adapter]) -> tuple[Mapping[str, StackedDelta], ..
     layers = []
     for each in zip(*(adapter.layers for adapter in adapters)):
         shapes = {product: delta for layer in each for product, delta in layer.items()}
-        layers.append({
-            product: _stack([layer.get(product) for layer in each], max(adapter.rank for adapter in adapters), shape)
-            for product, shape in shapes.items()
-        })  # fmt: skip
+        layers.append(
+            {
+                product: _stack(
+                    [layer.get(product) for layer in each],
+                    max(adapter.rank for adapter in adapters),
+                    shape,
+                )
+                for product, shape in shapes.items()
+            }
+        )
     return tuple(layers)
 
 
@@ -186,7 +208,9 @@ def _stack(deltas: Sequence[ProductDelta | None], rank: int, like: ProductDelta)
             a[i, :, : delta.a.shape[1]] = delta.a
             b[i, : len(delta.b)] = delta.b
     by_part = b.split_with_sizes(like.outputs, 2)
-    return StackedDelta(a.flatten(1, 2).transpose(1, 2), tuple(each.contiguous() for each in by_part))
+    return StackedDelta(
+        a.flatten(1, 2).transpose(1, 2), tuple(each.contiguous() for each in by_part)
+    )
 
 
 class CpuAdapters:
@@ -200,7 +224,8 @@ class CpuAdapters:
     def __init__(self, slots: int, sequences: int) -> None:
         self._adapters: list[Adapter | None] = [None] * slots
         self._of_slot: NDArray[np.int32] = np.full(sequences, -1, dtype=np.int32)
-        self._sets: dict[tuple[int, ...], AdapterSet] = {}  # adapters of the last steps, by generations
+        # adapters of the last steps, by generations
+        self._sets: dict[tuple[int, ...], AdapterSet] = {}
 
     def room(self, rank: int) -> AdapterRoom | None:
         """Returns None, as the tensors of each product are used directly."""
@@ -239,7 +264,9 @@ class CpuAdapters:
         no token has one.
         """
         numbers = np.unique(of_token[of_token >= 0]).tolist()
-        adapters = [adapter for number in numbers if (adapter := self._adapters[number]) is not None]
+        adapters = [
+            adapter for number in numbers if (adapter := self._adapters[number]) is not None
+        ]
         assert len(adapters) == len(numbers), "a running request uses an empty adapter slot"
         if not adapters:
             return None
@@ -249,5 +276,6 @@ class CpuAdapters:
                 del self._sets[next(iter(self._sets))]
             self._sets[generations] = AdapterSet(adapters)
         return CpuLoraStep(
-            self._sets[generations], np.where(of_token < 0, -1, np.searchsorted(np.array(numbers), of_token))
+            self._sets[generations],
+            np.where(of_token < 0, -1, np.searchsorted(np.array(numbers), of_token)),
         )

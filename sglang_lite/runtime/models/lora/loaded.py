@@ -46,8 +46,9 @@ class LoadedAdapters:
     Args:
         reader: checks and reads their folders.
         reserved: names that no adapter may have.
-        max_loaded, max_bytes: maximum number of adapters in memory, and of their bytes; None for no limit. The least
-            recently used ones that are not pinned give way, and are read again when a request names them.
+        max_loaded, max_bytes: maximum number of adapters in memory, and of their bytes; None for no
+            limit. The least recently used ones that are not pinned give way, and are read again
+            when a request names them.
         max_pinned: maximum number of pinned ones.
 
     Attributes:
@@ -86,8 +87,8 @@ class LoadedAdapters:
         adapter are read immediately.
 
         Raises:
-            ParameterError: the name can't be used, no more adapters can be pinned, or a pinned one has no room beside
-                others.
+            ParameterError: the name can't be used, no more adapters can be pinned, or a pinned one
+                has no room beside others.
             ModelError: the adapter can't be used.
         """
         with self._lock:
@@ -127,8 +128,11 @@ class LoadedAdapters:
             if (adapter := found.adapter) is None:
                 adapter = self._read(name, found.files)
                 with self._lock:
-                    if self._known(name, "lora_path") is not found:  # another one has been loaded under its name
-                        raise ParameterError("lora_path", f"{shown(name)} was unloaded.", hint="Ask again.")
+                    # another one has been loaded under its name
+                    if self._known(name, "lora_path") is not found:
+                        raise ParameterError(
+                            "lora_path", f"{shown(name)} was unloaded.", hint="Ask again."
+                        )
                     self._make_room(adapter.bytes)
                     found.adapter = adapter
             return adapter
@@ -153,7 +157,8 @@ class LoadedAdapters:
             return found
 
     def _read(self, name: str, files: AdapterFiles) -> Adapter:
-        adapter = self._reader.read(name, files)  # without the lock, which the loop's thread may wait for
+        # without the lock, which the loop's thread may wait for
+        adapter = self._reader.read(name, files)
         self.reads += 1
         return adapter
 
@@ -163,25 +168,38 @@ class LoadedAdapters:
             hint = "Load it: load_lora_adapter()."
             if name in self._reserved:
                 hint = "That is the model's name: leave it out."
-            raise ParameterError(parameter, f"there is no adapter {shown(name)} (loaded: {names}).", hint=hint)
+            raise ParameterError(
+                parameter, f"there is no adapter {shown(name)} (loaded: {names}).", hint=hint
+            )
         return self._by_name[name]
 
     def _check_new(self, name: str, *, pinned: bool) -> None:
         if not name or ":" in name or "," in name:
-            raise ParameterError("lora_name", f"{shown(name)} can't be one: it is empty, or has a colon or a comma.")
+            raise ParameterError(
+                "lora_name", f"{shown(name)} can't be one: it is empty, or has a colon or a comma."
+            )
         if name in self._reserved:
-            raise ParameterError("lora_name", f"{shown(name)} is the model's.", hint="Choose another one.")
+            raise ParameterError(
+                "lora_name", f"{shown(name)} is the model's.", hint="Choose another one."
+            )
         if name in self._by_name:
-            raise ParameterError("lora_name", f"{shown(name)} is taken.", hint="Unload that adapter first.")
+            raise ParameterError(
+                "lora_name", f"{shown(name)} is taken.", hint="Unload that adapter first."
+            )
         if pinned and sum(each.pinned for each in self._by_name.values()) >= self._max_pinned:
             raise ParameterError(
-                "pinned", f"{self._max_pinned} adapters are pinned already, and others need a place.",
+                "pinned",
+                f"{self._max_pinned} adapters are pinned already, and others need a place.",
                 hint="Raise max_loras_per_batch, or leave pinned out.",
-            )  # fmt: skip
+            )
 
     def _make_room(self, more: int) -> None:
         """Drops adapters until another one, of `more` bytes, fits into memory."""
-        in_memory = [(each, each.adapter.bytes) for each in self._by_name.values() if each.adapter is not None]
+        in_memory = [
+            (each, each.adapter.bytes)
+            for each in self._by_name.values()
+            if each.adapter is not None
+        ]
         count = len(in_memory)
         size = sum(own for _, own in in_memory)
         leaving = list[LoadedAdapter]()
@@ -193,7 +211,9 @@ class LoadedAdapters:
                 count = count - 1
                 size = size - own
         if self._full(count, size + more):
-            limit = "" if self._max_bytes is None else f", and all may take {self._max_bytes >> 20:,}"
+            limit = (
+                "" if self._max_bytes is None else f", and all may take {self._max_bytes >> 20:,}"
+            )
             raise ParameterError(
                 "lora_path",
                 f"there is no room in memory: {count} adapters are pinned, with {size >> 20:,} MiB; this one takes "
@@ -204,7 +224,6 @@ class LoadedAdapters:
             each.leave()
 
     def _full(self, count: int, size: int) -> bool:
-        """Returns whether one more than `count` adapters, or `size` bytes in total, are too many.
-        """
+        """Returns whether one more than `count` adapters, or `size` bytes in total, are too many."""
         too_many = self._max_loaded is not None and count >= self._max_loaded
         return too_many or (self._max_bytes is not None and size > self._max_bytes)

@@ -55,8 +55,15 @@ def read_lora_path(text: object) -> LoraPath:
         name = given.get("lora_name")
         path = given.get("lora_path")
         pinned = given.get("pinned", False)
-        if not (isinstance(name, str) and isinstance(path, str) and isinstance(pinned, bool) and given.keys() <= _KEYS):
-            raise ParameterError("lora_paths", f"{shown(text)} has not lora_name, lora_path and maybe pinned.")
+        if not (
+            isinstance(name, str)
+            and isinstance(path, str)
+            and isinstance(pinned, bool)
+            and given.keys() <= _KEYS
+        ):
+            raise ParameterError(
+                "lora_paths", f"{shown(text)} has not lora_name, lora_path and maybe pinned."
+            )
         return LoraPath(name, path, pinned)
     name, equals, path = text.partition("=")
     return LoraPath(name, path) if equals else LoraPath(text, text)

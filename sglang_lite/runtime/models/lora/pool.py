@@ -77,7 +77,9 @@ class AdapterPool:
         writes: number of adapters that were copied to the device.
     """
 
-    def __init__(self, memory: AdapterMemory, size: PoolSize, most: int, eviction: Literal["lru", "fifo"]) -> None:
+    def __init__(
+        self, memory: AdapterMemory, size: PoolSize, most: int, eviction: Literal["lru", "fifo"]
+    ) -> None:
         self._memory = memory
         self._most = most
         self._eviction = eviction

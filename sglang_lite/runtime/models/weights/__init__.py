@@ -1,1 +1,3 @@
-"""Sources of weights: one class per file format, with a method `take(name)` that uses Hugging Face tensor names."""
+"""Sources of weights: one class per file format, with a method `take(name)` that uses Hugging Face
+tensor names.
+"""

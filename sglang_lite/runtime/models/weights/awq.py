@@ -11,9 +11,17 @@ from functools import partial
 import torch
 
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, four_bits_in, groups_of, unpacked
+from sglang_lite.runtime.models.weights.packing import (
+    Packing,
+    Parts,
+    blocks_of,
+    four_bits_in,
+    groups_of,
+    unpacked,
+)
 
-_PLACES = torch.tensor((0, 4, 1, 5, 2, 6, 3, 7))  # nibble of a word that holds each of eight outputs
+# nibble of a word that holds each of eight outputs
+_PLACES = torch.tensor((0, 4, 1, 5, 2, 6, 3, 7))
 
 
 def awq(group: int | None) -> Packing:

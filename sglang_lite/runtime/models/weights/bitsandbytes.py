@@ -24,9 +24,12 @@ def four_bits(kind: str) -> Packing:
     """Returns the packing of numbers of a code book: "nf4" or "fp4"."""
     state = f".weight.quant_state.bitsandbytes__{kind}"
     return Packing(
-        (state, ".weight", ".weight.absmax", ".weight.quant_map"), lambda parts: _read(parts, state), None,
-        optional=_NESTED, gpu_bits=4.25,
-    )  # fmt: skip
+        (state, ".weight", ".weight.absmax", ".weight.quant_map"),
+        lambda parts: _read(parts, state),
+        None,
+        optional=_NESTED,
+        gpu_bits=4.25,
+    )
 
 
 def eight_bits() -> Packing:
@@ -47,31 +50,49 @@ def _read(parts: Parts, state: str) -> EncodedMatrix:
     packed = parts[".weight"]
     absmax = parts[".weight.absmax"]
     table = parts[".weight.quant_map"].float()
-    if packed.dtype != torch.uint8 or packed.numel() != -(-rows * columns // 2) or table.shape != (16,):
-        raise ValueError(f"weight is {packed.dtype} of {packed.numel()} bytes, and quant_state says {rows} x {columns}")
+    if (
+        packed.dtype != torch.uint8
+        or packed.numel() != -(-rows * columns // 2)
+        or table.shape != (16,)
+    ):
+        raise ValueError(
+            f"weight is {packed.dtype} of {packed.numel()} bytes, and quant_state says {rows} x {columns}"
+        )
     if not table.isfinite().all():
         raise ValueError("quant_map has a number that is infinite, or none")
     if absmax.numel() != -(-rows * columns // block):
-        raise ValueError(f"absmax has {absmax.numel()} scales, not one for {block} of {rows} x {columns} numbers")
+        raise ValueError(
+            f"absmax has {absmax.numel()} scales, not one for {block} of {rows} x {columns} numbers"
+        )
     scale = absmax.flatten()
     if _NESTED[0] in parts:
         if _NESTED[1] not in parts or scale.dtype != torch.uint8:
-            raise ValueError("absmax is quantised, and nested_quant_map is missing or absmax is not uint8")
-        if parts[_NESTED[1]].shape != (256,) or parts[_NESTED[0]].numel() != -(-len(scale) // nested):
-            raise ValueError("nested_absmax or nested_quant_map has another length than absmax asks for")
+            raise ValueError(
+                "absmax is quantised, and nested_quant_map is missing or absmax is not uint8"
+            )
+        if parts[_NESTED[1]].shape != (256,) or parts[_NESTED[0]].numel() != -(
+            -len(scale) // nested
+        ):
+            raise ValueError(
+                "nested_absmax or nested_quant_map has another length than absmax asks for"
+            )
         outer = parts[_NESTED[0]].float().repeat_interleave(nested)[: len(scale)]
         scale = parts[_NESTED[1]].float()[scale.int()] * outer + offset
     check_scales(scale, zero=True)  # blocks of zeros have the scale 0
     q = torch.stack((packed.flatten() >> 4, packed.flatten() & 15), -1).flatten()[: rows * columns]
     if columns % block == 0:
-        return Blocks(q.view(rows, columns), scale.view(rows, -1).float(), table=tuple(table.tolist()))
+        return Blocks(
+            q.view(rows, columns), scale.view(rows, -1).float(), table=tuple(table.tolist())
+        )
     return _Decoded(q, scale.float(), table, block, rows)
 
 
 class _Decoded(EncodedMatrix):
     """Matrix whose blocks extend over the ends of its rows."""
 
-    def __init__(self, q: torch.Tensor, scale: torch.Tensor, table: torch.Tensor, block: int, rows: int) -> None:
+    def __init__(
+        self, q: torch.Tensor, scale: torch.Tensor, table: torch.Tensor, block: int, rows: int
+    ) -> None:
         super().__init__((rows, len(q) // rows))
         self._values = (table[q.int()] * scale.repeat_interleave(block)[: len(q)]).view(self.shape)
 
@@ -83,5 +104,9 @@ def _read_8_bits(parts: Parts) -> Blocks:
     weight = parts[".weight"]
     scale = parts[".SCB"].float()
     if weight.dtype != torch.int8 or weight.ndim != 2 or scale.shape != (len(weight),):
-        raise ValueError(f"weight is {weight.dtype} of shape {tuple(weight.shape)}, and SCB of {tuple(scale.shape)}")
-    return blocks_of((weight.to(torch.int16) + 128).to(torch.uint8), 8, (scale / 127).unsqueeze(1), 128)
+        raise ValueError(
+            f"weight is {weight.dtype} of shape {tuple(weight.shape)}, and SCB of {tuple(scale.shape)}"
+        )
+    return blocks_of(
+        (weight.to(torch.int16) + 128).to(torch.uint8), 8, (scale / 127).unsqueeze(1), 128
+    )

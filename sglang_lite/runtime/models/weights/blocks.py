@@ -59,13 +59,17 @@ class Blocks(EncodedMatrix):
     @property
     def format(self) -> Format:
         bits = 4 if self.q.dtype == torch.uint8 else 8
-        return Format(bits, self.shape[1] // self.scale.shape[1], self.minimum is not None, self.table)
+        return Format(
+            bits, self.shape[1] // self.scale.shape[1], self.minimum is not None, self.table
+        )
 
     def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
         """Returns rows [N, columns] by index, as float32."""
         q = self.q[rows]
         scale = self.scale[rows].unsqueeze(-1)
-        numbers = q.float() if self.table is None else torch.tensor(self.table, device=q.device)[q.int()]
+        numbers = (
+            q.float() if self.table is None else torch.tensor(self.table, device=q.device)[q.int()]
+        )
         blocks = numbers.view(*scale.shape[:2], self.format.group)
         if self.minimum is None:
             values = blocks.mul_(scale).view(q.shape)
@@ -101,7 +105,9 @@ class Blocks(EncodedMatrix):
         doubled = torch.tensor(self.table) * 2
         if not torch.equal(doubled, doubled.round()):
             return None
-        return Blocks(doubled.to(torch.int8)[self.q.int()], self.scale / 2, self.minimum, order=self.order)
+        return Blocks(
+            doubled.to(torch.int8)[self.q.int()], self.scale / 2, self.minimum, order=self.order
+        )
 
     def in_groups(self, columns: int) -> Blocks | None:
         """Returns the same matrix in smaller blocks, or None if its blocks are no multiples of
@@ -111,7 +117,13 @@ class Blocks(EncodedMatrix):
         if left or times == 1:
             return None if left else self
         minimum = None if self.minimum is None else self.minimum.repeat_interleave(times, 1)
-        return Blocks(self.q, self.scale.repeat_interleave(times, 1), minimum, table=self.table, order=self.order)
+        return Blocks(
+            self.q,
+            self.scale.repeat_interleave(times, 1),
+            minimum,
+            table=self.table,
+            order=self.order,
+        )
 
 
 def order_of(blocks: Blocks) -> tuple[int, ...] | None:

@@ -1,8 +1,11 @@
-"""Packings of compressed-tensors (https://github.com/vllm-project/compressed-tensors), which llm-compressor writes.
+"""Packings of compressed-tensors (https://github.com/vllm-project/compressed-tensors), which
+llm-compressor writes.
 
-- pack-quantized: `weight_packed` int32 [outputs, inputs * bits / 32], `weight_scale` [outputs, groups] and
-  `weight_zero_point` int32 [outputs * bits / 32, groups], numbers one behind another, up to 8 bits;
-- int-quantized and naive-quantized: `weight` int8 [outputs, inputs], `weight_scale`, `weight_zero_point`;
+- pack-quantized: `weight_packed` int32 [outputs, inputs * bits / 32], `weight_scale` [outputs,
+  groups] and `weight_zero_point` int32 [outputs * bits / 32, groups], numbers one behind another,
+  up to 8 bits;
+- int-quantized and naive-quantized: `weight` int8 [outputs, inputs], `weight_scale`,
+  `weight_zero_point`;
 - nvfp4-pack-quantized and mxfp4-pack-quantized: read by fp4.py;
 - float-quantized: read by fp8.py, by the dtype of `weight`.
 """
@@ -15,10 +18,18 @@ import torch
 
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.gptq import input_order
-from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, four_bits_in, groups_of, unpacked
+from sglang_lite.runtime.models.weights.packing import (
+    Packing,
+    Parts,
+    blocks_of,
+    four_bits_in,
+    groups_of,
+    unpacked,
+)
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
 
-Scheme = tuple[int, int | None]  # bits of a number, and columns of a group or None for one group a row
+# bits of a number, and columns of a group or None for one group a row
+Scheme = tuple[int, int | None]
 
 
 def pack_quantized(schemes: Sequence[Scheme]) -> Packing:
@@ -30,7 +41,9 @@ def pack_quantized(schemes: Sequence[Scheme]) -> Packing:
         shape = parts[".weight_shape"].tolist()
         scale = parts[".weight_scale"]
         if len(shape) != 2 or scale.ndim != 2 or len(scale) not in (1, shape[0]):
-            raise ValueError(f"weight_scale has shape {tuple(scale.shape)} for weight_shape {shape}")
+            raise ValueError(
+                f"weight_scale has shape {tuple(scale.shape)} for weight_shape {shape}"
+            )
         rows, columns = shape
         words = parts[".weight_packed"]
         bits = _bits(schemes, columns, scale.shape[1], words.shape[-1])
@@ -53,15 +66,17 @@ def pack_quantized(schemes: Sequence[Scheme]) -> Packing:
 
     few = all(bits <= 4 for bits, _ in schemes)
     return Packing(
-        (".weight_packed", ".weight_scale", ".weight_shape"), read, 5.0 if few else 9.0,
-        (".weight_zero_point", ".weight_g_idx"), (".input_scale", ".output_scale"),
+        (".weight_packed", ".weight_scale", ".weight_shape"),
+        read,
+        5.0 if few else 9.0,
+        (".weight_zero_point", ".weight_g_idx"),
+        (".input_scale", ".output_scale"),
         gpu_bits=max(four_bits_in(group) for _, group in schemes) if few else None,
-    )  # fmt: skip
+    )
 
 
 def int_quantized(*, integer_inputs: bool) -> Packing:
-    """Returns the packing of one integer per byte (int-quantized). `integer_inputs` as in Matrices.
-    """
+    """Returns the packing of one integer per byte (int-quantized). `integer_inputs` as in Matrices."""
 
     def read(parts: Parts) -> EncodedMatrix:
         weight = parts[".weight"]
@@ -70,14 +85,22 @@ def int_quantized(*, integer_inputs: bool) -> Packing:
             raise ValueError(f"weight is {weight.dtype}, and quantization_config declares int8")
         scale = scale.reshape(-1, 1) if scale.ndim < 2 else scale
         if scale.ndim != 2 or len(scale) not in (1, len(weight)):
-            raise ValueError(f"weight_scale has shape {tuple(scale.shape)}, and weight {tuple(weight.shape)}")
+            raise ValueError(
+                f"weight_scale has shape {tuple(scale.shape)}, and weight {tuple(weight.shape)}"
+            )
         scale = scale.expand(len(weight), -1)
         groups_of(weight.shape[1], scale.shape[1], None)
-        zero = parts[".weight_zero_point"].to(torch.int16) + 128 if ".weight_zero_point" in parts else 128
+        zero = (
+            parts[".weight_zero_point"].to(torch.int16) + 128
+            if ".weight_zero_point" in parts
+            else 128
+        )
         if isinstance(zero, torch.Tensor):
             zero = zero.reshape(-1, 1 if zero.ndim < 2 else zero.shape[-1])
             if len(zero) not in (1, len(scale)) or zero.shape[1] not in (1, scale.shape[1]):
-                raise ValueError(f"weight_zero_point has shape {tuple(parts['.weight_zero_point'].shape)}")
+                raise ValueError(
+                    f"weight_zero_point has shape {tuple(parts['.weight_zero_point'].shape)}"
+                )
             zero = zero.expand(scale.shape)
         return blocks_of((weight.to(torch.int16) + 128).to(torch.uint8), 8, scale, zero)
 
@@ -96,8 +119,14 @@ def _bits(schemes: Sequence[Scheme], columns: int, groups: int, words: int) -> i
     Raises ValueError if none does.
     """
     for bits, group in schemes:
-        if words == -(-columns * bits // 32) and groups == (1 if group in (None, -1) else columns // group):
+        if words == -(-columns * bits // 32) and groups == (
+            1 if group in (None, -1) else columns // group
+        ):
             groups_of(columns, groups, group or -1)
             return bits
-    declared = " or ".join(f"{bits} bits in groups of {group or 'a row'}" for bits, group in schemes)
-    raise ValueError(f"{words} words and {groups} scales hold no row of {columns} numbers of {declared}")
+    declared = " or ".join(
+        f"{bits} bits in groups of {group or 'a row'}" for bits, group in schemes
+    )
+    raise ValueError(
+        f"{words} words and {groups} scales hold no row of {columns} numbers of {declared}"
+    )

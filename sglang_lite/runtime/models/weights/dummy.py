@@ -15,7 +15,8 @@ from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, Matrices
 from sglang_lite.runtime.models.weights.source import Stored, WeightSource
 
-_OF_LAYER = re.compile(r".*\.\d+\..*(?<!\bgate\.weight)(?<!\brouter\.weight)")  # routers stay in 16 bits
+# routers stay in 16 bits
+_OF_LAYER = re.compile(r".*\.\d+\..*(?<!\bgate\.weight)(?<!\brouter\.weight)")
 _DEVIATION = 0.02
 
 
@@ -56,29 +57,50 @@ class DummySource(WeightSource):
             if len(shape) == 3 and self._matrices.stacks:
                 return self._experts(*shape)
         dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16
-        return torch.randn(shape, generator=self._generator, device=self._device, dtype=dtype).mul_(_DEVIATION)
+        return torch.randn(shape, generator=self._generator, device=self._device, dtype=dtype).mul_(
+            _DEVIATION
+        )
 
     def _blocks(self, form: Format, rows: int, columns: int) -> Blocks:
         low, high, dtype = (0, 16, torch.uint8) if form.bits == 4 else (-127, 128, torch.int8)
         numbers = self._integers(low, high, (rows, columns), dtype)
         values = torch.tensor(form.table) if form.table else torch.arange(float(low), high)
         blocks = columns // math.gcd(form.group or columns, columns)
-        scale = torch.full((rows, blocks), _DEVIATION / values.std().item(), device=self._device).half().float()
-        return Blocks(numbers, scale, -values.mean().item() * scale if form.minimum else None, table=form.table)
+        scale = (
+            torch.full((rows, blocks), _DEVIATION / values.std().item(), device=self._device)
+            .half()
+            .float()
+        )
+        return Blocks(
+            numbers,
+            scale,
+            -values.mean().item() * scale if form.minimum else None,
+            table=form.table,
+        )
 
     def _scaled_rows(self, rows: int, columns: int) -> ScaledRows:
-        numbers = torch.randn((rows, columns), generator=self._generator, device=self._device).to(torch.float8_e4m3fn)
+        numbers = torch.randn((rows, columns), generator=self._generator, device=self._device).to(
+            torch.float8_e4m3fn
+        )
         high, wide = self._matrices.block or (1, columns)
-        scales = torch.full((-(-rows // high), -(-columns // wide)), _DEVIATION, device=self._device)
-        return ScaledRows((rows, columns), lambda start, end: numbers[start:end], scales, (high, wide))
+        scales = torch.full(
+            (-(-rows // high), -(-columns // wide)), _DEVIATION, device=self._device
+        )
+        return ScaledRows(
+            (rows, columns), lambda start, end: numbers[start:end], scales, (high, wide)
+        )
 
     def _experts(self, experts: int, inputs: int, outputs: int) -> Mxfp4Experts:
         numbers = self._integers(0, 256, (experts, outputs, inputs // 32, 16), torch.uint8)
         exponent = 127 + round(math.log2(_DEVIATION / torch.tensor(E2M1).std().item()))
         return Mxfp4Experts(numbers, torch.full_like(numbers[..., 0], exponent))
 
-    def _integers(self, low: int, high: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=self._generator, device=self._device, dtype=dtype)
+    def _integers(
+        self, low: int, high: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        return torch.randint(
+            low, high, shape, generator=self._generator, device=self._device, dtype=dtype
+        )
 
     def _read(self, name: str, file: Path) -> Stored:
         raise AssertionError("take_stack() needs no file")

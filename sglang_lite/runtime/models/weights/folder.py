@@ -1,6 +1,7 @@
 """Weights of a Hugging Face folder: safetensors or PyTorch `.bin`, in one file or sharded.
 
-Each tensor is read through its own memory map: touched pages count as memory until the whole map is closed.
+Each tensor is read through its own memory map: touched pages count as memory until the whole map is
+closed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from sglang_lite.runtime.models.config_fields import read_any_json, shown
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.packing import Packed, Packing, packed_matrices
 from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, Matrices
-from sglang_lite.runtime.models.weights.source import PlainRows, Stored, Weight, WeightSource, canonical
+from sglang_lite.runtime.models.weights.source import (
+    PlainRows,
+    Stored,
+    Weight,
+    WeightSource,
+    canonical,
+)
 
 KINDS = ("safetensors", "bin")  # kinds of weight files; the first that exists is read
 
@@ -66,10 +73,15 @@ def weight_files(
         hint = 'Its files are those of ranks: load_format="sharded_state".'
     elif any(folder.glob("consolidated*.safetensors")):
         hint = 'Its files are in Mistral\'s own format: load_format="mistral".'
-    elif any((folder / index_name(kind).removesuffix(end)).exists() for kind in KINDS for end in ("", ".index.json")):
+    elif any(
+        (folder / index_name(kind).removesuffix(end)).exists()
+        for kind in KINDS
+        for end in ("", ".index.json")
+    ):
         hint = 'There are weights of another format: load_format="auto".'
     raise ModelError(
-        f"{folder}: no weights found" + (f" in the format {kinds[0]}." if len(kinds) == 1 else "."), hint=hint
+        f"{folder}: no weights found" + (f" in the format {kinds[0]}." if len(kinds) == 1 else "."),
+        hint=hint,
     )
 
 
@@ -89,7 +101,9 @@ def _shards(index: Path, exists: Callable[[Path], bool]) -> set[Path]:
     content = read_any_json(index)
     files = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(files, dict) or not files:
-        raise ModelError(f"{index}: not a weight index: it has no weight_map.", hint="Fetch the file again.")
+        raise ModelError(
+            f"{index}: not a weight index: it has no weight_map.", hint="Fetch the file again."
+        )
     for name in files.values():
         if (
             not isinstance(name, str)
@@ -106,7 +120,9 @@ def _shards(index: Path, exists: Callable[[Path], bool]) -> set[Path]:
     try:
         missing = sorted(name for name in names if not exists(index.parent / name))
     except OSError as error:  # a name is too long
-        raise ModelError(f"{index}: weight_map names no files: {error!s:.200}", hint="Fetch the file again.") from error
+        raise ModelError(
+            f"{index}: weight_map names no files: {error!s:.200}", hint="Fetch the file again."
+        ) from error
     if missing:
         raise ModelError(
             f"{index.parent}: the shard {missing[0]} is missing ({len(missing)} of {len(names)}).",
@@ -163,7 +179,10 @@ class FolderSource(WeightSource):
         if name not in self._packed:
             return self._plain(name, file)
         each = self._packed[name]
-        parts = {part: self._tensor(each.module + part, self._files[each.module + part]) for part in each.parts}
+        parts = {
+            part: self._tensor(each.module + part, self._files[each.module + part])
+            for part in each.parts
+        }
         try:
             return each.packing.read(parts)
         except (
@@ -176,7 +195,9 @@ class FolderSource(WeightSource):
             if "memory" in str(error):  # out of memory
                 raise
             why = str(error).partition("\n")[0].rstrip(".")
-            raise ModelError(f"{file}: {name}: {why}.", hint="Fetch the checkpoint again.") from error
+            raise ModelError(
+                f"{file}: {name}: {why}.", hint="Fetch the checkpoint again."
+            ) from error
 
     @abstractmethod
     def _names(self, file: Path) -> list[str]: ...
@@ -190,10 +211,16 @@ class FolderSource(WeightSource):
         """Returns a tensor that is not packed."""
 
     def _scaled(
-        self, name: str, shape: tuple[int, ...], read: Callable[[int, int], torch.Tensor], file: Path
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        read: Callable[[int, int], torch.Tensor],
+        file: Path,
     ) -> ScaledRows:
         """Returns an 8-bit matrix with its scales, which are taken."""
-        scale = next((other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None)
+        scale = next(
+            (other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None
+        )
         if scale is None:
             raise ModelError(
                 f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing.",
@@ -203,10 +230,14 @@ class FolderSource(WeightSource):
         try:
             return ScaledRows(shape, read, scales, self._block)
         except ValueError as error:
-            raise ModelError(f"{file}: {name}: {error}.", hint="Fetch the checkpoint again.") from error
+            raise ModelError(
+                f"{file}: {name}: {error}.", hint="Fetch the checkpoint again."
+            ) from error
 
 
-def packed_in(label: str, files: Mapping[str, Path], packings: Sequence[Packing]) -> dict[str, Packed]:
+def packed_in(
+    label: str, files: Mapping[str, Path], packings: Sequence[Packing]
+) -> dict[str, Packed]:
     """Returns `packed_matrices` among the tensors of a checkpoint. Raises ModelError if a tensor of
     a matrix is missing.
     """
@@ -234,7 +265,9 @@ class SafetensorsSource(FolderSource):
             with safe_open(file, framework="pt") as handle:
                 return list(handle.keys())
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file}: damaged or truncated: {error}", hint="Fetch the file again.") from error
+            raise ModelError(
+                f"{file}: damaged or truncated: {error}", hint="Fetch the file again."
+            ) from error
 
     def _tensor(self, name: str, file: Path) -> torch.Tensor:
         from safetensors import safe_open
@@ -251,7 +284,11 @@ class SafetensorsSource(FolderSource):
             shape = part.get_shape()
             if len(shape) == 2:
                 rows = _SafetensorsRows(file, self._stored_as[name], shape, part[:0].dtype)
-                return self._scaled(name, rows.shape, rows.read, file) if rows.dtype == torch.float8_e4m3fn else rows
+                return (
+                    self._scaled(name, rows.shape, rows.read, file)
+                    if rows.dtype == torch.float8_e4m3fn
+                    else rows
+                )
         return self._tensor(name, file)
 
 
@@ -276,11 +313,17 @@ class TensorSource(FolderSource):
         label: where they come from, for messages.
         tensors: tensors by their names in a checkpoint.
         matrices: as for `open_folder`.
-        copies: whether to copy each tensor when it is taken; if not, the model may keep the tensor itself.
+        copies: whether to copy each tensor when it is taken; if not, the model may keep the tensor
+            itself.
     """
 
     def __init__(
-        self, label: str, tensors: Mapping[str, torch.Tensor], matrices: Matrices = PLAIN, *, copies: bool = True
+        self,
+        label: str,
+        tensors: Mapping[str, torch.Tensor],
+        matrices: Matrices = PLAIN,
+        *,
+        copies: bool = True,
     ) -> None:
         self._tensors = tensors
         self._copies = copies
@@ -318,7 +361,8 @@ def pickled_tensors(file: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
 
     Args:
         file: file to read.
-        device: device of the tensors; "meta" for tensors without values, in which case no values are read.
+        device: device of the tensors; "meta" for tensors without values, in which case no values
+            are read.
 
     Raises:
         ModelError: the file is damaged, or holds anything but a dict of tensors.
@@ -331,8 +375,12 @@ def pickled_tensors(file: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
             hint="Fetch the file again, or take safetensors.",
         ) from error
     except Exception as error:  # torch raises many types for a file that is not a checkpoint
-        raise ModelError(f"{file}: can't be read as tensors: {error}", hint="Fetch the file again.") from error
-    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise ModelError(
+            f"{file}: can't be read as tensors: {error}", hint="Fetch the file again."
+        ) from error
+    if not isinstance(content, dict) or not all(
+        isinstance(value, torch.Tensor) for value in content.values()
+    ):
         raise ModelError(
             f"{file}: can't be read as tensors: it is no dict of tensors.",
             hint="Move it elsewhere if it holds no weights of the model.",

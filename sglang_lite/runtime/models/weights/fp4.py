@@ -1,5 +1,5 @@
-"""Packings of 4-bit floating point (e2m1): MXFP4, with a power of two for 32 numbers (OCP Microscaling 1.0), and NVFP4,
-with an e4m3 scale for 16 numbers and a scale of the matrix.
+"""Packings of 4-bit floating point (e2m1): MXFP4, with a power of two for 32 numbers (OCP
+Microscaling 1.0), and NVFP4, with an e4m3 scale for 16 numbers and a scale of the matrix.
 
 A byte holds two numbers, the first in its low bits.
 """
@@ -9,31 +9,43 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.packing import Packing, Parts, check_scales, groups_of, scale_of_all
+from sglang_lite.runtime.models.weights.packing import (
+    Packing,
+    Parts,
+    check_scales,
+    groups_of,
+    scale_of_all,
+)
 from sglang_lite.runtime.models.weights.source import EncodedStack
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 def nvfp4_of_compressed_tensors() -> Packing:
-    """Returns the packing of NVFP4 with the inverse of the matrix's scale in `weight_global_scale`.
-    """
+    """Returns the packing of NVFP4 with the inverse of the matrix's scale in `weight_global_scale`."""
 
     def read(parts: Parts) -> Blocks:
         scale = parts[".weight_scale"].float() / scale_of_all(parts[".weight_global_scale"])
         return _blocks(parts[".weight_packed"], scale, 16)
 
     return Packing(
-        (".weight_global_scale", ".weight_packed", ".weight_scale"), read, 9.0, ignored=(".input_global_scale",),
+        (".weight_global_scale", ".weight_packed", ".weight_scale"),
+        read,
+        9.0,
+        ignored=(".input_global_scale",),
         gpu_bits=5.0,
-    )  # fmt: skip
+    )
 
 
 def nvfp4_of_model_optimizer() -> Packing:
     """Returns the packing of NVFP4 with the matrix's scale in `weight_scale_2`."""
 
     def read(parts: Parts) -> Blocks:
-        return _blocks(parts[".weight"], parts[".weight_scale"].float() * scale_of_all(parts[".weight_scale_2"]), 16)
+        return _blocks(
+            parts[".weight"],
+            parts[".weight_scale"].float() * scale_of_all(parts[".weight_scale_2"]),
+            16,
+        )
 
     parts = ".weight_scale_2", ".weight", ".weight_scale"
     return Packing(parts, read, 9.0, ignored=(".input_scale",), gpu_bits=5.0)
@@ -69,18 +81,24 @@ class Mxfp4Experts(EncodedStack):
 
     def __init__(self, numbers: torch.Tensor, scales: torch.Tensor) -> None:
         if numbers.ndim != 4 or numbers.shape[3] != 16 or numbers.shape[:3] != scales.shape:
-            raise ValueError(f"blocks of shape {tuple(numbers.shape)} and scales of {tuple(scales.shape)}")
+            raise ValueError(
+                f"blocks of shape {tuple(numbers.shape)} and scales of {tuple(scales.shape)}"
+            )
         super().__init__((numbers.shape[0], numbers.shape[2] * 32, numbers.shape[1]))
         self._numbers = numbers
         self._scales = scales
 
     def matrix(self, expert: int, outputs: slice) -> Blocks:
-        return _blocks(self._numbers[expert, outputs].flatten(1), _powers(self._scales[expert, outputs]), 32)
+        return _blocks(
+            self._numbers[expert, outputs].flatten(1), _powers(self._scales[expert, outputs]), 32
+        )
 
 
 def _blocks(numbers: torch.Tensor, scale: torch.Tensor, group: int) -> Blocks:
     if numbers.dtype != torch.uint8 or numbers.ndim != 2:
-        raise ValueError(f"numbers of 4 bits are {numbers.dtype} of shape {tuple(numbers.shape)}, not uint8 [rows, N]")
+        raise ValueError(
+            f"numbers of 4 bits are {numbers.dtype} of shape {tuple(numbers.shape)}, not uint8 [rows, N]"
+        )
     q = torch.stack((numbers & 15, numbers >> 4), -1).flatten(1)
     if scale.ndim != 2 or len(scale) != len(q):
         raise ValueError(f"scales of shape {tuple(scale.shape)} for {len(q)} rows")
@@ -91,5 +109,7 @@ def _blocks(numbers: torch.Tensor, scale: torch.Tensor, group: int) -> Blocks:
 
 def _powers(exponents: torch.Tensor) -> torch.Tensor:
     if exponents.dtype != torch.uint8 or (exponents == 255).any():
-        raise ValueError(f"scales are {exponents.dtype} with a largest value of {exponents.max()}, not uint8 up to 254")
+        raise ValueError(
+            f"scales are {exponents.dtype} with a largest value of {exponents.max()}, not uint8 up to 254"
+        )
     return torch.ldexp(torch.ones(exponents.shape, device=exponents.device), exponents.int() - 127)

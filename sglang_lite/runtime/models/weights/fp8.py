@@ -1,9 +1,9 @@
 """Matrices in 8-bit floating point (e4m3), in the forms in which checkpoints publish them.
 
-A matrix is a `weight` with a `weight_scale` (one number, or one per output) or a `weight_scale_inv` (one per block,
-usually 128 by 128; DeepSeek, Qwen). Whatever the name, a value is number * scale. The dtype of each tensor shows which
-matrices are in 8 bits. A checkpoint's scales of activations (`input_scale`) are not used: activations are scaled row by
-row at run time.
+A matrix is a `weight` with a `weight_scale` (one number, or one per output) or a `weight_scale_inv`
+(one per block, usually 128 by 128; DeepSeek, Qwen). Whatever the name, a value is number * scale.
+The dtype of each tensor shows which matrices are in 8 bits. A checkpoint's scales of activations
+(`input_scale`) are not used: activations are scaled row by row at run time.
 """
 
 from __future__ import annotations
@@ -44,10 +44,15 @@ class ScaledRows(EncodedMatrix):
             self._block = rows, columns
         elif tuple(scales.shape) in ((rows,), (rows, 1)):
             self._block = 1, columns
-        elif block is not None and tuple(scales.shape) == (-(-rows // block[0]), -(-columns // block[1])):
+        elif block is not None and tuple(scales.shape) == (
+            -(-rows // block[0]),
+            -(-columns // block[1]),
+        ):
             self._block = block
         else:
-            raise ValueError(f"scales of shape {tuple(scales.shape)} fit no matrix of {rows} by {columns}")
+            raise ValueError(
+                f"scales of shape {tuple(scales.shape)} fit no matrix of {rows} by {columns}"
+            )
         self._scales = scales.float().reshape(-(-rows // self._block[0]), -1)
 
     @property
@@ -57,7 +62,9 @@ class ScaledRows(EncodedMatrix):
 
     @property
     def block_scales(self) -> torch.Tensor | None:
-        """Scales float32 [rows / BLOCK, columns / BLOCK], or None if the scales are not per block of that size."""
+        """Scales float32 [rows / BLOCK, columns / BLOCK], or None if the scales are not per block
+        of that size.
+        """
         return self._scales if self._block == (BLOCK, BLOCK) else None
 
     def decode(self, start: int, end: int) -> torch.Tensor:
@@ -84,7 +91,12 @@ class ScaledRows(EncodedMatrix):
 
         shape = len(own), stop - start
         if own.start % high == 0 and high < self.shape[0]:
-            return ScaledRows(shape, read, self._scales[own.start // high : -(-own.stop // high), blocks], (high, wide))
+            return ScaledRows(
+                shape,
+                read,
+                self._scales[own.start // high : -(-own.stop // high), blocks],
+                (high, wide),
+            )
         return ScaledRows(shape, read, self._of_rows(own.start, own.stop)[:, blocks], (1, wide))
 
     def _of_rows(self, start: int, end: int) -> torch.Tensor:

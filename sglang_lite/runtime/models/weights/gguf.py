@@ -24,9 +24,9 @@ _FREQUENCIES = "rope_freqs.weight"  # divisors of the rotary frequencies, for al
 class GgufSource(WeightSource):
     """Source of the tensors of a GGUF file, by Hugging Face name.
 
-    llama.cpp orders the rows of q and k of `llama` models for adjacent rotary pairs; they are moved back to the order
-    of two halves that the decoder uses. If a family groups queries, keys and values by head in one matrix, llama.cpp
-    stores all queries first; they are grouped again.
+    llama.cpp orders the rows of q and k of `llama` models for adjacent rotary pairs; they are moved
+    back to the order of two halves that the decoder uses. If a family groups queries, keys and
+    values by head in one matrix, llama.cpp stores all queries first; they are grouped again.
 
     Args:
         file: opened file.
@@ -71,7 +71,8 @@ class GgufSource(WeightSource):
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """Matrix that projects latents to keys and values, stored as two stacks with one matrix per head.
+    """Matrix that projects latents to keys and values, stored as two stacks with one matrix per
+    head.
 
     Attributes:
         keys: stack of shape (heads, rank, key size).
@@ -83,7 +84,9 @@ class LatentHeads:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.keys.shape[0] * (self.keys.shape[2] + self.values.shape[1]), self.values.shape[2]
+        return self.keys.shape[0] * (self.keys.shape[2] + self.values.shape[1]), self.values.shape[
+            2
+        ]
 
     @property
     def kind(self) -> str:
@@ -110,12 +113,17 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
     Stacks of experts, or of one norm per head, are split into their parts.
 
     Raises:
-        ModelError: the file has a tensor that the model does not have, or a stack of the wrong size.
+        ModelError: the file has a tensor that the model does not have, or a stack of the wrong
+            size.
     """
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
 
-    arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == file.metadata["general.architecture"])
+    arch = next(
+        arch
+        for arch, name in MODEL_ARCH_NAMES.items()
+        if name == file.metadata["general.architecture"]
+    )
     table = get_tensor_name_map(arch, len(spec.layers))
     named: dict[str, GgufTensor | LatentHeads] = {}
     sizes = _stack_sizes(spec)
@@ -133,7 +141,9 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
             named[name] = _latent_heads(tensors[0], tensors[1], file)
         elif (at := _in_stack(parameter)) is None:
             named[name] = tensors[0]
-        elif tensors[0].shape[:1] != (size := sizes[parameter.layer, parameter.role.partition(".")[0]],):
+        elif tensors[0].shape[:1] != (
+            size := sizes[parameter.layer, parameter.role.partition(".")[0]],
+        ):
             raise ModelError(
                 f"{file.path}: {found[0]} has the shape {tensors[0].shape}, and {size} parts are needed.",
                 hint="Fetch the file again.",
@@ -220,8 +230,10 @@ class _ByHead:
 
     Attributes:
         heads: number of heads.
-        parts: number of parts of a head that are separate in the model: two halves, or query, key and value.
-        outer: True if the file has [heads, rows of a part, parts], False if it has [parts, heads, rows of a part].
+        parts: number of parts of a head that are separate in the model: two halves, or query, key
+            and value.
+        outer: True if the file has [heads, rows of a part, parts], False if it has [parts, heads,
+            rows of a part].
     """
 
     heads: int

@@ -69,7 +69,9 @@ def _q5_1(data: torch.Tensor) -> Blocks:
 def _q8_0(data: torch.Tensor) -> Blocks:
     """Reads d, 32 signed bytes: d * q."""
     blocks = data.view(len(data), -1, 34)
-    return Blocks(blocks[:, :, 2:].flatten(1).view(torch.int8), _halves(blocks[:, :, :2]).squeeze(-1))
+    return Blocks(
+        blocks[:, :, 2:].flatten(1).view(torch.int8), _halves(blocks[:, :, :2]).squeeze(-1)
+    )
 
 
 def _k_scales(head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,9 +119,15 @@ def _q6_k(data: torch.Tensor) -> Blocks:
 
 
 READERS: dict[str, Callable[[torch.Tensor], Blocks]] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
     "Q6_K": _q6_k,
-}  # fmt: skip
+}
 _FORMATS = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), Format(4, 32, minimum=True)),
     **dict.fromkeys(("Q5_0", "Q8_0"), Format(8, 32, minimum=False)),
@@ -128,7 +136,16 @@ _FORMATS = {
 }
 IN_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # types that a GPU can keep in 4 bits
 # Bits per weight in a CPU's memory: 4 or 8, plus its share of a scale and of a minimum.
-BITS = {"Q4_0": 5.0, "Q4_1": 5.0, "Q4_K": 5.0, "Q5_0": 8.5, "Q8_0": 8.5, "Q5_1": 9.0, "Q5_K": 9.0, "Q6_K": 9.0}
+BITS = {
+    "Q4_0": 5.0,
+    "Q4_1": 5.0,
+    "Q4_K": 5.0,
+    "Q5_0": 8.5,
+    "Q8_0": 8.5,
+    "Q5_1": 9.0,
+    "Q5_K": 9.0,
+    "Q6_K": 9.0,
+}
 
 
 class GgufBlocks(Blocks):

@@ -32,7 +32,8 @@ SUPPORTED_TYPES = (
 class GgufFile:
     """Opened GGUF file: its metadata, and its tensors, each read through its own memory map.
 
-    (gguf's own reader takes two seconds to index a 49k vocabulary; this one takes 0.1 and checks every bound.)
+    (gguf's own reader takes two seconds to index a 49k vocabulary; this one takes 0.1 and checks
+    every bound.)
 
     Args:
         path: file to open.
@@ -45,10 +46,14 @@ class GgufFile:
         self.path = path
         try:
             if not path.is_file():  # opening a pipe would block for ever
-                raise ModelError(f"{path}: not a regular file.", hint="Replace it by the file itself.")
+                raise ModelError(
+                    f"{path}: not a regular file.", hint="Replace it by the file itself."
+                )
             content = np.memmap(path, mode="r")
         except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: can't be read: {error}", hint="Fetch the file again.") from error
+            raise ModelError(
+                f"{path}: can't be read: {error}", hint="Fetch the file again."
+            ) from error
         header = _Header(content.data, path)
         self.metadata = header.metadata
         self.tensors = {tensor.name: tensor for tensor in header.tensors}
@@ -101,19 +106,25 @@ class _Header:
         self.at = 0
         if bytes(data[:4]) != b"GGUF":
             raise ModelError(
-                f"{path}: not a GGUF file (it starts with {bytes(data[:4])!r}).", hint="Fetch the file again."
+                f"{path}: not a GGUF file (it starts with {bytes(data[:4])!r}).",
+                hint="Fetch the file again.",
             )
         self.at = 4
         version = self.scalar("<I")
         if version not in (2, 3):
-            raise ModelError(f"{path}: GGUF version {version} is not supported.", hint="Supported: 2 and 3.")
+            raise ModelError(
+                f"{path}: GGUF version {version} is not supported.", hint="Supported: 2 and 3."
+            )
         tensor_count = self.scalar("<Q")
         key_count = self.scalar("<Q")
         self.metadata: dict[str, Any] = {}
         for _ in range(key_count):
             key = self.string()
             if key in self.metadata:
-                raise ModelError(f"{path}: damaged: the key {shown(key)} is there twice.", hint="Fetch the file again.")
+                raise ModelError(
+                    f"{path}: damaged: the key {shown(key)} is there twice.",
+                    hint="Fetch the file again.",
+                )
             self.metadata[key] = self.value(self.scalar("<I"))
         found = [self.tensor_info() for _ in range(tensor_count)]
         alignment = self.metadata.get("general.alignment", 32)
@@ -127,7 +138,10 @@ class _Header:
         self.check_order(start, alignment)
 
     def truncated(self) -> NoReturn:
-        raise ModelError(f"{self.path}: damaged or truncated (at byte {self.at:,}).", hint="Fetch the file again.")
+        raise ModelError(
+            f"{self.path}: damaged or truncated (at byte {self.at:,}).",
+            hint="Fetch the file again.",
+        )
 
     def unknown(self, what: str) -> NoReturn:
         raise ModelError(
@@ -209,7 +223,9 @@ class _Header:
         shape = tuple(reversed([self.scalar("<Q") for _ in range(dimensions)]))
         return name, shape, self.scalar("<I"), self.scalar("<Q")
 
-    def tensor(self, name: str, shape: tuple[int, ...], type_id: int, offset: int, start: int) -> GgufTensor:
+    def tensor(
+        self, name: str, shape: tuple[int, ...], type_id: int, offset: int, start: int
+    ) -> GgufTensor:
         from gguf.constants import GGML_QUANT_SIZES
 
         known = _types()
@@ -223,7 +239,8 @@ class _Header:
         count = math.prod(shape)
         if not shape or not count or shape[-1] % per_block:
             raise ModelError(
-                f"{self.path}: tensor {name} of shape {shape} does not fit {kind} blocks.", hint="Fetch the file again."
+                f"{self.path}: tensor {name} of shape {shape} does not fit {kind} blocks.",
+                hint="Fetch the file again.",
             )
         size = count // per_block * block_bytes
         if start + offset + size > len(self.bytes):

@@ -43,7 +43,9 @@ def shared_file(tensors: Mapping[str, torch.Tensor]) -> Path:
         save_file(_without_shared_memory(tensors), path)
     except (SafetensorError, OSError) as error:
         path.unlink()
-        raise ParameterError("named_tensors", f"can't be written to {path.parent}: {error}") from error
+        raise ParameterError(
+            "named_tensors", f"can't be written to {path.parent}: {error}"
+        ) from error
     return path
 
 
@@ -59,7 +61,9 @@ def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
     return found
 
 
-def by_name(tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def by_name(
+    tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+) -> dict[str, torch.Tensor]:
     """Returns tensors by name. Raises ParameterError for anything else, for a name that is given
     twice, and for no tensors.
     """
@@ -87,7 +91,9 @@ def unpacked(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
     flat = parts.get("flattened_tensor")
     metadata = parts.get("metadata")
     if not isinstance(flat, torch.Tensor) or metadata is None:
-        raise ParameterError("named_tensors", "a flattened bucket has a flattened_tensor and its metadata.")
+        raise ParameterError(
+            "named_tensors", "a flattened bucket has a flattened_tensor and its metadata."
+        )
     data = flat.flatten().view(torch.uint8)
     found = []
     for each in metadata:
@@ -97,7 +103,10 @@ def unpacked(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
         shape = tuple(said["shape"])
         start = said["start_idx"] * size
         end = said["end_idx"] * size
-        if not 0 <= start <= end <= len(data) or (end - start) != torch.Size(shape).numel() * dtype.itemsize:
+        if (
+            not 0 <= start <= end <= len(data)
+            or (end - start) != torch.Size(shape).numel() * dtype.itemsize
+        ):
             raise ParameterError("named_tensors", f"{said['name']!r} is not within its bucket.")
         found.append((said["name"], data[start:end].view(dtype).view(shape)))
     return found

@@ -15,10 +15,18 @@ from typing import TypeAlias
 import torch
 
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, four_bits_in, groups_of, unpacked
+from sglang_lite.runtime.models.weights.packing import (
+    Packing,
+    Parts,
+    blocks_of,
+    four_bits_in,
+    groups_of,
+    unpacked,
+)
 
 BITS = (2, 3, 4, 8)
-Scheme: TypeAlias = tuple[int, int | None]  # bits of a number, and inputs of a group; -1 for all, None if not declared
+# bits of a number, and inputs of a group; -1 for all, None if not declared
+Scheme: TypeAlias = tuple[int, int | None]
 
 
 def gptq(schemes: Sequence[Scheme], *, second_version: bool) -> Packing:
@@ -31,9 +39,12 @@ def gptq(schemes: Sequence[Scheme], *, second_version: bool) -> Packing:
     read = partial(_read, schemes=schemes, offset=0 if second_version else 1)
     few = all(bits <= 4 for bits, _ in schemes)
     return Packing(
-        (".qweight", ".qzeros", ".scales"), read, 5.0 if few else 9.0, optional=(".g_idx",),
+        (".qweight", ".qzeros", ".scales"),
+        read,
+        5.0 if few else 9.0,
+        optional=(".g_idx",),
         gpu_bits=max(four_bits_in(group) for _, group in schemes) if few else None,
-    )  # fmt: skip
+    )
 
 
 def _read(parts: Parts, *, schemes: Sequence[Scheme], offset: int) -> Blocks:
@@ -46,7 +57,9 @@ def _read(parts: Parts, *, schemes: Sequence[Scheme], offset: int) -> Blocks:
     numbers = unpacked(words.t(), bits, inputs)
     zeros = unpacked(parts[".qzeros"], bits, outputs)
     if len(numbers) != outputs or zeros.shape != scales.shape:
-        raise ValueError(f"qweight, qzeros and scales are of {len(numbers)}, {zeros.shape[1]} and {outputs} outputs")
+        raise ValueError(
+            f"qweight, qzeros and scales are of {len(numbers)}, {zeros.shape[1]} and {outputs} outputs"
+        )
     order = input_order(parts[".g_idx"], inputs, groups) if ".g_idx" in parts else None
     zero = zeros.t().to(torch.int16) + offset
     return blocks_of(numbers if order is None else numbers[:, order], bits, scales.t(), zero, order)
@@ -70,5 +83,7 @@ def input_order(index: torch.Tensor, inputs: int, groups: int) -> torch.Tensor |
         )
     sorted_groups, order = index.long().sort(stable=True)
     if not torch.equal(sorted_groups, torch.arange(inputs) // (inputs // groups)):
-        raise ValueError(f"g_idx does not put {inputs // groups} inputs into each of {groups} groups")
+        raise ValueError(
+            f"g_idx does not put {inputs // groups} inputs into each of {groups} groups"
+        )
     return None if torch.equal(order, torch.arange(inputs)) else order

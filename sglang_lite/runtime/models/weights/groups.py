@@ -56,7 +56,9 @@ class TensorForm:
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
-def tensor_forms(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[TensorForm]:
+def tensor_forms(
+    names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
+) -> list[TensorForm]:
     """Builds the forms of tensors from lists of equal length; dtypes may begin with "torch.".
 
     Raises:
@@ -65,9 +67,10 @@ def tensor_forms(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[S
     """
     if not len(names) == len(dtypes) == len(shapes):
         raise ParameterError(
-            "names", f"there are {len(names)} names, {len(dtypes)} dtypes and {len(shapes)} shapes.",
+            "names",
+            f"there are {len(names)} names, {len(dtypes)} dtypes and {len(shapes)} shapes.",
             hint="Give one of each for a tensor.",
-        )  # fmt: skip
+        )
     if not names or len(set(names)) < len(names):
         raise ParameterError("names", "is empty." if not names else "has a name twice.")
     forms = []
@@ -115,7 +118,8 @@ class UpdateGroups:
         self._timeout_s = timeout_s
         self._groups: dict[str, _Group] = {}
         self._names: set[str] = set()  # names of these, and of groups that are being created
-        self._joining: dict[str, threading.Event] = {}  # groups being joined; the event is set when that ends
+        # groups being joined; the event is set when that ends
+        self._joining: dict[str, threading.Event] = {}
         self._lock = threading.Lock()  # held while joining a group completes, or is cancelled
         self._hosted: dict[str, Future[_Group]] = {}  # groups in which this process sends
         self._used: dict[str, float] = {}  # time at which each of them was created or last used
@@ -154,9 +158,10 @@ class UpdateGroups:
         self._check(name, backend, port)
         if not 0 < rank < size:
             raise ParameterError(
-                "rank_offset", f"{rank} is no rank of a group of {size}, whose sender has rank 0.",
+                "rank_offset",
+                f"{rank} is no rank of a group of {size}, whose sender has rank 0.",
                 hint="Use 1 for one engine beside its trainer.",
-            )  # fmt: skip
+            )
         settled = self._joining[name] = threading.Event()
         self._names.add(name)
         # torch's store limits the time to connect, but not the time until the other side answers.
@@ -174,7 +179,11 @@ class UpdateGroups:
         if made.done() and not is_left:
             made.result()  # raises why it was not made
         made.add_done_callback(_abort_group)
-        problem = "it was left" if is_left else f"nothing has come for {self._timeout_s:g} s (dist_timeout)"
+        problem = (
+            "it was left"
+            if is_left
+            else f"nothing has come for {self._timeout_s:g} s (dist_timeout)"
+        )
         raise ModelError(
             f"the group {name!r} at {address}:{port} did not come together: {problem}.",
             hint=f"All of its {size} processes have to join in time, and the first is to keep a store of torch there.",
@@ -195,7 +204,9 @@ class UpdateGroups:
             ParameterError, ModelError: as for `join`, or the port is taken.
         """
         self._check(name, backend, port, least=0)
-        for idle in [each for each, at in self._used.items() if time.monotonic() - at > 2 * self._timeout_s]:
+        for idle in [
+            each for each, at in self._used.items() if time.monotonic() - at > 2 * self._timeout_s
+        ]:
             self._drop(idle)
         patience = timedelta(seconds=self._timeout_s)
         try:
@@ -203,10 +214,14 @@ class UpdateGroups:
                 address, port, 2, is_master=True, wait_for_workers=False, timeout=patience
             )
         except RuntimeError as error:
-            raise ModelError(f"the group {name!r} can't be made at {address}:{port}: {_first_line(error)}") from error
+            raise ModelError(
+                f"the group {name!r} can't be made at {address}:{port}: {_first_line(error)}"
+            ) from error
         self._names.add(name)
         self._used[name] = time.monotonic()
-        self._hosted[name] = self.ask(lambda: self._made(address, store.port, 0, 2, name, backend, store))
+        self._hosted[name] = self.ask(
+            lambda: self._made(address, store.port, 0, 2, name, backend, store)
+        )
         self._hosted[name].add_done_callback(lambda made: self._hosted_is_there(name, made))
         return int(store.port)
 
@@ -233,7 +248,9 @@ class UpdateGroups:
                 self._broadcast(group, data.to(group.device))
         except (RuntimeError, TimeoutError) as error:
             self._drop(name)
-            raise ModelError(f"the group {name!r} has not received the weights: {_first_line(error)}") from error
+            raise ModelError(
+                f"the group {name!r} has not received the weights: {_first_line(error)}"
+            ) from error
 
     def _check(self, name: str, backend: str, port: int, least: int = 1) -> None:
         """Raises ParameterError if a group can't be created with these arguments, or exists
@@ -249,7 +266,9 @@ class UpdateGroups:
             raise ParameterError("master_port", f"{port} is no port.")
         if name in self._names:
             raise ParameterError(
-                "group_name", f"{name!r} is there already.", hint="Leave it: destroy_weights_update_group."
+                "group_name",
+                f"{name!r} is there already.",
+                hint="Leave it: destroy_weights_update_group.",
             )
 
     def _made(
@@ -274,10 +293,14 @@ class UpdateGroups:
             for prefix in (name, f"{name}/", f"{kind}/"):  # as in torch's own groups, and SGLang's
                 store = distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined] # of C++
             if backend == "gloo":
-                return _Group(distributed.ProcessGroupGloo(store, rank, size, patience), device, forwards)
+                return _Group(
+                    distributed.ProcessGroupGloo(store, rank, size, patience), device, forwards
+                )
             options = distributed.ProcessGroupNCCL.Options()
             setattr(options, "_timeout", _FOREVER)  # noqa: B010 # torch has no other name for it
-            return _Group(distributed.ProcessGroupNCCL(store, rank, size, options), device, forwards)
+            return _Group(
+                distributed.ProcessGroupNCCL(store, rank, size, options), device, forwards
+            )
         except RuntimeError as error:  # torch's DistError is one
             raise ModelError(
                 f"the group {name!r} at {address}:{port} did not come together: {_first_line(error)}",
@@ -302,7 +325,12 @@ class UpdateGroups:
             self._drop(name)
 
     def receive(
-        self, name: str, forms: Sequence[TensorForm], *, flattened: bool = False, begun: bool = False
+        self,
+        name: str,
+        forms: Sequence[TensorForm],
+        *,
+        flattened: bool = False,
+        begun: bool = False,
     ) -> Mapping[str, torch.Tensor]:
         """Receives tensors, which rank 0 broadcasts in this order. Leaves the group if that fails.
 
@@ -322,10 +350,16 @@ class UpdateGroups:
             with group.lock:
                 if not flattened:
                     return {each.name: self._received(group, [each])[0] for each in forms}
-                return {each.name: tensor for each, tensor in zip(forms, self._received(group, forms))}
+                return {
+                    each.name: tensor for each, tensor in zip(forms, self._received(group, forms))
+                }
         except (RuntimeError, TimeoutError) as error:
             self._drop(name)
-            kept = "Other weights of this update have been written." if begun else "The old ones are kept."
+            kept = (
+                "Other weights of this update have been written."
+                if begun
+                else "The old ones are kept."
+            )
             again = ", or read a whole checkpoint: update_weights_from_disk." if begun else "."
             raise ModelError(
                 f"the group {name!r} has sent no weights: {_first_line(error)} {kept}",
@@ -341,7 +375,9 @@ class UpdateGroups:
     def _group(self, name: str) -> _Group:
         if name not in self._groups:
             raise ParameterError(
-                "group_name", f"there is no group {shown(name)}.", hint="Join it: init_weights_update_group."
+                "group_name",
+                f"there is no group {shown(name)}.",
+                hint="Join it: init_weights_update_group.",
             )
         return self._groups[name]
 
@@ -359,19 +395,29 @@ class UpdateGroups:
         """
         size = sum(each.nbytes for each in forms)
         room = _room(group, size)
-        # Marks show how much has arrived: too much overwrites the one after it, too little leaves the one at its end.
-        # The latter is NaN if its dtype is a float, because no weight is.
-        end = min(forms[-1].dtype.itemsize if forms[-1].dtype.is_floating_point else _MARK_BYTES, size)
-        marks = torch.frombuffer(bytearray(secrets.token_bytes(_MARK_BYTES)), dtype=torch.uint8).to(group.device)
-        last = torch.full_like(marks, 0xFF)[:end] if forms[-1].dtype.is_floating_point else marks[:end]
+        # Marks show how much has arrived: too much overwrites the one after it, too little leaves
+        # the one at its end. The latter is NaN if its dtype is a float, because no weight is.
+        end = min(
+            forms[-1].dtype.itemsize if forms[-1].dtype.is_floating_point else _MARK_BYTES, size
+        )
+        marks = torch.frombuffer(bytearray(secrets.token_bytes(_MARK_BYTES)), dtype=torch.uint8).to(
+            group.device
+        )
+        last = (
+            torch.full_like(marks, 0xFF)[:end] if forms[-1].dtype.is_floating_point else marks[:end]
+        )
         behind = room[size : size + _MARK_BYTES]
         room[size - end : size] = last
         behind.copy_(marks[: len(behind)])
         self._broadcast(group, room)
         if not torch.equal(behind, marks[: len(behind)]):
-            raise RuntimeError(f"more has come than the {size:,} bytes of {forms[0].name!r} by its dtype and shape")
+            raise RuntimeError(
+                f"more has come than the {size:,} bytes of {forms[0].name!r} by its dtype and shape"
+            )
         if size and torch.equal(room[size - end : size], last):
-            raise RuntimeError(f"less has come than the {size:,} bytes of {forms[0].name!r} by its dtype and shape")
+            raise RuntimeError(
+                f"less has come than the {size:,} bytes of {forms[0].name!r} by its dtype and shape"
+            )
         parts = torch.split(room[:size], [each.nbytes for each in forms])
         # copies, because a part need not be aligned for its dtype, and the room is larger
         return [part.clone().view(each.dtype).view(each.shape) for each, part in zip(forms, parts)]

@@ -19,7 +19,8 @@ from sglang_lite.protocol import ParameterError
 
 _COUNTERS = 10_000  # number of counters in torch's file, its CUDA_IPC_REF_COUNTER_FILE_SIZE
 _COUNTER_FILE = re.compile(rb"/torch_\w{1,200}")
-_REBUILD = "rebuild_cuda_tensor", "_rebuild_cuda_tensor_modified"  # torch's, and SGLang's with the GPU's UUID
+# torch's, and SGLang's with the GPU's UUID
+_REBUILD = "rebuild_cuda_tensor", "_rebuild_cuda_tensor_modified"
 _KINDS = ("Tensor", "Parameter", "TypedStorage", "UntypedStorage")
 
 
@@ -62,9 +63,26 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 def _handle(*args: Any) -> TensorHandle:  # of torch's function
-    _, shape, stride, offset, _, dtype, device, memory, size, start, _, file, counter, event, waits = args
+    (
+        _,
+        shape,
+        stride,
+        offset,
+        _,
+        dtype,
+        device,
+        memory,
+        size,
+        start,
+        _,
+        file,
+        counter,
+        event,
+        waits,
+    ) = args
     return msgspec.convert(
-        (shape, stride, offset, dtype, device, memory, size, start, file, counter, event, waits), TensorHandle
+        (shape, stride, offset, dtype, device, memory, size, start, file, counter, event, waits),
+        TensorHandle,
     )
 
 
@@ -120,35 +138,62 @@ def read_bucket(data: bytes, device: torch.device) -> Mapping[str, Any]:  # a te
             raise ValueError("a dtype is none of torch")
     except Exception as error:  # whatever the data makes of the reader
         raise ParameterError(
-            "serialized_named_tensors", f"is no flattened bucket of a GPU: {shown(str(error))}.",
+            "serialized_named_tensors",
+            f"is no flattened bucket of a GPU: {shown(str(error))}.",
             hint="Send what SGLang's MultiprocessingSerializer makes of one, or a safetensors file.",
-        ) from error  # fmt: skip
-    return {"flattened_tensor": _opened(handle, device), "metadata": list(map(msgspec.structs.asdict, parts))}
+        ) from error
+    return {
+        "flattened_tensor": _opened(handle, device),
+        "metadata": list(map(msgspec.structs.asdict, parts)),
+    }
 
 
 def _opened(handle: TensorHandle, device: torch.device) -> torch.Tensor:
     """Opens the tensor of a handle. Raises ParameterError if it is on another GPU, or invalid."""
     if device.type != "cuda":
-        raise ParameterError("serialized_named_tensors", "a GPU's memory is for an engine on that GPU.")
+        raise ParameterError(
+            "serialized_named_tensors", "a GPU's memory is for an engine on that GPU."
+        )
     index = torch.cuda.current_device() if device.index is None else device.index
     uuid = str(torch.cuda.get_device_properties(index).uuid)
     if handle.device not in (index, uuid, f"GPU-{uuid}"):
-        raise ParameterError("serialized_named_tensors", f"is of GPU {handle.device}, and the engine is on {index}.")
+        raise ParameterError(
+            "serialized_named_tensors", f"is of GPU {handle.device}, and the engine is on {index}."
+        )
     dtype = getattr(torch, handle.dtype, None)
     counted = _COUNTER_FILE.fullmatch(handle.counter_file) and 0 <= handle.counter < _COUNTERS
     last = handle.offset + sum((size - 1) * step for size, step in zip(handle.shape, handle.stride))
     steps = (*handle.shape, *handle.stride, handle.offset, handle.size, handle.start)
-    if not isinstance(dtype, torch.dtype) or not counted or min(steps) < 0 or len(handle.shape) != len(handle.stride):
+    if (
+        not isinstance(dtype, torch.dtype)
+        or not counted
+        or min(steps) < 0
+        or len(handle.shape) != len(handle.stride)
+    ):
         raise ParameterError("serialized_named_tensors", "the handle is damaged.")
     if (last + 1) * dtype.itemsize > handle.size:
         raise ParameterError("serialized_named_tensors", "the tensor is larger than its memory.")
     rebuild: Any = rebuild_cuda_tensor  # which has no types
     try:
         tensor: torch.Tensor = rebuild(
-            torch.Tensor, handle.shape, handle.stride, handle.offset, torch.storage.TypedStorage, dtype, index,
-            handle.memory, handle.size, handle.start, False, handle.counter_file, handle.counter, handle.event,
+            torch.Tensor,
+            handle.shape,
+            handle.stride,
+            handle.offset,
+            torch.storage.TypedStorage,
+            dtype,
+            index,
+            handle.memory,
+            handle.size,
+            handle.start,
+            False,
+            handle.counter_file,
+            handle.counter,
+            handle.event,
             handle.waits,
-        )  # fmt: skip
+        )
     except RuntimeError as error:
-        raise ParameterError("serialized_named_tensors", f"can't be opened: {shown(str(error))}") from error
+        raise ParameterError(
+            "serialized_named_tensors", f"can't be opened: {shown(str(error))}"
+        ) from error
     return tensor

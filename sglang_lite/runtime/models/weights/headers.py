@@ -12,7 +12,12 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
-from sglang_lite.runtime.models.weights.folder import packed_in, pickled_tensors, unpacked_files, weight_files
+from sglang_lite.runtime.models.weights.folder import (
+    packed_in,
+    pickled_tensors,
+    unpacked_files,
+    weight_files,
+)
 from sglang_lite.runtime.models.weights.gguf import LatentHeads, named_tensors
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
 from sglang_lite.runtime.models.weights.packing import Packing
@@ -55,7 +60,9 @@ def read_headers(path: Path) -> Headers:
         return _of_gguf(GgufFile(path))
     kind, files = weight_files(path)
     read = _of_safetensors if kind == "safetensors" else _of_pickle
-    return {canonical(name): header for file in sorted(files) for name, header in read(file).items()}
+    return {
+        canonical(name): header for file in sorted(files) for name, header in read(file).items()
+    }
 
 
 def headers_of_hub(repository: SafetensorsRepoMetadata, folder: Path) -> Headers:
@@ -79,12 +86,18 @@ def _of_gguf(file: GgufFile) -> Headers:
         )
     except ModelError:  # is reported when the model itself is read
         tensors = file.tensors
-    return {name: Header(each.shape, each.kind, torch.float32, each.size, file.path) for name, each in tensors.items()}
+    return {
+        name: Header(each.shape, each.kind, torch.float32, each.size, file.path)
+        for name, each in tensors.items()
+    }
 
 
 def _of_safetensors(file: Path) -> Headers:
     found = read_header(LocalRanges(), file)
-    return {name: _header(list(each.shape), each.format, (each.start, each.end), file) for name, each in found.items()}
+    return {
+        name: _header(list(each.shape), each.format, (each.start, each.end), file)
+        for name, each in found.items()
+    }
 
 
 def _header(shape: list[int], format: str, offsets: tuple[int, int], file: Path) -> Header:
@@ -93,7 +106,9 @@ def _header(shape: list[int], format: str, offsets: tuple[int, int], file: Path)
 
 def _of_pickle(file: Path) -> Headers:
     return {
-        name: Header(tuple(each.shape), str(each.dtype).removeprefix("torch."), each.dtype, each.nbytes, file)
+        name: Header(
+            tuple(each.shape), str(each.dtype).removeprefix("torch."), each.dtype, each.nbytes, file
+        )
         for name, each in pickled_tensors(file, "meta").items()
     }
 
@@ -141,8 +156,12 @@ class HeaderSource(WeightSource):
         if header.dtype != torch.float8_e4m3fn:
             return found
         self.in_8_bits += found.numel()
-        scale = next((other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None)
+        scale = next(
+            (other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None
+        )
         if scale is None:
-            raise ModelError(f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing.")
+            raise ModelError(
+                f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing."
+            )
         self.ignore(scale)
         return found.float()

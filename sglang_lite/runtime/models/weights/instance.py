@@ -47,7 +47,14 @@ class InstanceSource(WeightSource):
     """
 
     def __init__(
-        self, seed: Seed, version: str, device: torch.device, *, backend: str, port: int, timeout_s: float
+        self,
+        seed: Seed,
+        version: str,
+        device: torch.device,
+        *,
+        backend: str,
+        port: int,
+        timeout_s: float,
     ) -> None:
         self._seed = seed
         self._version = version
@@ -57,7 +64,14 @@ class InstanceSource(WeightSource):
         self._come: dict[str, torch.Tensor] = {}
         self._asking = ThreadPoolExecutor(1, "sglang_lite-seed")
         backend = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
-        offer = self._ask(OFFER, master_address=seed.host, ports=str(port), group_rank=0, world_size=2, backend=backend)
+        offer = self._ask(
+            OFFER,
+            master_address=seed.host,
+            ports=str(port),
+            group_rank=0,
+            world_size=2,
+            backend=backend,
+        )
         try:
             offered = msgspec.convert(offer, _Offer)
             forms = tensor_forms(offered.names, offered.dtypes, offered.shapes)
@@ -76,7 +90,14 @@ class InstanceSource(WeightSource):
     def _read(self, name: str, file: Path) -> Stored:
         if name not in self._come:
             layer = found[0] if (found := _LAYER.match(name)) else name
-            names = [name, *(other for other in self.names if other.startswith(layer) and other not in self._come)]
+            names = [
+                name,
+                *(
+                    other
+                    for other in self.names
+                    if other.startswith(layer) and other not in self._come
+                ),
+            ]
             self._come |= self._received(names)
         return self._come.pop(name)
 
@@ -84,7 +105,9 @@ class InstanceSource(WeightSource):
         sent = self._asking.submit(self._ask, SEND, names=names)
         sent.add_done_callback(self._end_if_refused)
         try:
-            tensors = self._groups.receive(self._group, [self._forms[name] for name in names], flattened=True)
+            tensors = self._groups.receive(
+                self._group, [self._forms[name] for name in names], flattened=True
+            )
         except (ModelError, ParameterError):
             sent.result()  # raises the seed's error
             raise
@@ -97,10 +120,12 @@ class InstanceSource(WeightSource):
 
     def _ask(self, path: str, **body: Any) -> dict[str, Any]:  # JSON
         answer = self._seed.ask(
-            path, {"master_address": self._seed.host, "group_name": self._group, "ports": "", **body}
+            path,
+            {"master_address": self._seed.host, "group_name": self._group, "ports": "", **body},
         )
         if (version := answer.get("weight_version")) != self._version:
             raise ModelError(
-                f"{self._seed}: its weights are {version!r} now, and were {self._version!r}.", hint="Start again."
+                f"{self._seed}: its weights are {version!r} now, and were {self._version!r}.",
+                hint="Start again.",
             )
         return answer

@@ -27,7 +27,13 @@ _REMOTE_THREADS = 8  # a request waits for the network most of the time
 
 
 def open_weights(
-    folder: Path, model: str, load_format: str, matrices: Matrices = PLAIN, *, threads: int = 1, pinned: bool = False
+    folder: Path,
+    model: str,
+    load_format: str,
+    matrices: Matrices = PLAIN,
+    *,
+    threads: int = 1,
+    pinned: bool = False,
 ) -> WeightSource:
     """Opens the weights of a model.
 
@@ -48,31 +54,45 @@ def open_weights(
     ranges: LocalRanges | RemoteRanges = LocalRanges()
     if is_address(model):
         if load_format not in ("auto", "remote", "safetensors"):
-            raise ModelError(f"{model}: load_format is {load_format!r}, and an address has safetensors.")
+            raise ModelError(
+                f"{model}: load_format is {load_format!r}, and an address has safetensors."
+            )
         ranges = RemoteRanges(model, folder)
         files = weight_files(folder, ("safetensors",), ranges.has)[1]
-        return RangeSource(folder, files, matrices, ranges, max(threads, _REMOTE_THREADS), pinned=pinned)
+        return RangeSource(
+            folder, files, matrices, ranges, max(threads, _REMOTE_THREADS), pinned=pinned
+        )
     match load_format:
         case "remote":
-            raise ModelError(f"{model}: load_format is 'remote', and this is no address.", hint='Use "auto".')
+            raise ModelError(
+                f"{model}: load_format is 'remote', and this is no address.", hint='Use "auto".'
+            )
         case "auto" | "safetensors":
             kind, files = weight_files(folder, KINDS if load_format == "auto" else ("safetensors",))
             if kind == "safetensors" and (threads > 1 or not pinned):
                 return RangeSource(folder, files, matrices, ranges, threads, pinned=pinned)
-            return (SafetensorsSource if kind == "safetensors" else TorchSource)(folder, files, matrices)
+            return (SafetensorsSource if kind == "safetensors" else TorchSource)(
+                folder, files, matrices
+            )
         case "pt":
             return TorchSource(folder, pickle_files(folder), matrices)
         case "npcache":
             return NumpySource(folder, numpy_files(folder), matrices)
         case "sharded_state":
-            return RankFilesSource(folder, rank_files(folder), matrices, ranges, threads, pinned=pinned)
+            return RankFilesSource(
+                folder, rank_files(folder), matrices, ranges, threads, pinned=pinned
+            )
         case "mistral":
             return MistralSource(folder, matrices, threads, pinned=pinned)
         case "remote_instance":
-            raise ModelError(f"{model}: load_format 'remote_instance' is for the start of an engine that generates.")
+            raise ModelError(
+                f"{model}: load_format 'remote_instance' is for the start of an engine that generates."
+            )
         case "gguf":
             kind = weight_files(folder)[0]
-            raise ModelError(f"{folder}: load_format is 'gguf', and this is {kind}.", hint='Use "auto".')
+            raise ModelError(
+                f"{folder}: load_format is 'gguf', and this is {kind}.", hint='Use "auto".'
+            )
     raise AssertionError(load_format)
 
 
@@ -82,7 +102,9 @@ def files_read(folder: Path, load_format: str) -> set[Path]:
     """
     match load_format:
         case "auto" | "safetensors" | "remote" | "gguf":
-            kind, files = weight_files(folder, ("safetensors",) if load_format == "safetensors" else KINDS)
+            kind, files = weight_files(
+                folder, ("safetensors",) if load_format == "safetensors" else KINDS
+            )
         case "pt":
             kind = "bin"
             files = pickle_files(folder)
@@ -100,4 +122,6 @@ def files_read(folder: Path, load_format: str) -> set[Path]:
 def check_gguf(load_format: str, path: Path) -> None:
     """Raises ModelError if a GGUF file is to be read in another format."""
     if load_format not in ("auto", "gguf", "dummy"):
-        raise ModelError(f"{path}: load_format is {load_format!r}, and this is gguf.", hint='Use "auto".')
+        raise ModelError(
+            f"{path}: load_format is {load_format!r}, and this is gguf.", hint='Use "auto".'
+        )

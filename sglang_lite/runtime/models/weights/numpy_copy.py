@@ -37,7 +37,9 @@ class NumpySource(FolderSource):
         try:
             return torch.from_numpy(np.load(file, allow_pickle=False))
         except (OSError, ValueError, EOFError, TypeError) as error:
-            raise ModelError(f"{file}: damaged: {error}", hint=f"Remove the folder {file.parent}.") from error
+            raise ModelError(
+                f"{file}: damaged: {error}", hint=f"Remove the folder {file.parent}."
+            ) from error
 
     def _plain(self, name: str, file: Path) -> Weight:
         return self._tensor(name, file)
@@ -60,12 +62,18 @@ def numpy_files(folder: Path, *, with_list: bool = False) -> set[Path]:
         _make(copy, pickle_files(folder))
     names = read_any_json(copy / _NAMES)
     if not isinstance(names, list):
-        raise ModelError(f"{copy / _NAMES}: not a list of names.", hint=f"Remove the folder {copy}.")
+        raise ModelError(
+            f"{copy / _NAMES}: not a list of names.", hint=f"Remove the folder {copy}."
+        )
     for name in names:
         if not _is_file_name(name):
-            raise ModelError(f"{copy / _NAMES}: names {shown(name)}, which is no file of the folder.")
+            raise ModelError(
+                f"{copy / _NAMES}: names {shown(name)}, which is no file of the folder."
+            )
         if not (copy / name).is_file():
-            raise ModelError(f"{copy}: the file {name} is missing.", hint=f"Remove the folder {copy}.")
+            raise ModelError(
+                f"{copy}: the file {name} is missing.", hint=f"Remove the folder {copy}."
+            )
     return {copy / name for name in names} | ({copy / _NAMES} if with_list else set())
 
 
@@ -114,7 +122,8 @@ def _make(copy: Path, files: Iterable[Path]) -> None:
             _put(written, copy, Path(scratch, "old"))
     except (OSError, ValueError, TypeError) as error:
         raise ModelError(
-            f"{copy}: the copy in NumPy's format can't be made: {error}", hint='Use load_format="pt".'
+            f"{copy}: the copy in NumPy's format can't be made: {error}",
+            hint='Use load_format="pt".',
         ) from error
 
 
@@ -146,8 +155,7 @@ def _write(files: Iterable[Path], out: Path) -> None:
 
 
 def _put(made: Path, copy: Path, old: Path) -> None:
-    """Moves a new copy into place. If another process has put one there meanwhile, that one stays.
-    """
+    """Moves a new copy into place. If another process has put one there meanwhile, that one stays."""
     if (copy / _NAMES).exists() and not _is_current(copy):
         os.replace(copy, old)
     try:

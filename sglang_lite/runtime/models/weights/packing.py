@@ -103,7 +103,9 @@ def unpacked(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
     """
     if words.dtype != torch.int32 or words.shape[-1] != -(-columns * bits // 32):
         wanted = -(-columns * bits // 32)
-        raise ValueError(f"{wanted} words of int32 hold {columns} numbers of {bits} bits, not {_kind(words)}")
+        raise ValueError(
+            f"{wanted} words of int32 hold {columns} numbers of {bits} bits, not {_kind(words)}"
+        )
     if 8 % bits == 0:
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
         numbers = words.contiguous().view(torch.uint8).unsqueeze(-1) >> shifts & (1 << bits) - 1
@@ -115,7 +117,11 @@ def unpacked(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
 
 
 def blocks_of(
-    numbers: torch.Tensor, bits: int, scale: torch.Tensor, zero: torch.Tensor | int, order: torch.Tensor | None = None
+    numbers: torch.Tensor,
+    bits: int,
+    scale: torch.Tensor,
+    zero: torch.Tensor | int,
+    order: torch.Tensor | None = None,
 ) -> Blocks:
     """Returns the matrix scale * (number - zero).
 
@@ -175,7 +181,9 @@ def groups_of(columns: int, scales: int, group: int | None) -> int:
         dividing = [size for size in (16, 32, 64, 128, 256) if columns % size == 0]
         raise ValueError(f"groups of {wanted} don't divide {columns} inputs; {dividing} would")
     if not scales or columns % scales or (wanted is not None and columns // scales != wanted):
-        declared = "" if wanted is None else f", and quantization_config declares groups of {wanted}"
+        declared = (
+            "" if wanted is None else f", and quantization_config declares groups of {wanted}"
+        )
         raise ValueError(f"{scales} scales for a row of {columns} inputs{declared}")
     return columns // scales
 

@@ -94,27 +94,36 @@ class Quantisation:
             return
         found = f"declares {names[0]}" if names else "declares no quantised weights"
         raise ParameterError(
-            "quantization", f"{name!r} contradicts {self.source}, which {found}.", hint="Leave it out."
-        )  # fmt: skip
+            "quantization",
+            f"{name!r} contradicts {self.source}, which {found}.",
+            hint="Leave it out.",
+        )
 
 
-ON_LOADING = ("fp8", "int4", "int8", "nf4")  # names of `Engine(quantization=)` that quantise plain matrices
+# names of `Engine(quantization=)` that quantise plain matrices
+ON_LOADING = ("fp8", "int4", "int8", "nf4")
 
 
 def read_quantisation(folder: Path) -> Quantisation:
-    """Reads the declaration in `config.json`, or in the `hf_quant_config.json` that Model Optimizer writes.
+    """Reads the declaration in `config.json`, or in the `hf_quant_config.json` that Model Optimizer
+    writes.
 
     Raises:
         ModelError: a file is not valid JSON, or the quantisation is not supported.
     """
     file = config_file(folder)
     content = read_config(folder)
-    given = content.get("quantization_config") or (content.get("text_config") or {}).get("quantization_config")
+    given = content.get("quantization_config") or (content.get("text_config") or {}).get(
+        "quantization_config"
+    )
     modelopt = folder / "hf_quant_config.json"
     if modelopt.exists():
         quantisation = read_json(modelopt).get("quantization")
         if given and quantisation and given.get("quant_method") != "modelopt":
-            raise ModelError(f"{file} and {modelopt} declare two quantisations.", hint="Remove the one that is wrong.")
+            raise ModelError(
+                f"{file} and {modelopt} declare two quantisations.",
+                hint="Remove the one that is wrong.",
+            )
         if not given:
             file = modelopt
             given = quantisation
@@ -131,7 +140,8 @@ def declared_matrices(given: Json, source: str) -> Matrices:
         source: name of the file, for messages.
 
     Raises:
-        ModelError: matrices are quantised in a way that is not supported, or the declaration is malformed.
+        ModelError: matrices are quantised in a way that is not supported, or the declaration is
+            malformed.
     """
     if not given:
         return PLAIN
@@ -147,7 +157,8 @@ def declared_matrices(given: Json, source: str) -> Matrices:
         ) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(
-            f"{source}: quantization_config can't be understood: {error!r}", hint="Correct it, or fetch the file again."
+            f"{source}: quantization_config can't be understood: {error!r}",
+            hint="Correct it, or fetch the file again.",
         ) from error
 
 
@@ -169,11 +180,15 @@ def _model_optimizer(config: Mapping[str, Json]) -> Matrices:
             return Matrices(("modelopt_fp8", "modelopt", "fp8"), scales=True)
         case "NVFP4":
             _check(config.get("group_size", 16) == 16, "group_size", config.get("group_size"), "16")
-            return Matrices(("modelopt_fp4", "modelopt"), (fp4.nvfp4_of_model_optimizer(),), format=_NVFP4)
+            return Matrices(
+                ("modelopt_fp4", "modelopt"), (fp4.nvfp4_of_model_optimizer(),), format=_NVFP4
+            )
         case "MIXED_PRECISION":
             kinds = {layer["quant_algo"] for layer in config["quantized_layers"].values()}
             if others := kinds - {None, "FP8", "NVFP4"}:
-                raise _UnsupportedError(f"'modelopt' (MIXED_PRECISION with {', '.join(sorted(others))})")
+                raise _UnsupportedError(
+                    f"'modelopt' (MIXED_PRECISION with {', '.join(sorted(others))})"
+                )
             few = "NVFP4" in kinds
             packings = (fp4.nvfp4_of_model_optimizer(),) if few else ()
             return Matrices(
@@ -190,7 +205,11 @@ def _gptq(config: Mapping[str, Json]) -> Matrices:
     version = config.get("checkpoint_format", "gptq")
     if version not in ("gptq", "gptq_v2"):
         raise _UnsupportedError(f"'gptq' (checkpoint_format {version!r})")
-    own = [each for pattern, each in (config.get("dynamic") or {}).items() if not pattern.startswith("-:")]
+    own = [
+        each
+        for pattern, each in (config.get("dynamic") or {}).items()
+        if not pattern.startswith("-:")
+    ]
     schemes = [_gptq_scheme({**config, **each}) for each in ({}, *own)]
     packing = gptq(list(dict.fromkeys(schemes)), second_version=version == "gptq_v2")
     return Matrices(("gptq", "gptq_marlin"), (packing,), format=_integers(*schemes[0]))
@@ -231,24 +250,31 @@ def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
     if config.get("transform_config"):
         raise _UnsupportedError("'compressed-tensors' (rotated by a transform)")
     if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
-        raise _UnsupportedError(f"'compressed-tensors' (sparse: {config['sparsity_config']['format']})")
+        raise _UnsupportedError(
+            f"'compressed-tensors' (sparse: {config['sparsity_config']['format']})"
+        )
     groups = [each for each in config["config_groups"].values() if each.get("weights") is not None]
     found: dict[str, list[Any]] = {}
     for kind, setting in (_of_group(each["weights"]) for each in groups):
         found[kind] = list(dict.fromkeys([*found.get(kind, ()), setting]))
     inputs = [each.get("input_activations") or {} for each in groups]
-    kinds = sorted(found, reverse=True)  # a module has the first packing whose first tensor it has: nvfp4's is unique
+    # a module has the first packing whose first tensor it has: nvfp4's is unique
+    kinds = sorted(found, reverse=True)
     made = [_of_kind(kind, found[kind], inputs) for kind in kinds]
     if len(made) < 2:
         return made[0] if made else PLAIN
     floats = _FLOATS in found
     integers = found.get(_INTEGERS, [])
-    if integers and ("mxfp4" in found or (floats and 8 in {bits for bits, _ in integers})):  # told apart by no name
+    # told apart by no name
+    if integers and ("mxfp4" in found or (floats and 8 in {bits for bits, _ in integers})):
         raise _UnsupportedError(f"'compressed-tensors' ({' and '.join(kinds)} in one checkpoint)")
     return Matrices(
-        ("compressed-tensors",), tuple(packing for each in made for packing in each.packings[: 1 if floats else None]),
-        next((each.block for each in made if each.block), None), floats, made[0].format,
-    )  # fmt: skip
+        ("compressed-tensors",),
+        tuple(packing for each in made for packing in each.packings[: 1 if floats else None]),
+        next((each.block for each in made if each.block), None),
+        floats,
+        made[0].format,
+    )
 
 
 def _of_kind(kind: str, settings: Sequence[Any], inputs: Sequence[Mapping[str, Json]]) -> Matrices:
@@ -260,18 +286,26 @@ def _of_kind(kind: str, settings: Sequence[Any], inputs: Sequence[Mapping[str, J
     """
     match kind:
         case "nvfp4":
-            return Matrices(("compressed-tensors",), (fp4.nvfp4_of_compressed_tensors(),), format=_NVFP4)
+            return Matrices(
+                ("compressed-tensors",), (fp4.nvfp4_of_compressed_tensors(),), format=_NVFP4
+            )
         case "mxfp4":
-            return Matrices(("compressed-tensors",), (fp4.mxfp4_of_compressed_tensors(),), format=_MXFP4)
+            return Matrices(
+                ("compressed-tensors",), (fp4.mxfp4_of_compressed_tensors(),), format=_MXFP4
+            )
         case "integers":
             rows_of_bytes = settings == [(8, None)]
-            integers = rows_of_bytes and all((x.get("type"), x.get("num_bits")) == ("int", 8) for x in inputs)
+            integers = rows_of_bytes and all(
+                (x.get("type"), x.get("num_bits")) == ("int", 8) for x in inputs
+            )
             packings = (
                 compressed_tensors.pack_quantized(settings),
                 compressed_tensors.int_quantized(integer_inputs=integers),
             )
             form = _BYTES if rows_of_bytes else _integers(settings[0][0], settings[0][1] or -1)
-            names = ("compressed-tensors", "w8a8_int8") if rows_of_bytes else ("compressed-tensors",)
+            names = (
+                ("compressed-tensors", "w8a8_int8") if rows_of_bytes else ("compressed-tensors",)
+            )
             return Matrices(names, packings, format=form, integer_inputs=integers)
     if len(set(settings) - {None}) > 1:
         raise _UnsupportedError("'compressed-tensors' (blocks of several sizes)")
@@ -293,7 +327,9 @@ def _of_group(weights: Mapping[str, Json]) -> tuple[str, Any]:
     if kind == "int" and bits in range(2, 9) and strategy in ("tensor", "channel", "group"):
         group = _group(weights.get("group_size")) if strategy == "group" else None
         return _INTEGERS, (bits, group)
-    raise _UnsupportedError(f"'compressed-tensors' ({kind}, {bits} bits, a scale for each {strategy})")
+    raise _UnsupportedError(
+        f"'compressed-tensors' ({kind}, {bits} bits, a scale for each {strategy})"
+    )
 
 
 def _fbgemm(config: Mapping[str, Json]) -> Matrices:
@@ -306,7 +342,11 @@ def _mxfp4(config: Mapping[str, Json]) -> Matrices:
 
 def _torchao(config: Mapping[str, Json]) -> Matrices:
     kinds = config["quant_type"]
-    kind = kinds["default"]["_type"] if isinstance(kinds, dict) and kinds.keys() == {"default"} else kinds
+    kind = (
+        kinds["default"]["_type"]
+        if isinstance(kinds, dict) and kinds.keys() == {"default"}
+        else kinds
+    )
     if kind in FLOATS:
         return Matrices(("torchao",), (torchao(None),), scales=True)
     if kind not in INTEGERS:
@@ -315,10 +355,16 @@ def _torchao(config: Mapping[str, Json]) -> Matrices:
 
 
 _METHODS: dict[str, Callable[[Mapping[str, Json]], Matrices]] = {
-    "fp8": _fp8, "fbgemm_fp8": _fbgemm, "modelopt": _model_optimizer, "compressed-tensors": _compressed_tensors,
-    "gptq": _gptq, "awq": _awq, "bitsandbytes": _bitsandbytes, "mxfp4": _mxfp4,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm,
+    "modelopt": _model_optimizer,
+    "compressed-tensors": _compressed_tensors,
+    "gptq": _gptq,
+    "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
     "torchao": _torchao,
-}  # fmt: skip
+}
 
 
 _BYTES = Format(8, 0, minimum=False)
@@ -338,7 +384,9 @@ def _check(valid: bool, field: str, value: object, wanted: str) -> None:
 
 def _group(size: Json) -> int | None:
     """Returns the columns of a group: -1 for the whole row, None if not declared."""
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < -1 or size == 0):
+    if size is not None and (
+        not isinstance(size, int) or isinstance(size, bool) or size < -1 or size == 0
+    ):
         raise ValueError(f"group_size is {size!r}, not -1 or a number above 0")
     return size
 

@@ -109,7 +109,10 @@ def read_header(ranges: Ranges, file: Path) -> Mapping[str, StoredTensor]:
             if name != "__metadata__":
                 if not isinstance(each["dtype"], str):
                     raise ValueError(f"{name} has no name of a format")
-                if any(type(number) is not int or number < 0 for number in (*each["shape"], *each["data_offsets"])):
+                if any(
+                    type(number) is not int or number < 0
+                    for number in (*each["shape"], *each["data_offsets"])
+                ):
                     raise ValueError(f"{name} has no whole numbers as its shape and place")
                 start, end = (8 + length + offset for offset in each["data_offsets"])
                 if not 8 + length <= start <= end <= size:
@@ -117,7 +120,9 @@ def read_header(ranges: Ranges, file: Path) -> Mapping[str, StoredTensor]:
                 found[name] = StoredTensor(each["dtype"], tuple(each["shape"]), start, end)
         _check_order(found, 8 + length, size)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file}: damaged or truncated: {error}", hint="Fetch the file again.") from error
+        raise ModelError(
+            f"{file}: damaged or truncated: {error}", hint="Fetch the file again."
+        ) from error
     return found
 
 
@@ -127,7 +132,9 @@ def _check_order(tensors: Mapping[str, StoredTensor], start: int, end: int) -> N
     """
     for name, each in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if each.start != start:
-            raise ValueError(f"{name} begins at byte {each.start:,}, and the tensor before it ends at {start:,}")
+            raise ValueError(
+                f"{name} begins at byte {each.start:,}, and the tensor before it ends at {start:,}"
+            )
         start = each.end
     if tensors and start != end:
         raise ValueError(f"its tensors end at byte {start:,}, and the file at {end:,}")
@@ -182,7 +189,9 @@ class RangeSource(FolderSource):
                 hint="Use the unquantised checkpoint, or a GGUF file.",
             )
         if math.prod(found.shape) * dtype.itemsize != found.end - found.start:
-            raise ModelError(f"{file}: {name} has another size than its shape.", hint="Fetch the file again.")
+            raise ModelError(
+                f"{file}: {name} has another size than its shape.", hint="Fetch the file again."
+            )
         return found, dtype
 
     def _tensor(self, name: str, file: Path) -> torch.Tensor:
@@ -194,21 +203,34 @@ class RangeSource(FolderSource):
         if len(self._headers[file][stored].shape) != 2:
             return self._tensor(name, file)
         rows = self.matrix(stored, file)
-        return self._scaled(name, rows.shape, rows.read, file) if rows.dtype == torch.float8_e4m3fn else rows
+        return (
+            self._scaled(name, rows.shape, rows.read, file)
+            if rows.dtype == torch.float8_e4m3fn
+            else rows
+        )
 
     def matrix(self, name: str, file: Path) -> PlainRows:
         """Returns a matrix by its name among `read_names_in` a file."""
         found, dtype = self._header(name, file)
-        return _RangeRows(self, file, found.start, found.shape, dtype, found.shape[1] * dtype.itemsize)
+        return _RangeRows(
+            self, file, found.start, found.shape, dtype, found.shape[1] * dtype.itemsize
+        )
 
     def read(
-        self, file: Path, start: int, shape: Sequence[int], dtype: torch.dtype, stride: int | None = None
+        self,
+        file: Path,
+        start: int,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        stride: int | None = None,
     ) -> torch.Tensor:
         """Reads a tensor whose numbers begin at a place in a file, with rows `stride` bytes apart,
         or contiguous. Raises ModelError if they can't be read.
         """
         out = torch.empty(tuple(shape), dtype=dtype, pin_memory=self._pinned)
-        data: Bytes = out.view(-1).view(torch.uint8).numpy() if out.numel() else np.empty(0, np.uint8)
+        data: Bytes = (
+            out.view(-1).view(torch.uint8).numpy() if out.numel() else np.empty(0, np.uint8)
+        )
         piece = max(_PIECE, -(-len(data) // self._threads))
         if stride is None or stride == len(data) // max(shape[0], 1):
             parts = [
@@ -219,14 +241,18 @@ class RangeSource(FolderSource):
             rows = data.reshape(shape[0], -1)
             step = max(piece // rows.shape[1], 1)
             parts = [
-                self._pool.submit(self._ranges.read_rows, file, start + at * stride, stride, rows[at : at + step])
+                self._pool.submit(
+                    self._ranges.read_rows, file, start + at * stride, stride, rows[at : at + step]
+                )
                 for at in range(0, len(rows), step)
             ]
         try:
             for part in parts:
                 part.result()
         except OSError as error:
-            raise ModelError(f"{file}: can't be read: {error}", hint="Fetch the file again.") from error
+            raise ModelError(
+                f"{file}: can't be read: {error}", hint="Fetch the file again."
+            ) from error
         return out
 
 
@@ -241,7 +267,13 @@ class _RangeRows(PlainRows):
     """
 
     def __init__(
-        self, source: RangeSource, file: Path, start: int, shape: Sequence[int], dtype: torch.dtype, stride: int
+        self,
+        source: RangeSource,
+        file: Path,
+        start: int,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        stride: int,
     ) -> None:
         super().__init__(shape, dtype)
         self._source = source
@@ -260,4 +292,6 @@ class _RangeRows(PlainRows):
         down = range(self.shape[0])[rows]
         across = range(self.shape[1])[columns]
         start = self._start + down.start * self._stride + across.start * self.dtype.itemsize
-        return _RangeRows(self._source, self._file, start, (len(down), len(across)), self.dtype, self._stride)
+        return _RangeRows(
+            self._source, self._file, start, (len(down), len(across)), self.dtype, self._stride
+        )

@@ -47,10 +47,14 @@ def rank_files(folder: Path) -> set[Path]:
         parts[int(match[1])].add(int(match[2]))
     for count, (rank, own) in enumerate(sorted(parts.items())):
         if rank > count:
-            raise ModelError(f"{folder}: {shard_name(count, 0)} is missing (of {max(parts) + 1:,} ranks).")
+            raise ModelError(
+                f"{folder}: {shard_name(count, 0)} is missing (of {max(parts) + 1:,} ranks)."
+            )
         if missing := max(own) + 1 - len(own):
             first = next(part for part in range(len(own)) if part not in own)
-            raise ModelError(f"{folder}: {shard_name(rank, first)} is missing ({missing:,} of {max(own) + 1:,}).")
+            raise ModelError(
+                f"{folder}: {shard_name(rank, first)} is missing ({missing:,} of {max(own) + 1:,})."
+            )
     for path in found:
         if not path.is_file():  # opening a pipe would block for ever
             raise ModelError(f"{path}: not a regular file.", hint="Replace it by the file itself.")
@@ -61,7 +65,8 @@ class RankFilesSource(RangeSource):
     """Source of the tensors of ranks' files. Takes the arguments of RangeSource."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # arguments of RangeSource
-        self._parts: defaultdict[str, dict[int, Path]] = defaultdict(dict)  # files of a tensor, by rank
+        # files of a tensor, by rank
+        self._parts: defaultdict[str, dict[int, Path]] = defaultdict(dict)
         self._by_columns = set[str]()
         super().__init__(*args, **kwargs, renamed=self._name)
 
@@ -84,12 +89,17 @@ class RankFilesSource(RangeSource):
         return new
 
     def matrix(self, name: str, file: Path) -> PlainRows:
-        parts = [super(RankFilesSource, self).matrix(name, part) for _, part in sorted(self._parts[name].items())]
+        parts = [
+            super(RankFilesSource, self).matrix(name, part)
+            for _, part in sorted(self._parts[name].items())
+        ]
         if len(parts) == 1:
             return parts[0]
         axis = int(name in self._by_columns)
         if len({(each.shape[1 - axis], each.dtype) for each in parts}) > 1:
-            raise ModelError(f"{self.label}: {name}: the ranks' parts don't fit together.", hint="Save it again.")
+            raise ModelError(
+                f"{self.label}: {name}: the ranks' parts don't fit together.", hint="Save it again."
+            )
         return _Joined(parts, axis)
 
 

@@ -53,7 +53,9 @@ def copy_description(address: str, cache: Path) -> Path:
         for name, entry in entries.items():
             if PurePosixPath(name).suffix in _DESCRIBING and entry["type"] == "file":
                 if entry["size"] is not None and entry["size"] > MAX_BYTES:
-                    raise ModelError(f"{address}/{name}: has {entry['size']:,} bytes, more than {MAX_BYTES:,}.")
+                    raise ModelError(
+                        f"{address}/{name}: has {entry['size']:,} bytes, more than {MAX_BYTES:,}."
+                    )
                 now[name] = system.ukey(entry["name"])
                 if known.get(name) != now[name]:
                     (folder / name).write_bytes(system.cat_file(entry["name"]))
@@ -61,7 +63,9 @@ def copy_description(address: str, cache: Path) -> Path:
             (folder / name).unlink(missing_ok=True)
         note.write_text(json.dumps(now))
     except OSError as error:
-        raise DownloadError(f"{address}: can't be read: {error}", hint="Check the address and the network.") from error
+        raise DownloadError(
+            f"{address}: can't be read: {error}", hint="Check the address and the network."
+        ) from error
     return folder
 
 
@@ -71,13 +75,19 @@ def _open(address: str) -> tuple[Any, str]:  # fsspec's file system, and the pat
     match = _ADDRESS.fullmatch(address)
     assert match is not None
     if match[1] in _NOT_HERE:
-        raise ModelError(f"{address}: {match[1]}:// is SGLang's, and not here.", hint="Use a folder, or s3://.")
+        raise ModelError(
+            f"{address}: {match[1]}:// is SGLang's, and not here.", hint="Use a folder, or s3://."
+        )
     try:
         system, path = fsspec.core.url_to_fs(address)
     except ImportError as error:
-        raise ModelError(f"{address}: a package is missing: {error}", hint="Install what it names.") from error
+        raise ModelError(
+            f"{address}: a package is missing: {error}", hint="Install what it names."
+        ) from error
     except ValueError as error:
-        raise ModelError(f"{address}: {error}", hint="fsspec's addresses are read: s3://, gs://, file:// …") from error
+        raise ModelError(
+            f"{address}: {error}", hint="fsspec's addresses are read: s3://, gs://, file:// …"
+        ) from error
     return system, path
 
 

@@ -36,9 +36,11 @@ def rounded(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
     found = [_rounded(weight[at : at + rows], to, group) for at in range(0, len(weight), rows)]
     minima = [minimum for _, _, minimum in found if minimum is not None]
     return Blocks(
-        torch.cat([q for q, _, _ in found]), torch.cat([scale for _, scale, _ in found]),
-        torch.cat(minima) if minima else None, table=NF4 if to == "nf4" else None,
-    )  # fmt: skip
+        torch.cat([q for q, _, _ in found]),
+        torch.cat([scale for _, scale, _ in found]),
+        torch.cat(minima) if minima else None,
+        table=NF4 if to == "nf4" else None,
+    )
 
 
 def rounded_part(part: Weight, to: Rounding, device: torch.device) -> Weight:
@@ -49,7 +51,9 @@ def rounded_part(part: Weight, to: Rounding, device: torch.device) -> Weight:
     return rounded(rows.to(device), to, group_of(part.shape[1], device))
 
 
-def _rounded(weight: torch.Tensor, to: Rounding, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def _rounded(
+    weight: torch.Tensor, to: Rounding, group: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Returns the numbers, scales and minima of `Blocks`."""
     blocks = weight.float().view(len(weight), -1, group)
     most = blocks.abs().amax(-1).clamp_min(1e-8)
@@ -67,7 +71,9 @@ def _rounded(weight: torch.Tensor, to: Rounding, group: int) -> tuple[torch.Tens
     high = blocks.amax(-1).clamp(min=0)
     scale = ((high - low) / 15).half().float().clamp_min(_SMALLEST)
     zero = (-low / scale).round().clamp(0, 15)
-    numbers = ((blocks / scale.unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 15).to(torch.uint8)
+    numbers = (
+        ((blocks / scale.unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 15).to(torch.uint8)
+    )
     return numbers.view(weight.shape), scale, -zero * scale
 
 
@@ -89,5 +95,7 @@ def group_of(columns: int, device: torch.device) -> int:
             hint="Leave quantization out.",
         )
     return next(
-        group for group in ((_NARROWEST,) if device.type == "cpu" else (128, 64, _NARROWEST)) if columns % group == 0
+        group
+        for group in ((_NARROWEST,) if device.type == "cpu" else (128, 64, _NARROWEST))
+        if columns % group == 0
     )

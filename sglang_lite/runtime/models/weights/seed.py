@@ -58,9 +58,13 @@ class Seed:
         except urllib.error.HTTPError as error:
             said = error.read(2000).decode("utf-8", "replace")
             hint = f"Set {_KEY} to its administrator's key." if error.code in (401, 403) else ""
-            raise ModelError(f"{self}: {path} was refused with {error.code}: {said}", hint=hint) from error
+            raise ModelError(
+                f"{self}: {path} was refused with {error.code}: {said}", hint=hint
+            ) from error
         except (OSError, HTTPException, ValueError) as error:
-            raise ModelError(f"{self}: {path}: {error}", hint="Check host and port of its server.") from error
+            raise ModelError(
+                f"{self}: {path}: {error}", hint="Check host and port of its server."
+            ) from error
         if not isinstance(answer, dict):
             raise ModelError(f"{self}: {path} was answered by no object.")
         return answer

@@ -16,14 +16,22 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout
 
 logger = logging.getLogger("sglang_lite")
 
-# Suffixes of ignored tensors, which the model computes: frequencies, positions, masks, activation scales.
+# Suffixes of ignored tensors, which the model computes: frequencies, positions, masks, activation
+# scales.
 _IGNORABLE = (
-    "rotary_emb.inv_freq", "embeddings.position_ids", ".attention.bias", ".attention.masked_bias", ".input_scale",
-    ".q_scale", ".prob_scale",
-)  # fmt: skip
-# Scales that keys and values are divided by before they are stored in 8 bits; meaningless for other caches. The names
-# are those of compressed-tensors, Quark and Model Optimizer, as vLLM reads them.
-_KV_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:.*\.)?(?:(k|v|kv)_scale|([kv])_proj\.output_scale)")
+    "rotary_emb.inv_freq",
+    "embeddings.position_ids",
+    ".attention.bias",
+    ".attention.masked_bias",
+    ".input_scale",
+    ".q_scale",
+    ".prob_scale",
+)
+# Scales that keys and values are divided by before they are stored in 8 bits; meaningless for other
+# caches. The names are those of compressed-tensors, Quark and Model Optimizer, as vLLM reads them.
+_KV_SCALE = re.compile(
+    r"model\.layers\.(\d+)\.self_attn\.(?:.*\.)?(?:(k|v|kv)_scale|([kv])_proj\.output_scale)"
+)
 # Prefixes of the encoder in a model that takes images or sounds.
 _ENCODER = (
     "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
@@ -179,36 +187,48 @@ class WeightSource(ABC):
         an encoded matrix.
 
         Raises:
-            ModelError: the tensor is missing, truncated, has another shape, or is not floating point.
+            ModelError: the tensor is missing, truncated, has another shape, or is not floating
+                point.
         """
         weight = self.take_stack(name, shape)
         assert not isinstance(weight, EncodedStack), "a stack has three dimensions"
         return weight
 
     def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
-        """Returns what `take_tensor` does, for a tensor that may be a stack of experts' matrices.
-        """
+        """Returns what `take_tensor` does, for a tensor that may be a stack of experts' matrices."""
         if name not in self._unused:
             module = name.removesuffix(".weight")
             near = sorted(other for other in self._unused if other.startswith(f"{module}."))
             hint = (
-                "Does quantization_config say how the weights are packed?" if near else "Is a file of weights missing?"
+                "Does quantization_config say how the weights are packed?"
+                if near
+                else "Is a file of weights missing?"
             )
             if not any(other.partition(".")[0] == name.partition(".")[0] for other in self._unused):
                 hint = (
                     f"It has {', '.join(sorted(self._unused)[:3]) or 'no tensors'}: a file of weights is missing, or "
                     "the architecture is another than the config says, and is not supported."
                 )
-            if {re.sub(r"\b[qkv]_proj", "qkv_proj", name), re.sub(r"\b(gate|up)_proj", "gate_up_proj", name)} & (
-                self._unused.keys() - {name}
-            ):
+            if {
+                re.sub(r"\b[qkv]_proj", "qkv_proj", name),
+                re.sub(r"\b(gate|up)_proj", "gate_up_proj", name),
+            } & (self._unused.keys() - {name}):
                 hint = "It is stacked with others, as SGLang's own sharded files have it. Take the model's own files."
-            beside = f" Beside it there {'is' if len(near) == 1 else 'are'} {', '.join(near[:4])}." if near else ""
+            beside = (
+                f" Beside it there {'is' if len(near) == 1 else 'are'} {', '.join(near[:4])}."
+                if near
+                else ""
+            )
             raise ModelError(f"{self.label}: the tensor {name!r} is missing.{beside}", hint=hint)
         file = self._unused.pop(name)
         weight = self._read(name, file)
-        if isinstance(weight, torch.Tensor) and weight.ndim == 3 and weight.mT.shape == shape != weight.shape:
-            weight = weight.mT  # experts with inputs before outputs, as transformers 4 saved Qwen3-VL's
+        if (
+            isinstance(weight, torch.Tensor)
+            and weight.ndim == 3
+            and weight.mT.shape == shape != weight.shape
+        ):
+            # experts with inputs before outputs, as transformers 4 saved Qwen3-VL's
+            weight = weight.mT
         if tuple(weight.shape) != shape:
             raise ModelError(
                 f"{file}: {name} has shape {tuple(weight.shape)}, the config says {shape}.",
@@ -235,7 +255,8 @@ class WeightSource(ABC):
         Layers and sides for which the checkpoint has no scale are left out.
 
         Raises:
-            ModelError: a scale is not a finite number above 0, or fits neither a layer nor its KV heads.
+            ModelError: a scale is not a finite number above 0, or fits neither a layer nor its KV
+                heads.
         """
         scales = {}
         heads = dict(enumerate(planes[0].heads for planes in layout.layers))
@@ -243,7 +264,11 @@ class WeightSource(ABC):
             if match := _KV_SCALE.fullmatch(name):
                 stored = self._read(name, file)
                 assert not isinstance(stored, EncodedStack)
-                scale = stored.decode(0, stored.shape[0]) if isinstance(stored, EncodedMatrix) else stored
+                scale = (
+                    stored.decode(0, stored.shape[0])
+                    if isinstance(stored, EncodedMatrix)
+                    else stored
+                )
                 scale = scale.float().flatten()
                 kv_heads = heads.get(int(match[1]), 0)
                 if len(scale) not in (1, kv_heads) or not (scale.isfinite() & (scale > 0)).all():
@@ -266,11 +291,20 @@ class WeightSource(ABC):
             ModelError: the model has no place for some tensors.
         """
         if others := sum(map(is_of_encoder, self._unused)):
-            logger.info("%s: %d tensors of an encoder of images or sounds are not loaded.", self.label, others)
+            logger.info(
+                "%s: %d tensors of an encoder of images or sounds are not loaded.",
+                self.label,
+                others,
+            )
         unused = sorted(
-            n for n in self._unused
-            if not (n.endswith(_IGNORABLE) or n.startswith((*_ENCODER, *may_ignore)) or _KV_SCALE.fullmatch(n))
-        )  # fmt: skip
+            n
+            for n in self._unused
+            if not (
+                n.endswith(_IGNORABLE)
+                or n.startswith((*_ENCODER, *may_ignore))
+                or _KV_SCALE.fullmatch(n)
+            )
+        )
         if unused:
             more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
             raise ModelError(

@@ -63,7 +63,10 @@ def launch_router(args: RouterArgs) -> None:
                 workers[str(hash(url))] = url
             elif self.command == "DELETE":
                 workers.pop(self.path.rpartition("/")[2], None)
-            told = [{"id": id, "url": url, "is_healthy": True, "status": "ready"} for id, url in workers.items()]
+            told = [
+                {"id": id, "url": url, "is_healthy": True, "status": "ready"}
+                for id, url in workers.items()
+            ]
             self.answer({"workers": told})
 
         def do_POST(self) -> None:
