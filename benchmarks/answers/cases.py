@@ -31,13 +31,9 @@ class HeldOutError(Exception):
 
 
 def hashes(folder: Path = FOLDER) -> dict[str, str]:
-    """SHA-256 of each file that decides what the models are asked, how answers are read, and what
-    is right.
-    """
+    """SHA-256 of each file that decides what the models are asked, how answers are read, and what is right."""
     paths = sorted(path for pattern in _WRITTEN for path in folder.glob(pattern))
-    return {
-        path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest() for path in paths
-    }
+    return {path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def check_manifest(folder: Path = FOLDER) -> None:
@@ -72,9 +68,7 @@ def _cases_file(task: str, half: str) -> Path:
     return FOLDER / "data" / f"{task}.{half}.jsonl"
 
 
-def record_run(
-    model: str, half: str, task: str, ways: list[str], record: Path = FOLDER / "HELD_OUT.jsonl"
-) -> None:
+def record_run(model: str, half: str, task: str, ways: list[str], record: Path = FOLDER / "HELD_OUT.jsonl") -> None:
     """Records a run of cases that are run once, before it starts.
 
     Args:
@@ -86,11 +80,7 @@ def record_run(
     uses = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     for use in uses:
         again = sorted(set(use["ways"]) & set(ways))
-        if (use["model"], use.get("half", "held_out"), use["task"]) == (
-            model,
-            half,
-            task,
-        ) and again:
+        if (use["model"], use.get("half", "held_out"), use["task"]) == (model, half, task) and again:
             raise HeldOutError(
                 f"{half} {task}, {', '.join(again)}: already run with {model} on {use['date']}. These cases are run "
                 "once: see the results with --show, or name other ways with --ways."
@@ -104,17 +94,11 @@ def record_run(
 
 
 def commit() -> str:
-    """Commit of the working tree, with "+" if tracked files differ from it; "" where there is no
-    git.
-    """
+    """Commit of the working tree, with "+" if tracked files differ from it; "" where there is no git."""
     if shutil.which("git") is None:
         return ""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=FOLDER, capture_output=True, text=True
-        ).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=FOLDER, capture_output=True, text=True).stdout.strip()
 
-    return git("rev-parse", "--short=8", "HEAD") + (
-        "+" if git("status", "--porcelain", "-uno") else ""
-    )
+    return git("rev-parse", "--short=8", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")

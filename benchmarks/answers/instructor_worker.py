@@ -1,5 +1,4 @@
-"""Runs in instructor's own environment: reads requests from stdin, writes answers to stdout, a JSON
-object a line.
+"""Runs in instructor's own environment: reads requests from stdin, writes answers to stdout, a JSON object a line.
 
 python benchmarks/answers/instructor_worker.py URL MODEL MODE CLIENTS ATTEMPTS MAX_TOKENS START
 
@@ -26,8 +25,7 @@ SETUP_SECONDS = time.time() - float(sys.argv[7])
 def ask(request: dict[str, Any]) -> dict[str, Any]:
     """Asks for one value, with retries, and counts the tokens of every attempt."""
     client = instructor.from_openai(
-        openai.OpenAI(base_url=f"{URL}/v1", api_key="none", timeout=1200, max_retries=0),
-        mode=instructor.Mode[MODE],
+        openai.OpenAI(base_url=f"{URL}/v1", api_key="none", timeout=1200, max_retries=0), mode=instructor.Mode[MODE]
     )
     told = {"prompt_tokens": 0, "completion_tokens": 0, "text": "", "error": "", "value": None}
 

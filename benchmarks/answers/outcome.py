@@ -17,8 +17,7 @@ class Outcome:
         calls: names and JSON arguments of the calls that were read from the text.
         invalid: number of calls of a tool that isn't there, or with arguments that it doesn't take.
         prompt_tokens, completion_tokens: of all attempts and steps.
-        setup_seconds: time before the first request, such as that of imports, which is no time of
-            the way.
+        setup_seconds: time before the first request, such as that of imports, which is no time of the way.
     """
 
     value: Any = None

@@ -1,6 +1,4 @@
-"""What is right: counts for each case, their sums, and the interval of a difference between two
-ways.
-"""
+"""What is right: counts for each case, their sums, and the interval of a difference between two ways."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ Counts = dict[str, int]
 
 
 def normal(value: Any) -> Any:
-    """A value for comparison: strings without case, surplus blanks and punctuation at their ends;
-    numbers as floats.
-    """
+    """A value for comparison: strings without case, surplus blanks and punctuation at their ends; numbers as floats."""
     if isinstance(value, str):
         value = unicodedata.normalize("NFC", value).replace("’", "'")
         return re.sub(r"\s+", " ", value).strip(" .,;:!?\"'“”„«»¿¡").casefold()
@@ -37,10 +33,7 @@ def normal(value: Any) -> Any:
 def equal(found: Any, truth: Any) -> bool:
     """Whether a value is the right one, or one of those if the truth is a list."""
     choices = truth if isinstance(truth, list) else [truth]
-    return any(
-        type(normal(found)) is type(normal(each)) and normal(found) == normal(each)
-        for each in choices
-    )
+    return any(type(normal(found)) is type(normal(each)) and normal(found) == normal(each) for each in choices)
 
 
 def score_extraction(case: Case, outcome: Outcome) -> Counts:
@@ -55,10 +48,7 @@ def score_extraction(case: Case, outcome: Outcome) -> Counts:
         "stated": sum(stated),
         "found": sum(ok and here for ok, here in zip(right, stated)),
         "null": sum(value is not None and not here for here in stated),
-        "invented": sum(
-            value is not None and name not in answer and value.get(name) is not None
-            for name in names
-        ),
+        "invented": sum(value is not None and name not in answer and value.get(name) is not None for name in names),
     }
 
 
@@ -82,33 +72,20 @@ def score_tools(case: Case, outcome: Outcome) -> Counts:
     read = [(name, valid_call(name, arguments, tools)) for name, arguments in outcome.calls]
     left = [*case["answer"]]
     for name, arguments in read:
-        match = next(
-            (each for each in left if each["name"] == name and _same(arguments, each["arguments"])),
-            None,
-        )
+        match = next((each for each in left if each["name"] == name and _same(arguments, each["arguments"])), None)
         if match is not None:
             left.remove(match)
     right = not outcome.error and not left and len(read) == len(case["answer"])
-    return {
-        "right": int(right),
-        "of": 1,
-        "invalid": sum(arguments is None for _, arguments in read),
-    }
+    return {"right": int(right), "of": 1, "invalid": sum(arguments is None for _, arguments in read)}
 
 
 def _same(arguments: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> bool:
-    return arguments is not None and all(
-        equal(arguments.get(name), value) for name, value in expected.items()
-    )
+    return arguments is not None and all(equal(arguments.get(name), value) for name, value in expected.items())
 
 
 def score_labels(case: Case, outcome: Outcome) -> Counts:
     text = normal(outcome.value) if isinstance(outcome.value, str) else None
-    return {
-        "right": int(text == normal(case["answer"])),
-        "of": 1,
-        "valid": int(text in case["labels"]),
-    }
+    return {"right": int(text == normal(case["answer"])), "of": 1, "valid": int(text in case["labels"])}
 
 
 def score_agents(case: Case, outcome: Outcome) -> Counts:
@@ -118,19 +95,14 @@ def score_agents(case: Case, outcome: Outcome) -> Counts:
 
 
 def _plain(world: Any) -> Any:
-    return {
-        part: sorted((normal(key), normal(value)) for key, value in items.items())
-        for part, items in world.items()
-    }
+    return {part: sorted((normal(key), normal(value)) for key, value in items.items()) for part, items in world.items()}
 
 
 def score_quotes(case: Case, outcome: Outcome) -> Counts:
     text = outcome.value.strip().strip("\"“”„«»'") if isinstance(outcome.value, str) else ""
     return {
         "verbatim": int(bool(text) and text in case["text"]),
-        "right": int(
-            bool(text) and text in case["text"] and normal(text) == normal(case["answer"])
-        ),
+        "right": int(bool(text) and text in case["text"] and normal(text) == normal(case["answer"])),
         "of": 1,
     }
 
@@ -149,8 +121,7 @@ def total(counts: Sequence[Counts]) -> Counts:
 def interval(
     ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], draws: int = 10_000
 ) -> tuple[float, float, float]:
-    """Difference of the right shares of two ways in points, and its 95 % interval by a paired
-    bootstrap over texts.
+    """Difference of the right shares of two ways in points, and its 95 % interval by a paired bootstrap over texts.
 
     Cases with the same `text` are drawn together; one without is a text of its own.
     """

@@ -33,8 +33,7 @@ def show(results: Path | Mapping[str, Any]) -> str:
     """Tables of all results of a folder, or of those given by name: a model's, or "model, half"."""
     if isinstance(results, Path):
         results = {
-            ", ".join(path.stem.rsplit(".", 1)): json.loads(path.read_text())
-            for path in sorted(results.glob("*.json"))
+            ", ".join(path.stem.rsplit(".", 1)): json.loads(path.read_text()) for path in sorted(results.glob("*.json"))
         }
     parts = []
     for name, tasks in results.items():
@@ -44,9 +43,7 @@ def show(results: Path | Mapping[str, Any]) -> str:
 
 
 def _note_missing_cases(name: str) -> list[str]:
-    """Says which tasks can't have a table, as the half that the name ends with has no cases of
-    them.
-    """
+    """Says which tasks can't have a table, as the half that the name ends with has no cases of them."""
     half = name.rpartition(", ")[2]
     missing = tasks_without_cases(half) if half in HALVES else []
     return [f"{name}: there are no {half} cases for {', '.join(missing)}."] if missing else []
@@ -60,16 +57,8 @@ def _table(name: str, task: str, ways: Mapping[str, Any]) -> str:
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     lines[0] = lines[0].replace(f"| {name} |", f"| {task}: {name} |", 1)
     for way, result in ways.items():
-        counts = [
-            {key: value for key, value in case.items() if key not in ("id", "text")}
-            for case in result["cases"]
-        ]
-        cells = [
-            way,
-            *_shares(task, counts),
-            f"{result['completion_tokens']:,}",
-            f"{result['prompt_tokens']:,}",
-        ]
+        counts = [{key: value for key, value in case.items() if key not in ("id", "text")} for case in result["cases"]]
+        cells = [way, *_shares(task, counts), f"{result['completion_tokens']:,}", f"{result['prompt_tokens']:,}"]
         cells.append(f"{result['seconds']:.0f}")
         if base is not None:
             cells.append("" if result is base else _gain(result["cases"], base["cases"]))

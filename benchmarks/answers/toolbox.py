@@ -1,5 +1,5 @@
-"""Tools that the cases offer: those of the tool choices, which do nothing, and those of the agents,
-which change a world of notes, stock and calendar.
+"""Tools that the cases offer: those of the tool choices, which do nothing, and those of the agents, which change a
+world of notes, stock and calendar.
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ TOOLS: dict[str, Tool] = {
 
 
 def world_tools(world: dict[str, Any]) -> list[Tool]:
-    """Tools that read and change the parts that a world has. A call that can't be done returns what
-    is wrong.
-    """
+    """Tools that read and change the parts that a world has. A call that can't be done returns what is wrong."""
     made = {"notes": _note_tools, "stock": _stock_tools, "calendar": _calendar_tools}
     return [tool for part in made if part in world for tool in made[part](world[part])]
 
@@ -116,9 +114,7 @@ def _calendar_tools(calendar: dict[str, str]) -> list[Tool]:
         return deepcopy(calendar)
 
     def add_event(title: str, date: str, time: str) -> str:
-        """Adds an event, in place of one with the same title. The date is YYYY-MM-DD and the time
-        HH:MM.
-        """
+        """Adds an event, in place of one with the same title. The date is YYYY-MM-DD and the time HH:MM."""
         if not re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", f"{date} {time}"):
             return "the date must be YYYY-MM-DD and the time HH:MM"
         calendar[title] = f"{date} {time}"

@@ -1,5 +1,5 @@
-"""Ways to answer the cases of a task. Another way is a function and a row of WAYS: exact draws and
-thinking before the value have their names there when an engine offers them.
+"""Ways to answer the cases of a task. Another way is a function and a row of WAYS: exact draws and thinking before
+the value have their names there when an engine offers them.
 
 All are greedy, see the same prompt and the same limit of tokens.
 """
@@ -31,8 +31,7 @@ from sglang_lite.text.chat_format import ChatFormat, Conversation
 from sglang_lite.text.chat_format import Tool as ShownTool
 
 ROWS = 16  # requests at the same time
-# tokens of an answer
-LIMITS = {"extraction": 256, "tools": 200, "labels": 16, "agents": 200, "quotes": 120}
+LIMITS = {"extraction": 256, "tools": 200, "labels": 16, "agents": 200, "quotes": 120}  # tokens of an answer
 STEPS = 5  # rounds of tool calls that an agent may make for a turn
 ATTEMPTS = 3  # of instructor
 CUT = "cut at the limit"  # an error in every way
@@ -53,12 +52,7 @@ Way: TypeAlias = Callable[[Context, Sequence[Case]], list[Outcome]]
 def run_program(context: Context, program: Any, rows: list[dict[str, Any]]) -> list[Any]:
     """States of a batch, or the errors that they ended with."""
     return program.run_batch(
-        rows,
-        backend=context.engine,
-        temperature=0,
-        num_threads=ROWS,
-        on_error="return",
-        progress_bar=False,
+        rows, backend=context.engine, temperature=0, num_threads=ROWS, on_error="return", progress_bar=False
     )
 
 
@@ -82,7 +76,7 @@ def outcome_of(state: Any, read: Callable[[Any], Any]) -> Outcome:
     return outcome
 
 
-# --------------------------------------------------------------------------------------- extraction
+# ------------------------------------------------------------------------------------------------ extraction
 
 
 def schema_text(name: str) -> str:
@@ -114,11 +108,7 @@ def extraction(
     for case in cases:
         schema = SCHEMAS[case["schema"]]
         rows.append(
-            {
-                "case": case,
-                "shown": show(case["schema"]),
-                "options": {} if how == "free text" else {how: schema},
-            }
+            {"case": case, "shown": show(case["schema"]), "options": {} if how == "free text" else {how: schema}}
         )
     return [
         outcome_of(state, partial(_extracted, case["schema"]))
@@ -131,45 +121,30 @@ def compare(s: sgl.ProgramState, case: Case, name: str, value: str, null_first: 
     """Asks whether a value or null is right."""
     description = SCHEMAS[case["schema"]].model_fields[name].description
     stated = PROMPTS["check_value"].format(value=value)
-    first, second = (
-        (PROMPTS["check_null"], stated) if null_first else (stated, PROMPTS["check_null"])
-    )
+    first, second = (PROMPTS["check_null"], stated) if null_first else (stated, PROMPTS["check_null"])
     s += sgl.user(
         PROMPTS["check"].format(
-            text=case["text"],
-            name=name.replace("_", " "),
-            description=description,
-            first=first,
-            second=second,
+            text=case["text"], name=name.replace("_", " "), description=description, first=first, second=second
         )
     )
     s += sgl.assistant(sgl.select("letter", ["A", "B"]))
 
 
 def extraction_compared(context: Context, cases: Sequence[Case]) -> list[Outcome]:
-    """Extraction by a generation of the type, whose optional values are then compared with null,
-    one by one.
+    """Extraction by a generation of the type, whose optional values are then compared with null, one by one.
 
-    A comparison is made in both orders, as models prefer a letter. Null replaces a value if it is
-    likelier in the mean of both.
+    A comparison is made in both orders, as models prefer a letter. Null replaces a value if it is likelier in the mean
+    of both.
     """
     outcomes = extraction(context, cases, how="type", show=described)
     rows = []
     for case, outcome in zip(cases, outcomes):
-        optional = [
-            name
-            for name, field in SCHEMAS[case["schema"]].model_fields.items()
-            if not field.is_required()
-        ]
+        optional = [name for name, field in SCHEMAS[case["schema"]].model_fields.items() if not field.is_required()]
         for name in optional:
             if outcome.value is not None and outcome.value[name] is not None:
                 value = json.dumps(outcome.value[name], ensure_ascii=False)
                 rows += [
-                    (
-                        outcome,
-                        name,
-                        {"case": case, "name": name, "value": value, "null_first": null_first},
-                    )
+                    (outcome, name, {"case": case, "name": name, "value": value, "null_first": null_first})
                     for null_first in (False, True)
                 ]
     states = run_program(context, compare, [row for _, _, row in rows])
@@ -195,30 +170,23 @@ def instructor(context: Context, cases: Sequence[Case], *, mode: str, prompt: st
     lines = []
     for case in cases:
         system = PROMPTS[prompt].format(schema=schema_text(case["schema"]))
-        messages = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": case["text"]},
-        ]
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": case["text"]}]
         lines.append(json.dumps({"schema": case["schema"], "messages": messages}) + "\n")
     limits = map(str, (ROWS, ATTEMPTS, LIMITS["extraction"]))
     worker, model = str(FOLDER / "instructor_worker.py"), context.engine.model_name
     command = [str(context.instructor), worker, context.url, model, mode, *limits, str(time.time())]
-    done = subprocess.run(
-        command, input="".join(lines), stdout=subprocess.PIPE, text=True, check=True
-    )
+    done = subprocess.run(command, input="".join(lines), stdout=subprocess.PIPE, text=True, check=True)
     return [Outcome(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
-# -------------------------------------------------------------------------------------------- tools
+# ------------------------------------------------------------------------------------------------ tools
 
 
 def qwen_calls(text: str, tools: Sequence[Tool]) -> list[tuple[str, str]]:
-    """Calls between <tool_call> marks, as the parsers of transformers and vLLM read them. What is
-    no JSON is a call without a name.
+    """Calls between <tool_call> marks, as the parsers of transformers and vLLM read them. What is no JSON is a call
+    without a name.
     """
-    return [
-        _call(body) for body in re.findall(r"<tool_call>\s*(.*?)\s*</tool_call>", text, re.DOTALL)
-    ]
+    return [_call(body) for body in re.findall(r"<tool_call>\s*(.*?)\s*</tool_call>", text, re.DOTALL)]
 
 
 def fenced_calls(text: str, tools: Sequence[Tool]) -> list[tuple[str, str]]:
@@ -254,17 +222,11 @@ def shown_tools(tools: Sequence[Tool]) -> list[ShownTool]:
     return [ShownTool(each["name"], each["description"], each["parameters"]) for each in functions]
 
 
-def complete_free(
-    context: Context, messages: list[dict[str, Any]], tools: Sequence[Tool], limit: int
-) -> Any:
+def complete_free(context: Context, messages: list[dict[str, Any]], tools: Sequence[Tool], limit: int) -> Any:
     """Answer without a constraint to a conversation with tools, in the model's own template."""
-    form = ChatFormat(
-        context.engine.chat_template(), context.engine.tokenizer.control_texts, None, None
-    )
+    form = ChatFormat(context.engine.chat_template(), context.engine.tokenizer.control_texts, None, None)
     if form.family != "qwen":
-        raise SystemExit(
-            "tools and agents: free calls are read in Qwen's form, and the model writes another."
-        )
+        raise SystemExit("tools and agents: free calls are read in Qwen's form, and the model writes another.")
     prompt = form.prompt(Conversation(messages, shown_tools(tools)))
     return context.engine.complete(prompt, SamplingParams(max_tokens=limit, temperature=0))
 
@@ -273,10 +235,7 @@ def tools_free(context: Context, cases: Sequence[Case]) -> list[Outcome]:
     """Free text, read by the model's own parser."""
 
     def answer(case: Case) -> Outcome:
-        messages = [
-            {"role": "system", "content": PROMPTS["tools"]},
-            {"role": "user", "content": case["prompt"]},
-        ]
+        messages = [{"role": "system", "content": PROMPTS["tools"]}, {"role": "user", "content": case["prompt"]}]
         tools = [TOOLS[name] for name in case["tools"]]
         told = complete_free(context, messages, tools, LIMITS["tools"])
         calls = qwen_calls(told.text, tools)
@@ -307,9 +266,7 @@ def choose_tools(s: sgl.ProgramState, case: Case) -> None:
     s += sgl.system(PROMPTS["tools"])
     s += sgl.user(case["prompt"])
     tools = [TOOLS[name] for name in case["tools"]]
-    s += sgl.assistant(
-        sgl.gen("value", max_tokens=LIMITS["tools"], tools=tools, parallel_tool_calls=True)
-    )
+    s += sgl.assistant(sgl.gen("value", max_tokens=LIMITS["tools"], tools=tools, parallel_tool_calls=True))
 
 
 def tools_ours(context: Context, cases: Sequence[Case]) -> list[Outcome]:
@@ -324,7 +281,7 @@ def tools_ours(context: Context, cases: Sequence[Case]) -> list[Outcome]:
     return outcomes
 
 
-# ----------------------------------------------------------------------------------- labels, quotes
+# ------------------------------------------------------------------------------------------------ labels, quotes
 
 
 @sgl.function
@@ -333,18 +290,14 @@ def label(s: sgl.ProgramState, case: Case, how: str) -> None:
     if how == "select":
         s += sgl.assistant(sgl.select("value", case["labels"]))
     else:
-        options: dict[str, Any] = (
-            {} if how == "free text" else {"type": Literal[tuple(case["labels"])]}
-        )
+        options: dict[str, Any] = {} if how == "free text" else {"type": Literal[tuple(case["labels"])]}
         s += sgl.assistant(sgl.gen("value", max_tokens=LIMITS["labels"], **options))
 
 
 @sgl.function
 def quote(s: sgl.ProgramState, case: Case, how: str) -> None:
     s += sgl.user(PROMPTS["quotes"].format(text=case["text"], question=case["question"]))
-    options: dict[str, Any] = (
-        {} if how == "free text" else {"type": Annotated[str, sgl.quote(case["text"])]}
-    )
+    options: dict[str, Any] = {} if how == "free text" else {"type": Annotated[str, sgl.quote(case["text"])]}
     s += sgl.assistant(sgl.gen("value", max_tokens=LIMITS["quotes"], **options))
 
 
@@ -354,7 +307,7 @@ def one_value(context: Context, cases: Sequence[Case], *, program: Any, how: str
     return [outcome_of(state, lambda state: state["value"]) for state in states]
 
 
-# ------------------------------------------------------------------------------------------- agents
+# ------------------------------------------------------------------------------------------------ agents
 
 
 @sgl.function
@@ -362,25 +315,14 @@ def agent(s: sgl.ProgramState, turns: list[str], tools: list[Tool]) -> None:
     s += sgl.system(PROMPTS["agents"])
     for index, turn in enumerate(turns):
         s += sgl.user(turn)
-        use_tools(
-            s,
-            tools,
-            f"turn{index}",
-            max_steps=STEPS,
-            max_tokens=LIMITS["agents"],
-            parallel_tool_calls=True,
-        )
+        use_tools(s, tools, f"turn{index}", max_steps=STEPS, max_tokens=LIMITS["agents"], parallel_tool_calls=True)
 
 
 def agents_ours(context: Context, cases: Sequence[Case]) -> list[Outcome]:
     """`use_tools` in each turn."""
     worlds = [deepcopy(case["world"]) for case in cases]
-    rows = [
-        {"turns": case["turns"], "tools": world_tools(world)} for case, world in zip(cases, worlds)
-    ]
-    outcomes = [
-        outcome_of(state, lambda state: state.text()) for state in run_program(context, agent, rows)
-    ]
+    rows = [{"turns": case["turns"], "tools": world_tools(world)} for case, world in zip(cases, worlds)]
+    outcomes = [outcome_of(state, lambda state: state.text()) for state in run_program(context, agent, rows)]
     for outcome, world in zip(outcomes, worlds):
         outcome.value = world
     return outcomes
@@ -420,19 +362,14 @@ def _answer_turn(
         for name, arguments in calls:
             values = valid_call(name, arguments, tools)
             outcome.invalid += values is None
-            result = (
-                "invalid call" if values is None else {t.__name__: t for t in tools}[name](**values)
-            )
-            messages.append(
-                {"role": "tool", "name": name, "content": json.dumps(result, ensure_ascii=False)}
-            )
+            result = "invalid call" if values is None else {t.__name__: t for t in tools}[name](**values)
+            messages.append({"role": "tool", "name": name, "content": json.dumps(result, ensure_ascii=False)})
     outcome.error = "no answer within the steps"
 
 
 WAYS: dict[str, dict[str, Way]] = {
     "extraction": {
-        # which adds the schema itself
-        "instructor, JSON": partial(instructor, mode="JSON", prompt="extraction"),
+        "instructor, JSON": partial(instructor, mode="JSON", prompt="extraction"),  # which adds the schema itself
         "masks": partial(extraction, how="json_schema"),
         "ours": partial(extraction, how="type", show=described),
         "ours, compared with null": extraction_compared,
@@ -441,10 +378,7 @@ WAYS: dict[str, dict[str, Way]] = {
         "free text": partial(extraction, how="free text"),
     },
     "tools": {"free text": tools_free, "ours": tools_ours},
-    "labels": {
-        name: partial(one_value, program=label, how=name)
-        for name in ("free text", "select", "masked Literal")
-    },
+    "labels": {name: partial(one_value, program=label, how=name) for name in ("free text", "select", "masked Literal")},
     "agents": {
         "free text": partial(agents_free, read=qwen_calls),
         "free text, fences read": partial(agents_free, read=fenced_calls),

@@ -170,7 +170,9 @@ class ChatSglangLite(BaseChatModel):
         method: str = "function_calling",
         strict: bool | None = None,
         **kwargs: Json,
-    ) -> Runnable[LanguageModelInput, Any]:
+    ) -> Runnable[
+        LanguageModelInput, Any
+    ]:  # the schema's type, which LangChain's base doesn't name
         """Returns a runnable whose output is a value of a schema. `method` is "function_calling"
         for a tool call, "json_schema" for an answer that fits the schema, or "json_mode" for JSON
         whose form the prompt describes. Calls and answers fit the schema even without `strict`.

@@ -134,8 +134,8 @@ class EngineConfig:
             server's engine (like `model="instance://host:port"`, plus the model's name); "dummy"
             draws random weights of the model's shapes.
         load_threads: number of threads that read safetensors.
-        remote_instance_weight_loader_seed_instance_ip,
-            remote_instance_weight_loader_seed_instance_service_port: host and port of that server.
+        remote_instance_weight_loader_seed_instance_ip: host of that server.
+        remote_instance_weight_loader_seed_instance_service_port: its port.
         remote_instance_weight_loader_send_weights_group_ports: port of the group in which its
             engine sends them, in a list; None for any free port there.
         remote_instance_weight_loader_backend: "gloo" or "nccl"; "auto" is nccl on a GPU.
