@@ -21,7 +21,7 @@ from typing import Any, cast
 import httpx
 
 from sglang_lite import Engine
-from sglang_lite.bench.agents import agents, run_agents, working_set
+from sglang_lite.bench.agents import agents, run_agents, total_tokens_at_end
 from sglang_lite.protocol import Generation, SamplingParams, Usage
 
 
@@ -107,7 +107,9 @@ def main() -> None:
     options = parser.parse_args()
     turns = agents(options.agents, scale=options.scale)
     server = cast(Engine, Server(options.url, options.vllm))
-    print(f"{options.agents} agents, {working_set(turns):,} tokens at their ends", flush=True)
+    print(
+        f"{options.agents} agents, {total_tokens_at_end(turns):,} tokens at their ends", flush=True
+    )
     run_agents(server, turns[: -(-options.agents // 8)], as_program=False)  # warms up
     got = run_agents(server, turns, as_program=False)
     rate = 60 * got.programs / got.seconds

@@ -5,7 +5,7 @@ loads.
     [--shape llama-3.1-8b]
 
 "read": a file of `--mib` MiB in the page cache, pages of 2 MiB, to memory (pinned with a GPU) by
-some threads: bytes alone, their checksums alone, and `PageFile.read_by`, which does both; needs no
+some threads: bytes alone, their checksums alone, and `PageFile.read_with_threads`, which does both; needs no
 model. "rates": pages of Llama-8B's cache, scattered on both sides, as a share of a plain copy
 between pinned memory and the device of as many bytes; events around ten copies. "first": the first
 token of a prompt of random tokens that is computed, found on the device, on the host (after other
@@ -39,7 +39,7 @@ import torch
 
 from benchmarks.machine import describe
 from sglang_lite import Engine
-from sglang_lite.bench.agents import AgentTurn, run_agents, working_set
+from sglang_lite.bench.agents import AgentTurn, run_agents, total_tokens_at_end
 from sglang_lite.bench.shapes import SHAPES, load_shape
 from sglang_lite.bench.workloads import WORKLOADS, run
 from sglang_lite.runtime.config import EngineConfig
@@ -49,7 +49,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
 from sglang_lite.runtime.kernels.pinned_memory import pin_memory, unpin_memory
 from sglang_lite.runtime.kv_cache.page_file import THREADS, open_pages, write_pages
-from sglang_lite.runtime.kv_cache.page_sums import page_sums
+from sglang_lite.runtime.kv_cache.page_sums import compute_page_sums
 from sglang_lite.runtime.loading.load_model import LoadedModel, load_model
 from sglang_lite.runtime.models.resolve import resolve
 
@@ -137,11 +137,14 @@ def reading(folder: str | None, mib: int) -> None:
                 "bytes": lambda threads: list(threads.map(fill, range(0, pages, part))),
                 "checksums": lambda threads: list(
                     threads.map(
-                        lambda i: page_sums(rows, in_order[i : i + part]), range(0, pages, part)
+                        lambda i: compute_page_sums(rows, in_order[i : i + part]),
+                        range(0, pages, part),
                     )
                 ),
-                "both": lambda threads: list(file.read_by(threads, rows, in_order)),
-                "both, scattered": lambda threads: list(file.read_by(threads, rows, scattered)),
+                "both": lambda threads: list(file.read_with_threads(threads, rows, in_order)),
+                "both, scattered": lambda threads: list(
+                    file.read_with_threads(threads, rows, scattered)
+                ),
             }
             for count in sorted({1, 4, 8, THREADS} & set(range(1, THREADS + 1))):
                 with ThreadPoolExecutor(count) as threads:
@@ -307,7 +310,7 @@ def chats(
     loaded: LoadedModel, count: int, reads: int, writes: int, pause: float, ratio: float
 ) -> None:
     turns = [chat(number, reads, writes, pause) for number in range(count)]
-    size = working_set(turns) // 3
+    size = total_tokens_at_end(turns) // 3
     base = 0.0
     for name, as_program, tiers in (
         ("requests, no tier", False, {}),

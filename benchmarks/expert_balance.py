@@ -23,7 +23,7 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe
-from sglang_lite.runtime.parallel.placement import balanced, heaviest
+from sglang_lite.runtime.parallel.placement import balance_experts, rows_of_heaviest_group
 
 _ROWS = 20_000  # of a layer, for each half
 
@@ -53,11 +53,14 @@ def main() -> None:
     for redundant in options.redundant:
         slots, ep = options.experts + redundant, options.groups
         began = time.process_time()
-        placed = [balanced(known, slots, ep) for known, _ in layers]
+        placed = [balance_experts(known, slots, ep) for known, _ in layers]
         seconds = time.process_time() - began
-        even = balanced([1] * options.experts, slots, ep)
+        even = balance_experts([1] * options.experts, slots, ep)
         before, after = (
-            [heaviest(met, each, ep) * ep / sum(met) for (_, met), each in zip(layers, places)]
+            [
+                rows_of_heaviest_group(met, each, ep) * ep / sum(met)
+                for (_, met), each in zip(layers, places)
+            ]
             for places in ([even] * options.layers, placed)
         )
         print(

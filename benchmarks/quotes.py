@@ -29,7 +29,7 @@ from vocabulary import default_tokenizer
 
 import sglang_lite as sgl
 from sglang_lite.constraints.json_schema.allowed_values import quotes_of
-from sglang_lite.constraints.memo import allocated
+from sglang_lite.constraints.memo import native_bytes
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.protocol import JsonSchema
 from sglang_lite.runtime.structured_output.base import Matcher, next_mask
@@ -104,7 +104,7 @@ def main() -> None:
     print(f"{len(text):,} characters, {options.tokens:,} tokens")
     print(f"compile: {1e3 * compiled:.0f} ms")
 
-    before = allocated()
+    before = native_bytes()
     ids = {
         each: token
         for token, each in enumerate(tokenizer.token_bytes)
@@ -116,7 +116,7 @@ def main() -> None:
     times, memory = list[float](), list[int]()
     for each in spelled:
         times += spell(made.matcher(), each, ids)
-        memory.append(allocated() - before)
+        memory.append(native_bytes() - before)
     p50, p99, longest = (1e6 * float(x) for x in np.quantile(times, (0.5, 0.99, 1)))
     print(f"{len(times):,} masks: p50 {p50:.0f} us, p99 {p99:.0f} us, longest {longest:,.0f} us")
     print(

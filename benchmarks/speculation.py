@@ -334,10 +334,10 @@ class Wrong:
     def drafts(self, *_: object) -> bool:
         return True
 
-    def guesser(self, *_: object) -> Guesser:
+    def make_guesser(self, *_: object) -> Guesser:
         return lambda text, state: Guess(11, 0)
 
-    def learn(self, *_: object) -> None:
+    def learn_tokens(self, *_: object) -> None:
         pass
 
 
@@ -398,13 +398,16 @@ def guesses(outputs: int = 10_000, length: int = 500) -> None:
         )  # fmt: skip
         began = time.thread_time()
         for text in texts:
-            drafter.learn(request, text, 0)
+            drafter.learn_tokens(request, text, 0)
         learned = (time.thread_time() - began) / (outputs * length)
         for text in texts[-200:]:
             for at in range(20, length, 40):
                 known = np.array(text[:at], dtype=np.int32)
                 began = time.thread_time()
-                guesser, tail = drafter.guesser(request, known, lambda _: 0.5), text[at - 16 : at]
+                guesser, tail = (
+                    drafter.make_guesser(request, known, lambda _: 0.5),
+                    text[at - 16 : at],
+                )
                 for _ in range(8):
                     asked += 1
                     if (guess := guesser(tail, 1)) is None:

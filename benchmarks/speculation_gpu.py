@@ -55,7 +55,7 @@ class Simulated:
     def drafts(self, request: object) -> bool:
         return True
 
-    def guesser(self, request: Any, known: Any, *_: object) -> Guesser:  # as of Drafter
+    def make_guesser(self, request: Any, known: Any, *_: object) -> Guesser:  # as of Drafter
         answer = self.answers.get(request.seed, ())
         begun = len(known) - request.prompt_len - min(len(known), TAIL)
 
@@ -68,7 +68,7 @@ class Simulated:
 
         return guess
 
-    def learn(self, *_: object) -> None:
+    def learn_tokens(self, *_: object) -> None:
         pass
 
 

@@ -34,7 +34,7 @@ from transformers import GenerationConfig, GenerationMixin, WhisperConfig, Whisp
 from transformers import WhisperForConditionalGeneration as Whisper
 
 import sglang_lite as sgl
-from sglang_lite.media_files import MAX_SECONDS, samples, wav_of
+from sglang_lite.media_files import MAX_SECONDS, encode_wav, samples
 from sglang_lite.protocol import Media, Prompt, SamplingParams, Span
 from sglang_lite.runtime.media.speech import WhisperSpeech, speech_of
 from tests.real.convert_whisper import END, convert, save_rest, whisper_config
@@ -79,7 +79,7 @@ def compare(source: Path, files: list[Path], language: str) -> None:
                     peer = time.process_time() - begun
                     begun, answer = time.process_time(), Future[Any]()
                     engine.submit(
-                        speech.prompt(wav_of(heard, RATE), start), SamplingParams(max_tokens=448, temperature=0),
+                        speech.prompt(encode_wav(heard, RATE), start), SamplingParams(max_tokens=448, temperature=0),
                         sink=answer.set_result, logit_processor=speech.rules(start, timed=timed),
                     )  # fmt: skip
                     ids, ours = (
@@ -120,7 +120,8 @@ def _seconds(run: Callable[[list[Media]], object], requests: int, repeat: int) -
     taken, random = [], np.random.default_rng(0)
     for _ in range(repeat + 1):
         sounds = [
-            wav_of(random.normal(0, 0.1, WINDOW).astype(np.float32), RATE) for _ in range(requests)
+            encode_wav(random.normal(0, 0.1, WINDOW).astype(np.float32), RATE)
+            for _ in range(requests)
         ]
         begun = time.perf_counter()
         run(sounds)

@@ -179,7 +179,7 @@ __all__ = [  # a literal, for type checkers
 ]  # fmt: skip
 
 
-def _near(name: str) -> str:
+def _suggest_name(name: str) -> str:
     """Returns the end of the message for a name that does not exist: the name that was probably
     meant, if one is similar.
     """
@@ -201,7 +201,9 @@ if not TYPE_CHECKING:  # a type checker would accept any name
                 "sgl.Multi is gone. Several choices are selected with select(…, multi=True)."
             )
         if name not in _HOME:
-            raise AttributeError(f"module 'sglang_lite' has no attribute {name!r}{_near(name)}")
+            raise AttributeError(
+                f"module 'sglang_lite' has no attribute {name!r}{_suggest_name(name)}"
+            )
         value = getattr(importlib.import_module(_HOME[name]), name)
         globals()[name] = value
         return value

@@ -28,7 +28,13 @@ from sglang_lite.commands import (
     save,
     warm,
 )
-from sglang_lite.commands.parser import CommandParser, add_file, add_model, file_and_function, near
+from sglang_lite.commands.parser import (
+    CommandParser,
+    add_file,
+    add_model,
+    near,
+    split_file_and_function,
+)
 from sglang_lite.commands.verify import command as verify
 from sglang_lite.protocol import (
     Constraint,
@@ -102,11 +108,11 @@ def _parser(arguments: Sequence[str]) -> tuple[CommandParser, Mapping[str, Comma
         )
         command.add_flags(own)
         if command.name == "serve" and "serve" in arguments[:1]:
-            _serve_flags(own)
+            _add_serve_flags(own)
     return parser, commands.choices
 
 
-def _serve_flags(parser: argparse.ArgumentParser) -> None:
+def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `serve`. The modules that define them are slow to import."""
     try:
         import uvicorn  # noqa: F401 # needed when the server starts
@@ -114,7 +120,7 @@ def _serve_flags(parser: argparse.ArgumentParser) -> None:
         from sglang_lite.commands.config_file import ConfigFile
         from sglang_lite.server import flags
     except ModuleNotFoundError as error:
-        raise _packages_missing(error) from error
+        raise _missing_packages_exit(error) from error
     flags.add(parser)
     parser.add_argument(
         "--config",
@@ -124,19 +130,19 @@ def _serve_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _packages_missing(error: ModuleNotFoundError) -> SystemExit:
+def _missing_packages_exit(error: ModuleNotFoundError) -> SystemExit:
     """Makes the SystemExit with the message that the packages of a server are missing."""
     return SystemExit(
         f"sglang-lite: {error}. A server needs more packages: pip install 'sglang-lite[server]'"
     )
 
 
-def _serve(options: argparse.Namespace) -> int:
+def _run_serve(options: argparse.Namespace) -> int:
     from sglang_lite.server import flags
 
     settings, engine, several = flags.read(options)
     if engine.get("node_rank"):
-        return _serve_node(engine)
+        return _run_node(engine)
     if several.replicas or several.workers:
         if settings.playground:
             raise ParameterError(
@@ -150,18 +156,18 @@ def _serve(options: argparse.Namespace) -> int:
     return serve(settings, engine)
 
 
-def _serve_node(settings: Mapping[str, Any]) -> int:
+def _run_node(settings: Mapping[str, Any]) -> int:
     """Runs the ranks of a machine other than the one with the server."""
     from sglang_lite.engine.nodes import run_agent
     from sglang_lite.runtime.config import EngineConfig
-    from sglang_lite.runtime.models.resolve import resolve_served
+    from sglang_lite.runtime.models.resolve import resolve_for_engine
     from sglang_lite.server.sglang import server_args
 
     config = EngineConfig.make(**server_args.engine_settings(settings))
-    return run_agent(config, resolve_served(config.model, config.revision))
+    return run_agent(config, resolve_for_engine(config.model, config.revision))
 
 
-def _init(options: argparse.Namespace) -> int:
+def _run_init(options: argparse.Namespace) -> int:
     from sglang_lite.commands.new_project import proposed_model, write_project
 
     for file in write_project(options.folder):
@@ -177,15 +183,15 @@ def _init(options: argparse.Namespace) -> int:
     return 0
 
 
-def _doctor(options: argparse.Namespace) -> int:
-    from sglang_lite.commands.doctor import diagnoses
+def _run_doctor(options: argparse.Namespace) -> int:
+    from sglang_lite.commands.doctor import diagnose_all
 
-    for diagnosis in diagnoses():
+    for diagnosis in diagnose_all():
         print(diagnosis.as_text(), flush=True)
     return 0
 
 
-def _completion(options: argparse.Namespace) -> int:
+def _run_completion(options: argparse.Namespace) -> int:
     from sglang_lite.commands.completion import SHELLS
     from sglang_lite.runtime.host.installed import is_installed
 
@@ -204,8 +210,8 @@ def _completion(options: argparse.Namespace) -> int:
     return 0
 
 
-def _chat(options: argparse.Namespace) -> int:
-    from sglang_lite.commands.chat import HELP, Dialogue, chat, typed_lines
+def _run_chat(options: argparse.Namespace) -> int:
+    from sglang_lite.commands.chat import HELP, Dialogue, chat, read_typed_lines
     from sglang_lite.engine.engine import Engine
 
     SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature)  # checks both
@@ -213,7 +219,7 @@ def _chat(options: argparse.Namespace) -> int:
         if sys.stdin.isatty():
             print(HELP, end="")
         chat(
-            typed_lines(),
+            read_typed_lines(),
             sys.stdout,
             engine,
             Dialogue(system=options.system),
@@ -227,16 +233,16 @@ def _run(options: argparse.Namespace) -> int:
     """Prints the variables of each run as JSON; for rows, one line per run. Returns exit status 1
     if a run has failed.
     """
-    from sglang_lite.commands.run_file import arguments_of, program_in, results
+    from sglang_lite.commands.run_file import load_program, parse_arguments, results
     from sglang_lite.engine.engine import Engine
 
-    file, function = file_and_function(options.file)
+    file, function = split_file_and_function(options.file)
     ascii_only = (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8")
     failed = False
     with contextlib.ExitStack() as stack:
         with redirect_stdout(sys.stderr):  # output of the file, whose code runs
-            program = program_in(file, function)
-        arguments = arguments_of(program, options.arg)
+            program = load_program(file, function)
+        arguments = parse_arguments(program, options.arg)
         engine = None if options.model is None else stack.enter_context(Engine(options.model))
         for result in results(program, arguments, options.rows, engine, options.seed):
             failed |= "error" in result and len(result) == 1
@@ -247,7 +253,7 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _playground(options: argparse.Namespace) -> int:
+def _run_playground(options: argparse.Namespace) -> int:
     from sglang_lite.engine.engine import Engine
     from sglang_lite.playground.programs import Playground
     from sglang_lite.server.http.sockets import bound
@@ -255,8 +261,8 @@ def _playground(options: argparse.Namespace) -> int:
     try:
         from sglang_lite.playground.app import serve
     except ModuleNotFoundError as error:
-        raise _packages_missing(error) from error
-    file, function = file_and_function(options.file)
+        raise _missing_packages_exit(error) from error
+    file, function = split_file_and_function(options.file)
     if not file.is_file():
         raise ParameterError(
             "FILE", f"there is no file {file}.", hint="Give prog.py, or prog.py:function."
@@ -268,7 +274,7 @@ def _playground(options: argparse.Namespace) -> int:
     return 0
 
 
-def _trace(options: argparse.Namespace) -> int:
+def _run_trace(options: argparse.Namespace) -> int:
     from sglang_lite.lang.runs import files
     from sglang_lite.lang.trace import Trace, as_html
 
@@ -288,14 +294,14 @@ def _trace(options: argparse.Namespace) -> int:
     return 0
 
 
-def _lint(options: argparse.Namespace) -> int:
+def _run_lint(options: argparse.Namespace) -> int:
     """Reports findings about programs. Returns exit status 0 without findings, 1 with findings, 2
     after an error.
     """
     from sglang_lite.lint import lint
     from sglang_lite.lint.report import Prices, written
 
-    file, function = file_and_function(options.file)
+    file, function = split_file_and_function(options.file)
     try:
         for name, price in (("--price", options.price), ("--cached-price", options.cached_price)):
             if price is not None and not 0 <= price < math.inf:
@@ -310,7 +316,7 @@ def _lint(options: argparse.Namespace) -> int:
     return 1 if any(report.findings for report in reports) else 0
 
 
-def _bench(options: argparse.Namespace) -> int:
+def _run_bench(options: argparse.Namespace) -> int:
     if options.repeat < 1:
         raise ParameterError("--repeat", f"{options.repeat} is not a whole number of at least 1.")
     if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
@@ -320,10 +326,10 @@ def _bench(options: argparse.Namespace) -> int:
             else f"there is no folder {options.json.parent}"
         )
         raise ParameterError("--json", f"{options.json} can't be written: {problem}.")
-    from sglang_lite.runtime.host.installed import check_installed
+    from sglang_lite.runtime.host.installed import check_engine_packages
 
-    check_installed("a measurement")
-    from sglang_lite.bench.report import report, report_agents
+    check_engine_packages("a measurement")
+    from sglang_lite.bench.report import print_agents_report, report
     from sglang_lite.bench.shapes import SHAPES
     from sglang_lite.bench.workloads import WORKLOADS
     from sglang_lite.runtime.parallel.layout import Parallel
@@ -351,7 +357,7 @@ def _bench(options: argparse.Namespace) -> int:
             "--fp8", "transformers' code has no 8 bits.", hint="Leave one of the two out."
         )
     if "agents" in names:
-        report_agents(options.shape, fp8=options.fp8)
+        print_agents_report(options.shape, fp8=options.fp8)
         return 0
     if options.tp > 1 and options.model_impl == "transformers":
         raise ParameterError(
@@ -369,7 +375,7 @@ def _bench(options: argparse.Namespace) -> int:
     return 0
 
 
-def _json_schema(text: str, options: argparse.Namespace) -> Constraint:
+def _read_json_schema(text: str, options: argparse.Namespace) -> Constraint:
     from sglang_lite.constraints.schema import json_schema
 
     return json_schema(
@@ -377,7 +383,7 @@ def _json_schema(text: str, options: argparse.Namespace) -> Constraint:
     )
 
 
-def _structural_tag(text: str, options: argparse.Namespace) -> Constraint:
+def _read_structural_tag(text: str, options: argparse.Namespace) -> Constraint:
     from sglang_lite.constraints.structural_tag import parse
 
     return parse(text)
@@ -386,8 +392,8 @@ def _structural_tag(text: str, options: argparse.Namespace) -> Constraint:
 # Readers of constraint files by file name ending. The first matching ending wins, so longer ones
 # come first.
 _KINDS: dict[str, Callable[[str, argparse.Namespace], Constraint]] = {
-    ".tag.json": _structural_tag,
-    ".json": _json_schema,
+    ".tag.json": _read_structural_tag,
+    ".json": _read_json_schema,
     ".regex": lambda text, _: Regex(text.removesuffix("\n")),
     ".gbnf": lambda text, _: Ebnf(text),
     ".ebnf": lambda text, _: Ebnf(text),
@@ -395,7 +401,7 @@ _KINDS: dict[str, Callable[[str, argparse.Namespace], Constraint]] = {
 }
 
 
-def _grammar(options: argparse.Namespace) -> int:
+def _run_grammar(options: argparse.Namespace) -> int:
     from sglang_lite import grammar
 
     kind = next(
@@ -426,7 +432,7 @@ def _grammar(options: argparse.Namespace) -> int:
     return 0 if matched else 1
 
 
-def _with(
+def _command_with(
     run: Callable[[argparse.Namespace], int], *flags: Callable[[argparse.ArgumentParser], object]
 ) -> Callable[[argparse.ArgumentParser], None]:
     """Returns a function that adds flags to a command's parser and sets the function that runs the
@@ -442,28 +448,32 @@ def _with(
 
 
 # of `add_argument`
-def _flag(*names: str, **options: Any) -> Callable[[argparse.ArgumentParser], object]:
+def _flag_adder(*names: str, **options: Any) -> Callable[[argparse.ArgumentParser], object]:
     return lambda parser: parser.add_argument(*names, **options)
 
 
-def _add_grammar(grammar: argparse.ArgumentParser) -> None:
+def _add_grammar_flags(grammar: argparse.ArgumentParser) -> None:
     actions = grammar.add_subparsers(dest="action", required=True, metavar="ACTION")
     told = "report what is enforced and what is refused; exit status 1 if something is refused"
-    _with(
-        _grammar,
-        _flag("file", type=Path, help=f"a file that ends in {', '.join(_KINDS)}"),
-        _flag(
+    _command_with(
+        _run_grammar,
+        _flag_adder("file", type=Path, help=f"a file that ends in {', '.join(_KINDS)}"),
+        _flag_adder(
             "--match",
             metavar="TEXT",
             help="also report whether TEXT is allowed; exit status 1 if it is not",
         ),
-        _flag("--model", help="compile for the tokens of this model (default: one token per byte)"),
-        _flag(
+        _flag_adder(
+            "--model", help="compile for the tokens of this model (default: one token per byte)"
+        ),
+        _flag_adder(
             "--closed",
             action="store_true",
             help="objects have the members that the schema names, no others",
         ),
-        _flag("--best-effort", action="store_true", help="check afterwards what can't be enforced"),
+        _flag_adder(
+            "--best-effort", action="store_true", help="check afterwards what can't be enforced"
+        ),
     )(actions.add_parser("check", help=told))
 
 
@@ -483,26 +493,28 @@ _GROUPS = {
     "begin": (
         _Command(
             "init", "write a project: a program, its test, rows of data", "sglang-lite init extraction",
-            _with(
-                _init,
-                _flag("folder", type=Path, metavar="DIR", help="the folder to write; it is made if it is not there"),
+            _command_with(
+                _run_init,
+                _flag_adder("folder", type=Path, metavar="DIR",
+                    help="the folder to write; it is made if it is not there",
+                ),
             ),
         ),
         _Command(
             "doctor", "tell what this machine can run, how fast, and what is missing", "sglang-lite doctor",
-            _with(_doctor),
+            _command_with(_run_doctor),
         ),
         _Command(
             "chat", "talk with a model", "sglang-lite chat --system 'Be brief.'",
-            _with(
-                _chat,
-                _flag("--model", help="a model, as for Engine (default: the default model)"),
-                _flag("--system", default="", metavar="TEXT", help="text of the system turn (default: none)"),
-                _flag(
+            _command_with(
+                _run_chat,
+                _flag_adder("--model", help="a model, as for Engine (default: the default model)"),
+                _flag_adder("--system", default="", metavar="TEXT", help="text of the system turn (default: none)"),
+                _flag_adder(
                     "--max-tokens", type=int, default=512, metavar="N",
                     help="largest number of tokens of an answer (default: 512)",
                 ),
-                _flag(
+                _flag_adder(
                     "--temperature", type=float, default=0.0, metavar="T",
                     help="0 for the likeliest tokens, 1 for draws (default: 0)",
                 ),
@@ -511,25 +523,25 @@ _GROUPS = {
         _Command(
             "completion", "print a script by which a shell completes commands and flags",
             "sglang-lite completion bash >> ~/.bashrc",
-            _with(_completion, _flag("shell", choices=("bash", "zsh", "fish"), help="the shell")),
+            _command_with(_run_completion, _flag_adder("shell", choices=("bash", "zsh", "fish"), help="the shell")),
         ),
     ),
     "programs": (
         _Command(
             "run", "run a program of a file, on arguments or on rows of a file",
             "sglang-lite run prog.py --arg day=Monday",
-            _with(
+            _command_with(
                 _run, add_file,
-                _flag(
+                _flag_adder(
                     "--arg", action="append", default=[], metavar="NAME=VALUE",
                     help="an argument of the program, several times for several; JSON, or else text (default: none)",
                 ),
-                _flag(
+                _flag_adder(
                     "--rows", type=Path, metavar="ROWS.jsonl",
                     help="run once for each row, a JSON object of arguments per line",
                 ),
                 add_model,
-                _flag("--seed", type=int, help="seed of the draws (default: another one each time)"),
+                _flag_adder("--seed", type=int, help="seed of the draws (default: another one each time)"),
             ),
         ),
         _Command(
@@ -543,52 +555,56 @@ _GROUPS = {
         _Command(
             "playground", "open a page that changes a program's prompts, schemas and answers, and runs it",
             "sglang-lite playground prog.py",
-            _with(
-                _playground, add_file, add_model,
-                _flag("--port", type=int, default=0, help="port of the page on this machine (default: a free one)"),
+            _command_with(
+                _run_playground, add_file, add_model,
+                _flag_adder("--port", type=int, default=0,
+                    help="port of the page on this machine (default: a free one)",
+                ),
             ),
         ),
         _Command(
             "lint", "find faults in programs without running them; count the tokens that runs share",
             "sglang-lite lint prog.py --data rows.jsonl",
-            _with(
-                _lint, add_file,
-                _flag(
+            _command_with(
+                _run_lint, add_file,
+                _flag_adder(
                     "--data", type=Path, metavar="ROWS.jsonl",
                     help="arguments of the program: one JSON object per line",
                 ),
-                _flag(
+                _flag_adder(
                     "--model",
                     help="model that the programs are for, whose tokens are counted (default: the default model's are)",
                 ),
-                _flag(
+                _flag_adder(
                     "--fail-under", type=float, metavar="PERCENT",
                     help="exit status 1 if the cache serves less than this share of the prompts (default: 0)",
                 ),
-                _flag(
+                _flag_adder(
                     "--price", type=float, help="price of a million prompt tokens (default: no costs are reported)"
                 ),
-                _flag(
+                _flag_adder(
                     "--cached-price", type=float, default=0.0,
                     help="price of a million cached prompt tokens (default: 0)",
                 ),
-                _flag(
+                _flag_adder(
                     "--format", choices=("text", "json"), default="text", help="form of the report (default: text)"
                 ),
             ),
         ),
         _Command(
             "trace", "make an HTML page of a run's trace, as Trace.save writes it", "sglang-lite trace plan.jsonl",
-            _with(
-                _trace,
-                _flag("file", type=Path, help="JSON lines that state.trace().save(…) has written"),
-                _flag("beside", type=Path, nargs="?", metavar="OTHER", help="another run, shown beside it"),
-                _flag("-o", "--output", type=Path, help="the page to write (default: FILE with the ending .html)"),
+            _command_with(
+                _run_trace,
+                _flag_adder("file", type=Path, help="JSON lines that state.trace().save(…) has written"),
+                _flag_adder("beside", type=Path, nargs="?", metavar="OTHER", help="another run, shown beside it"),
+                _flag_adder("-o", "--output", type=Path,
+                    help="the page to write (default: FILE with the ending .html)",
+                ),
             ),
         ),
         _Command(
             "grammar", "check a schema, regex or grammar", "sglang-lite grammar check schema.json --match '{}'",
-            _add_grammar,
+            _add_grammar_flags,
         ),
     ),
     "models": (
@@ -606,7 +622,7 @@ _GROUPS = {
         ),
         _Command(
             "serve", "serve a model over HTTP: SGLang's, OpenAI's, Anthropic's and Ollama's protocols",
-            "sglang-lite serve --model-path Qwen/Qwen3-0.6B --port 30000", _with(_serve),
+            "sglang-lite serve --model-path Qwen/Qwen3-0.6B --port 30000", _command_with(_run_serve),
         ),
         _Command(
             "warm", "load a model once, so that its GPU kernels are compiled and cached",
@@ -627,30 +643,32 @@ _GROUPS = {
         _Command(
             "bench", "measure a GPU, and vllm and sglang if installed, with random weights",
             "sglang-lite bench --workload w1",
-            _with(
-                _bench,
-                _flag(
+            _command_with(
+                _run_bench,
+                _flag_adder(
                     "--shape", default="llama-3.1-8b",
                     help="llama-3.1-8b (default), qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, deepseek-v2-lite; small: on "
                     "CPUs, too",
                 ),
-                _flag(
+                _flag_adder(
                     "--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 … (default: all); or agents"
                 ),
-                _flag(
+                _flag_adder(
                     "--repeat", type=int, default=3, help="runs of each workload after the first one (default: 3)"
                 ),
-                _flag("--fp8", action="store_true", help="weights, keys and values in 8 bits; latents stay in 16"),
-                _flag("--tp", type=int, default=1, metavar="N", help="GPUs that share each layer (default: 1)"),
-                _flag(
+                _flag_adder("--fp8", action="store_true",
+                    help="weights, keys and values in 8 bits; latents stay in 16",
+                ),
+                _flag_adder("--tp", type=int, default=1, metavar="N", help="GPUs that share each layer (default: 1)"),
+                _flag_adder(
                     "--ep", type=int, default=1, metavar="N",
                     help="groups of these GPUs that share out experts by number (default: 1)",
                 ),
-                _flag(
+                _flag_adder(
                     "--model-impl", choices=("native", "transformers"), default="native",
                     help="code that runs the model (default: native)",
                 ),
-                _flag("--json", type=Path, metavar="FILE", help="also write every run to FILE (default: none)"),
+                _flag_adder("--json", type=Path, metavar="FILE", help="also write every run to FILE (default: none)"),
             ),
         ),
     ),

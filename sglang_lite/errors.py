@@ -363,7 +363,7 @@ class BatchError(ProgramError):
         self.results = results if isinstance(results, list) else list(results)
 
 
-def shown_address(url: str) -> str:
+def redact_address(url: str) -> str:
     """Removes the parts of an address that may be secret: its name and password, query and
     fragment.
     """

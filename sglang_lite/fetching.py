@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from sglang_lite.errors import shown_address
+from sglang_lite.errors import redact_address
 from sglang_lite.protocol import CapabilityError, ParameterError, SglError
 
 _REDIRECTS = 5
@@ -66,22 +66,22 @@ class FetchEnd:
         with self._lock:
             self._stopped = True
             if self._handle is not None:
-                _cut(self._handle)
+                _shut_down(self._handle)
 
-    def left_s(self) -> float:
+    def seconds_left(self) -> float:
         """Returns the remaining seconds, or 0.0 if the fetch should end."""
         return 0.0 if self._stopped else max(self._until - time.monotonic(), 0.0)
 
     @contextmanager
-    def cutting(self, handle: socket.socket) -> Iterator[None]:
+    def cut_at_deadline(self, handle: socket.socket) -> Iterator[None]:
         """Closes the connection at the deadline, even if the peer trickles data."""
-        timer = threading.Timer(self.left_s(), _cut, (handle,))
+        timer = threading.Timer(self.seconds_left(), _shut_down, (handle,))
         timer.daemon = True
         timer.start()
         with self._lock:
             self._handle = handle
             if self._stopped:
-                _cut(handle)
+                _shut_down(handle)
         try:
             yield
         finally:
@@ -109,18 +109,18 @@ def fetch(
     left = bounds.most_bytes
     end = end or FetchEnd(bounds.seconds)
     for url in dict.fromkeys(urls):
-        found[url] = _content(url, bounds, left, end, where)
+        found[url] = _fetch_file(url, bounds, left, end, where)
         left -= len(found[url])
     return found
 
 
-def _content(url: str, bounds: FetchBounds, most_bytes: int, end: FetchEnd, where: str) -> bytes:
+def _fetch_file(url: str, bounds: FetchBounds, most_bytes: int, end: FetchEnd, where: str) -> bytes:
     for _ in range(_REDIRECTS + 1):
-        parts = _parts(url, bounds, where)
+        parts = _split_allowed_address(url, bounds, where)
         try:
-            if not end.left_s():
+            if not end.seconds_left():
                 raise TimeoutError
-            with _connected(parts, end, where) as connection:
+            with _connect(parts, end, where) as connection:
                 path = parts.path or "/"
                 headers = {**_HEADERS, "Host": parts.netloc}
                 connection.request(
@@ -128,12 +128,12 @@ def _content(url: str, bounds: FetchBounds, most_bytes: int, end: FetchEnd, wher
                 )
                 with connection.getresponse() as response:
                     if response.status not in _MOVED:
-                        return _body(response, url, bounds, most_bytes, end, where)
+                        return _read_body(response, url, bounds, most_bytes, end, where)
                     url = urljoin(url, response.headers.get("Location", ""))
         except SglError:
             raise
         except (OSError, http.client.HTTPException, ValueError) as error:
-            if not end.left_s():
+            if not end.seconds_left():
                 raise _error(
                     url, f"has not been read within {end.seconds:g} seconds.", where
                 ) from None
@@ -143,7 +143,7 @@ def _content(url: str, bounds: FetchBounds, most_bytes: int, end: FetchEnd, wher
     raise _error(url, f"is behind more than {_REDIRECTS} redirects.", where)
 
 
-def _parts(url: str, bounds: FetchBounds, where: str) -> SplitResult:
+def _split_allowed_address(url: str, bounds: FetchBounds, where: str) -> SplitResult:
     """Splits an address into its parts, after checking that it may be fetched."""
     try:
         parts = urlsplit(url)
@@ -159,7 +159,7 @@ def _parts(url: str, bounds: FetchBounds, where: str) -> SplitResult:
         raise _error(url, "has a name or a password.", where, "Leave them out.")
     if "*" not in bounds.domains and parts.hostname not in bounds.domains:
         raise CapabilityError(
-            f"{shown_address(url)!r:.200} is not of an allowed domain.",
+            f"{redact_address(url)!r:.200} is not of an allowed domain.",
             parameter=where,
             hint="Send the bytes as a data URL, or allow the domain: --allowed-media-domains.",
         )
@@ -167,17 +167,15 @@ def _parts(url: str, bounds: FetchBounds, where: str) -> SplitResult:
 
 
 @contextmanager
-def _connected(
-    parts: SplitResult, end: FetchEnd, where: str
-) -> Iterator[http.client.HTTPConnection]:
+def _connect(parts: SplitResult, end: FetchEnd, where: str) -> Iterator[http.client.HTTPConnection]:
     """Connects to the host of an address. The host's address is looked up once and must be public."""
     secure = parts.scheme == "https"
     host = parts.hostname
     assert host is not None, "an address without a host is refused before"
     port = parts.port or (443 if secure else 80)
-    raw = _socket(host, port, end, parts.geturl(), where)
+    raw = _open_public_socket(host, port, end, parts.geturl(), where)
     # a duplicate, which another thread can shut down safely
-    with raw.dup() as handle, end.cutting(handle):
+    with raw.dup() as handle, end.cut_at_deadline(handle):
         connection = http.client.HTTPConnection(host, port)
         try:
             connection.sock = (
@@ -191,7 +189,7 @@ def _connected(
             raw.close()
 
 
-def _socket(host: str, port: int, end: FetchEnd, url: str, where: str) -> socket.socket:
+def _open_public_socket(host: str, port: int, end: FetchEnd, url: str, where: str) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [str(each[4][0]) for each in found]
     if not all(map(_is_public, addresses)):
@@ -199,7 +197,7 @@ def _socket(host: str, port: int, end: FetchEnd, url: str, where: str) -> socket
     for i, address in enumerate(addresses):
         try:
             return socket.create_connection(
-                (address, port), min(max(end.left_s(), 0.001), _CONNECT_S)
+                (address, port), min(max(end.seconds_left(), 0.001), _CONNECT_S)
             )
         except OSError:
             if i == len(addresses) - 1:
@@ -221,12 +219,12 @@ def _is_public(text: str) -> bool:
     )
 
 
-def _cut(handle: socket.socket) -> None:
+def _shut_down(handle: socket.socket) -> None:
     with suppress(OSError):  # it has ended by itself
         handle.shutdown(socket.SHUT_RDWR)
 
 
-def _body(
+def _read_body(
     response: http.client.HTTPResponse,
     url: str,
     bounds: FetchBounds,
@@ -244,7 +242,7 @@ def _body(
         if len(content) > most_bytes:
             problem = f"is too large: {bounds.most_bytes:,} bytes are the limit, for all files of a request together."
             raise _error(url, problem, where, "Send smaller ones.")
-    if not end.left_s():  # cut off; some answers look complete then
+    if not end.seconds_left():  # cut off; some answers look complete then
         raise TimeoutError
     if response.length:
         raise http.client.IncompleteRead(bytes(content), response.length)
@@ -252,4 +250,4 @@ def _body(
 
 
 def _error(url: str, problem: str, where: str, hint: str = "") -> ParameterError:
-    return ParameterError(where, f"{shown_address(url)!r:.200} {problem}", hint=hint)
+    return ParameterError(where, f"{redact_address(url)!r:.200} {problem}", hint=hint)

@@ -33,7 +33,7 @@ from sglang_lite.constraints.json_schema.normal_form import document_of, normali
 from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.limits import within_limits
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema as json_schema
 from sglang_lite.protocol import (
@@ -136,7 +136,7 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
         if not refused:
             from sglang_lite.runtime.structured_output.base import next_mask
 
-            next_mask(_compiled(known, model).matcher())
+            next_mask(_compile_for_model(known, model).matcher())
     except ConstraintError as error:
         refused = ((error.pointer or "", str(error)),)
     seconds = time.perf_counter() - began
@@ -176,10 +176,10 @@ def explain(
         BackendError: packages that models need are not installed.
     """
     from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES
-    from sglang_lite.lang.backend.default import given_backend, is_engine
+    from sglang_lite.lang.backend.default import coerce_backend, is_engine
     from sglang_lite.lang.backend.remote.constraint_explanation import (
         ConstraintExplanation,
-        explained_by,
+        explain_for_backend,
     )
 
     select = isinstance(constraint, list | tuple)
@@ -190,8 +190,8 @@ def explain(
     )
     if backend is not None and not isinstance(backend, str | Path) and not is_engine(backend):
         kind = None if select else type_of(constraint)
-        return explained_by(
-            given_backend(backend), known, () if kind is None else kind.checked, select=select
+        return explain_for_backend(
+            coerce_backend(backend), known, () if kind is None else kind.checked, select=select
         )
     model: Any = backend
     found = ConstraintExplanation(
@@ -204,16 +204,16 @@ def explain(
     report = check(constraint, model)
     if report.refused:
         return replace(found, mode="refused", refused=report.refused)
-    grammar = _compiled(known, model)
+    grammar = _compile_for_model(known, model)
     fewest = None if model is None else grammar.lengths().fewest
-    limits = tuple(_limits(known))
+    limits = tuple(_describe_limits(known))
     if fewest is None and model is not None:
         limits += ("the fewest tokens are not known: max_tokens may cut a text",)
     by = "number" if isinstance(known, Number) else grammar.matcher().engine.name
     return replace(found, by=by, checked=report.checked, limits=limits, fewest_tokens=fewest)
 
 
-def _limits(constraint: Constraint) -> Iterator[str]:
+def _describe_limits(constraint: Constraint) -> Iterator[str]:
     """Yields in which ways generated texts are held to more than a constraint says, or end
     elsewhere.
     """
@@ -270,9 +270,9 @@ def matches(
     """
     known = as_constraint(constraint)
     kind = type_of(constraint)
-    _must_be_text(text)
+    _check_is_text(text)
     engine = _engine(*_tokens(model))
-    grammar = _compiled(known, model)
+    grammar = _compile_for_model(known, model)
     texts: list[str | None] = [text]
     try:
         if isinstance(known, JsonSchema):
@@ -281,7 +281,7 @@ def matches(
             kind.parse(text)
     except ValueValidationError:
         return False
-    return any(_generates(grammar, engine, each) for each in texts if each is not None)
+    return any(_masks_allow_text(grammar, engine, each) for each in texts if each is not None)
 
 
 def validate(constraint: ConstraintLike, text: str) -> UserValue:
@@ -297,7 +297,7 @@ def validate(constraint: ConstraintLike, text: str) -> UserValue:
         ConstraintError: the constraint is invalid.
     """
     kind = type_of(constraint)
-    _must_be_text(text)
+    _check_is_text(text)
     with within_limits("the constraint"):
         value = matching.validate(as_constraint(constraint), text)
     return value if kind is None else kind.parse(text)
@@ -318,7 +318,7 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
     from sglang_lite.runtime.structured_output.continuations import continuations
 
     known = as_constraint(constraint)
-    _must_be_text(text)
+    _check_is_text(text)
     with within_limits("the constraint"):
         matcher = ByteMatcher(known)
         matcher.push(text)
@@ -346,7 +346,7 @@ def describe(constraint: ConstraintLike) -> str:
         return description(known, None if kind is None else kind.annotation)
 
 
-def _must_be_text(text: object) -> None:
+def _check_is_text(text: object) -> None:
     if not isinstance(text, str):
         raise ParameterError("text", f"{text!r:.60} is not a string.")
 
@@ -366,8 +366,8 @@ def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEn
     return LlguidanceEngine(tokenizer, vocab_size, eos)
 
 
-@memoized
-def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGrammar:
+@memoize
+def _compile_with_rules(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGrammar:
     from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, with_mask_rules
 
     return with_mask_rules(
@@ -375,13 +375,15 @@ def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGramma
     )
 
 
-def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> CompiledGrammar:
+def _compile_for_model(
+    constraint: Constraint, model: str | Path | Engine | None
+) -> CompiledGrammar:
     """Compiles the grammar of a constraint: with the given Engine as it would for a generation, or
     else with llguidance.
     """
     if model is None or isinstance(model, str | Path):
         with within_limits("the constraint"):
-            return _grammar(_engine(*_tokens(model)), constraint)
+            return _compile_with_rules(_engine(*_tokens(model)), constraint)
     return model.compile_grammar(constraint)
 
 
@@ -397,10 +399,10 @@ def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | 
                 "model", f"{type(model).__name__} is not a name, a path or an Engine."
             )
         return model.tokenizer, model.vocab_size
-    from sglang_lite.runtime.host.installed import check_installed
+    from sglang_lite.runtime.host.installed import check_engine_packages
     from sglang_lite.runtime.models.resolve import resolve
 
-    check_installed("a model's tokenizer")
+    check_engine_packages("a model's tokenizer")
     tokenizer = _tokenizer_at(resolve(str(model)))
     return tokenizer, tokenizer.vocab_size
 
@@ -425,12 +427,14 @@ def _ruled_matcher(constraint: Constraint) -> Matcher | None:
     from sglang_lite.runtime.structured_output.ruled_grammar import RuledGrammar
 
     grammar = (
-        _grammar(_engine(None, None), constraint) if isinstance(constraint, JsonSchema) else None
+        _compile_with_rules(_engine(None, None), constraint)
+        if isinstance(constraint, JsonSchema)
+        else None
     )
     return grammar.matcher() if isinstance(grammar, RuledGrammar) else None
 
 
-def _generates(grammar: CompiledGrammar, engine: LlguidanceEngine, text: str) -> bool:
+def _masks_allow_text(grammar: CompiledGrammar, engine: LlguidanceEngine, text: str) -> bool:
     from sglang_lite.runtime.structured_output.base import masks_allow
 
     try:

@@ -41,7 +41,7 @@ class Output:
         self._count += 1
         self._shown_at = time.monotonic()
 
-    def show_soon(self, make: Callable[[], Markup]) -> None:
+    def show_if_due(self, make: Callable[[], Markup]) -> None:
         """Displays HTML, unless something was displayed just before. The last content must be
         displayed with `show_html`.
         """
@@ -67,14 +67,16 @@ def progress_bar(below: Callable[[], Markup] = fragment, **options: Any) -> Any:
         def __init__(self, **options: Any) -> None:
             self.output = Output()
             self.closed = False
-            # `show_soon` leaves some out
+            # `show_if_due` leaves some out
             super().__init__(**options, mininterval=0, miniters=1, file=io.StringIO())
 
         def display(self, msg: str | None = None, pos: int | None = None) -> None:
             if msg == "":  # it is gone
                 return self.output.show(fragment())
             return (
-                self.output.show(self._html()) if self.closed else self.output.show_soon(self._html)
+                self.output.show(self._html())
+                if self.closed
+                else self.output.show_if_due(self._html)
             )
 
         def _html(self) -> Markup:

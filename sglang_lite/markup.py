@@ -34,7 +34,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\u2423" for c in encodable)
 
 
-def escaped(content: object) -> Markup:
+def escape_content(content: object) -> Markup:
     """Escapes the content of an element or attribute. HTML stays as it is; anything else becomes
     text.
     """
@@ -46,11 +46,11 @@ def element(tag: str, *content: object, **attributes: object) -> Markup:
     for `class`, `stroke_width` for `stroke-width`.
     """
     given = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{escaped(value)}"'
+        f' {name.rstrip("_").replace("_", "-")}="{escape_content(value)}"'
         for name, value in attributes.items()
         if value is not None
     )
-    return Markup(f"<{tag}{given}>{''.join(map(escaped, content))}</{tag}>")
+    return Markup(f"<{tag}{given}>{''.join(map(escape_content, content))}</{tag}>")
 
 
 def cut(text: str, longest: int = LONGEST_TEXT) -> str:
@@ -66,7 +66,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup:
     note = element("p", f"{more:,} more rows") if more else ""
     return Markup(
         element("table", element("tr", *(element("th", name) for name in head)), *body)
-        + escaped(note)
+        + escape_content(note)
     )
 
 
@@ -85,7 +85,9 @@ def facts(title: str, named: Mapping[str, object]) -> Markup:
 
 def meter(share: float) -> Markup:
     """Builds a bar for a share between 0 and 1, with the share in percent."""
-    return Markup(element("meter", f"{share:.1%}", value=f"{share:.4f}") + escaped(f" {share:.1%}"))
+    return Markup(
+        element("meter", f"{share:.1%}", value=f"{share:.4f}") + escape_content(f" {share:.1%}")
+    )
 
 
 def fragment(*content: object, scope: str | None = None) -> Markup:

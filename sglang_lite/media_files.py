@@ -70,7 +70,7 @@ def media_type(data: bytes, kind: MediaKind) -> str:
     Raises:
         ParameterError: the file has none of the known formats.
     """
-    return _format(data, kind)[1]
+    return _detect_format(data, kind)[1]
 
 
 def video_header(video: Media) -> VideoHeader:
@@ -89,7 +89,9 @@ def video_header(video: Media) -> VideoHeader:
                 f"{width:,} x {height:,} pixels, the limit is {MAX_FRAME_PIXELS:,}.",
                 "Scale it down.",
             )
-        count = stream.frames or _count(container, stream, MAX_PIXELS // max(width * height, 1))
+        count = stream.frames or _count_packets(
+            container, stream, MAX_PIXELS // max(width * height, 1)
+        )
         if count * width * height > MAX_PIXELS:
             problem = (
                 f"has {count:,} frames or more of {width:,} x {height:,} pixels; the limit is "
@@ -132,7 +134,7 @@ def frames(video: Media, header: VideoHeader, indices: Sequence[int]) -> Iterato
                     "Cut it, or scale it down.",
                 )
             while left and left[0] == number:
-                yield _upright(frame)
+                yield _rotate_upright(frame)
                 left.popleft()
             if not left:
                 return
@@ -143,7 +145,7 @@ def frames(video: Media, header: VideoHeader, indices: Sequence[int]) -> Iterato
             )
             raise _error("video", problem, "Save it again.")
         for _ in left:
-            yield _upright(frame)
+            yield _rotate_upright(frame)
 
 
 def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]:
@@ -165,7 +167,7 @@ def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]
         import numpy as np
 
         # before resampling, which may create many samples
-        decoded = _within(container.decode(stream), most_seconds)
+        decoded = _limit_duration(container.decode(stream), most_seconds)
         # A joined file may change its form.
         for _, alike in groupby(
             decoded, lambda each: (each.format.name, each.layout.name, each.rate)
@@ -176,9 +178,9 @@ def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]
                 frame.pts = None
                 joined.write(frame)
                 if joined.samples >= _JOINED:
-                    parts += map(_mean, resampler.resample(joined.read()))
+                    parts += map(_mean_of_channels, resampler.resample(joined.read()))
             for rest in (joined.read(), None):
-                parts += map(_mean, resampler.resample(rest))
+                parts += map(_mean_of_channels, resampler.resample(rest))
     if not any(map(len, parts)):
         raise _error("audio", "has no samples.", "Send another file.")
     # rounding may have added one
@@ -194,13 +196,13 @@ def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]
     return found
 
 
-def sample_count(sound: Media, rate: int, most_seconds: float) -> int:
+def count_samples(sound: Media, rate: int, most_seconds: float) -> int:
     """Counts the `decode_samples` of a sound. If the sound already has this rate, its samples are
     counted without being converted or checked.
     """
     with _opened(sound, "audio") as (container, stream):
         count = 0
-        for frame in _within(container.decode(stream), most_seconds):
+        for frame in _limit_duration(container.decode(stream), most_seconds):
             if frame.rate != rate:
                 break
             count += frame.samples
@@ -210,7 +212,7 @@ def sample_count(sound: Media, rate: int, most_seconds: float) -> int:
     return len(samples(sound, rate, most_seconds))
 
 
-def wav_of(heard: NDArray[np.float32], rate: int) -> Media:
+def encode_wav(heard: NDArray[np.float32], rate: int) -> Media:
     """Encodes the samples of one channel, float32, losslessly as a WAV file."""
     data = heard.astype("<f4").tobytes()
     head = b"RIFF", 36 + len(data), b"WAVEfmt ", 16, 3, 1, rate, 4 * rate, 4, 32, b"data", len(data)
@@ -235,7 +237,7 @@ def _opened(media: Media, kind: MediaKind) -> Iterator[tuple[Any, Any]]:
             "Cut it, or save it smaller.",
         )
     try:
-        name = _format(media.data, kind)[0]
+        name = _detect_format(media.data, kind)[0]
         if name == "mov":
             _check_tables(media.data, kind)
         options = _WAV if name == "wav" else {}
@@ -256,7 +258,7 @@ def _opened(media: Media, kind: MediaKind) -> Iterator[tuple[Any, Any]]:
         raise _error(kind, f"is damaged or truncated: {error}", "Save it again.") from None
 
 
-def _format(data: bytes, kind: MediaKind) -> tuple[str, str]:
+def _detect_format(data: bytes, kind: MediaKind) -> tuple[str, str]:
     """Returns libav's name of a file's format, and the media type."""
     for name, (start, beginnings, *types) in _FORMATS.items():
         found = types[kind == "audio"]
@@ -272,16 +274,18 @@ def _check_tables(data: bytes, kind: MediaKind) -> None:
     """
     start = count = 0
     while start < len(data):
-        size = _number(data, start)
+        size = _read_integer(data, start)
         if size == 1:
-            size = _number(data, start + 8, 8)
+            size = _read_integer(data, start + 8, 8)
         end = start + size if size >= 8 else len(data)
         for name, skipped in (
             ((b"stsz", 12), (b"trun", 8)) if data[start + 4 : start + 8] != b"mdat" else ()
         ):
             at = data.find(name, start, end)
             while at >= 0:
-                count += _number(data, at + skipped + (8 if _number(data, at - 4) == 1 else 0))
+                count += _read_integer(
+                    data, at + skipped + (8 if _read_integer(data, at - 4) == 1 else 0)
+                )
                 if count > len(data):
                     raise _error(
                         kind,
@@ -292,11 +296,11 @@ def _check_tables(data: bytes, kind: MediaKind) -> None:
         start = end
 
 
-def _number(data: bytes, at: int, size: int = 4) -> int:
+def _read_integer(data: bytes, at: int, size: int = 4) -> int:
     return int.from_bytes(data[at : at + size], "big")
 
 
-def _count(container: Any, stream: Any, most: int) -> int:
+def _count_packets(container: Any, stream: Any, most: int) -> int:
     """Counts a stream's packets that contain a frame, up to one more than `most`."""
     count = 0
     for packet in container.demux(stream):
@@ -306,7 +310,7 @@ def _count(container: Any, stream: Any, most: int) -> int:
     return count
 
 
-def _within(frames: Iterable[Any], most_seconds: float) -> Iterator[Any]:
+def _limit_duration(frames: Iterable[Any], most_seconds: float) -> Iterator[Any]:
     """Yields the frames of a sound. Raises ParameterError where it becomes too long."""
     seconds = 0.0
     for frame in frames:
@@ -317,13 +321,13 @@ def _within(frames: Iterable[Any], most_seconds: float) -> Iterator[Any]:
         yield frame
 
 
-def _mean(frame: Any) -> NDArray[np.float32]:
+def _mean_of_channels(frame: Any) -> NDArray[np.float32]:
     """Averages the channels of a frame, which are interleaved: PyAV can't read more than 8 planes."""
     mean: NDArray[np.float32] = frame.to_ndarray().reshape(-1, len(frame.layout.channels)).mean(1)
     return mean
 
 
-def _upright(frame: Any) -> Picture:
+def _rotate_upright(frame: Any) -> Picture:
     picture: Picture = frame.to_image()
     return picture.rotate(frame.rotation, expand=True) if frame.rotation % 360 else picture
 

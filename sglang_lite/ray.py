@@ -161,7 +161,7 @@ class ActorPool:
         self._plan = plan
         self._report = report
         self._until_released = until_released
-        self._ray = _ray()
+        self._ray = _import_ray()
         self._items = dict(plan.pending)
         self._unfinished = set(self._items)
         self._tried: Counter[int] = Counter()  # number of actors that died with a row
@@ -182,7 +182,9 @@ class ActorPool:
             options.num_gpus if options.num_gpus is not None else float(total.get("GPU", 0) >= 1)
         )
         count = options.actors or int(
-            total.get("GPU", 0) / num_gpus if num_gpus else _nodes(ray, options.num_cpus)
+            total.get("GPU", 0) / num_gpus
+            if num_gpus
+            else _count_usable_nodes(ray, options.num_cpus)
         )
         count = max(min(count, len(self._items)), 1)
         order = list(self._plan.pending)
@@ -197,7 +199,7 @@ class ActorPool:
         }
         window = max(self._plan.window // _LANES, 1)
         ray.util.register_serializer(
-            SglFunction, serializer=program_as_data, deserializer=as_program
+            SglFunction, serializer=serialize_program, deserializer=deserialize_program
         )
         task = ray.put((self._program, {**settings, "num_threads": window}))
         kind = ray.remote(num_cpus=options.num_cpus, num_gpus=num_gpus, max_concurrency=_LANES)(
@@ -242,43 +244,43 @@ class ActorPool:
                 self._ray.get(actor.ready.remote(), timeout=self._options.start_timeout_s)
             except Exception as failed:  # errors of Ray, and of the engine
                 error = failed
-                self._end(actor)
+                self._kill_actor(actor)
                 if not isinstance(failed, self._ray.exceptions.RayActorError):
                     break
                 continue
             lanes = [
-                threading.Thread(target=self._feed, args=(actor, max_rows), daemon=True)
+                threading.Thread(target=self._feed_actor, args=(actor, max_rows), daemon=True)
                 for _ in range(_LANES)
             ]
             for lane in lanes:
                 lane.start()
             for lane in lanes:
                 lane.join()
-            self._end(actor)
+            self._kill_actor(actor)
             error = BackendError("the actor has died.")
         with self._bell:
             self._seats -= 1
             lost = [] if self._seats or self._over else [*self._unfinished]
         for index in lost:
-            self._finish(index, _no_actor(error))
+            self._finish_row(index, _no_actor_error(error))
 
-    def _feed(self, actor: Any, max_rows: int) -> None:
+    def _feed_actor(self, actor: Any, max_rows: int) -> None:
         """Sends groups of rows to an actor until none are left or the actor has died."""
         exceptions = self._ray.exceptions
-        while rows := self._take(actor, max_rows):
+        while rows := self._take_rows(actor, max_rows):
             items = [(index, self._items[index]) for index in rows]
             try:
                 for found in actor.run.options(num_returns="streaming").remote(items):
                     index, kind, data = self._ray.get(found)
-                    self._finish(index, _outcome(kind, data))
+                    self._finish_row(index, _restore_outcome(kind, data))
             except exceptions.RayTaskError as error:  # concerns all rows of the group
                 for index in rows:
-                    self._finish(index, _no_actor(error))
+                    self._finish_row(index, _no_actor_error(error))
             except exceptions.RayError as error:
-                self._requeue(actor, rows, error)
+                self._requeue_rows(actor, rows, error)
                 return
 
-    def _take(self, actor: Any, max_rows: int) -> list[int]:
+    def _take_rows(self, actor: Any, max_rows: int) -> list[int]:
         """Returns the indices of the next rows, after waiting until there are rows and room.
         Returns an empty list if no rows are left or the actor has died.
         """
@@ -294,7 +296,7 @@ class ActorPool:
             self._room -= count
             return group[:count]
 
-    def _finish(self, index: int, outcome: Outcome) -> None:
+    def _finish_row(self, index: int, outcome: Outcome) -> None:
         with self._bell:
             if index not in self._unfinished or self._over:
                 return
@@ -304,7 +306,7 @@ class ActorPool:
             self._bell.notify_all()
         self._report(index, outcome)
 
-    def _requeue(self, actor: Any, rows: list[int], error: Exception) -> None:
+    def _requeue_rows(self, actor: Any, rows: list[int], error: Exception) -> None:
         """Requeues the unfinished rows of a dead actor. Rows whose actor has died for the second
         time fail.
         """
@@ -324,9 +326,9 @@ class ActorPool:
                 )
             self._bell.notify_all()
         for index in set(rows) - set(again):
-            self._finish(index, _no_actor(error))
+            self._finish_row(index, _no_actor_error(error))
 
-    def _end(self, actor: Any) -> None:
+    def _kill_actor(self, actor: Any) -> None:
         with self._bell:
             self._actors.discard(actor)
         self._ray.kill(actor)
@@ -367,7 +369,7 @@ class _Actor:
 _Sent = bytes | tuple[Callable[..., UserValue], int | None, dict[str, UserValue], bool]
 
 
-def program_as_data(program: SglFunction) -> _Sent:
+def serialize_program(program: SglFunction) -> _Sent:
     """Converts a program to data for an actor. A program of the running script, which no actor can
     import, is sent as its code. Others are sent by name.
     """
@@ -381,8 +383,8 @@ def program_as_data(program: SglFunction) -> _Sent:
     )
 
 
-def as_program(data: _Sent) -> SglFunction:
-    """Restores a program from the data of `program_as_data`."""
+def deserialize_program(data: _Sent) -> SglFunction:
+    """Restores a program from the data of `serialize_program`."""
     if isinstance(data, bytes):
         found: SglFunction = pickle.loads(data)
         return found
@@ -407,26 +409,26 @@ def _data(outcome: Outcome) -> tuple[str, Any]:
     return "error", outcome
 
 
-def _outcome(kind: str, data: Any) -> Outcome:
+def _restore_outcome(kind: str, data: Any) -> Outcome:
     if kind == "state":
         return finished(data)
     found: Exception = as_error(data) if kind == "failure" else data
     return found
 
 
-def _no_actor(error: Exception) -> BackendError:
+def _no_actor_error(error: Exception) -> BackendError:
     cause = getattr(error, "cause", None) or error
     return BackendError(f"the cluster could not run it: {cause}", hint="Ray's logs say more.")
 
 
-def _nodes(ray: Any, num_cpus: float) -> int:
+def _count_usable_nodes(ray: Any, num_cpus: float) -> int:
     return sum(
         node["Alive"] and node["Resources"].get("CPU", 0) >= max(num_cpus, 1)
         for node in ray.nodes()
     )
 
 
-def _ray() -> Any:
+def _import_ray() -> Any:
     try:
         import ray
     except ModuleNotFoundError as error:

@@ -15,12 +15,12 @@ import pytest
 from sglang_lite import media_files
 from sglang_lite.media_files import (
     VideoHeader,
+    count_samples,
+    encode_wav,
     frames,
     media_type,
-    sample_count,
     samples,
     video_header,
-    wav_of,
 )
 from sglang_lite.protocol import Media, ParameterError
 from tests.media_files import RATE, frames_in, mp4, wav
@@ -64,7 +64,7 @@ def test_a_sound_of_any_form_is_its_samples_in_one_channel(
     sound = wav(0.5, rate=rate, channels=channels, width=width)
     found = samples(sound, RATE, 30)
     assert abs(len(found) - RATE // 2) <= 32
-    assert sample_count(sound, RATE, 30) == len(found)
+    assert count_samples(sound, RATE, 30) == len(found)
     tone = np.sin(np.arange(len(found)) / RATE * 2 * np.pi * 440) * (
         30_000 / 32_768 if width == 2 else 120 / 128
     )
@@ -87,7 +87,7 @@ def test_compressed_sounds_are_read(kind: str) -> None:
         container.mux(stream.encode(None))
     found = samples(Media(file.getvalue(), "audio/*"), RATE, 30)
     assert abs(len(found) - RATE // 2) < 2000
-    assert sample_count(Media(file.getvalue(), "audio/*"), RATE, 30) == len(found)
+    assert count_samples(Media(file.getvalue(), "audio/*"), RATE, 30) == len(found)
     peak = np.abs(np.fft.rfft(found[1000:7000])).argmax() * RATE / 6000
     assert peak == pytest.approx(440, abs=5)
 
@@ -185,7 +185,7 @@ def test_a_sound_of_exactly_the_bound_is_heard() -> None:
 
 def test_a_sound_that_is_read_in_pieces_is_whole() -> None:
     heard = np.random.default_rng(0).normal(0, 0.1, 2**19 + 7).astype(np.float32)
-    assert np.array_equal(samples(wav_of(heard, RATE), RATE, 60), heard)
+    assert np.array_equal(samples(encode_wav(heard, RATE), RATE, 60), heard)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

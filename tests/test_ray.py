@@ -20,7 +20,14 @@ from sglang_lite import Engine
 from sglang_lite.lang.load_state import finished
 from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.protocol import BatchError, CapabilityError, ParameterError
-from sglang_lite.ray import RayOptions, _Actor, _outcome, as_program, groups, program_as_data
+from sglang_lite.ray import (
+    RayOptions,
+    _Actor,
+    _restore_outcome,
+    deserialize_program,
+    groups,
+    serialize_program,
+)
 from tests.constraints.test_generation import random_model
 from tests.runtime.models.tiny import VOCAB, save
 
@@ -110,7 +117,9 @@ def check_actor(engine):
     rows: list[Any] = [(i, ((), {"word": word})) for i, word in enumerate(("one", "two", "three"))]
     task = pickle.loads(pickle.dumps((plain, {"seed": 3, "num_threads": 2})))
     before = engine.stats()
-    found = {i: _outcome(kind, data) for i, kind, data in _Actor(lambda: engine, task).run(rows)}
+    found = {
+        i: _restore_outcome(kind, data) for i, kind, data in _Actor(lambda: engine, task).run(rows)
+    }
     assert engine.stats()["programs_opened"] - before["programs_opened"] == 3
     assert engine.stats()["programs_extended"] - before["programs_extended"] == 3
     want = plain.run_batch([row for _, (_, row) in rows], backend=engine, seed=3)
@@ -166,10 +175,10 @@ def test_what_a_cluster_has_done_is_kept_in_a_checkpoint(tmp_path):
 
 
 def test_a_program_of_the_script_that_runs_is_sent_as_its_code_and_others_by_name(monkeypatch):
-    assert as_program(program_as_data(answer)) is answer
+    assert deserialize_program(serialize_program(answer)) is answer
     # where an actor has nothing of the script
     monkeypatch.setattr(answer.func, "__module__", "__main__")
-    sent = as_program(program_as_data(answer.bind("a", 1)))
+    sent = deserialize_program(serialize_program(answer.bind("a", 1)))
     assert (sent.func, sent.bind_arguments) == (answer.func, {"document": "a", "number": 1})
 
 

@@ -80,18 +80,21 @@ def agents(count: int = 64, *, scale: float = 1.0) -> list[tuple[AgentTurn, ...]
     return made
 
 
-def flattened(turns: tuple[AgentTurn, ...]) -> Iterator[tuple[AgentTurn, ...]]:
+def with_subagents(turns: tuple[AgentTurn, ...]) -> Iterator[tuple[AgentTurn, ...]]:
     """Yields the turns of an agent and those of its subagents."""
     yield turns
     for turn in turns:
         if turn.subagent:
-            yield from flattened(turn.subagent)
+            yield from with_subagents(turn.subagent)
 
 
-def working_set(all_turns: Sequence[tuple[AgentTurn, ...]]) -> int:
+def total_tokens_at_end(all_turns: Sequence[tuple[AgentTurn, ...]]) -> int:
     """Returns the total number of tokens of all agents and subagents when they end."""
     return sum(
-        turn.reads + turn.writes for each in all_turns for own in flattened(each) for turn in own
+        turn.reads + turn.writes
+        for each in all_turns
+        for own in with_subagents(each)
+        for turn in own
     )
 
 
@@ -135,7 +138,7 @@ def run_agents(
         raise RuntimeError(f"{len(failed)} agents failed: {failed[0]!r}")
     after = engine.stats()
     told, cached = (after[key] - before[key] for key in ("prompt_tokens", "prompt_tokens_cached"))
-    programs = [own for turns in all_turns for own in flattened(turns)]
+    programs = [own for turns in all_turns for own in with_subagents(turns)]
     needed = sum(turn.reads + 1 for own in programs for turn in own)
     return AgentsMeasured(seconds, (told - cached) / needed, len(programs))
 
@@ -150,7 +153,7 @@ def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) 
         count: number of agents.
     """
     turns = agents(count, scale=scale)
-    total = working_set(turns)
+    total = total_tokens_at_end(turns)
     yield f"{count} agents of {_TURNS} turns, {total:,} tokens at their ends"
     yield f"{'of memory':>10}{'as':>10}{'s':>9}{'programs/min':>14}{'computed/needed':>17}"
     for times in TIMES_MEMORY:
@@ -204,17 +207,17 @@ class _Agent(ABC):
     def played(self) -> None:
         turn = self.turns[self.at]
         self.at += 1
-        timer = threading.Timer(turn.tool_s, self._tool_ended, (turn,))
+        timer = threading.Timer(turn.tool_s, self._continue_after_tool, (turn,))
         timer.daemon = True
         timer.start()
 
-    def _tool_ended(self, turn: AgentTurn) -> None:
+    def _continue_after_tool(self, turn: AgentTurn) -> None:
         if turn.subagent:
-            type(self)(self.engine, turn.subagent, 1000 + self.number, self._next).begin()
+            type(self)(self.engine, turn.subagent, 1000 + self.number, self._play_next_turn).begin()
         else:
-            self._next()
+            self._play_next_turn()
 
-    def _next(self, error: object = None) -> None:
+    def _play_next_turn(self, error: object = None) -> None:
         if error is not None:
             self.ended(error)
         elif self.at == len(self.turns):
@@ -228,7 +231,7 @@ class _Agent(ABC):
 
 class _ProgramAgent(_Agent):
     def begin(self) -> None:
-        self._program = self.engine.open_program(sink=self._told)
+        self._program = self.engine.open_program(sink=self._handle_event)
         super().begin()
 
     def play(self, turn: AgentTurn) -> None:
@@ -239,7 +242,7 @@ class _ProgramAgent(_Agent):
     def close(self) -> None:
         self._program.close()
 
-    def _told(self, event: object) -> None:
+    def _handle_event(self, event: object) -> None:
         if isinstance(event, ProgramResult):
             self.ended()
         elif not isinstance(event, Played):
@@ -255,9 +258,9 @@ class _RequestAgent(_Agent):
 
     def play(self, turn: AgentTurn) -> None:
         self._text += self.reads(turn)
-        self.engine.submit(list(self._text), self.params(turn), sink=self._told)
+        self.engine.submit(list(self._text), self.params(turn), sink=self._handle_event)
 
-    def _told(self, event: object) -> None:
+    def _handle_event(self, event: object) -> None:
         if isinstance(event, Generation):
             self._text += event.token_ids
             self.played()

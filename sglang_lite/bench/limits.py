@@ -37,16 +37,16 @@ def measure(gpus: int = 1) -> Rates:
     """Measures the rates on the first GPU and, if there are several, on its link to the second."""
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
-    copy = 2 * source.nbytes / _seconds(lambda: target.copy_(source))
+    copy = 2 * source.nbytes / _time_on_gpu(lambda: target.copy_(source))
     link = math.inf
     if gpus > 1:
         there = torch.empty_like(source, device="cuda:1")
-        link = source.nbytes / _seconds(lambda: there.copy_(source))
+        link = source.nbytes / _time_on_gpu(lambda: there.copy_(source))
     a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    return Rates(gpus * copy, gpus * 2 * 8192**3 / _seconds(lambda: a @ b), gpus, link)
+    return Rates(gpus * copy, gpus * 2 * 8192**3 / _time_on_gpu(lambda: a @ b), gpus, link)
 
 
-def _seconds(run: object) -> float:
+def _time_on_gpu(run: object) -> float:
     assert callable(run)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call] # torch leaves it untyped
     for _ in range(5):

@@ -94,7 +94,7 @@ def measure_peer(
 def _vllm(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
     from vllm import LLM, SamplingParams, TokensPrompt
 
-    llm = LLM(model=folder, **_settings(fp8))
+    llm = LLM(model=folder, **_common_settings(fp8))
 
     def generate(prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> list[int]:
         params = [
@@ -114,7 +114,7 @@ def _vllm(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
 def _sglang(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
     from sglang import Engine
 
-    engine = Engine(model_path=folder, **_settings(fp8))
+    engine = Engine(model_path=folder, **_common_settings(fp8))
 
     def generate(prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> list[int]:
         params = [
@@ -132,13 +132,13 @@ def _sglang(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
 _ENGINES = {"vllm": _vllm, "sglang": _sglang}
 
 
-def _settings(fp8: bool) -> dict[str, Any]:
+def _common_settings(fp8: bool) -> dict[str, Any]:
     """Returns settings whose names are the same for both peers."""
     numbers = {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"} if fp8 else {}
     return {"load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", **numbers}
 
 
-def _seconds(work: Workload, generate: _Generate, flush: Callable[[], bool]) -> float:
+def _time_workload(work: Workload, generate: _Generate, flush: Callable[[], bool]) -> float:
     def emptied() -> None:
         # Refused for a moment after the last result, until the following step has been processed.
         if not any(flush() for _ in range(1000)):
@@ -165,8 +165,10 @@ def _main(peer: str, folder: str, repeat: str, numbers: str, *workloads: str) ->
         generate, flush = _ENGINES[peer](folder, numbers == "fp8")
         for name in workloads:
             work = WORKLOADS[name]()
-            _seconds(work, generate, flush)
-            write_result(name, median(_seconds(work, generate, flush) for _ in range(int(repeat))))
+            _time_workload(work, generate, flush)
+            write_result(
+                name, median(_time_workload(work, generate, flush) for _ in range(int(repeat)))
+            )
     except BaseException as error:
         write_result("failure", " ".join(f"{type(error).__name__}: {error}".split())[:200])
         raise

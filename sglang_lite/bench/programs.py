@@ -26,11 +26,11 @@ def _forked(s: Any, shared: str, own: Sequence[str], new: Sequence[int]) -> None
 
 
 @function
-def _shot(s: Any, shared: str, own: str, new: int) -> None:
+def _answer_once(s: Any, shared: str, own: str, new: int) -> None:
     s += shared + own + gen("answer", max_tokens=new, ignore_eos=True)
 
 
-def _fork(
+def _run_forking(
     backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]
 ) -> list[ProgramState]:
     """Runs one program that forks into all prompts."""
@@ -39,7 +39,7 @@ def _fork(
     ]
 
 
-def _batch(
+def _run_batch_of_programs(
     backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]
 ) -> list[ProgramState]:
     """Runs one program per prompt, all at the same time."""
@@ -47,15 +47,15 @@ def _batch(
         {"shared": shared, "own": text, "new": count}
         for text, count in zip(own, work.output_lengths)
     ]
-    states: list[ProgramState] = _shot.run_batch(
+    states: list[ProgramState] = _answer_once.run_batch(
         items, backend=backend, temperature=work.temperature, num_threads=len(items)
     )
     return states
 
 
 PROGRAMS: dict[str, Callable[[LocalBackend, Workload, str, Sequence[str]], list[ProgramState]]] = {
-    "fork64": _fork,
-    "fewshot": _batch,
+    "fork64": _run_forking,
+    "fewshot": _run_batch_of_programs,
 }
 
 

@@ -64,7 +64,7 @@ def report(
             "--tp", f"{parallel.ranks} GPUs are needed, and torch sees {torch.cuda.device_count()}."
         )
     rank_spec(SHAPES[shape], parallel, even=gpu)
-    machine, rows = _ours(shape, names, repeat, fp8, model_impl, parallel)
+    machine, rows = _measure_ours(shape, names, repeat, fp8, model_impl, parallel)
     peers: dict[str, PeerResults] = {}
     if gpu and model_impl == "native" and parallel.ranks == 1:
         gc.collect()  # because a peer takes the whole GPU
@@ -78,7 +78,7 @@ def report(
         BenchReport(machine, tuple(rows), peers).save(file)
 
 
-def report_agents(shape: str, *, fp8: bool = False) -> None:
+def print_agents_report(shape: str, *, fp8: bool = False) -> None:
     """Measures agents that wait for tools, with memory for all or only some of them, and prints a
     table.
 
@@ -105,7 +105,7 @@ def _check_shape(shape: str, *, gpu: bool) -> None:
         )
 
 
-def _ours(
+def _measure_ours(
     shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: str, parallel: Parallel
 ) -> tuple[Machine, list[Row]]:
     gpu = torch.cuda.is_available()
@@ -125,7 +125,7 @@ def _ours(
             ranks=parallel.ranks,
             torch=torch.__version__,
             shape=shape if model_impl == "native" else f"{shape} by the code of {model_impl}",
-            numbers=_numbers(shape, fp8=fp8, gpu=gpu),
+            numbers=_number_formats(shape, fp8=fp8, gpu=gpu),
             copy=None if rates is None else rates.bytes_per_s,
             matmul=None if rates is None else rates.flops_per_s,
             link=rates.link_bytes_per_s if rates is not None and rates.gpus > 1 else None,
@@ -143,7 +143,7 @@ def _ours(
                 if rates is None
                 else lower_bound(SHAPES[shape], work, rates, bits=8 if fp8 else 16)
             )
-            rows.append(_row(engine, name, work, best, repeat))
+            rows.append(_measure_row(engine, name, work, best, repeat))
             _print_row(rows[-1])
     return machine, rows
 
@@ -160,7 +160,7 @@ def _engine(shape: str, fp8: bool, settings: Mapping[str, Any]) -> Iterator[Engi
             yield engine
 
 
-def _numbers(shape: str, *, fp8: bool, gpu: bool) -> str:
+def _number_formats(shape: str, *, fp8: bool, gpu: bool) -> str:
     """Describes the number formats in which a shape is measured."""
     if not fp8:
         return "bfloat16" if gpu else "as the CPU computes"
@@ -171,7 +171,7 @@ def _numbers(shape: str, *, fp8: bool, gpu: bool) -> str:
     )
 
 
-def _row(engine: Engine, name: str, work: Workload, best: float | None, repeat: int) -> Row:
+def _measure_row(engine: Engine, name: str, work: Workload, best: float | None, repeat: int) -> Row:
     """Measures a workload once, then `repeat` times, alternating between requests and program."""
     forms: list[Callable[[], Measured]] = [partial(run, engine, work)]
     if name in PROGRAMS:

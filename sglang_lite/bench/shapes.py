@@ -147,7 +147,7 @@ def write_model(folder: Path, name: str) -> None:
     tokenizer whose tokens are meaningless words.
     """
     (folder / "config.json").write_text(json.dumps(hf_config(name)))
-    words = {_word(i).replace(" ", "\u0120"): i for i in range(SHAPES[name].vocab_size)}
+    words = {_word_of_token(i).replace(" ", "\u0120"): i for i in range(SHAPES[name].vocab_size)}
     backend = Backend(models.BPE(words, [], ignore_merges=True))
     bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([_SPLIT, bytewise])
@@ -175,7 +175,7 @@ def load_shape(
         config: settings of the engine whose kernels are compiled ahead; None for the defaults.
     """
     if model_impl == "transformers":
-        return _by_transformers(name)
+        return _load_with_transformers(name)
     # The spec that an engine reads from a folder, for which the kernels are known.
     spec = spec_from_config(hf_config(name), name)
     device = torch.device("cpu")
@@ -218,7 +218,7 @@ def load_shape(
     )
 
 
-def _by_transformers(name: str) -> LoadedModel:
+def _load_with_transformers(name: str) -> LoadedModel:
     """Creates a model of a shape that runs the code of transformers."""
     # imports all of transformers' models
     from sglang_lite.runtime.models.load_transformers import load_transformers
@@ -237,7 +237,7 @@ def _by_transformers(name: str) -> LoadedModel:
 
 def tokenizer(size: int) -> Tokenizer:
     """Creates a tokenizer with `size` tokens, each of which is one word."""
-    words = [_word(i) for i in range(size)]
+    words = [_word_of_token(i) for i in range(size)]
     backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, [], ignore_merges=True))
     backend.pre_tokenizer = _SPLIT
     return Tokenizer(backend, [word.encode() for word in words], [], eos_ids=[])
@@ -245,10 +245,10 @@ def tokenizer(size: int) -> Tokenizer:
 
 def text_from_ids(ids: Iterable[int]) -> str:
     """Returns the text that the tokenizer encodes to these ids."""
-    return "".join(map(_word, ids))
+    return "".join(map(_word_of_token, ids))
 
 
-def _word(i: int) -> str:
+def _word_of_token(i: int) -> str:
     """Returns the word of a token: a space and four letters. Text is split into these words before
     it is encoded.
     """

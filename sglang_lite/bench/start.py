@@ -49,7 +49,7 @@ def first_token(shape: str, settings: Mapping[str, Any]) -> Started:
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
         command = [sys.executable, "-m", __name__, folder, json.dumps(dict(settings))]
-        before = _cached()
+        before = _count_cached_kernels()
         started = time.perf_counter()
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
@@ -59,10 +59,10 @@ def first_token(shape: str, settings: Mapping[str, Any]) -> Started:
         raise BackendError(
             f"{shape}: a process that starts an engine ended with status {process.returncode}."
         )
-    return Started(seconds, _cached() - before)
+    return Started(seconds, _count_cached_kernels() - before)
 
 
-def _cached() -> int:
+def _count_cached_kernels() -> int:
     """Counts the kernels in Triton's cache."""
     if not find_spec("triton"):
         return 0

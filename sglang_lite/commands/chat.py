@@ -57,7 +57,7 @@ def _answer(s: ProgramState, conversation: Dialogue) -> None:
     s += assistant(gen("answer", constraint=conversation.schema))
 
 
-def typed_lines() -> Iterator[str]:
+def read_typed_lines() -> Iterator[str]:
     """Yields lines of standard input. In a terminal they can be edited, and earlier lines are
     available with the arrow keys.
     """
@@ -105,15 +105,15 @@ def chat(
             break
         try:
             if text.startswith("/"):
-                conversation = _commanded(conversation, text, out)
+                conversation = _execute_command(conversation, text, out)
             elif text:
-                conversation = _answered(conversation, text, out, answer)
+                conversation = _answer_question(conversation, text, out, answer)
         except SglError as error:
             print(f"sglang-lite: {error}", file=out)
     return conversation
 
 
-def _commanded(conversation: Dialogue, text: str, out: TextIO) -> Dialogue:
+def _execute_command(conversation: Dialogue, text: str, out: TextIO) -> Dialogue:
     """Executes a command and returns the resulting conversation. Raises SglError if that fails; the
     conversation then stays as it is.
     """
@@ -124,7 +124,9 @@ def _commanded(conversation: Dialogue, text: str, out: TextIO) -> Dialogue:
         return replace(conversation, system=rest, turns=())
     if command == "/json":
         found = (
-            json_schema(rest if rest.startswith(("{", "true", "false")) else _read(Path(rest)))
+            json_schema(
+                rest if rest.startswith(("{", "true", "false")) else _read_schema(Path(rest))
+            )
             if rest
             else None
         )
@@ -142,7 +144,7 @@ def _commanded(conversation: Dialogue, text: str, out: TextIO) -> Dialogue:
     return conversation
 
 
-def _answered(
+def _answer_question(
     conversation: Dialogue, text: str, out: TextIO, answer: Callable[[Dialogue], ProgramState]
 ) -> Dialogue:
     """Answers a question and returns the conversation with both. An interrupted answer is kept as
@@ -163,14 +165,14 @@ def _answered(
     return replace(asked, turns=(*asked.turns, ("assistant", "".join(pieces))))
 
 
-def _read(path: Path) -> str:
+def _read_schema(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(
-            "/json", f"{path}: {_reason(error)}", hint="Give a schema, or a file with one."
+            "/json", f"{path}: {_error_reason(error)}", hint="Give a schema, or a file with one."
         ) from error
 
 
-def _reason(error: OSError | UnicodeDecodeError) -> str:
+def _error_reason(error: OSError | UnicodeDecodeError) -> str:
     return f"{os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error}."

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 Words: TypeAlias = Mapping[str, Sequence[str]]  # flags and actions of each command
 
 
-def _bash(words: Words) -> str:
+def _bash_script(words: Words) -> str:
     cases = "\n".join(f'    {name}) words="{" ".join(own)}" ;;' for name, own in words.items())
     return f"""\
 _sglang_lite() {{
@@ -25,7 +25,7 @@ complete -o filenames -F _sglang_lite sglang-lite
 """
 
 
-def _zsh(words: Words) -> str:
+def _zsh_script(words: Words) -> str:
     cases = "\n".join(f"    {name}) compadd -- {' '.join(own)} ;;" for name, own in words.items())
     return f"""\
 #compdef sglang-lite
@@ -43,7 +43,7 @@ compdef _sglang_lite sglang-lite
 """
 
 
-def _fish(words: Words) -> str:
+def _fish_script(words: Words) -> str:
     lines = [f"complete -c sglang-lite -n __fish_use_subcommand -f -a '{' '.join(words)}'"]
     for name, own in words.items():
         there = f"complete -c sglang-lite -n '__fish_seen_subcommand_from {name}'"
@@ -54,4 +54,8 @@ def _fish(words: Words) -> str:
     return "\n".join(lines) + "\n"
 
 
-SHELLS: Final[Mapping[str, Callable[[Words], str]]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+SHELLS: Final[Mapping[str, Callable[[Words], str]]] = {
+    "bash": _bash_script,
+    "zsh": _zsh_script,
+    "fish": _fish_script,
+}

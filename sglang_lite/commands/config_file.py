@@ -39,7 +39,7 @@ class ConfigFile(argparse.Action):
             parser.error(f"--config: {twice} is given twice")
         told: dict[str, str] = {}
         for name, value in given.items():
-            found = _parsed(parser, name, value)
+            found = _parse_line(parser, name, value)
             for dest, each in vars(found).items():
                 if each is None or each == parser.get_default(dest):  # not set by a flag
                     continue
@@ -54,17 +54,17 @@ class ConfigFile(argparse.Action):
                     setattr(namespace, dest, each)
 
 
-def _parsed(parser: CommandParser, name: str, value: Json) -> argparse.Namespace:
+def _parse_line(parser: CommandParser, name: str, value: Json) -> argparse.Namespace:
     """Parses a line of the file. Exits with a message if the line is no known flag."""
     abbreviates = parser.allow_abbrev
     parser.allow_abbrev = False
     try:
-        found, unknown = parser.parse_known_args([*_flags(name, value)])
+        found, unknown = parser.parse_known_args([*_as_flags(name, value)])
         # A switch without an opposite is already off.
         unknown = [
             flag
             for flag in unknown
-            if not (flag.startswith("--no-") and _knows(parser, f"--{flag[5:]}"))
+            if not (flag.startswith("--no-") and _is_known_flag(parser, f"--{flag[5:]}"))
         ]
         if unknown:
             parser.refuse(unknown)
@@ -73,7 +73,7 @@ def _parsed(parser: CommandParser, name: str, value: Json) -> argparse.Namespace
     return found
 
 
-def _flags(name: str, value: Json) -> Iterator[str]:
+def _as_flags(name: str, value: Json) -> Iterator[str]:
     """Yields the equivalent command-line flags."""
     flag = name.replace("_", "-")
     for each in value if isinstance(value, list) else [value]:
@@ -83,5 +83,5 @@ def _flags(name: str, value: Json) -> Iterator[str]:
             yield f"--{flag}={json.dumps(each) if isinstance(each, dict) else each}"
 
 
-def _knows(parser: CommandParser, flag: str) -> bool:
+def _is_known_flag(parser: CommandParser, flag: str) -> bool:
     return not parser.parse_known_args([flag])[1]

@@ -48,7 +48,7 @@ class Diagnosis:
         )
 
 
-def diagnoses() -> Iterator[Diagnosis]:
+def diagnose_all() -> Iterator[Diagnosis]:
     """Yields each finding as soon as it was made. If the default model has been fetched, the last
     one is a measurement, which takes as long as starting an engine.
     """
@@ -58,21 +58,21 @@ def diagnoses() -> Iterator[Diagnosis]:
         f"sglang-lite {__version__}, Python {platform.python_version()}, {platform.platform()}",
         advice,
     )
-    yield from _packages()
-    yield _terminal()
-    yield _keys()
-    yield _cache()
+    yield from _diagnose_packages()
+    yield _diagnose_terminal()
+    yield _diagnose_keys()
+    yield _diagnose_cache()
     if missing := [name for name in NEEDED if not is_installed(name)]:
         yield Diagnosis(
             "engine", f"none without {', '.join(missing)}", "Programs can run on APIs and servers."
         )
         return
-    yield from _machine()
-    yield _model()
-    yield _speed()
+    yield from _diagnose_machine()
+    yield _diagnose_model()
+    yield _diagnose_generation()
 
 
-def _packages() -> Iterator[Diagnosis]:
+def _diagnose_packages() -> Iterator[Diagnosis]:
     for extra, (use, names) in _EXTRAS.items():
         missing = [name for name in names if not is_installed(name)]
         advice = f"For {use}: pip install 'sglang-lite[{extra}]'" if missing else ""
@@ -81,7 +81,7 @@ def _packages() -> Iterator[Diagnosis]:
         )
 
 
-def _terminal() -> Diagnosis:
+def _diagnose_terminal() -> Diagnosis:
     encoding = sys.stdout.encoding or "unknown"
     advice = (
         ""
@@ -91,14 +91,14 @@ def _terminal() -> Diagnosis:
     return Diagnosis("terminal", encoding, advice)
 
 
-def _keys() -> Diagnosis:
+def _diagnose_keys() -> Diagnosis:
     there = [name for name in _KEYS if os.environ.get(name)]
     return Diagnosis(
         "keys", f"set: {', '.join(there)}" if there else f"none of {', '.join(_KEYS)} is set"
     )
 
 
-def _cache() -> Diagnosis:
+def _diagnose_cache() -> Diagnosis:
     folder = cache_folder()
     around = next((each for each in (folder, *folder.parents) if each.exists()), folder)
     try:
@@ -113,7 +113,7 @@ def _cache() -> Diagnosis:
     return Diagnosis("cache", f"{folder}, {free / 1e9:,.1f} GB free", advice)
 
 
-def _machine() -> Iterator[Diagnosis]:
+def _diagnose_machine() -> Iterator[Diagnosis]:
     """Yields what an engine runs on."""
     import torch
 
@@ -146,7 +146,7 @@ def _machine() -> Iterator[Diagnosis]:
         )
 
 
-def _model() -> Diagnosis:
+def _diagnose_model() -> Diagnosis:
     """Diagnoses which model is proposed for this machine."""
     from sglang_lite.runtime.loading.model_choice import choose_model, gigabytes, measure_machine
 
@@ -163,7 +163,7 @@ def _model() -> Diagnosis:
     )
 
 
-def _speed() -> Diagnosis:
+def _diagnose_generation() -> Diagnosis:
     """Measures the speed of the default model, if it has been fetched."""
     from sglang_lite.engine.engine import Engine
 

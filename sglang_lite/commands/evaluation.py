@@ -17,8 +17,8 @@ from pathlib import Path
 
 from sglang_lite.commands import metrics
 from sglang_lite.commands.metrics import Metric, Score
-from sglang_lite.commands.parser import file_and_function
-from sglang_lite.commands.run_file import plain_result, program_in
+from sglang_lite.commands.parser import split_file_and_function
+from sglang_lite.commands.run_file import load_program, plain_result
 from sglang_lite.lang.backend.default import BackendLike
 from sglang_lite.lang.batches.batch import equal_items_are_meant
 from sglang_lite.lang.function import SglFunction
@@ -83,32 +83,32 @@ def evaluate(
     from sglang_lite.engine.engine import Engine
 
     with redirect_stdout(sys.stderr):  # output of the files, whose code runs
-        program = program_in(*file_and_function(file))
+        program = load_program(*split_file_and_function(file))
         judges = {
-            each.value: program_in(*file_and_function(each.value))
+            each.value: load_program(*split_file_and_function(each.value))
             for each in asked
             if each.kind == "judge"
         }
-    rows, broken = _rows(data, program, [each.label for each in asked if each.label])
+    rows, broken = _read_labelled_rows(data, program, [each.label for each in asked if each.label])
     if page is not None and not page.parent.is_dir():
         raise ParameterError("--page", f"there is no folder {page.parent}.")
     with contextlib.ExitStack() as stack:
         kept = (
             None
             if out is None
-            else stack.enter_context(_kept(out, _identity(file, model, seed), rows))
+            else stack.enter_context(_open_results(out, _identity(file, model, seed), rows))
         )
         engine = None if model is None else stack.enter_context(Engine(model))
-        _play(program, [row for row in rows if row.result is None], asked, engine, seed, kept)
+        _run_rows(program, [row for row in rows if row.result is None], asked, engine, seed, kept)
         for name, judge in judges.items():
-            _judge(
+            _score_by_judge(
                 judge,
                 name,
                 [row for row in rows if not row.failed and name not in row.judged],
                 engine,
                 kept,
             )
-    scores = [_score(metric, rows) for metric in asked]
+    scores = [_compute_score(metric, rows) for metric in asked]
     print(metrics.written(scores), end="")
     failures = broken | {row.number: str((row.result or {})["error"]) for row in rows if row.failed}
     if failures:
@@ -118,11 +118,11 @@ def evaluate(
     for number, why in sorted(failures.items()):
         print(f"  {data}:{number}: {' '.join(why.split())}")
     if page is not None:
-        files.write(page, _page(file, scores, asked, rows, broken).encode(), "--page")
+        files.write(page, _render_evaluation(file, scores, asked, rows, broken).encode(), "--page")
     return 1 if failures else 0
 
 
-def _rows(
+def _read_labelled_rows(
     file: Path, program: SglFunction, labels: Sequence[str]
 ) -> tuple[list[_Row], dict[int, str]]:
     """Reads the rows of a file. Also returns what is wrong with the others, by line number.
@@ -172,7 +172,7 @@ def _rows(
 
 def _identity(program: str, model: str | None, seed: int | None) -> dict[str, Json]:
     """Returns the settings and code on which results depend, in addition to their row's arguments."""
-    file, function = file_and_function(program)
+    file, function = split_file_and_function(program)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return {
         "program": f"{file.name}:{function or ''}",
@@ -182,14 +182,14 @@ def _identity(program: str, model: str | None, seed: int | None) -> dict[str, Js
     }
 
 
-def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> FileIO:
+def _open_results(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> FileIO:
     """Opens a file of results. Its first line identifies the evaluation, and each further line has
     the result of a row. Copies these results to the rows of the data.
 
     Raises:
         ParameterError: the file can't be read and written, or belongs to another evaluation.
     """
-    by_row = {(row.number, _json(row.arguments)): row for row in rows}
+    by_row = {(row.number, _sorted_json(row.arguments)): row for row in rows}
     with contextlib.ExitStack() as stack:
         try:
             out = stack.enter_context(file.open("r+b" if file.exists() else "w+b", buffering=0))
@@ -198,17 +198,19 @@ def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> Fil
 
                 fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
             *lines, cut = out.read().split(b"\n")
-            if not lines and not _json(identity).encode().startswith(cut):
+            if not lines and not _sorted_json(identity).encode().startswith(cut):
                 raise ValueError("its first line is none of theirs")
-            first, *results = (json.loads(line) for line in lines or [_json(identity).encode()])
+            first, *results = (
+                json.loads(line) for line in lines or [_sorted_json(identity).encode()]
+            )
             for line in results:
-                if (row := by_row.get((line["line"], _json(line["arguments"])))) is not None:
+                if (row := by_row.get((line["line"], _sorted_json(line["arguments"])))) is not None:
                     row.result = line["result"]
                     row.sure = line["sure"]
                     row.judged |= {
                         name: score
                         for name, (key, score) in line["judged"].items()
-                        if key == _key(name, row)
+                        if key == _judge_digest(name, row)
                     }
         except (ValueError, LookupError, TypeError) as error:
             raise ParameterError(
@@ -227,16 +229,16 @@ def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> Fil
         out.seek(-len(cut), 2)  # drops a line that was incomplete when the run was stopped
         out.truncate()
         if not lines:
-            _append(out, identity)
+            _append_result(out, identity)
         stack.pop_all()
         return out
 
 
-def _append(out: FileIO, line: Mapping[str, Json]) -> None:
-    files.append(out, str(out.name), _json(line).encode() + b"\n", parameter="--out")
+def _append_result(out: FileIO, line: Mapping[str, Json]) -> None:
+    files.append(out, str(out.name), _sorted_json(line).encode() + b"\n", parameter="--out")
 
 
-def _keep(out: FileIO | None, row: _Row) -> None:
+def _save_row(out: FileIO | None, row: _Row) -> None:
     """Writes the result of a row so far. A failed row is left out, so that it is tried again."""
     if out is not None and not row.failed:
         known = {
@@ -245,22 +247,22 @@ def _keep(out: FileIO | None, row: _Row) -> None:
             "result": row.result,
             "sure": row.sure,
         }
-        judged = {name: (_key(name, row), score) for name, score in row.judged.items()}
-        _append(out, known | {"judged": judged})
+        judged = {name: (_judge_digest(name, row), score) for name, score in row.judged.items()}
+        _append_result(out, known | {"judged": judged})
 
 
-def _key(judge: str, row: _Row) -> str:
+def _judge_digest(judge: str, row: _Row) -> str:
     """Returns a digest of what a judge's score depends on, in addition to the row's result."""
     return hashlib.sha256(
-        file_and_function(judge)[0].read_bytes() + _json(row.columns).encode()
+        split_file_and_function(judge)[0].read_bytes() + _sorted_json(row.columns).encode()
     ).hexdigest()[:16]
 
 
-def _json(value: Json) -> str:
+def _sorted_json(value: Json) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _play(
+def _run_rows(
     program: SglFunction,
     rows: Sequence[_Row],
     asked: Sequence[Metric],
@@ -284,12 +286,12 @@ def _play(
         row.result = plain_result(outcome)
         if not row.failed and not isinstance(outcome, Exception):
             row.sure = {
-                path: share for path in sure if (share := _confidence(outcome, path)) is not None
+                path: share for path in sure if (share := _confidence_at(outcome, path)) is not None
             }
-        _keep(out, row)
+        _save_row(out, row)
 
 
-def _confidence(state: ProgramState, path: str) -> float | None:
+def _confidence_at(state: ProgramState, path: str) -> float | None:
     """Returns the model's confidence in a variable or in a member of its value; for a selection,
     the choice's share. Returns None if the run has none.
     """
@@ -308,7 +310,7 @@ def _confidence(state: ProgramState, path: str) -> float | None:
     return found.prob
 
 
-def _judge(
+def _score_by_judge(
     judge: SglFunction,
     name: str,
     rows: Sequence[_Row],
@@ -347,10 +349,10 @@ def _judge(
                 hint="Let it return a boolean or a number from 0 to 1, or set a variable score.",
             )
         row.judged[name] = float(score)
-        _keep(out, row)
+        _save_row(out, row)
 
 
-def _score(metric: Metric, rows: Sequence[_Row]) -> Score:
+def _compute_score(metric: Metric, rows: Sequence[_Row]) -> Score:
     if metric.kind == "judge":
         return metrics.mean(metric.name, [row.judged.get(metric.value, 0.0) for row in rows])
     ran = [row for row in rows if not row.failed]
@@ -363,17 +365,17 @@ def _score(metric: Metric, rows: Sequence[_Row]) -> Score:
                 hint="Evaluate a select, or a gen(confidence=True); results of an --out without it give another file.",
             )
         return metrics.calibration(
-            metric.name, [(row.sure[metric.value], _right(metric, row)) for row in ran]
+            metric.name, [(row.sure[metric.value], _is_right(metric, row)) for row in ran]
         )
-    if ran and all(_lacks(metric, row) for row in ran):
+    if ran and all(_lacks_value(metric, row) for row in ran):
         names = ", ".join(dict.fromkeys(name for row in ran for name in row.result or {})) or "none"
         raise ParameterError(
             "--metric", f"no result has {metric.value!r}; variables of the results: {names}."
         )
-    return metrics.mean(metric.name, [float(_right(metric, row)) for row in rows])
+    return metrics.mean(metric.name, [float(_is_right(metric, row)) for row in rows])
 
 
-def _lacks(metric: Metric, row: _Row) -> bool:
+def _lacks_value(metric: Metric, row: _Row) -> bool:
     try:
         metrics.value_at(row.result or {}, metric.value)
     except LookupError:
@@ -381,14 +383,14 @@ def _lacks(metric: Metric, row: _Row) -> bool:
     return False
 
 
-def _right(metric: Metric, row: _Row) -> bool:
+def _is_right(metric: Metric, row: _Row) -> bool:
     try:
         return not row.failed and metrics.right(metric, row.result or {}, row.columns)
     except LookupError:  # its run took a path that sets no such variable
         return False
 
 
-def _page(
+def _render_evaluation(
     title: str,
     scores: Sequence[Score],
     asked: Sequence[Metric],
@@ -397,13 +399,15 @@ def _page(
 ) -> str:
     """Renders the HTML page of an evaluation."""
     checked = [each for each in asked if each.kind in ("exact", "accuracy")]
-    wrong = {row.number: [each.name for each in checked if not _right(each, row)] for row in rows}
+    wrong = {
+        row.number: [each.name for each in checked if not _is_right(each, row)] for row in rows
+    }
     ordered = sorted(rows, key=lambda row: -len(wrong[row.number]))
     lines = (
         (
             row.number,
             ", ".join(wrong[row.number]),
-            *map(_json, (row.columns, row.result, {**row.judged, **row.sure})),
+            *map(_sorted_json, (row.columns, row.result, {**row.judged, **row.sure})),
         )
         for row in ordered
     )

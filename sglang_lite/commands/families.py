@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.host.installed import check_installed
+from sglang_lite.runtime.host.installed import check_engine_packages
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.spec import ModelSpec
@@ -39,7 +39,7 @@ def _run(options: argparse.Namespace) -> int:
         for name, family in FAMILIES.items():
             print(f"{name:16} {', '.join(family.architectures)}")
         return 0
-    check_installed("sglang-lite families NAME")
+    check_engine_packages("sglang-lite families NAME")
     spec = _make_example(options.name) if options.name in FAMILIES else _read_model(options.name)
     print("\n".join(pseudo_code(spec)))
     return 0

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.commands.parser import add_file, add_model, file_and_function
+from sglang_lite.commands.parser import add_file, add_model, split_file_and_function
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -34,17 +34,17 @@ def _run(options: argparse.Namespace) -> int:
     from sglang_lite.engine.engine import Engine
     from sglang_lite.lint.files import load, programs_in
 
-    file, function = file_and_function(options.file)
+    file, function = split_file_and_function(options.file)
     with contextlib.ExitStack() as stack:
         with redirect_stdout(sys.stderr):  # output of the file, whose code runs
             programs = programs_in(load(file), function)
         engine = None if options.model is None else stack.enter_context(Engine(options.model))
-        server_of(file.stem, programs, engine, _prints_elsewhere).run()
+        server_of(file.stem, programs, engine, _redirect_prints).run()
     return 0
 
 
 @contextlib.asynccontextmanager
-async def _prints_elsewhere(_: MCPServer) -> AsyncIterator[None]:
+async def _redirect_prints(_: MCPServer) -> AsyncIterator[None]:
     """Redirects the output of bodies to standard error, because the protocol uses standard output."""
     with redirect_stdout(sys.stderr):
         yield
@@ -80,12 +80,14 @@ def server_of(
     server = MCPServer(name, lifespan=lifespan)
     for each, program in programs.items():
         server.add_tool(
-            _tool(program, backend), name=each, description=inspect.getdoc(program.func) or ""
+            _tool_function(program, backend),
+            name=each,
+            description=inspect.getdoc(program.func) or "",
         )
     return server
 
 
-def _tool(program: SglFunction, backend: BackendLike | None) -> Any:
+def _tool_function(program: SglFunction, backend: BackendLike | None) -> Any:
     from mcp.server.mcpserver.exceptions import ToolError
 
     from sglang_lite.commands.run_file import plain_result

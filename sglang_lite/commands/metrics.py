@@ -110,20 +110,20 @@ def right(metric: Metric, result: Mapping[str, Json], columns: Mapping[str, Json
     Raises:
         LookupError: the result has no such value.
     """
-    compared = _json if metric.kind == "exact" else _plain
+    compared = _sorted_json if metric.kind == "exact" else _normalize_value
     return compared(value_at(result, metric.value)) == compared(columns[metric.label])
 
 
-def _json(value: Json) -> str:
+def _sorted_json(value: Json) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _plain(value: Json) -> str:
+def _normalize_value(value: Json) -> str:
     if isinstance(value, list):
-        return _json([*map(_plain, value)])
+        return _sorted_json([*map(_normalize_value, value)])
     if isinstance(value, Mapping):
-        return _json({name: _plain(each) for name, each in value.items()})
-    text = " ".join((value if isinstance(value, str) else _json(value)).split()).casefold()
+        return _sorted_json({name: _normalize_value(each) for name, each in value.items()})
+    text = " ".join((value if isinstance(value, str) else _sorted_json(value)).split()).casefold()
     return str(Decimal(text).normalize()) if _NUMBER.fullmatch(text) else text
 
 

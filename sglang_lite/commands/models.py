@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.host.installed import check_installed
+from sglang_lite.runtime.host.installed import check_engine_packages
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.loading.model_choice import ModelChoice, ModelFit
@@ -42,7 +42,7 @@ def _run(wrong: Callable[[str], NoReturn], options: argparse.Namespace) -> int:
         case ["pull", name]:
             print(resolve(name, options.revision))
         case [name] if name != "pull":
-            return _describe(name, options)
+            return _describe_model(name, options)
         case _:
             wrong("give the name of a model, list, or pull NAME.")
     return 0
@@ -74,11 +74,11 @@ def _list_fitting(*, as_json: bool) -> int:
         BackendError: what measures a machine is not installed.
         ModelError: no model fits.
     """
-    check_installed("a list of what fits")
+    check_engine_packages("a list of what fits")
     from sglang_lite.runtime.loading.model_choice import choose_model, gigabytes, measure_machine
 
     choice = choose_model(measure_machine())
-    print(json.dumps(asdict(choice)) if as_json else "\n".join(_lines(choice)))
+    print(json.dumps(asdict(choice)) if as_json else "\n".join(_fitting_lines(choice)))
     if choice.fitting:
         return 0
     free = f"{gigabytes(choice.machine.free)} are free on {choice.machine.device}"
@@ -88,31 +88,31 @@ def _list_fitting(*, as_json: bool) -> int:
     )
 
 
-def _lines(choice: ModelChoice) -> Iterator[str]:
+def _fitting_lines(choice: ModelChoice) -> Iterator[str]:
     from sglang_lite.runtime.loading.model_choice import TOKENS, gigabytes
 
     machine = choice.machine
     yield f"{machine.device}, {machine.cores} cores, {gigabytes(machine.free)} of memory free. Proposed: >"
     for fit in choice.fitting:
         slow = f"; slow: it reads {gigabytes(fit.read)} a token" if fit.is_slow else ""
-        yield _line(">" if fit is choice.proposed else " ", fit, slow)
+        yield _format_fit(">" if fit is choice.proposed else " ", fit, slow)
     if choice.others:
         yield "Don't fit:"
     for fit in choice.others:
-        yield _line(" ", fit, f"; {gigabytes(fit.lacking)} more than is free")
+        yield _format_fit(" ", fit, f"; {gigabytes(fit.lacking)} more than is free")
     yield f"Memory of the weights as kept here + {TOKENS:,} tokens + {gigabytes(machine.beside)} of the process."
 
 
-def _line(mark: str, fit: ModelFit, remark: str) -> str:
+def _format_fit(mark: str, fit: ModelFit, remark: str) -> str:
     from sglang_lite.runtime.loading.model_choice import gigabytes
     from sglang_lite.runtime.models.aliases import ALIASES
 
     return f"{mark} {fit.name:20} {gigabytes(fit.needed):>8}  {ALIASES[fit.name].use}{remark}"
 
 
-def _describe(name: str, options: argparse.Namespace) -> int:
+def _describe_model(name: str, options: argparse.Namespace) -> int:
     """Prints how a model would run. Returns exit status 0 if the model is supported, else 1."""
-    check_installed("a description")
+    check_engine_packages("a description")
     from sglang_lite.runtime.loading.description import describe
 
     found = describe(name, options.revision)

@@ -39,7 +39,7 @@ def near(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def file_and_function(text: str) -> tuple[Path, str | None]:
+def split_file_and_function(text: str) -> tuple[Path, str | None]:
     """Splits FILE[:FUNCTION] into the file and the name of a program."""
     file, _, function = text.rpartition(":") if not text.endswith(".py") else (text, "", "")
     return Path(file or text), function or None

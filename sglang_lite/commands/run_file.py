@@ -15,12 +15,12 @@ from sglang_lite.lang.backend.default import BackendLike
 from sglang_lite.lang.batches.batch import equal_items_are_meant
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.state import ProgramState
-from sglang_lite.lint.files import fitting, load, programs_in, rows_in
+from sglang_lite.lint.files import fitting, load, programs_in, read_json_lines
 from sglang_lite.protocol import ParameterError, SglError
 from sglang_lite.protocol.anything import Json, UserValue
 
 
-def program_in(file: Path, function: str | None) -> SglFunction:
+def load_program(file: Path, function: str | None) -> SglFunction:
     """Imports a file and returns its program.
 
     Args:
@@ -41,7 +41,7 @@ def program_in(file: Path, function: str | None) -> SglFunction:
     return next(iter(found.values()))
 
 
-def arguments_of(program: SglFunction, given: Sequence[str]) -> dict[str, Json]:
+def parse_arguments(program: SglFunction, given: Sequence[str]) -> dict[str, Json]:
     """Parses a program's arguments from texts `name=value`. A value is JSON if it can be read as
     such and the parameter is not annotated as `str`; otherwise it is text.
 
@@ -88,7 +88,7 @@ def results(
     Raises:
         ParameterError: arguments don't fit the program, or the file can't be read.
     """
-    given = [{}] if rows is None else rows_in(rows, "--rows")
+    given = [{}] if rows is None else read_json_lines(rows, "--rows")
     items = fitting(
         program, [{**arguments, **row} for row in given], rows, "--rows" if rows else "--arg"
     )
@@ -107,20 +107,26 @@ def plain_result(outcome: ProgramState | Exception) -> dict[str, UserValue]:
     if isinstance(outcome, Exception):
         name = "" if isinstance(outcome, SglError) else f"{type(outcome).__name__}: "
         return {"error": f"{name}{outcome}"}
-    found = {name: _plain(outcome[name]) for name in outcome.branch.names.variables}
-    return found if outcome.ret_value is None else {**found, "return": _plain(outcome.ret_value)}
+    found = {name: _as_json_data(outcome[name]) for name in outcome.branch.names.variables}
+    return (
+        found
+        if outcome.ret_value is None
+        else {**found, "return": _as_json_data(outcome.ret_value)}
+    )
 
 
-def _plain(value: UserValue) -> Any:
+def _as_json_data(value: UserValue) -> Any:
     """Converts a value to JSON data. Values without a JSON form become text."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain({each.name: getattr(value, each.name) for each in dataclasses.fields(value)})
+        return _as_json_data(
+            {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        )
     if isinstance(value, enum.Enum):
-        return _plain(value.value)
+        return _as_json_data(value.value)
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _as_json_data(each) for name, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(each) for each in value]
+        return [_as_json_data(each) for each in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

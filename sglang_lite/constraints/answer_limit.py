@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_lite.constraints.formal.lengths import most_bytes
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.kinds import language_of
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import Constraint, ConstraintError
 
 _MINIMUM = 1_024  # tokens, if the texts have no maximum length
@@ -13,7 +13,7 @@ _TIMES_SHORTEST = 8  # tokens per byte of the shortest text
 _MAXIMUM = 16_384  # tokens; longer texts count as unbounded
 
 
-@memoized
+@memoize
 def answer_limit(constraint: Constraint) -> int | None:
     """Returns a number of tokens that is enough for every text of a constraint if their length is
     bounded, else for most of them. Returns None if the constraint can't be enforced.

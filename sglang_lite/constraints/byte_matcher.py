@@ -19,7 +19,7 @@ from sglang_lite.constraints.emit.lexemes import split_into_lexemes
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.kinds import language_of
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 
@@ -87,7 +87,7 @@ def _forces_slowly(text: str) -> bool:
     if not matcher.is_error():
         return False
     matcher = start(NO_FORCING + text, _bytes())
-    _consume(matcher, _forced(matcher, slow=True))
+    _consume(matcher, _forced_bytes(matcher, slow=True))
     _mask(matcher)
     return True
 
@@ -136,7 +136,7 @@ def matcher_error(matcher: LLMatcher) -> ConstraintError:
     return ConstraintError(f"llguidance: {error_reason(matcher)}")
 
 
-def lexer_has_failed(matcher: LLMatcher) -> bool:
+def is_lexer_error(matcher: LLMatcher) -> bool:
     """Returns True if a matcher failed in its lexer. Its copies share the lexer, so they all fail."""
     return matcher.is_error() and "lexer error" in matcher.get_error()
 
@@ -162,7 +162,7 @@ def error_reason(matcher: LLMatcher) -> str:
     return next(filter(None, lines), "the grammar is refused, without a reason given")
 
 
-@memoized
+@memoize
 def _start(constraint: Constraint) -> _Start:
     language = language_of(constraint)
     text, slow = _grammar(language, ShortestTexts(language.rules).longest_forced)
@@ -195,7 +195,7 @@ class _Start:
         """
         matcher = self._matcher.deep_copy()
         matcher.compute_bitmask()
-        if lexer_has_failed(matcher):
+        if is_lexer_error(matcher):
             self._matcher = start(self._text, _bytes())
             matcher = self._matcher.deep_copy()
         return matcher
@@ -271,7 +271,7 @@ class ByteMatcher:
             after = (self.text + accepted)[-40:]
             raise ConstraintError(
                 f"the grammar does not allow {text!r:.80} here, from character {len(accepted) + 1} of it on"
-                f"{f', after {after!r}' if after else ''}.{_next(at, slow=self.slow)}"
+                f"{f', after {after!r}' if after else ''}.{_continuation_hint(at, slow=self.slow)}"
             )
         self.matcher = at
         self.text += text
@@ -284,8 +284,9 @@ class ByteMatcher:
         """
         found = tuple(text for text in texts if self._try_push(text)[1] is None)
         if not found:
+            hint = _continuation_hint(self.matcher, slow=self.slow)
             raise ConstraintError(
-                f"the grammar allows none of {', '.join(map(repr, texts))} here.{_next(self.matcher, slow=self.slow)}"
+                f"the grammar allows none of {', '.join(map(repr, texts))} here.{hint}"
             )
         return found
 
@@ -300,7 +301,7 @@ class ByteMatcher:
         if not self.matcher.is_accepting():
             raise ConstraintError(
                 f"the text of the grammar is not complete after {self.text[-40:]!r}."
-                f"{_next(self.matcher, slow=self.slow)}"
+                f"{_continuation_hint(self.matcher, slow=self.slow)}"
             )
         if isinstance(self.constraint, JsonSchema):
             parse_json(self.constraint, self.text)
@@ -312,7 +313,7 @@ class ByteMatcher:
         at = self.matcher.deep_copy()
         forced = bytearray()
         most = _MAX_SLOWLY_FORCED if self.slow else _MAX_FORCED
-        while len(forced) < most and (more := _forced(at, slow=self.slow)):
+        while len(forced) < most and (more := _forced_bytes(at, slow=self.slow)):
             more = more[: most - len(forced)]
             forced += more
             _consume(at, more)
@@ -344,7 +345,7 @@ class ByteMatcher:
         return at, None if count == len(data) else data[:count].decode("utf-8", "ignore")
 
 
-def _forced(at: Any, *, slow: bool) -> bytes:
+def _forced_bytes(at: Any, *, slow: bool) -> bytes:
     """Returns the bytes that every continuation begins with, or b"" if there is a choice. If
     `slow`, returns at most one byte.
     """
@@ -372,13 +373,13 @@ def _consume(at: Any, data: bytes) -> int:
     return count
 
 
-def _next(at: Any, *, slow: bool) -> str:
+def _continuation_hint(at: Any, *, slow: bool) -> str:
     """Returns a sentence for an error message that lists the possible continuations, or "" if there
     are too many.
     """
     if at.is_stopped():
         return " It is complete."
-    forced = _forced(at, slow=slow).decode("utf-8", "ignore")
+    forced = _forced_bytes(at, slow=slow).decode("utf-8", "ignore")
     if forced:
         return f" It continues with {forced!r:.60}."
     mask = _mask(at)

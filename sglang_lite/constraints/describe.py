@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.kinds import language_of
-from sglang_lite.constraints.notes import SHAPE, decimal_notes, dumped, notes_of, string_word
+from sglang_lite.constraints.notes import SHAPE, decimal_notes, notes_of, string_word, to_json_line
 from sglang_lite.protocol import (
     Choices,
     Constraint,
@@ -56,7 +56,9 @@ def description(constraint: Constraint, annotation: object = None) -> str:
         case JsonSchema():
             schema = json.loads(constraint.schema)
             for pointer in constraint.sets:
-                (_pointed(schema, f"#{pointer}") if pointer else schema)["uniqueItems"] = True
+                (_resolve_reference(schema, f"#{pointer}") if pointer else schema)[
+                    "uniqueItems"
+                ] = True
             return _Describer(schema).text()
         case Choices(options):
             return "one of: " + ", ".join(options)
@@ -125,14 +127,14 @@ class _Describer:
         whole = (
             [(self._names["#"], "")]
             if "#" in self._names
-            else self._described(self._schema).with_notes()
+            else self._shape_of(self._schema).with_notes()
         )
-        parts = ["JSON: " + _written(whole)]
+        parts = ["JSON: " + _format_lines(whole)]
         if least := self._least():
             parts.append(f"If nothing more is known: {least}")
         for reference, name in self._names.items():
-            lines = self._described(_pointed(self._schema, reference)).with_notes()
-            parts.append(f"{name} = {_written(lines)}")
+            lines = self._shape_of(_resolve_reference(self._schema, reference)).with_notes()
+            parts.append(f"{name} = {_format_lines(lines)}")
         return "\n".join(parts)
 
     def _least(self) -> str:
@@ -150,7 +152,7 @@ class _Describer:
             name: self._may_be_null(each) for name, each in schema.get("properties", {}).items()
         }
         said = [
-            f"{dumped(name)}: {'null' if may else '…'}"
+            f"{to_json_line(name)}: {'null' if may else '…'}"
             for name, may in nullable.items()
             if may or name in required
         ]
@@ -161,7 +163,7 @@ class _Describer:
             return False
         if "$ref" in schema:
             return schema["$ref"] not in self._names and self._may_be_null(
-                _pointed(self._schema, schema["$ref"])
+                _resolve_reference(self._schema, schema["$ref"])
             )
         kinds = schema.get("type")
         return (
@@ -175,25 +177,27 @@ class _Describer:
             )
         )
 
-    def _described(self, schema: Any) -> _Shape:
+    def _shape_of(self, schema: Any) -> _Shape:
         if not isinstance(schema, dict):
             return _Shape([("nothing" if schema is False else "anything", "")])
         notes = notes_of(schema, string_word(schema))
-        shapes = [self._referred(schema["$ref"])] if "$ref" in schema else []
+        shapes = [self._shape_of_reference(schema["$ref"])] if "$ref" in schema else []
         if "const" in schema or "enum" in schema:
             values = [schema["const"]] if "const" in schema else schema["enum"]
-            shapes.append(_Shape([(" | ".join(map(dumped, values)), "")], is_union=len(values) > 1))
+            shapes.append(
+                _Shape([(" | ".join(map(to_json_line, values)), "")], is_union=len(values) > 1)
+            )
         shapes += [
             self._union(schema[keyword]) for keyword in ("anyOf", "oneOf") if keyword in schema
         ]
         for each in schema.get("allOf", ()):
-            shape = self._described(each)
+            shape = self._shape_of(each)
             if isinstance(each, dict) and not each.keys() & SHAPE:  # it has only limits, no form
                 notes += shape.notes
             else:
                 shapes.append(shape)
         if not shapes or schema.keys() & {"properties", "items", "prefixItems"}:
-            shapes.append(self._typed(schema))
+            shapes.append(self._shape_by_type(schema))
         if len(shapes) == 1:
             notes = [*notes, *shapes[0].notes]
             lines = shapes[0].lines
@@ -209,7 +213,7 @@ class _Describer:
         decimals = decimal_notes(schemas)
         if decimals is not None:
             return _Shape([("number", "")], decimals)
-        shapes = [self._described(each) for each in schemas]
+        shapes = [self._shape_of(each) for each in schemas]
         known = [shape for shape in shapes if shape.lines != [("null", "")]]
         if len(known) == 1:  # then all notes are about it
             return _Shape(
@@ -224,7 +228,7 @@ class _Describer:
                 parts.append(lines)
         return _Shape(_joined(parts, " | "), is_union=len(parts) > 1)
 
-    def _typed(self, schema: Mapping[str, Any]) -> _Shape:
+    def _shape_by_type(self, schema: Mapping[str, Any]) -> _Shape:
         kinds = schema.get("type")
         if kinds is None and ("properties" in schema or "required" in schema):
             kinds = "object"
@@ -244,9 +248,9 @@ class _Describer:
 
     def _array(self, schema: Mapping[str, Any]) -> list[_Line]:
         first, rest = _items(schema)
-        parts = [self._described(each).with_notes() for each in first]
+        parts = [self._shape_of(each).with_notes() for each in first]
         if rest is not False:
-            parts += [self._described(rest).with_notes(), [("…", "")]]
+            parts += [self._shape_of(rest).with_notes(), [("…", "")]]
         inside = _joined(parts, ", ") if parts else [("", "")]
         return _joined([[("[", "")], inside, [("]", "")]], "")
 
@@ -257,7 +261,7 @@ class _Describer:
         for name in dict.fromkeys((*members, *required)):
             each = members.get(name, True)
             must = name in required or self._may_be_null(each)  # null means the same as omission
-            found.append(self._member(f"{dumped(name)}{'' if must else '?'}", each))
+            found.append(self._member(f"{to_json_line(name)}{'' if must else '?'}", each))
         more = schema.get("additionalProperties", not members)
         if more is not False and (more is not True or not found):
             found.append(self._member("…", more))
@@ -273,14 +277,14 @@ class _Describer:
         ]
 
     def _member(self, name: str, schema: Any) -> list[_Line]:
-        shape = self._described(schema)
+        shape = self._shape_of(schema)
         (code, comment), *rest = shape.lines
         return [(f"{name}: {code}", _comment(*shape.notes, comment)), *rest]
 
-    def _referred(self, reference: str) -> _Shape:
+    def _shape_of_reference(self, reference: str) -> _Shape:
         if reference in self._names:
             return _Shape([(self._names[reference], "")])
-        return self._described(_pointed(self._schema, reference))
+        return self._shape_of(_resolve_reference(self._schema, reference))
 
 
 def _is_null(schema: Any) -> bool:
@@ -298,7 +302,7 @@ def _word(kind: object, schema: Mapping[str, Any]) -> str:
     return "anything" if kind is None else str(kind)
 
 
-def _written(lines: Iterable[_Line]) -> str:
+def _format_lines(lines: Iterable[_Line]) -> str:
     return "\n".join(f"{code}{f'  // {comment}' if comment else ''}" for code, comment in lines)
 
 
@@ -327,10 +331,10 @@ def _names(schema: Any) -> dict[str, str]:
             composed.add(reference)
             counts[each] = counts.get(each, 0) + 1
             if counts[each] == 1:
-                queue.append((each, _pointed(schema, each)))
+                queue.append((each, _resolve_reference(schema, each)))
     names: dict[str, str] = {}
     for reference, count in counts.items():
-        target = _pointed(schema, reference)
+        target = _resolve_reference(schema, reference)
         is_object = isinstance(target, dict) and "properties" in target
         if count > 1 and (reference in composed or (is_object and count > _OFTEN)):
             wanted = "Root" if reference == "#" else re.sub(r"\W", "_", _steps(reference)[-1])
@@ -357,7 +361,7 @@ def _references(schema: Any) -> Iterator[str]:
                     queue.append(value)
 
 
-def _pointed(schema: Any, reference: str) -> Any:
+def _resolve_reference(schema: Any, reference: str) -> Any:
     """Returns the part of a schema that a local JSON Pointer reference points to, or True for any
     other reference.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from sglang_lite.constraints.formal.automaton import is_empty
-from sglang_lite.constraints.formal.grammars import pruned, renamed
+from sglang_lite.constraints.formal.grammars import prefix_rule_names, prune_rules
 from sglang_lite.constraints.formal.nodes import (
     ANY_CHAR,
     ANY_TEXT,
@@ -24,7 +24,7 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema.normal_form import normalise, normalise_inside, tagged
 from sglang_lite.constraints.limits import within_limits
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.constraints.syntax import gbnf, lark
 from sglang_lite.constraints.syntax.regex import parse
@@ -76,22 +76,22 @@ def language_of(constraint: Constraint) -> Language:
         return _language_of(constraint)
 
 
-@memoized
+@memoize
 def _language_of(constraint: _Other) -> Language:
     match constraint:
         case Ebnf(text):
-            return pruned(gbnf.parse(text))
+            return prune_rules(gbnf.parse(text))
         case Lark(text):
             outer, schemas = lark.parse(text)
-            return pruned(
+            return prune_rules(
                 _joined(outer, {name: _inner(schema) for name, schema in schemas.items()})
             )
         case Regex(pattern):
-            return pruned(Language(_START, {_START: parse(pattern)}))
+            return prune_rules(Language(_START, {_START: parse(pattern)}))
         case Number(kind):
             return language_of(Regex(PATTERNS[kind]))
         case Choices(options):
-            return pruned(Language(_START, {_START: alternation(map(literal, options))}))
+            return prune_rules(Language(_START, {_START: alternation(map(literal, options))}))
         case Continuation():
             raise ConstraintError(
                 "a Continuation can't be compiled by itself: it is the remainder of a grammar over several nodes.",
@@ -100,7 +100,7 @@ def _language_of(constraint: _Other) -> Language:
     parts = _parts(constraint)
     names = {f"{i}": _inner(part) for i, part in enumerate(parts)}
     outer = Language(_START, _body(constraint, [Ref(name) for name in names]))
-    return pruned(_joined(outer, names))
+    return prune_rules(_joined(outer, names))
 
 
 def _parts(constraint: StructuralTag | InOrder | OneOf | Repeated) -> Iterable[Constraint]:
@@ -188,7 +188,7 @@ def _joined(outer: Language, inner: dict[str, Language]) -> Language:
     rules = dict(outer.rules)
     sealed = set(outer.sealed)
     for name, language in inner.items():
-        own = renamed(language, f"{name}.")
+        own = prefix_rule_names(language, f"{name}.")
         rules |= {**own.rules, name: Ref(own.start)}
         sealed |= own.sealed
     return Language(outer.start, rules, frozenset(sealed))

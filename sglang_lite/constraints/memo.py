@@ -69,7 +69,7 @@ class BoundedCache:
 _cache = BoundedCache(MAX_BYTES)
 
 
-def memoized(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def memoize(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Memoizes a function of hashable arguments in the shared cache. Errors are not cached."""
 
     @wraps(function)
@@ -169,7 +169,7 @@ class _Mallinfo2(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in _names]
 
 
-def allocated() -> int:
+def native_bytes() -> int:
     """Returns the bytes that native code of this process has allocated according to glibc's
     `mallinfo2`, or 0 if that function is missing. May take milliseconds.
     """

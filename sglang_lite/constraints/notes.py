@@ -73,7 +73,7 @@ def notes_of(schema: Mapping[str, Any], word: str) -> list[str]:  # any JSON
         schema: schema, an object.
         word: word that the shape uses for the schema's strings.
     """
-    return list(dict.fromkeys((*_limits(schema, word), *_others(schema), *_said(schema))))
+    return list(dict.fromkeys((*_limits(schema, word), *_others(schema), *_author_notes(schema))))
 
 
 def decimal_notes(schemas: Sequence[Any]) -> list[str] | None:  # any JSON
@@ -105,7 +105,7 @@ def _decimals(schema: Mapping[str, Any]) -> int:
     return count if count >= 0 and math.isclose(step, 10.0**-count) else -1
 
 
-def dumped(value: object) -> str:
+def to_json_line(value: object) -> str:
     """Returns the JSON of a value on one line."""
     return _printable(json.dumps(value, ensure_ascii=False))
 
@@ -183,13 +183,13 @@ def _others(schema: Mapping[str, Any]) -> Iterator[str]:
     for keyword in sorted(schema.keys() - _IN_WORDS - SHAPE - _SILENT):
         if not keyword.startswith("x-"):
             value = schema[keyword]
-            text = value if isinstance(value, str) else dumped(value)
+            text = value if isinstance(value, str) else to_json_line(value)
             yield one_line(f"{keyword}: {text}")
 
 
-def _said(schema: Mapping[str, Any]) -> Iterator[str]:
+def _author_notes(schema: Mapping[str, Any]) -> Iterator[str]:
     """Yields the author's description and examples of the value."""
     if schema.get("description"):
         yield one_line(schema["description"])
     if schema.get("examples"):
-        yield "e.g. " + ", ".join(dumped(each) for each in schema["examples"])
+        yield "e.g. " + ", ".join(to_json_line(each) for each in schema["examples"])

@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 
-from sglang_lite.constraints.formal.automaton import Automaton, automaton, shortest_accepted
+from sglang_lite.constraints.formal.automaton import Automaton, automaton, shortest_path_from
 from sglang_lite.constraints.formal.grammars import referring_rules
 from sglang_lite.constraints.formal.nodes import (
     Alternation,
@@ -127,7 +127,7 @@ class _Sampler:
                 return text
             case CharSet():
                 return _character(node, self._random)
-        return _through(automaton(node), self._random)
+        return _random_walk(automaton(node), self._random)
 
 
 def _heights(language: Language) -> dict[str, float]:
@@ -155,7 +155,7 @@ def _height(node: Node, heights: dict[str, float]) -> float:
     return 0
 
 
-def _through(machine: Automaton, random: Random) -> str:
+def _random_walk(machine: Automaton, random: Random) -> str:
     """Walks through an automaton and returns the text: some random steps, then the shortest path to
     an accepting state.
     """
@@ -174,7 +174,7 @@ def _through(machine: Automaton, random: Random) -> str:
         symbol, state = random.choice(printable or live)
         text += _character(machine.class_characters(symbol), random)
     return text + "".join(
-        _character(machine.class_characters(c), random) for c in shortest_accepted(machine, state)
+        _character(machine.class_characters(c), random) for c in shortest_path_from(machine, state)
     )
 
 

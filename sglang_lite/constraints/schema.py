@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_lite.constraints.json_schema import closed_objects, wellformed
-from sglang_lite.constraints.json_schema.resources import embedded
+from sglang_lite.constraints.json_schema.resources import embed_resources
 from sglang_lite.constraints.json_schema.style import style_of
 from sglang_lite.constraints.json_schema.validator import violations
 from sglang_lite.protocol import ConstraintError, JsonSchema, SglError, ValueValidationError
@@ -122,7 +122,7 @@ def _with_resources(text: str, resources: Mapping[str, Any]) -> str:
                 f"json_schema: the resource {uri!r} is not a JSON document: {error}"
             ) from error
     try:
-        return json.dumps(embedded(json.loads(text), resources))
+        return json.dumps(embed_resources(json.loads(text), resources))
     except RecursionError as error:
         raise ConstraintError("json_schema: nested too deeply.") from error
 

@@ -70,11 +70,11 @@ class _Fields:
 
     def __init__(self, found: Any, pointer: str, *names: str) -> None:
         if not isinstance(found, dict):
-            raise _refused(f"an object must be here, not {_shown(found)}", pointer)
+            raise _tag_error(f"an object must be here, not {_abbreviate_json(found)}", pointer)
         for name, value in found.items():
             # null, false and empty lists request nothing
             if name not in names and value not in (None, False, []):
-                raise _refused(f"{name!r} is not supported", f"{pointer}/{name}")
+                raise _tag_error(f"{name!r} is not supported", f"{pointer}/{name}")
         self._found = found
         self.pointer = pointer
 
@@ -83,48 +83,52 @@ class _Fields:
         return default if value is None else value
 
     def text(self, name: str) -> str:
-        return str(self._checked(name, str))
+        return str(self._get_of_type(name, str))
 
     def list(self, name: str) -> list[tuple[int, Any]]:
-        return list(enumerate(self._checked(name, list)))
+        return list(enumerate(self._get_of_type(name, list)))
 
     def texts(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
         if default is not None and self.get(name) is None:
             return default
-        texts = tuple(self._checked(name, list))
+        texts = tuple(self._get_of_type(name, list))
         if not all(isinstance(each, str) for each in texts):
-            raise _refused(f"{name!r} must be a list of strings", f"{self.pointer}/{name}")
+            raise _tag_error(f"{name!r} must be a list of strings", f"{self.pointer}/{name}")
         return texts
 
     def flag(self, name: str) -> bool:
-        value: bool = self._checked(name, bool) if self.get(name) is not None else False
+        value: bool = self._get_of_type(name, bool) if self.get(name) is not None else False
         return value
 
-    def _checked(self, name: str, kind: type) -> Any:
+    def _get_of_type(self, name: str, kind: type) -> Any:
         value = self._found.get(name)
         if not isinstance(value, kind):
-            problem = "but it is missing" if value is None else f"not {_shown(value)}"
-            raise _refused(f"{name!r} must be {_KINDS[kind]}, {problem}", f"{self.pointer}/{name}")
+            problem = "but it is missing" if value is None else f"not {_abbreviate_json(value)}"
+            raise _tag_error(
+                f"{name!r} must be {_KINDS[kind]}, {problem}", f"{self.pointer}/{name}"
+            )
         return value
 
 
 _KINDS: dict[type, str] = {str: "a string", list: "a list", bool: "true or false"}
 
 
-def _shown(value: Any) -> str:
+def _abbreviate_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)[:60]
 
 
-def _refused(problem: str, pointer: str) -> ConstraintError:
+def _tag_error(problem: str, pointer: str) -> ConstraintError:
     return ConstraintError(f"structural_tag: {problem}.", pointer=pointer)
 
 
 def _format(found: Any, pointer: str, depth: int) -> Constraint:
     kind = found.get("type") if isinstance(found, dict) else None
     if not isinstance(kind, str) or kind not in _FORMATS:
-        raise _refused(f"the format {kind!r} is not supported, only {', '.join(_FORMATS)}", pointer)
+        raise _tag_error(
+            f"the format {kind!r} is not supported, only {', '.join(_FORMATS)}", pointer
+        )
     if depth > MAX_DEPTH:
-        raise _refused("nested too deeply", pointer)
+        raise _tag_error("nested too deeply", pointer)
     names, make = _FORMATS[kind]
     return make(_Fields(found, pointer, "type", *names), depth + 1)
 
@@ -149,7 +153,7 @@ def _text_without(*excluded: str) -> Constraint:
 
 def _json_schema(fields: _Fields, depth: int) -> Constraint:
     if fields.get("style", "json") != "json":
-        raise _refused("other styles than 'json' are not supported", f"{fields.pointer}/style")
+        raise _tag_error("other styles than 'json' are not supported", f"{fields.pointer}/style")
     return json_schema(fields.get("json_schema", True))
 
 

@@ -14,10 +14,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from sglang_lite.engine.frames import HEADER, MAX_BYTES, frame
+from sglang_lite.engine.frames import HEADER, MAX_BYTES, encode_frame
 
 _READ = 1 << 20  # bytes per read
-_BEAT = frame([])
+_BEAT = encode_frame([])
 # macOS lacks the flag; Python ignores SIGPIPE in any case
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _NOT_WAITING = int(socket.MSG_DONTWAIT | _NO_SIGNAL)
@@ -64,7 +64,7 @@ class Connection:
                 self._unsent.append(rest)
                 if self._writer is None:
                     self._writer = threading.Thread(
-                        target=self._write, name="sglang_lite-send", daemon=True
+                        target=self._write_unsent, name="sglang_lite-send", daemon=True
                     )
                     self._writer.start()
                 self._more.notify()
@@ -91,7 +91,7 @@ class Connection:
         """
         self._socket.sendall(frame)
 
-    def _write(self) -> None:
+    def _write_unsent(self) -> None:
         while True:
             with self._lock:
                 while not self._unsent and not self._closed:

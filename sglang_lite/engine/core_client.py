@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.engine.engine_link import EngineLink, Watch, ignored
+from sglang_lite.engine.engine_link import EngineLink, Watch, ignore_news
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import (
     Close,
@@ -70,7 +70,7 @@ from sglang_lite.runtime.core.submission import (
     Submission,
     check_nodes,
     check_priority,
-    check_rank,
+    check_replica_rank,
     check_verdict,
 )
 from sglang_lite.runtime.embedding.request import (
@@ -103,7 +103,7 @@ class CoreClient:
         config: settings of the engine.
         path: folder of the model.
         process: process that was started with `config` and `path`.
-        parts: result of `reading_parts` for them, if it was already read.
+        parts: result of `read_model_parts` for them, if it was already read.
         watch: as for EngineLink.
 
     Attributes:
@@ -129,7 +129,7 @@ class CoreClient:
         path: Path,
         process: EngineProcess,
         parts: ReadingParts | None = None,
-        watch: Watch = ignored,
+        watch: Watch = ignore_news,
     ) -> None:
         self.config = config
         self.gate = Gate()
@@ -139,14 +139,14 @@ class CoreClient:
         _open_clients.add(self)
         try:
             # While the process loads the model.
-            self.encoder, self.tokenizer, self._media = parts or reading_parts(config, path)
+            self.encoder, self.tokenizer, self._media = parts or read_model_parts(config, path)
             ready = process.ready.result()
         except BaseException:
             self.close()
             raise
-        self._set_up(ready)
+        self._take_over_properties(ready)
 
-    def _set_up(self, ready: Ready) -> None:
+    def _take_over_properties(self, ready: Ready) -> None:
         config = self.config
         self.model_name = ready.model_name
         self.vocab_size = ready.vocab_size
@@ -186,12 +186,12 @@ class CoreClient:
     def _generate(
         self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None
     ) -> Ticket:
-        check_rank(request.routed_dp_rank, 1)
+        check_replica_rank(request.routed_dp_rank, 1)
         ids, media = self.builder.prompt_with_images(request)
         params = self.builder.resolved(request.params)
         tokens = self.builder.tokens(ids, params, media)
         output = self.builder.output(request.output_ids, len(tokens), params)
-        processor, args = _processor(request.logit_processor)
+        processor, args = _import_name_and_args(request.logit_processor)
         number = self._link.new_number()
         entry = OpenSubmission(params.n, flush)
         ticket = Ticket(
@@ -349,7 +349,7 @@ class CoreClient:
         UpdateTensors: _update_tensors,
         OpenTensors: _update_tensors,
         ReceiveWeights: _update_tensors,
-        WriteTensors: lambda self, call: in_shared_memory(call, self._update_tensors),
+        WriteTensors: lambda self, call: update_through_file(call, self._update_tensors),
         NameWeights: _update_tensors,
         Stats: lambda self, call: then(
             self._link.ask(call), lambda counts: counts | {"restarts": self._link.restarts}
@@ -447,7 +447,7 @@ class _OpenProgram:
         self.link.abort(self.number)
 
 
-def in_shared_memory(
+def update_through_file(
     call: WriteTensors, update: Callable[[UpdateTensors], Future[str]]
 ) -> Future[str]:
     """Writes the tensors of a call to a file in shared memory, and returns the answer of an update
@@ -461,7 +461,7 @@ def in_shared_memory(
     return answer
 
 
-def reading_parts(config: EngineConfig, path: Path) -> ReadingParts:
+def read_model_parts(config: EngineConfig, path: Path) -> ReadingParts:
     """Returns the specification of an embedding or classification model (None for other models),
     the model's tokenizer, and how its prompts contain images, videos and sounds.
     """
@@ -474,7 +474,7 @@ def reading_parts(config: EngineConfig, path: Path) -> ReadingParts:
     return None, files.tokenizer, files.media
 
 
-def _processor(given: LogitProcessor | None) -> tuple[str | None, tuple[Any, ...]]:
+def _import_name_and_args(given: LogitProcessor | None) -> tuple[str | None, tuple[Any, ...]]:
     """Returns the name by which the engine's process can import a logit processor, and its first
     arguments. Raises ParameterError like `_import_name`.
     """
@@ -508,6 +508,6 @@ _open_clients: weakref.WeakSet[CoreClient] = weakref.WeakSet()
 
 
 @atexit.register
-def _end_all() -> None:
+def _close_all_clients() -> None:
     for core in list(_open_clients):
         core.close(0)  # their links wait for sinks

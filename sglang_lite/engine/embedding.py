@@ -49,7 +49,7 @@ def sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:
     Args:
         compute: `embeddings` or `label_numbers` with all arguments except the texts.
     """
-    texts, single = prompt_texts(prompt)
+    texts, single = split_prompt(prompt)
     started = time.perf_counter()
     vectors, tokens = compute(texts)
     seconds = time.perf_counter() - started
@@ -100,8 +100,10 @@ def embeddings(
         raise ParameterError(
             "dimensions", f"{dimensions} is not between 1 and {spec.width}, which the model has."
         )
-    prompt = prompt_named(spec, prompt_name)
-    vectors, tokens = _read(engine, texts, lora_path, prompt=prompt, truncate=truncate, field=field)
+    prompt = find_prompt(spec, prompt_name)
+    vectors, tokens = _compute_outputs(
+        engine, texts, lora_path, prompt=prompt, truncate=truncate, field=field
+    )
     if dimensions is not None:
         vectors = vectors[:, :dimensions]
     if spec.normalise:
@@ -109,7 +111,7 @@ def embeddings(
     return vectors, tokens
 
 
-def prompt_named(spec: EncoderSpec, name: str | None) -> str:
+def find_prompt(spec: EncoderSpec, name: str | None) -> str:
     """Returns the model's prompt with this name, or the default one for None. Raises ParameterError
     if the model has no such prompt.
     """
@@ -121,7 +123,7 @@ def prompt_named(spec: EncoderSpec, name: str | None) -> str:
     return spec.prompts.default if name is None else spec.prompts.named[name]
 
 
-def pair_scores(
+def score_text_pairs(
     engine: Engine,
     pairs: Sequence[tuple[str, str]],
     *,
@@ -144,11 +146,11 @@ def pair_scores(
                 f"{field}[{index}]", f"{pair!r:.60} is not a pair of texts. Give (query, document)."
             )
     texts = [(first, second) for first, second in pairs]
-    logits, tokens = _read(engine, texts, lora_path, truncate=truncate, field=field)
+    logits, tokens = _compute_outputs(engine, texts, lora_path, truncate=truncate, field=field)
     return (logits[:, 0] if classifier.raw_score else _sigmoid(logits[:, 0])), tokens
 
 
-def classes(
+def classify_texts(
     engine: Engine,
     texts: Sequence[EncoderInput],
     *,
@@ -188,7 +190,7 @@ def label_numbers(
     import numpy as np
 
     classifier = _classifier(engine)
-    logits, tokens = _read(engine, texts, lora_path, truncate=truncate, field=field)
+    logits, tokens = _compute_outputs(engine, texts, lora_path, truncate=truncate, field=field)
     if plain:
         return logits, tokens
     if classifier.multi_label or logits.shape[1] == 1:
@@ -197,7 +199,7 @@ def label_numbers(
     return exponents / exponents.sum(1, keepdims=True), tokens
 
 
-def prompt_texts(prompt: Texts) -> tuple[Any, bool]:  # a list of any texts
+def split_prompt(prompt: Texts) -> tuple[Any, bool]:  # a list of any texts
     """Returns the texts of a prompt, each a text or token ids, and whether the prompt is a single
     text.
     """
@@ -232,7 +234,7 @@ def _classifier(engine: Engine) -> Classifier:
     return classifier
 
 
-def _read(
+def _compute_outputs(
     engine: Engine,
     texts: Sequence[EncoderInput] | Sequence[EncodeRequest],
     lora_path: AdapterNames,
@@ -250,11 +252,11 @@ def _read(
     requests = [each for each in texts if isinstance(each, EncodeRequest)]
     if not requests:
         given: Any = texts
-        requests = tokenised(
+        requests = tokenize_texts(
             engine.tokenizer, spec_of(engine), given, truncate=truncate, field=field, prompt=prompt
         )
     if lora_path is not None:
-        requests = _adapted(requests, lora_path)
+        requests = _with_adapters(requests, lora_path)
     futures = [engine.core.ask(request) for request in requests]
     try:
         found = [future.result() for future in futures]
@@ -267,7 +269,7 @@ def _read(
     ]
 
 
-def _adapted(
+def _with_adapters(
     requests: Sequence[EncodeRequest], lora_path: str | Sequence[str | None]
 ) -> list[EncodeRequest]:
     """Adds the names of adapters to requests. Raises ParameterError if there are not as many names
@@ -292,7 +294,7 @@ def _adapted(
     ]
 
 
-def tokenised(
+def tokenize_texts(
     tokenizer: Tokenizer,
     spec: EncoderSpec,
     texts: Sequence[EncoderInput],

@@ -44,14 +44,14 @@ from sglang_lite.runtime.core.submission import (
     ProgramRequest,
     SelectRequest,
     check_kind,
-    check_prefix,
+    check_prefix_file,
     check_priority,
 )
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.host import startup_messages
-from sglang_lite.runtime.host.installed import check_installed, check_platform
+from sglang_lite.runtime.host.installed import check_engine_packages, check_platform
 from sglang_lite.runtime.loading.seeding import with_seed
-from sglang_lite.runtime.models.resolve import resolve, resolve_served
+from sglang_lite.runtime.models.resolve import resolve, resolve_for_engine
 from sglang_lite.version import __version__
 
 if TYPE_CHECKING:
@@ -89,22 +89,22 @@ class Engine:
         is_embedding = config.pop("is_embedding", None)
         settings = with_seed(EngineConfig.make(**config))
         check_platform()
-        check_installed("an engine")
+        check_engine_packages("an engine")
         startup_messages.set_level(settings.log_level)
-        path = resolve_served(settings.model, settings.revision)
+        path = resolve_for_engine(settings.model, settings.revision)
         if is_embedding is not None and bool(is_embedding) != is_encoder(path):
             raise ParameterError(
                 "is_embedding",
                 f"{settings.model} is {'no' if is_embedding else 'an'} embedding model.",
             )
         started = time.perf_counter()
-        self.core, advice = _started(self, settings, path)
+        self.core, advice = _start_core(self, settings, path)
         seconds = time.perf_counter() - started
         startup_messages.announce(
             f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level
         )
         if not is_named:
-            startup_messages.suggest(advice, settings.log_level)
+            startup_messages.suggest_once(advice, settings.log_level)
 
     @classmethod
     def of(cls, loaded: LoadedModel, **config: Any) -> Self:  # as of the constructor
@@ -264,7 +264,7 @@ class Engine:
             raise ParameterError(
                 "n", "complete gives one generation.", hint="Use generate or submit."
             )
-        found: Generation = _last_event(partial(self.submit, prompt, params, constraint))
+        found: Generation = _wait_for_last_event(partial(self.submit, prompt, params, constraint))
         return found
 
     def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
@@ -274,7 +274,7 @@ class Engine:
         Raises:
             SglError: as `submit`; OverloadedError only if `count` exceeds the engine's limit.
         """
-        return self.core.open_requests.admitted(submit, count)
+        return self.core.open_requests.submit_once_admitted(submit, count)
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
         """Compiles a constraint so that later requests find it ready. May take seconds.
@@ -333,7 +333,7 @@ class Engine:
         submit = partial(
             self.submit_select, prompt, choices, unconditional=unconditional, lora_path=lora_path
         )
-        found: Selection = _last_event(submit)
+        found: Selection = _wait_for_last_event(submit)
         return found
 
     # ------------------------------------------------------------------------------------- programs
@@ -394,7 +394,7 @@ class Engine:
         """Plays a program like `run_program`, and waits for its result and the events of its nodes."""
         self.core.gate.check_wait("play")
         played: list[Played] = []
-        found: ProgramResult = _last_event(
+        found: ProgramResult = _wait_for_last_event(
             partial(self.run_program, prompt, program), played.append
         )
         return found, played
@@ -569,7 +569,7 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         check_kind("prompt", prompt, str, Prompt, list, tuple)
-        check_prefix(namespace, secret)
+        check_prefix_file(namespace, secret)
         text, ids = (prompt, ()) if isinstance(prompt, str | Prompt) else ("", tuple(prompt))
         return self.answer(calls.ExportPrefix(text, ids, os.path.abspath(path), namespace, secret))
 
@@ -603,7 +603,7 @@ class Engine:
                 damaged one may have been read.
             EngineClosedError: the engine is closed.
         """
-        check_prefix(namespace, secret, trusted=trust_cache or secret is not None)
+        check_prefix_file(namespace, secret, trusted=trust_cache or secret is not None)
         return self.answer(calls.ImportPrefix(os.path.abspath(path), namespace, secret))
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
@@ -667,7 +667,7 @@ class Engine:
         self.close()
 
 
-def _started(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core, str]:
+def _start_core(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core, str]:
     """Starts a core for an engine, which ends when the engine is garbage-collected. Also returns a
     line of advice on its model.
     """
@@ -677,9 +677,9 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core, st
     if config.in_process:
         from sglang_lite.runtime.core import engine_thread  # imports torch
         from sglang_lite.runtime.loading.load_model import load
-        from sglang_lite.runtime.loading.model_choice import suggestion
+        from sglang_lite.runtime.loading.model_choice import suggest_larger_model
 
-        advice = suggestion(config)  # while the memory is free
+        advice = suggest_larger_model(config)  # while the memory is free
         return engine_thread.start(engine, config, lambda: load(config, path)), advice
     core: CoreClient | Replicas
     advice = ""
@@ -697,7 +697,7 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core, st
     return core, advice
 
 
-def _last_event(
+def _wait_for_last_event(
     submit: Callable[..., Ticket], also: Callable[[Played], object] = lambda _: None
 ) -> Any:
     """Returns the last event of a submission, and passes earlier events to `also`. Aborts the

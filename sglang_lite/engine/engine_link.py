@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from sglang_lite.engine import frames, spawned_process, switch_interval
 from sglang_lite.engine.engine_process import EngineProcess
-from sglang_lite.engine.frames import frame, reports
+from sglang_lite.engine.frames import encode_frame, reports
 from sglang_lite.engine.open_submissions import OpenSubmission, OpenSubmissions
 from sglang_lite.protocol import EngineClosedError, ProgramSink
 from sglang_lite.runtime.config import EngineConfig
@@ -38,7 +38,7 @@ _SPENT = f" {MAX_RESTARTS} restarts in five minutes are spent. Find the cause, t
 Watch: TypeAlias = Callable[[frames.Ready | frames.Prefixes | None], object]
 
 
-def ignored(_: object) -> None:
+def ignore_news(_: object) -> None:
     """Ignores all news of a process."""
 
 
@@ -64,7 +64,7 @@ class EngineLink:
         path: Path,
         process: EngineProcess,
         gate: Gate,
-        watch: Watch = ignored,
+        watch: Watch = ignore_news,
     ) -> None:
         self._config = config
         self._path = path.absolute()
@@ -76,7 +76,7 @@ class EngineLink:
         self._starts: deque[float] = deque()
         self.restarts = 0
         switch_interval.shorten()
-        self._listen()
+        self._start_reader()
         _open_links.add(self)
 
     @property
@@ -158,7 +158,7 @@ class EngineLink:
         Args:
             counted: function that counts the submission as open and returns its sink.
         """
-        data = frame([(number, request)])
+        data = encode_frame([(number, request)])
         with self.submissions.lock:
             if self._gate.reason:  # closed since the caller has checked it
                 self._gate.check_open()
@@ -173,7 +173,7 @@ class EngineLink:
         """Registers a program that will be extended. It is sent with its first message, because
         until then there is nothing to play.
         """
-        entry.unsent = frame([(number, request)])
+        entry.unsent = encode_frame([(number, request)])
         with self.submissions.lock:
             if self._gate.reason:  # as in `begin`
                 self._gate.check_open()
@@ -186,16 +186,16 @@ class EngineLink:
         the engine is closed or this process is a forked copy.
         """
         self._gate.check_open()
-        self._send(number, frame([(number, message)]))
+        self._send_data(number, encode_frame([(number, message)]))
 
     def tell(self, number: int, message: frames.Later) -> None:
         """Sends a message that needs no answer, unless its submission has ended or this process is
         a forked copy.
         """
         if not self._gate.is_copy:
-            self._send(number, frame([(number, message)]))
+            self._send_data(number, encode_frame([(number, message)]))
 
-    def _send(self, number: int, data: bytes) -> None:
+    def _send_data(self, number: int, data: bytes) -> None:
         with self.submissions.lock:
             if (entry := self.submissions.open.get(number)) is not None:
                 _send_to(entry.process, entry.unsent + data)
@@ -206,7 +206,7 @@ class EngineLink:
 
     def ask(self, call: Any) -> Future[Any]:  # any of `ASKED`; each has its own type of answer
         number = self.new_number()
-        data = frame([(number, call)])
+        data = encode_frame([(number, call)])
         with self.submissions.lock:
             self._gate.check_open()
             future = self.submissions.register_call(number, self._process)
@@ -215,19 +215,19 @@ class EngineLink:
 
     # -------------------------------------------------------------------------- the reader's thread
 
-    def _read(self, process: EngineProcess) -> None:
+    def _read_until_end(self, process: EngineProcess) -> None:
         """Reads the frames of a process until it ends, and then fails everything that is open in
         it.
         """
         problem = ""
-        self._gate.claim()
+        self._gate.claim_thread()
         try:
             for content in process.child.connection.frames(
                 process.signs.look, process.signs.every_s
             ):
                 process.signs.seen()
                 for message in reports(content):
-                    self._handle(message, process)
+                    self._handle_report(message, process)
                 self.submissions.flush()
         except Exception as error:  # any error; otherwise callers would wait forever
             problem = f"sent what can't be read ({error!r}), and "
@@ -235,7 +235,7 @@ class EngineLink:
         closed = bool(self._gate.reason)
         ended = process.child.end()
         process.child.connection.release()
-        startup_messages.move_bar(process.bar, 1, 1, self._config.log_level)
+        startup_messages.update_progress_bar(process.bar, 1, 1, self._config.log_level)
         if closed:
             why = "the engine was closed before the request finished."
             reason = self._gate.reason
@@ -251,17 +251,17 @@ class EngineLink:
         if threading.current_thread() is self.submissions.reader:
             switch_interval.restore()
 
-    def _handle(self, message: frames.Report, process: EngineProcess) -> None:
+    def _handle_report(self, message: frames.Report, process: EngineProcess) -> None:
         match message:
             case frames.RequestEvent():
-                self.submissions.deliver(message)
+                self.submissions.deliver_event(message)
             case frames.AskReply():
                 self.submissions.answer(message)
             case frames.Log():
                 with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                     logging.getLogger(message.logger).log(message.level, "%s", message.line)
             case frames.Progress():
-                process.bar = startup_messages.move_bar(
+                process.bar = startup_messages.update_progress_bar(
                     process.bar, message.done, message.total, self._config.log_level
                 )
             case frames.Ready():
@@ -301,13 +301,16 @@ class EngineLink:
         try:
             self._process = EngineProcess(self._config, self._path, self._process.name)
             self.restarts += 1
-            self._listen()
+            self._start_reader()
         except Exception as error:  # any error: open submissions must still be failed
             self._gate.reason = f"{why} It could not be started again: {error}"
 
-    def _listen(self) -> None:
+    def _start_reader(self) -> None:
         reader = self.submissions.reader = threading.Thread(
-            target=self._read, args=(self._process,), name="sglang_lite-events", daemon=True
+            target=self._read_until_end,
+            args=(self._process,),
+            name="sglang_lite-events",
+            daemon=True,
         )
         reader.start()
 
@@ -322,7 +325,7 @@ _open_links: weakref.WeakSet[EngineLink] = weakref.WeakSet()
 
 
 @atexit.register
-def _end_all() -> None:
+def _close_all_links() -> None:
     running = list(_open_links)
     for link in running:
         link.disconnect()

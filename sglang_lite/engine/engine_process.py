@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.engine.frames import Meeting, Ready, Start, frame
+from sglang_lite.engine.frames import Meeting, Ready, Start, encode_frame
 from sglang_lite.engine.signs_of_life import SignsOfLife
 from sglang_lite.engine.spawned_process import SpawnedProcess
 from sglang_lite.errors import SglError
@@ -74,4 +74,4 @@ class EngineProcess:
             # the process has ended already, and its reader notices that
             with contextlib.suppress(OSError):
                 start = Start(asdict(config), os.fspath(path), os.getpid(), meeting)
-                self.child.connection.send(frame([(0, start)]))
+                self.child.connection.send(encode_frame([(0, start)]))

@@ -239,11 +239,11 @@ Report: TypeAlias = (
 # ------------------------------------------------------------------------------------------- frames
 
 
-def _refused(value: object) -> NoReturn:
+def _reject_value(value: object) -> NoReturn:
     raise TypeError(f"a {type(value).__name__} can't be sent to the engine's process")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_refused)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_reject_value)
 _KINDS = (Start, *get_args(Submitted), OpenRequest, *get_args(Later), *ASKED)
 _FIELDS = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in _KINDS}
 _Kind: Any = reduce(or_, _KINDS)
@@ -253,7 +253,7 @@ _commands = msgspec.msgpack.Decoder(list[tuple[int, _Kind]])
 _reports = msgspec.msgpack.Decoder(list[Report])
 
 
-def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
+def encode_frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
     """Encodes messages into a frame.
 
     Raises:
@@ -294,10 +294,12 @@ def commands(content: memoryview) -> Sequence[Command | tuple[int, ParameterErro
     try:
         return _commands.decode(content)
     except msgspec.ValidationError:
-        return [_command(message) for message in msgspec.msgpack.decode(content, type=list[Any])]
+        return [
+            _decode_command(message) for message in msgspec.msgpack.decode(content, type=list[Any])
+        ]
 
 
-def _command(message: Any) -> Command | tuple[int, ParameterError]:  # a list of any values
+def _decode_command(message: Any) -> Command | tuple[int, ParameterError]:  # a list of any values
     try:
         found: Command = msgspec.convert(message, tuple[int, _Kind])
         return found
@@ -327,7 +329,7 @@ def reports(content: memoryview) -> list[Report]:
     return _reports.decode(content)
 
 
-def failure_of(error: BaseException) -> Failure:
+def serializable_failure(error: BaseException) -> Failure:
     """Converts an error to its serializable form. An error that isn't an SglError becomes a
     BackendError.
     """

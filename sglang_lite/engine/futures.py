@@ -30,7 +30,7 @@ def then(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:  # of a
     return converted
 
 
-def all_ended(futures: Sequence[Future[Any]]) -> Future[None]:  # of anything
+def when_all_end(futures: Sequence[Future[Any]]) -> Future[None]:  # of anything
     """Returns a future that is done when all of the given futures (at least one) are done, whatever
     their results.
     """
@@ -51,7 +51,9 @@ def all_ended(futures: Sequence[Future[Any]]) -> Future[None]:  # of anything
     return ended
 
 
-def ended_within(futures: Sequence[Future[Any]], seconds: float) -> Future[None]:  # of anything
+def all_done_or_any_after(
+    futures: Sequence[Future[Any]], seconds: float
+) -> Future[None]:  # of anything
     """Returns a future that is done when all of the given futures are done, or, after some seconds,
     as soon as one is.
     """
@@ -69,12 +71,12 @@ def ended_within(futures: Sequence[Future[Any]], seconds: float) -> Future[None]
     timer = threading.Timer(seconds, late)
     timer.daemon = True
     timer.start()
-    all_ended(futures).add_done_callback(settle)
+    when_all_end(futures).add_done_callback(settle)
     return ended
 
 
-def gathered(futures: Sequence[Future[R]]) -> Future[list[R]]:
+def gather_results(futures: Sequence[Future[R]]) -> Future[list[R]]:
     """Returns the future of the results of the given futures (at least one), once all are done. If
     some fail, it has the first one's error.
     """
-    return then(all_ended(futures), lambda _: [future.result() for future in futures])
+    return then(when_all_end(futures), lambda _: [future.result() for future in futures])

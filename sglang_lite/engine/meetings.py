@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def meetings(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
+def open_meetings(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
     """Opens the meeting places while replicas start, and yields one per replica, or None for
     replicas that do not share a model.
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from sglang_lite.engine.connection import BrokenFrameError, Connection
-from sglang_lite.engine.frames import HEADER, Start, StartFailed, failure_of, frame
+from sglang_lite.engine.frames import HEADER, Start, StartFailed, encode_frame, serializable_failure
 from sglang_lite.engine.signs_of_life import processor_time
 from sglang_lite.engine.spawned_process import CAUSE_FIRST_S, ProcessEnd, SpawnedProcess
 from sglang_lite.protocol import BackendError
@@ -141,7 +141,7 @@ class NodeListener:
         self._config = config
         self._joined = joined
         self._own = Hello.of(config, path, 0)
-        self._per_node = per_node(config)
+        self._per_node = processes_per_node(config)
         self._missing = set(range(self._per_node, self._per_node * config.nnodes))
         self._changed = threading.Condition()
         self._closed = False
@@ -204,7 +204,7 @@ class NodeListener:
         refusal = "this is no agent of a node"
         rank = -1
         with contextlib.suppress(*_NO_HANDSHAKE):
-            hello = msgspec.msgpack.decode(_received(line), type=Hello)
+            hello = msgspec.msgpack.decode(_receive_handshake(line), type=Hello)
             problem = hello.unlike(self._own)
             rank = hello.rank
             refusal = f"it has {problem}" if problem is not None else ""
@@ -216,7 +216,7 @@ class NodeListener:
                     "a rank of another node, from %s, was refused: %.500r", host, refusal
                 )
             try:
-                line.sendall(_framed(msgspec.msgpack.encode(Welcome(refusal or None))))
+                line.sendall(_with_length(msgspec.msgpack.encode(Welcome(refusal or None))))
                 connection = Connection(line)
             except OSError:
                 refusal = "it has left"
@@ -241,7 +241,7 @@ def run_agent(config: EngineConfig, path: Path) -> int:
     Raises:
         BackendError: node 0 can't be reached, or refuses this node.
     """
-    here = per_node(config)
+    here = processes_per_node(config)
     first = config.node_rank * here
     left = []
     with (
@@ -261,14 +261,14 @@ def run_agent(config: EngineConfig, path: Path) -> int:
         return int(not all(each.result() for each in left))
 
 
-def per_node(config: EngineConfig) -> int:
+def processes_per_node(config: EngineConfig) -> int:
     """Returns the number of a node's processes: its replicas, or its ranks of one engine."""
     return (config.dp_size if config.dp_size > 1 else config.parallel.ranks) // config.nnodes
 
 
-def of_replica(config: EngineConfig, rank: int) -> EngineConfig:
+def settings_of_replica(config: EngineConfig, rank: int) -> EngineConfig:
     """Returns the settings of a replica: its GPU, among those of its node, and its seeds."""
-    place = rank % per_node(config) * config.parallel.ranks
+    place = rank % processes_per_node(config) * config.parallel.ranks
     gpu = 0 if config.device == "cpu" else config.base_gpu_id + place * config.gpu_id_step
     return replace(
         config, base_gpu_id=gpu, seed=None if config.seed is None else config.seed + rank
@@ -290,7 +290,7 @@ class _Relay:
         self._whole = config.dp_size > 1
         if self._whole:
             name = f"replica {rank} of {config.dp_size}"
-            started = of_replica(config, rank)
+            started = settings_of_replica(config, rank)
             arguments = config.model, config.device, config.compile_processes
             self.child = SpawnedProcess("sglang_lite.engine.child.main", name, *arguments)
         else:
@@ -300,9 +300,11 @@ class _Relay:
             self.child = SpawnedProcess("sglang_lite.engine.child.rank", name, rank, there)
         self._name = name
         self.child.connection.send(
-            frame([(0, Start(asdict(started), os.fspath(path), os.getpid()))])
+            encode_frame([(0, Start(asdict(started), os.fspath(path), os.getpid()))])
         )
-        threading.Thread(target=self._down, name=f"sglang_lite-to-{rank}", daemon=True).start()
+        threading.Thread(
+            target=self._relay_from_node_0, name=f"sglang_lite-to-{rank}", daemon=True
+        ).start()
 
     def wait(self) -> bool:
         """Relays what the process sends until it ends. Returns whether node 0 has ended it."""
@@ -316,11 +318,11 @@ class _Relay:
             before = used
             used = processor_time(self.child.pid)
             if used != before:
-                self._line.send(frame([]))
+                self._line.send(encode_frame([]))
 
         with contextlib.suppress(OSError):
             for content in self.child.connection.frames(look, _LOOK_S):
-                self._line.send(_framed(content))
+                self._line.send(_with_length(content))
         end = self.child.end()
         left = self._left
         if not left and not self._whole:
@@ -328,15 +330,21 @@ class _Relay:
                 time.sleep(CAUSE_FIRST_S)
             with contextlib.suppress(OSError):
                 self._line.send(
-                    frame([StartFailed(failure_of(BackendError(f"{self._name} {end.text}")))])
+                    encode_frame(
+                        [
+                            StartFailed(
+                                serializable_failure(BackendError(f"{self._name} {end.text}"))
+                            )
+                        ]
+                    )
                 )
         self._line.close()
         return left
 
-    def _down(self) -> None:
+    def _relay_from_node_0(self) -> None:
         with contextlib.suppress(OSError):
             for content in self._line.frames():
-                self.child.connection.send(_framed(content))
+                self.child.connection.send(_with_length(content))
             self._left = True
         if self._whole:
             self.child.connection.close()  # it then writes its pending files
@@ -364,8 +372,8 @@ def join(config: EngineConfig, path: Path, rank: int) -> Connection:
             time.sleep(_AGAIN_S)
     try:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line.sendall(_framed(msgspec.msgpack.encode(Hello.of(config, path, rank))))
-        refusal = msgspec.msgpack.decode(_received(line), type=Welcome).refusal
+        line.sendall(_with_length(msgspec.msgpack.encode(Hello.of(config, path, rank))))
+        refusal = msgspec.msgpack.decode(_receive_handshake(line), type=Welcome).refusal
     except _NO_HANDSHAKE as error:
         refusal = f"{type(error).__name__}: {error}"
     if refusal is not None:
@@ -377,7 +385,7 @@ def join(config: EngineConfig, path: Path, rank: int) -> Connection:
     return Connection(line)
 
 
-def _received(line: socket.socket) -> bytes:
+def _receive_handshake(line: socket.socket) -> bytes:
     """Receives the next message of a handshake. Raises OSError if it doesn't arrive in time,
     BrokenFrameError if it is too long.
     """
@@ -402,7 +410,7 @@ def _received(line: socket.socket) -> bytes:
     return read(size)
 
 
-def _framed(content: bytes | memoryview) -> bytes:
+def _with_length(content: bytes | memoryview) -> bytes:
     return len(content).to_bytes(HEADER, "big") + content
 
 

@@ -89,7 +89,7 @@ class OpenSubmissions:
         else:
             future.set_exception(as_error(message.failure))
 
-    def deliver(self, message: RequestEvent) -> None:
+    def deliver_event(self, message: RequestEvent) -> None:
         """Passes an event to the sink of its submission."""
         entry = self.open.get(message.id)
         if entry is None:  # the submission was aborted, or its sink has failed
@@ -122,11 +122,11 @@ class OpenSubmissions:
                 entry.failed = True
                 self._abort(message.id)
         if entry.flush is not None:
-            self._flushes.after_this(entry.flush)
+            self._flushes.flush_after_step(entry.flush)
         if not entry.expected_ends:
-            self._end(message.id)
+            self._forget_ended_submission(message.id)
 
-    def _end(self, number: int) -> None:
+    def _forget_ended_submission(self, number: int) -> None:
         """Forgets a submission that has ended."""
         with self.lock:
             ended = self.open.pop(number, None)

@@ -49,9 +49,9 @@ def place_ranks(config: EngineConfig) -> EngineConfig:
     group = ray.util.placement_group(bundles, strategy="PACK")
     try:
         ray.get(group.ready(), timeout=patience)
-        actors = [_actor(ray, group, rank, on_gpus=on_gpus) for rank in range(ranks)]
+        actors = [_create_actor(ray, group, rank, on_gpus=on_gpus) for rank in range(ranks)]
         own = ray.get(actors[0].gpu.remote(), timeout=patience) if on_gpus else 0
-        address = f"{f'[{host}]' if ':' in host else host}:{_free_port(host)}"
+        address = f"{f'[{host}]' if ':' in host else host}:{_find_free_ports(host)}"
         placed = replace(config, use_ray=False, nnodes=ranks, dist_init_addr=address)
         runs = [
             actors[rank].run.remote(asdict(replace(placed, node_rank=rank)))
@@ -66,7 +66,7 @@ def place_ranks(config: EngineConfig) -> EngineConfig:
             f"use_ray: the cluster has had no room for {ranks} ranks within {patience:g} s.",
             hint=f"Each needs a {' and a '.join(room)}, one of them on this machine.",
         ) from error
-    watch = partial(_watch, ray, group, actors, runs)
+    watch = partial(_release_when_one_ends, ray, group, actors, runs)
     threading.Thread(target=watch, name="sglang_lite-ray", daemon=True).start()
     return replace(placed, base_gpu_id=own)
 
@@ -83,27 +83,27 @@ class _Agent:
     def run(self, settings: dict[str, Any]) -> int:
         """Runs the rank of a node, like `sglang-lite serve` with a node_rank."""
         from sglang_lite.engine.nodes import run_agent
-        from sglang_lite.runtime.models.resolve import resolve_served
+        from sglang_lite.runtime.models.resolve import resolve_for_engine
 
         config = EngineConfig(**settings)
-        return run_agent(config, resolve_served(config.model, config.revision))
+        return run_agent(config, resolve_for_engine(config.model, config.revision))
 
 
-def _actor(ray: Any, group: Any, rank: int, *, on_gpus: bool) -> Any:
+def _create_actor(ray: Any, group: Any, rank: int, *, on_gpus: bool) -> Any:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
     return ray.remote(num_cpus=1, num_gpus=int(on_gpus), scheduling_strategy=where)(_Agent).remote()
 
 
-def _watch(ray: Any, group: Any, actors: list[Any], runs: list[Any]) -> None:
+def _release_when_one_ends(ray: Any, group: Any, actors: list[Any], runs: list[Any]) -> None:
     """Ends all actors once one run has ended, and releases what was reserved for them."""
     ray.wait(runs, num_returns=1)
     actors.clear()
     ray.util.remove_placement_group(group)
 
 
-def _free_port(host: str) -> int:
+def _find_free_ports(host: str) -> int:
     """Finds a port of this machine that is free together with the following ones that ranks use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(100):

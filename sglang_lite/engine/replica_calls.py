@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from sglang_lite.engine.core_client import CoreClient, in_shared_memory
-from sglang_lite.engine.futures import ended_within, gathered, then
+from sglang_lite.engine.core_client import CoreClient, update_through_file
+from sglang_lite.engine.futures import all_done_or_any_after, gather_results, then
 from sglang_lite.protocol import EngineClosedError, ModelError, SglError
 from sglang_lite.runtime import calls
 from sglang_lite.runtime.calls import EngineCall, R
@@ -51,13 +51,15 @@ class ReplicaCalls:
     def ask(self, call: EngineCall[Any]) -> Future[Any]:  # as the call's own
         """Returns the future of the answer to a call."""
         answer = self.answers.get(type(call))
-        return self._of_all(call) if answer is None else answer(self, call)
+        return self._ask_all(call) if answer is None else answer(self, call)
 
     def repeat(self, client: CoreClient) -> Future[list[Any]]:  # answers that nobody needs
         """Repeats to a replacement process the calls that its predecessor was told."""
         if self._written or self._groups:
             raise ModelError(_WRITTEN)
-        return gathered([client.ask_process(call) for call in (*self._repeated, calls.Stats())])
+        return gather_results(
+            [client.ask_process(call) for call in (*self._repeated, calls.Stats())]
+        )
 
     def close(self) -> None:
         """Ends the thread of updates once its last update has ended."""
@@ -69,16 +71,16 @@ class ReplicaCalls:
 
     # ------------------------------------------------------------------------------------------ all
 
-    def _of_all(self, call: EngineCall[Any]) -> Future[Any]:
+    def _ask_all(self, call: EngineCall[Any]) -> Future[Any]:
         combine = COMBINED[type(call)]
 
         def combined(answers: list[Any]) -> Any:  # as the call's own
-            self._note(call)
+            self._remember_call(call)
             return combine(answers)
 
-        return then(gathered([_asked(client, call) for client in self.there()]), combined)
+        return then(gather_results([_asked(client, call) for client in self.there()]), combined)
 
-    def _note(self, call: EngineCall[Any]) -> None:
+    def _remember_call(self, call: EngineCall[Any]) -> None:
         """Remembers calls that a replacement process must be told again, and forgets those that are
         over.
         """
@@ -87,22 +89,22 @@ class ReplicaCalls:
                 case calls.LoadLoraAdapter() | calls.PauseGeneration() | calls.ReleaseMemory():
                     self._repeated = [*self._repeated, call]
                 case calls.UnloadLoraAdapter(name):
-                    self._forget(
+                    self._forget_calls(
                         lambda each: isinstance(each, calls.LoadLoraAdapter) and each.name == name
                     )
                 case calls.ContinueGeneration():
-                    self._forget(lambda each: isinstance(each, calls.PauseGeneration))
+                    self._forget_calls(lambda each: isinstance(each, calls.PauseGeneration))
                 case calls.ResumeMemory(tags):
                     resumed = set(tags or calls.MEMORY_TAGS)
                     released = [
                         each for each in self._repeated if isinstance(each, calls.ReleaseMemory)
                     ]
-                    self._forget(lambda each: isinstance(each, calls.ReleaseMemory))
+                    self._forget_calls(lambda each: isinstance(each, calls.ReleaseMemory))
                     for each in released:
                         if left := tuple(sorted(set(each.tags or _WITHOUT_GRAPHS) - resumed)):
                             self._repeated = [*self._repeated, calls.ReleaseMemory(left, each.keep)]
 
-    def _forget(self, over: Callable[[EngineCall[Any]], bool]) -> None:
+    def _forget_calls(self, over: Callable[[EngineCall[Any]], bool]) -> None:
         self._repeated = [call for call in self._repeated if not over(call)]
 
     def _stats(self, call: calls.Stats) -> Future[dict[str, Any]]:
@@ -128,19 +130,19 @@ class ReplicaCalls:
                 "replicas": [{"dp_rank": rank, **stats} for rank, stats in each.items()],
             }
 
-        return then(ended_within([*answers.values()], STATS_S), combined)
+        return then(all_done_or_any_after([*answers.values()], STATS_S), combined)
 
     def _compile(self, call: calls.CompileGrammar) -> Future[Any]:
         first, *others = self.there()
         compiled = first.ask(call)  # in this process, too
         return then(
-            gathered([compiled, *(client.ask_process(call) for client in others)]),
+            gather_results([compiled, *(client.ask_process(call) for client in others)]),
             lambda answers: answers[0],
         )
 
     # ------------------------------------------------------------------------------------------ one
 
-    def _of_one(self, call: EngineCall[Any]) -> Future[Any]:
+    def _ask_one(self, call: EngineCall[Any]) -> Future[Any]:
         return self.there()[0].ask(call)
 
     # ---------------------------------------------------------------------------------- all or none
@@ -153,7 +155,7 @@ class ReplicaCalls:
 
     def _update_weights(self, call: calls.UpdateWeights) -> Future[str]:
         def update() -> str:
-            name: str = self._all_or_none(call, self._go_back)
+            name: str = self._all_or_none(call, self._reload_common_weights)
             self._path = os.path.abspath(call.path) if os.path.exists(call.path) else call.path
             self._written = False
             self._version = self._clients[0].config.weight_version
@@ -166,7 +168,7 @@ class ReplicaCalls:
     ) -> Future[str]:
         def update() -> str:
             together = isinstance(call, calls.ReceiveWeights)
-            version: str = self._all_or_none(call, self._go_back, together=together)
+            version: str = self._all_or_none(call, self._reload_common_weights, together=together)
             self._written = True
             return version
 
@@ -183,7 +185,7 @@ class ReplicaCalls:
 
         return self._updates.submit(name)
 
-    def _join(self, call: calls.JoinGroup) -> Future[None]:
+    def _join_group(self, call: calls.JoinGroup) -> Future[None]:
         """Joins the group with all replicas, which get consecutive ranks."""
         for client in self._clients:
             client.gate.check_open()
@@ -191,10 +193,10 @@ class ReplicaCalls:
             client.ask(replace(call, rank=call.rank + rank))
             for rank, client in enumerate(self._clients)
         ]
-        return then(gathered(joins), lambda _: self._groups.add(call.name))
+        return then(gather_results(joins), lambda _: self._groups.add(call.name))
 
-    def _leave(self, call: calls.LeaveGroup) -> Future[None]:
-        left = gathered([_asked(client, call) for client in self.there()])
+    def _leave_group(self, call: calls.LeaveGroup) -> Future[None]:
+        left = gather_results([_asked(client, call) for client in self.there()])
         return then(left, lambda _: self._groups.discard(call.name))
 
     def _all_or_none(
@@ -218,10 +220,10 @@ class ReplicaCalls:
                 if each.exception() is None:
                     undo(client)
             raise errors[0]
-        self._note(call)
+        self._remember_call(call)
         return answers[0][1].result()
 
-    def _go_back(self, client: CoreClient) -> None:
+    def _reload_common_weights(self, client: CoreClient) -> None:
         """Restores the weights that all replicas had. Ends the replica if those were written as
         tensors, because then they exist nowhere any more.
         """
@@ -238,19 +240,19 @@ class ReplicaCalls:
     answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
         calls.CompileGrammar: _compile,
         calls.Stats: _stats,
-        calls.ReadWeights: _of_one,
-        calls.OfferWeights: _of_one,
-        calls.SendWeights: _of_one,
+        calls.ReadWeights: _ask_one,
+        calls.OfferWeights: _ask_one,
+        calls.SendWeights: _ask_one,
         calls.LoadLoraAdapter: _load_lora,
         calls.UpdateWeights: _update_weights,
         calls.UpdateTensors: _update_tensors,
         calls.OpenTensors: _update_tensors,
         calls.ReceiveWeights: _update_tensors,
         calls.NameWeights: _name_weights,
-        calls.JoinGroup: _join,
-        calls.LeaveGroup: _leave,
+        calls.JoinGroup: _join_group,
+        calls.LeaveGroup: _leave_group,
         # once for all
-        calls.WriteTensors: lambda self, call: in_shared_memory(call, self._update_tensors),
+        calls.WriteTensors: lambda self, call: update_through_file(call, self._update_tensors),
     }
 
 
@@ -286,7 +288,7 @@ def _added(stats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _agreed(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _check_equal(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the checksums of all replicas. Raises ModelError if they differ."""
     for rank, each in enumerate(checks):
         if each.get("checksums") != checks[0].get("checksums"):
@@ -298,7 +300,7 @@ def _agreed(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**checks[0], **({"changed": changed} if "changed" in checks[0] else {})}
 
 
-def _loras(lists: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _combine_loras(lists: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Returns the adapters, which all replicas have. One is resident if some replica has it on its
     device.
     """
@@ -313,13 +315,13 @@ def _nothing(_: Sequence[object]) -> None:
 
 # How to combine the answers to a call that goes to all replicas.
 COMBINED: Mapping[type[EngineCall[Any]], Callable[[list[Any]], Any]] = {
-    calls.CheckWeights: _agreed,
+    calls.CheckWeights: _check_equal,
     calls.PauseGeneration: sum,
     calls.ContinueGeneration: _nothing,
     calls.ReleaseMemory: _nothing,
     calls.ResumeMemory: _nothing,
     calls.UnloadLoraAdapter: _nothing,
-    calls.Loras: _loras,
+    calls.Loras: _combine_loras,
     calls.FlushCache: sum,
     calls.EndSession: _nothing,
     calls.ImportPrefix: min,

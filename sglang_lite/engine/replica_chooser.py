@@ -107,33 +107,33 @@ class ReplicaChooser:
         with self._lock:
             known = self._known(digests)
             if rank is None:
-                rank = self._best(known, length, rows)
+                rank = self._choose_best(known, length, rows)
             tokens = max(length - known[rank] * self._every, 0) + expected
             placement = Placement(rank, digests)
             self._replicas[rank].coming.update(digests)
             for digest in digests:
                 self._coming[digest] = self._coming.get(digest, 0) | 1 << rank
-            self._count(placement, rows, tokens)
+            self._adjust_counts(placement, rows, tokens)
             return placement
 
     def count(self, placement: Placement, rows: int, tokens: int) -> None:
         """Adds rows and tokens to a placement; negative numbers subtract."""
         with self._lock:
-            self._count(placement, rows, tokens)
+            self._adjust_counts(placement, rows, tokens)
 
     def ended(self, placement: Placement) -> None:
         """Forgets a placement that has ended. Its prefixes stay known only as far as the replica's
         tree has them.
         """
         with self._lock:
-            self._count(placement, -placement.rows, -placement.tokens)
+            self._adjust_counts(placement, -placement.rows, -placement.tokens)
             bit = 1 << placement.rank
             coming = self._replicas[placement.rank].coming
             coming.subtract(placement.digests)
             for digest in placement.digests:
                 if not coming[digest]:
                     del coming[digest]
-                    _leave(self._coming, digest, bit)
+                    _remove_from_set(self._coming, digest, bit)
             placement.digests = ()
             placement.over = True
 
@@ -158,13 +158,13 @@ class ReplicaChooser:
                 lost = [digest for digest, ranks in self._trees.items() if ranks & bit]
             for digest in lost:
                 replica.cached -= self._trees.get(digest, 0) >> rank & 1
-                _leave(self._trees, digest, bit)
+                _remove_from_set(self._trees, digest, bit)
             for digest in gained:
                 ranks = self._trees.get(digest, 0)
                 replica.cached += not ranks & bit
                 self._trees[digest] = ranks | bit
 
-    def _count(self, placement: Placement, rows: int, tokens: int) -> None:
+    def _adjust_counts(self, placement: Placement, rows: int, tokens: int) -> None:
         if placement.over:
             return
         replica = self._replicas[placement.rank]
@@ -189,7 +189,7 @@ class ReplicaChooser:
                 break
         return known
 
-    def _best(self, known: Sequence[int], length: int, rows: int) -> int:
+    def _choose_best(self, known: Sequence[int], length: int, rows: int) -> int:
         every = range(len(self._replicas))
         readiness = [self._readiness(rank) for rank in every]
         ranks = [rank for rank in every if readiness[rank] == max(readiness)]
@@ -232,7 +232,7 @@ class ReplicaChooser:
         )
 
 
-def _leave(sets: dict[int, int], digest: int, bit: int) -> None:
+def _remove_from_set(sets: dict[int, int], digest: int, bit: int) -> None:
     """Removes a replica from the set of a digest."""
     if left := sets.get(digest, 0) & ~bit:
         sets[digest] = left

@@ -26,7 +26,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.gate import Gate
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.submission import check_nodes
-from sglang_lite.runtime.requests.scheduled_branch import expected_tokens
+from sglang_lite.runtime.requests.scheduled_branch import estimate_node_tokens
 
 if TYPE_CHECKING:
     from sglang_lite.engine.core import OpenProgram
@@ -49,7 +49,7 @@ class Coming:
 Early: TypeAlias = Sequence[tuple[BranchPath, Sequence[Node]]]
 
 
-def branches_to_come(early: Early, builder: RequestBuilder) -> Coming:
+def count_coming_branches(early: Early, builder: RequestBuilder) -> Coming:
     """Counts the branches that a program's first nodes have forked. They count from the start
     because programs begin side by side: otherwise other programs would be placed beside this one
     before its branches ask.
@@ -59,7 +59,7 @@ def branches_to_come(early: Early, builder: RequestBuilder) -> Coming:
         len(node.branches) for node in nodes if isinstance(node, Fork) and not any(node.branches)
     )
     first = next(_questions(nodes), None)
-    return Coming(forked, 0 if first is None else _expected(first, builder))
+    return Coming(forked, 0 if first is None else _expect_tokens(first, builder))
 
 
 class ProgramLoad:
@@ -91,7 +91,7 @@ class ProgramLoad:
         """Adds new nodes of a branch to the load. Nodes that a fork brings for its own branches
         count until the program ends.
         """
-        tokens = sum(self._expected(node) for node in _questions(nodes))
+        tokens = sum(self._expected_tokens_of(node) for node in _questions(nodes))
         asked = Counter[BranchPath]({path: sum(isinstance(node, Gen | Select) for node in nodes)})
         for place, node in enumerate(nodes):
             for index, branch in enumerate(node.branches if isinstance(node, Fork) else ()):
@@ -105,19 +105,19 @@ class ProgramLoad:
             self._asked.update(+asked)
             self._chooser.count(self._placement, self._rows - before, tokens)
 
-    def passing(self, sink: ProgramSink) -> ProgramSink:
+    def count_and_pass_to(self, sink: ProgramSink) -> ProgramSink:
         """Returns a callback that counts answers and passes all events on to a sink."""
 
         def tell(event: ProgramEvent) -> None:
             if not isinstance(event, Played):
                 self._chooser.ended(self._placement)
             elif not isinstance(event.event, Delta):
-                self._answered(event.path[:-1])
+                self._count_answer(event.path[:-1])
             sink(event)
 
         return tell
 
-    def _answered(self, path: BranchPath) -> None:
+    def _count_answer(self, path: BranchPath) -> None:
         with self._lock:
             if self._asked[path]:
                 before = self._rows
@@ -132,8 +132,8 @@ class ProgramLoad:
         """
         return max(sum(count > 0 for count in self._asked.values()), 1) + self._coming.branches
 
-    def _expected(self, node: Gen | Select) -> int:
-        return _expected(node, self._builder)
+    def _expected_tokens_of(self, node: Gen | Select) -> int:
+        return _expect_tokens(node, self._builder)
 
 
 class ProgramAtReplica:
@@ -169,7 +169,7 @@ class ProgramAtReplica:
                     if any(isinstance(node, Pause | GrammarBegin) for node in nodes) or any(
                         _questions(nodes)
                     ):
-                        self._place()
+                        self._open_at_replica()
                     return
         program, load = self._placed
         load.add(path, nodes)
@@ -180,23 +180,23 @@ class ProgramAtReplica:
         self._program().judge(path, place, verdict)
 
     def drop(self, path: BranchPath) -> None:
-        with self._reported():
+        with self._report_closed_engine():
             self._program().drop(path)
 
     def expect_pause(self, path: BranchPath, seconds: float) -> None:
-        with self._reported():
+        with self._report_closed_engine():
             self._program().expect_pause(path, seconds)
 
     def wind_down(self) -> None:
-        with self._reported():
+        with self._report_closed_engine():
             self._program().wind_down()
 
     def close(self) -> None:
-        with self._reported():
+        with self._report_closed_engine():
             self._program().close()
 
     def abort(self) -> None:
-        with self._reported():
+        with self._report_closed_engine():
             self._program().abort()
 
     def _program(self) -> OpenProgram:
@@ -204,11 +204,11 @@ class ProgramAtReplica:
         if self._placed is None:
             with self._lock:
                 if self._placed is None:
-                    self._place()
+                    self._open_at_replica()
         assert self._placed is not None
         return self._placed[0]
 
-    def _place(self) -> None:
+    def _open_at_replica(self) -> None:
         """Opens the program at a replica. The caller holds the lock."""
         spans = _beginning([node for path, nodes in self._early if not path for node in nodes])
         program, load = self._begin(spans, self._early)
@@ -219,7 +219,7 @@ class ProgramAtReplica:
         self._placed = program, load
 
     @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
+    def _report_closed_engine(self) -> Iterator[None]:
         """Reports an EngineClosedError raised in the `with` block to the sink instead of raising
         it.
         """
@@ -247,13 +247,13 @@ def _beginning(nodes: Sequence[Node]) -> list[Span]:
     return spans
 
 
-def _expected(node: Gen | Select, builder: RequestBuilder) -> int:
+def _expect_tokens(node: Gen | Select, builder: RequestBuilder) -> int:
     """Returns the number of tokens that a question is expected to add."""
     try:
         params = builder.resolved(node.params) if isinstance(node, Gen) else None
     except ParameterError:  # the node will fail
         return 0
-    expected = expected_tokens(node, params, ())
+    expected = estimate_node_tokens(node, params, ())
     return expected.text + expected.generated
 
 

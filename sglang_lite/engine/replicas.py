@@ -11,18 +11,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sglang_lite.engine.core_client import CoreClient, reading_parts
+from sglang_lite.engine.core_client import CoreClient, read_model_parts
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import Meeting, Prefixes, Ready
-from sglang_lite.engine.meetings import meetings
-from sglang_lite.engine.nodes import NodeListener, RemoteProcess, of_replica, per_node
+from sglang_lite.engine.meetings import open_meetings
+from sglang_lite.engine.nodes import (
+    NodeListener,
+    RemoteProcess,
+    processes_per_node,
+    settings_of_replica,
+)
 from sglang_lite.engine.replica_calls import ReplicaCalls
 from sglang_lite.engine.replica_chooser import Placement, ReplicaChooser
 from sglang_lite.engine.replica_program import (
     Early,
     ProgramAtReplica,
     ProgramLoad,
-    branches_to_come,
+    count_coming_branches,
     program_spans,
 )
 from sglang_lite.protocol import (
@@ -46,11 +51,11 @@ from sglang_lite.runtime.core.submission import (
     SelectRequest,
     Submission,
     check_priority,
-    check_rank,
+    check_replica_rank,
 )
 from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.prefix_hash import PrefixHash, PrefixHasher, digested_every
+from sglang_lite.runtime.kv_cache.prefix_hash import PrefixHash, PrefixHasher, digest_interval
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.requests.output_builder import Sink
 
@@ -89,8 +94,8 @@ class Replicas:
         self._config = config
         self._chooser: ReplicaChooser | None = None  # None until all replicas run
         self._coming_back: set[int] = set()  # replicas to which earlier calls are being repeated
-        with meetings(config) as places:
-            self._clients = clients = _started(config, path, self._told, places)
+        with open_meetings(config) as places:
+            self._clients = clients = _start_clients(config, path, self._handle_news, places)
         least = min(clients, key=lambda client: client.capacity.longest)
         self.capacity = least.capacity
         self.builder = least.builder
@@ -105,7 +110,7 @@ class Replicas:
         )
         for client in clients:
             client.open_requests = self.open_requests
-        self._every = digested_every(self.capacity.sizes.page_size)
+        self._every = digest_interval(self.capacity.sizes.page_size)
         self._hasher = PrefixHasher()
         self._calls = ReplicaCalls(clients, str(path), config.weight_version)
         self._chooser = ReplicaChooser(
@@ -153,7 +158,7 @@ class Replicas:
         ids, media = self.builder.prompt_with_images(request)
         params = self.builder.resolved(request.params)
         tokens = self.builder.tokens(ids, params, media)
-        placement = self._place(
+        placement = self._choose_replica(
             tokens,
             request.namespace,
             params.max_tokens * params.n,
@@ -161,7 +166,7 @@ class Replicas:
             rank=request.routed_dp_rank,
         )
         request = replace(request, prompt=ids, media=media, routed_dp_rank=None)
-        return self._sent(placement, request, self._counted(placement, sink), flush)
+        return self._submit_at(placement, request, self._count_last_events(placement, sink), flush)
 
     def _select(
         self,
@@ -171,8 +176,8 @@ class Replicas:
     ) -> Ticket:
         prompt = self.builder.log(request.prompt).ids()
         choices = sum(map(len, request.choices)) // _BYTES_A_TOKEN
-        placement = self._place(prompt, request.namespace, choices)
-        return self._sent(placement, request, self._counted(placement, sink), flush)
+        placement = self._choose_replica(prompt, request.namespace, choices)
+        return self._submit_at(placement, request, self._count_last_events(placement, sink), flush)
 
     def _play(
         self, request: ProgramRequest, sink: ProgramSink, flush: Callable[[], object] | None
@@ -183,12 +188,12 @@ class Replicas:
             if isinstance(request.prompt, Prompt)
             else Prompt((Span(request.prompt),))
         )
-        placement = self._place(
+        placement = self._choose_replica(
             self._ids(program_spans(prompt.spans, request.program.nodes)), request.namespace, 0
         )
         load = ProgramLoad(self._placed, placement, self.builder)
         load.add((), request.program.nodes)
-        return self._sent(placement, request, load.passing(sink), flush)
+        return self._submit_at(placement, request, load.count_and_pass_to(sink), flush)
 
     _submit_by_kind: ClassVar[Mapping[type[Submission], Callable[..., Ticket]]] = {
         GenerateRequest: _generate,
@@ -208,14 +213,16 @@ class Replicas:
             raise not_a_generator_error(self.model_name, encoder_only=self._config.encoder_only)
 
         def begin(spans: Sequence[Span], early: Early) -> tuple[Any, ProgramLoad]:  # an OpenProgram
-            coming = branches_to_come(early, self.builder)
+            coming = count_coming_branches(early, self.builder)
             expected = coming.branches * coming.tokens
             rows = 1 + coming.branches
-            placement = self._place(self._ids(spans), request.namespace, expected, rows=rows)
+            placement = self._choose_replica(
+                self._ids(spans), request.namespace, expected, rows=rows
+            )
             load = ProgramLoad(self._placed, placement, self.builder, coming)
             try:
                 return self._clients[placement.rank].open_program(
-                    request, load.passing(sink), flush
+                    request, load.count_and_pass_to(sink), flush
                 ), load
             except BaseException:
                 self._placed.ended(placement)
@@ -228,7 +235,7 @@ class Replicas:
         assert self._chooser is not None
         return self._chooser
 
-    def _place(
+    def _choose_replica(
         self,
         ids: Sequence[int] | Ints,
         namespace: str,
@@ -237,7 +244,7 @@ class Replicas:
         rows: int = 1,
         rank: int | None = None,
     ) -> Placement:
-        check_rank(rank, len(self._clients))
+        check_replica_rank(rank, len(self._clients))
         return self._placed.place(
             self._digests(ids, namespace), len(ids), expected, rows=rows, rank=rank
         )
@@ -247,7 +254,7 @@ class Replicas:
             return []
         tokens = np.asarray(ids[:_MAX_TOKENS], np.int32)
         root = PrefixHash.of(PrefixSpace.of(namespace).namespace)
-        found: list[int] = self._hasher.digests(root, tokens, self._every).tolist()
+        found: list[int] = self._hasher.compute_digests(root, tokens, self._every).tolist()
         return found
 
     def _ids(self, spans: Sequence[Span]) -> Sequence[int]:
@@ -261,7 +268,9 @@ class Replicas:
                 break
         return log.ids()
 
-    def _counted(self, placement: Placement, sink: Callable[[Any], None]) -> Callable[[Any], None]:
+    def _count_last_events(
+        self, placement: Placement, sink: Callable[[Any], None]
+    ) -> Callable[[Any], None]:
         """Returns a callback that counts last events, one per row, before passing them on."""
 
         def tell(event: object) -> None:
@@ -274,7 +283,7 @@ class Replicas:
 
         return tell
 
-    def _sent(
+    def _submit_at(
         self,
         placement: Placement,
         request: Submission,
@@ -337,7 +346,7 @@ class Replicas:
         computes = client.is_up and not client.is_silent and rank not in self._coming_back
         return 2 if computes else int(not client.gate.reason)
 
-    def _told(self, rank: int, message: Ready | Prefixes | None) -> None:
+    def _handle_news(self, rank: int, message: Ready | Prefixes | None) -> None:
         """Handles news of a replica, on the thread of its sinks."""
         if self._chooser is None:
             return
@@ -349,7 +358,7 @@ class Replicas:
                 )
                 self._chooser.changed(rank, gained, lost, forgotten=message.forgotten)
             case Ready():
-                self._come_back(rank)
+                self._bring_back(rank)
             case None:
                 self._chooser.changed(rank, (), (), forgotten=True)
                 for client in self._clients if self._config.enable_dp_attention else ():
@@ -357,7 +366,7 @@ class Replicas:
                 if not self.gate.reason and all(client.gate.reason for client in self._clients):
                     self.gate.reason = self._clients[rank].gate.reason
 
-    def _come_back(self, rank: int) -> None:
+    def _bring_back(self, rank: int) -> None:
         """Repeats earlier calls to a replacement process. Requests are sent to it afterwards."""
         client = self._clients[rank]
 
@@ -371,7 +380,7 @@ class Replicas:
         self._calls.repeat(client).add_done_callback(told)
 
 
-def _started(
+def _start_clients(
     config: EngineConfig,
     path: Path,
     told: Callable[[int, Ready | Prefixes | None], object],
@@ -385,15 +394,15 @@ def _started(
         told: function that handles news of each replica.
         places: where each meets those that share its feed-forwards.
     """
-    settings = [of_replica(config, rank) for rank in range(config.dp_size)]
+    settings = [settings_of_replica(config, rank) for rank in range(config.dp_size)]
     processes: list[EngineProcess] = []
     starting: list[Future[CoreClient]] = []
     try:
-        for rank, own in enumerate(settings[: per_node(config)]):
+        for rank, own in enumerate(settings[: processes_per_node(config)]):
             processes.append(EngineProcess(own, path, _NAME.format(rank), meeting=places[rank]))
-        for rank, child in sorted(_of_other_nodes(config, path).items()):
+        for rank, child in sorted(_wait_for_other_nodes(config, path).items()):
             processes.append(EngineProcess(settings[rank], path, _NAME.format(rank), child))
-        parts = reading_parts(config, path)
+        parts = read_model_parts(config, path)
         with ThreadPoolExecutor(config.dp_size, "sglang_lite-start") as threads:
             try:
                 for rank, (own, process) in enumerate(zip(settings, processes)):
@@ -416,7 +425,7 @@ def _started(
     return [each.result() for each in starting]
 
 
-def _of_other_nodes(config: EngineConfig, path: Path) -> dict[int, RemoteProcess]:
+def _wait_for_other_nodes(config: EngineConfig, path: Path) -> dict[int, RemoteProcess]:
     """Returns the replicas of other machines by number, once all have connected.
 
     Raises:

@@ -15,8 +15,8 @@ from sglang_lite.engine.connection import Connection
 from sglang_lite.protocol import BackendError
 from sglang_lite.runtime.host.child_process import (
     KEPT_LINES,
-    last_output,
-    printed_lines,
+    format_last_output,
+    log_printed_lines,
     start_child,
 )
 
@@ -81,7 +81,7 @@ class SpawnedProcess:
         self.connection = Connection(ours)
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.pid = self._process.pid
-        printed = printed_lines(self._process, logger)
+        printed = log_printed_lines(self._process, logger)
         self._drain = threading.Thread(
             target=self._lines.extend, args=(printed,), name="sglang_lite-output", daemon=True
         )
@@ -102,7 +102,7 @@ class SpawnedProcess:
             reason = f"was ended by signal {-code}"
             with contextlib.suppress(ValueError):
                 reason = f"was ended by {signal.Signals(-code).name}"
-        return ProcessEnd(f"{reason}.{last_output(self._lines)}", by_itself=code >= 0)
+        return ProcessEnd(f"{reason}.{format_last_output(self._lines)}", by_itself=code >= 0)
 
     def kill(self) -> None:
         self._process.kill()

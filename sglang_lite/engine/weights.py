@@ -75,9 +75,12 @@ def update_from_tensors(
     check_kind("flush_cache", flush_cache, bool)
     if weight_version is not None:
         check_kind("weight_version", weight_version, str)
-    from sglang_lite.runtime.models.weights.given import by_name, unpacked  # needs torch
+    from sglang_lite.runtime.models.weights.given import (  # needs torch
+        tensors_by_name,
+        unpack_bucket,
+    )
 
-    tensors = by_name(unpacked(named_tensors) if load_format else named_tensors)
+    tensors = tensors_by_name(unpack_bucket(named_tensors) if load_format else named_tensors)
     engine.answer(calls.WriteTensors(tensors, flush_cache, weight_version))
 
 

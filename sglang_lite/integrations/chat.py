@@ -108,7 +108,7 @@ class EngineChat:
     def answer(self, **fields: Json) -> ChatAnswer:
         """Answers a conversation."""
         self.engine.core.gate.check_wait("chat")
-        return _on_executor(self.answer_async(**fields))
+        return _run_on_executor(self.answer_async(**fields))
 
     async def answer_async(self, **fields: Json) -> ChatAnswer:
         """Answers a conversation."""
@@ -125,10 +125,10 @@ class EngineChat:
         self.engine.core.gate.check_wait("chat")
         events = self.stream_async(parts, **fields)
         try:
-            while (event := _on_executor(anext(events, None))) is not None:
+            while (event := _run_on_executor(anext(events, None))) is not None:
                 yield event
         finally:
-            _on_executor(events.aclose())
+            _run_on_executor(events.aclose())
 
     async def stream_async(
         self, parts: bool = True, /, **fields: Json
@@ -147,7 +147,7 @@ class EngineChat:
                 "model", f"{model!r:.60} is not the engine's, {self.engine.model_name!r}."
             )
         asked = {name: value for name, value in fields.items() if name != "timeout"}
-        chat = self._rendered({**asked, "stream": parts})
+        chat = self._render_fields({**asked, "stream": parts})
         request = replace(chat.request(self.engine.context_length), timeout=timeout)
         sample = chat.sample()
         text = ""
@@ -158,9 +158,9 @@ class EngineChat:
                 if new:
                     yield new
                 if isinstance(event, Generation):
-                    yield self._answer(chat, sample, text, event)
+                    yield self._to_answer(chat, sample, text, event)
 
-    def _answer(
+    def _to_answer(
         self, chat: RenderedChat, sample: SampleReader, text: str, generation: Generation
     ) -> ChatAnswer:
         tokenizer = self.engine.tokenizer
@@ -175,7 +175,7 @@ class EngineChat:
             text, sample.reasoning, sample.calls, finish, generation.usage, reasoning, logprobs
         )
 
-    def _rendered(self, fields: dict[str, Json]) -> RenderedChat:
+    def _render_fields(self, fields: dict[str, Json]) -> RenderedChat:
         unused: list[str] = []
         body = CHAT.read(fields)
         for tool in body.tools or ():
@@ -193,7 +193,7 @@ class EngineChat:
         return chat
 
 
-def _on_executor(asked: Awaitable[T]) -> T:
+def _run_on_executor(asked: Awaitable[T]) -> T:
     """Awaits something on the executor's event loop, and returns its result."""
 
     async def wait() -> T:

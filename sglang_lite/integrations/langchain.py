@@ -97,29 +97,29 @@ class ChatSglangLite(BaseChatModel):
     def _stream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
     ) -> Iterator[ChatGenerationChunk]:
-        return map(self._chunk, self.chat.stream(**self._asked(messages, stop, kwargs)))
+        return map(self._to_chunk, self.chat.stream(**self._asked(messages, stop, kwargs)))
 
     async def _astream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
     ) -> AsyncIterator[ChatGenerationChunk]:
         async for event in self.chat.stream_async(**self._asked(messages, stop, kwargs)):
-            yield self._chunk(event)
+            yield self._to_chunk(event)
 
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
     ) -> ChatResult:
         events = self.chat.stream(False, **self._asked(messages, stop, kwargs))
-        return generate_from_stream(map(self._chunk, events))
+        return generate_from_stream(map(self._to_chunk, events))
 
     async def _agenerate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
     ) -> ChatResult:
         events = self.chat.stream_async(False, **self._asked(messages, stop, kwargs))
-        return await agenerate_from_stream(self._chunk(event) async for event in events)
+        return await agenerate_from_stream(self._to_chunk(event) async for event in events)
 
-    def _chunk(self, event: ChatEvent) -> ChatGenerationChunk:
+    def _to_chunk(self, event: ChatEvent) -> ChatGenerationChunk:
         if isinstance(event, ChatAnswer):
-            return ChatGenerationChunk(message=self._last(event))
+            return ChatGenerationChunk(message=self._last_chunk(event))
         thought = {"reasoning_content": event.reasoning} if event.reasoning else {}
         message = AIMessageChunk(event.content, additional_kwargs=thought)
         for part in event.calls:  # parts of one call are joined by their index
@@ -128,7 +128,7 @@ class ChatSglangLite(BaseChatModel):
             message += AIMessageChunk("", tool_call_chunks=[call])
         return ChatGenerationChunk(message=message)
 
-    def _last(self, answer: ChatAnswer) -> AIMessageChunk:
+    def _last_chunk(self, answer: ChatAnswer) -> AIMessageChunk:
         """Returns the last chunk of a message: its finish reason, log-probabilities, and the number
         of tokens used.
         """

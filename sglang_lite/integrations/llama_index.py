@@ -75,23 +75,23 @@ class SglangLite(FunctionCallingLLM):
         )
 
     def _fields(self, messages: Sequence[ChatMessage], given: dict[str, Json]) -> dict[str, Json]:
-        written = [_message(message) for message in messages]
+        written = [_to_chat_message(message) for message in messages]
         return {"max_tokens": self.max_tokens, **self.fields, **given, "messages": written}
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponse:
-        return _response(self.asked.answer(**self._fields(messages, kwargs)))
+        return _to_chat_response(self.asked.answer(**self._fields(messages, kwargs)))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponse:
-        return _response(await self.asked.answer_async(**self._fields(messages, kwargs)))
+        return _to_chat_response(await self.asked.answer_async(**self._fields(messages, kwargs)))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponseGen:
         text = ""
         for event in self.asked.stream(**self._fields(messages, kwargs)):
             text += "" if isinstance(event, ChatAnswer) else event.content
-            yield _partial(event, text)
+            yield _to_partial_response(event, text)
 
     @llm_chat_callback()
     async def astream_chat(
@@ -101,7 +101,7 @@ class SglangLite(FunctionCallingLLM):
             text = ""
             async for event in self.asked.stream_async(**self._fields(messages, kwargs)):
                 text += "" if isinstance(event, ChatAnswer) else event.content
-                yield _partial(event, text)
+                yield _to_partial_response(event, text)
 
         return responses()
 
@@ -166,7 +166,7 @@ class SglangLite(FunctionCallingLLM):
         ]
 
 
-def _message(message: ChatMessage) -> dict[str, Json]:
+def _to_chat_message(message: ChatMessage) -> dict[str, Json]:
     """Converts a message to that of a chat completion."""
     parts: list[dict[str, Json]] = []
     calls = []
@@ -192,7 +192,7 @@ def _message(message: ChatMessage) -> dict[str, Json]:
     return written
 
 
-def _response(answer: ChatAnswer) -> ChatResponse:
+def _to_chat_response(answer: ChatAnswer) -> ChatResponse:
     blocks: list[ContentBlock] = (
         [ThinkingBlock(content=answer.reasoning)] if answer.reasoning else []
     )
@@ -208,12 +208,12 @@ def _response(answer: ChatAnswer) -> ChatResponse:
     )
 
 
-def _partial(event: ChatEvent, text: str) -> ChatResponse:
+def _to_partial_response(event: ChatEvent, text: str) -> ChatResponse:
     """Converts an event to a response of a stream, with all text so far and the new part. The last
     response has the calls.
     """
     if isinstance(event, ChatAnswer):
-        return _response(event).model_copy(update={"delta": ""})
+        return _to_chat_response(event).model_copy(update={"delta": ""})
     new = {"thinking_delta": event.reasoning} if event.reasoning else {}
     return ChatResponse(
         message=ChatMessage(role="assistant", content=text),

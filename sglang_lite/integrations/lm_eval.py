@@ -83,13 +83,13 @@ class SglangLiteLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        return self._named("eos_token", min(self.engine.tokenizer.eos_ids))
+        return self._special_token_id("eos_token", min(self.engine.tokenizer.eos_ids))
 
     @property
     def prefix_token_id(self) -> int:
-        return self._named("bos_token", self.eot_token_id)
+        return self._special_token_id("bos_token", self.eot_token_id)
 
-    def _named(self, name: str, other: int) -> int:
+    def _special_token_id(self, name: str, other: int) -> int:
         """Returns the id of a special token of the tokenizer, or `other` if it has none of that
         name.
         """
@@ -153,7 +153,7 @@ class SglangLiteLM(TemplateLM):
                 chunk = prompts[start : start + _CHUNK]
                 members = [groups[prompt] for prompt in chunk]
                 for prompt, group, scored in zip(
-                    chunk, members, self._scored(requests, chunk, members)
+                    chunk, members, self._score_prompts(requests, chunk, members)
                 ):
                     found.update(
                         (index, _score(scored, prompt, requests[index][2])) for index in group
@@ -164,7 +164,7 @@ class SglangLiteLM(TemplateLM):
                 self.cache_hook.add_partial("loglikelihood", texts, found[index])
         return [found[index] for index in range(len(requests))]
 
-    def _scored(
+    def _score_prompts(
         self,
         requests: Sequence[_Pair],
         prompts: Sequence[tuple[int, ...]],

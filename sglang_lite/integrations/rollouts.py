@@ -78,7 +78,7 @@ def reward_of(state: ProgramState) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def behind_prompt(sequence: TokenSequence) -> tuple[list[int], list[int], list[float]]:
+def response_tokens(sequence: TokenSequence) -> tuple[list[int], list[int], list[float]]:
     """Returns the ids after the prompt of the first generation, a mask with 1 for each id that the
     model drew and 0 for others, and their log-probabilities (0.0 for others).
     """
@@ -87,7 +87,7 @@ def behind_prompt(sequence: TokenSequence) -> tuple[list[int], list[int], list[f
     return list(sequence.ids[start:]), mask, [each or 0.0 for each in sequence.logprobs[start:]]
 
 
-def response_of(trace: Trace, sequence: TokenSequence) -> str:
+def response_text(trace: Trace, sequence: TokenSequence) -> str:
     """Returns the text of a run from a sequence's first generation to its last, without markers of
     turns.
     """

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
-from sglang_lite.integrations.rollouts import Rollouts, behind_prompt, response_of, reward_of
+from sglang_lite.integrations.rollouts import Rollouts, response_text, response_tokens, reward_of
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.protocol import CapabilityError, TokenSequence
 from sglang_lite.protocol.anything import Foreign, UserValue
@@ -54,8 +54,8 @@ def generate_function(program: SglFunction) -> _Generate:
         samples = [sample, *(copy.deepcopy(sample) for _ in sequences[1:])]
         trace = state.trace()
         for each, sequence in zip(samples, sequences):
-            _fill(each, sequence)
-            each.response = response_of(trace, sequence)
+            _fill_sample(each, sequence)
+            each.response = response_text(trace, sequence)
             if (reward := reward_of(state)) is not None:
                 each.reward = reward
         return samples if len(samples) > 1 else sample
@@ -63,8 +63,8 @@ def generate_function(program: SglFunction) -> _Generate:
     return generate
 
 
-def _fill(sample: Foreign, sequence: TokenSequence) -> None:
-    ids, sample.loss_mask, sample.rollout_log_probs = behind_prompt(sequence)
+def _fill_sample(sample: Foreign, sequence: TokenSequence) -> None:
+    ids, sample.loss_mask, sample.rollout_log_probs = response_tokens(sequence)
     sample.tokens = list(sequence.ids)
     sample.response_length = len(ids)
     versions = [span.weight_version for span in sequence.spans if span.weight_version is not None]

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from sglang_lite.integrations.rollouts import Rollouts, behind_prompt, reward_of
+from sglang_lite.integrations.rollouts import Rollouts, response_tokens, reward_of
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Foreign, UserValue
@@ -62,7 +62,7 @@ class ProgramAgentLoop(AgentLoopBase):
                 hint="Write the program without fork() and n, or so that each prompt continues the one before.",
             )
         (sequence,) = sequences
-        ids, mask, logprobs = (each[: self._longest] for each in behind_prompt(sequence))
+        ids, mask, logprobs = (each[: self._longest] for each in response_tokens(sequence))
         return AgentLoopOutput(
             prompt_ids=list(sequence.ids[: sequence.prompt_len]),
             response_ids=ids,

@@ -20,7 +20,7 @@ from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.dropped_parts import warn_of_dropped_parts
 from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.control_text import spelled_tokens
+from sglang_lite.lang.execution.control_text import collect_spelled_tokens
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import finished
@@ -101,7 +101,7 @@ class BodyRun:
         run.called = BoundCall(program, args, kwargs)
         warn_of_dropped_parts(program.func)
         if args or kwargs:
-            run.spelled = spelled_tokens(None, backend.control_texts, program, args, kwargs)
+            run.spelled = collect_spelled_tokens(None, backend.control_texts, program, args, kwargs)
         branch = self._branch = Branch(Player(run, run.pushed()), planner=run.planner(backend))
         self.state = ProgramState(branch)
         if run.budgets:  # a BudgetError carries the state

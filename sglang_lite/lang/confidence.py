@@ -19,7 +19,7 @@ import msgspec
 
 from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.json_schema.allowed_values import AllowedValues
-from sglang_lite.constraints.json_schema.json_spans import PlacedValue, placed
+from sglang_lite.constraints.json_schema.json_spans import PlacedValue, locate_values
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.markup import cut, element, fragment, meter, table
 from sglang_lite.protocol import (
@@ -173,7 +173,7 @@ def _value_of(answer: Generation, constraint: Constraint | None) -> PlacedValue:
     if not isinstance(constraint, JsonSchema):
         return PlacedValue(text, 0, len(text))
     try:
-        return placed(text)
+        return locate_values(text)
     except (ValueError, RecursionError) as error:
         why = (
             "max_tokens has cut its text"

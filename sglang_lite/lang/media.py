@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.errors import shown_address
+from sglang_lite.errors import redact_address
 from sglang_lite.media_files import frames, media_type, video_header
 from sglang_lite.protocol import Location, Media, MediaKind, ParameterError
 
@@ -140,7 +140,7 @@ def without_bytes(image: Media) -> Media:
     if image.data or image.url.startswith("data:"):
         shown = f"sha256:{hashlib.sha256(image.data or image.url.encode()).hexdigest()}"
     else:
-        shown = shown_address(image.url)
+        shown = redact_address(image.url)
     without: Media = msgspec.structs.replace(image, data=b"", url=shown)
     return without
 

@@ -105,7 +105,7 @@ def with_inherited(given: Mapping[str, UserValue]) -> Mapping[str, UserValue]:
     if not given.get("priority") and given.get("backend") is None:
         found["priority"] = outer.settings.priority
     if given.get("seed") is None:
-        found["seed"] = outer.inner_seed()
+        found["seed"] = outer.next_inner_run_seed()
     return found
 
 

@@ -25,14 +25,14 @@ from sglang_lite.lang.execution.reading import (
     afind_variable,
     all_messages,
     check_assignment,
+    check_may_block,
     check_name,
     checked,
-    confidence_of,
-    error_of,
     find_variable,
     finished,
-    may_block,
     nothing,
+    read_confidence,
+    wait_for_error,
     whole_text,
 )
 from sglang_lite.lang.execution.run import BoundCall
@@ -279,7 +279,7 @@ class ProgramState(AttributeHints, Generic[R]):
                 where=user_location(),
             )
         executor = self.whole_branch
-        seed = executor.run.seed_of(executor.next_node())
+        seed = executor.run.seed_of(executor.next_node_path())
         inherited = {"backend": executor.backend, "seed": None if isinstance(seed, Unset) else seed}
         if "backend" not in kwargs:
             inherited["priority"] = executor.run.settings.priority
@@ -407,7 +407,7 @@ class ProgramState(AttributeHints, Generic[R]):
         """
         variable = find_variable(self.whole_branch.player, name, user_location())
         self._wait(variable, name)
-        scored = confidence_of(self.branch.run, variable, name, sample, user_location())
+        scored = read_confidence(self.branch.run, variable, name, sample, user_location())
         found: Confidence = self._wait(scored)
         return found
 
@@ -438,7 +438,7 @@ class ProgramState(AttributeHints, Generic[R]):
         player = self.whole_branch.player
         if self.branch.run.body_open:
             self._may_wait(player.read(nothing))
-            error_of(player)
+            wait_for_error(player)
         else:
             finished(player).wait()
         for each in player.tree():
@@ -540,12 +540,12 @@ class ProgramState(AttributeHints, Generic[R]):
         if self.streamed_body is not None and self.streamed_body.cancelled is not None:
             return self.streamed_body.cancelled
         self._may_wait(self.whole_branch.player.read(nothing))
-        return error_of(self.branch.player)
+        return wait_for_error(self.branch.player)
 
     def _may_wait(self, variable: Variable, name: VariableName | None = None) -> None:
         if self.branch.run.is_async and not variable.done and self.branch.player.has_to_wait:
             what = f"await s.get({name!r})" if name is not None else "await s.async_sync() first"
-            may_block(self.branch.run, what, user_location())
+            check_may_block(self.branch.run, what, user_location())
 
     def _wait(self, variable: Variable, name: VariableName | None = None) -> Any:
         self._may_wait(variable, name)

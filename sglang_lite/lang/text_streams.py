@@ -15,10 +15,10 @@ from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.lang.execution.reading import (
     afind_first,
     afind_variable,
+    check_may_block,
     checked,
     find_first,
     find_variable,
-    may_block,
     nothing,
     whole_text,
 )
@@ -61,7 +61,7 @@ def pieces(state: ProgramState, name: VariableName | None) -> Iterator[str]:
     log = branch.player.log
     if log is not None:
         if not log.closed:
-            may_block(branch.run, "text_async_iter", user_location())
+            check_may_block(branch.run, "text_async_iter", user_location())
         if name is None:
             _refuse_own_end(branch)
     variable = None if name is None else _find_streamed(state, name)
@@ -131,7 +131,7 @@ def show(state: ProgramState, page: Callable[[], str]) -> None:
     output = Output()
     with contextlib.suppress(SglError):  # it is in the page
         for text in accumulate(state.text_iter()):
-            output.show_soon(partial(element, "pre", text))
+            output.show_if_due(partial(element, "pre", text))
     output.show(Markup(page()))
 
 

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from sglang_lite.constraints.json_schema.quotes import without_documents
 from sglang_lite.constraints.json_schema.validator import violations
-from sglang_lite.constraints.python_types.readable import readable
+from sglang_lite.constraints.python_types.readable import make_readable
 from sglang_lite.constraints.python_types.value_type import ValueType
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import (
@@ -316,7 +316,7 @@ def _arguments(tool: Callable[..., Any]) -> Any:
                 raise ParameterError(
                     "tools", problem, hint=f"Annotate it, e.g. {parameter.name}: str."
                 )
-            kind = readable(hints[parameter.name])
+            kind = make_readable(hints[parameter.name])
             fields[parameter.name] = (
                 kind if parameter.default is parameter.empty else NotRequired[kind]
             )

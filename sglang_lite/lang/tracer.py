@@ -27,8 +27,8 @@ from sglang_lite.lang.backend.remote.turn_plan import TurnContext, plan
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.loop import in_event_loop
-from sglang_lite.lang.execution.branch import Branch, raised_at
-from sglang_lite.lang.execution.reading import name_of
+from sglang_lite.lang.execution.branch import Branch, find_raise_location
+from sglang_lite.lang.execution.reading import variable_name_of
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram, SglGen, SglSelect, VariableName
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, user_location
@@ -150,7 +150,9 @@ class TracerProgramState(ProgramState):
         return self[name]
 
     def _record(self, name: VariableName) -> NoReturn:
-        SglVariable(name_of(name, user_location())).__refuse__("read the metadata of a variable")
+        SglVariable(variable_name_of(name, user_location())).__refuse__(
+            "read the metadata of a variable"
+        )
 
     def graph(self) -> Graph:
         """Graph of the program, with all ways through its body that were followed. Runs the body
@@ -380,7 +382,7 @@ def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
         raise EndlessError(
             f"{program.name} calls itself without an end.",
             hint="Bound the recursion by a value that is not a symbol.",
-            where=raised_at(error),
+            where=find_raise_location(error),
         ) from None
     finally:
         current_run.reset(token)

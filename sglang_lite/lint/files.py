@@ -85,7 +85,7 @@ def programs_in(module: ModuleType, function: str | None) -> dict[str, SglFuncti
     return found if function is None else {function: found[function]}
 
 
-def rows_in(file: Path, flag: str = "--data") -> list[dict[str, Json]]:
+def read_json_lines(file: Path, flag: str = "--data") -> list[dict[str, Json]]:
     """Reads the rows of a JSON Lines file, one object per line. Blank lines are skipped.
 
     Args:
@@ -141,7 +141,7 @@ def fitting(
         except ParameterError as error:
             place = "" if file is None else f"{file}: row {number}: "
             problem = f"{place}{error.message.removeprefix(': ')}"
-            hint = error.hint or ("" if file else _flags(program))
+            hint = error.hint or ("" if file else _advise_flags(program))
             raise ParameterError(flag, problem, hint=hint) from None
         bound.apply_defaults()
         variable = [
@@ -157,7 +157,7 @@ def fitting(
     return found
 
 
-def _flags(program: SglFunction) -> str:
+def _advise_flags(program: SglFunction) -> str:
     """Returns advice on how to give the arguments that a program needs on the command line."""
     needed = [
         f"--arg {p.name}=…"
@@ -167,6 +167,6 @@ def _flags(program: SglFunction) -> str:
     return f"Give {' '.join(needed)}." if needed else ""
 
 
-def one_line(error: Exception) -> str:
+def message_on_one_line(error: Exception) -> str:
     """Returns the message of an error on a single line."""
     return " ".join(str(error).split())

@@ -13,15 +13,15 @@ from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.capabilities import MEDIA_NAMES
 from sglang_lite.lang.backend.rendering import shows_tools
 from sglang_lite.lang.dropped_parts import dropped_parts
-from sglang_lite.lang.execution.control_text import spelled_tokens
+from sglang_lite.lang.execution.control_text import collect_spelled_tokens
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.symbolic.graph import Graph, changed
 from sglang_lite.lang.symbolic.graph_checks import Finding
 from sglang_lite.lang.symbolic.recorder import is_limit
 from sglang_lite.lang.tracer import explored
-from sglang_lite.lint.files import fitting, load, one_line, programs_in, rows_in
+from sglang_lite.lint.files import fitting, load, message_on_one_line, programs_in, read_json_lines
 from sglang_lite.lint.report import LintReport, Prices
-from sglang_lite.lint.second_trace import Template, backend_with, traced_later
+from sglang_lite.lint.second_trace import Template, trace_in_other_process, tracing_backend
 from sglang_lite.lint.sharing import Sharing, sharing
 from sglang_lite.program.graph import Picture
 from sglang_lite.program.nodes import Text
@@ -73,8 +73,8 @@ def lint(
         for name, given in (("--fail-under", fail_under), ("--price", prices and prices.computed)):
             if given is not None:
                 raise ParameterError(name, "needs rows to measure.", hint="Give --data rows.jsonl.")
-    rows = [] if data is None else rows_in(data)
-    files, missing = _files(model)
+    rows = [] if data is None else read_json_lines(data)
+    files, missing = _model_files(model)
     counter = None if files is None else files.tokenizer
     kinds = (
         None
@@ -84,15 +84,22 @@ def lint(
     if counter is None and fail_under is not None:
         raise ModelError(missing)
     template = _template(counter)
-    later = traced_later(file, {name: rows[0] if rows else {} for name in programs}, template)
+    later = trace_in_other_process(
+        file, {name: rows[0] if rows else {} for name in programs}, template
+    )
     reports = []
     for name, program in programs.items():
         arguments = fitting(program, rows, data) if data is not None else []
-        report = _report(
-            name, program, arguments, later.get(name), counter, backend_with(template), kinds
+        report = _lint_program(
+            name, program, arguments, later.get(name), counter, tracing_backend(template), kinds
         )
         notes = (*report.notes, *([missing] if missing else []))
-        found = tuple(sorted((*report.findings, *_low(report.sharing, fail_under)), key=_line))
+        found = tuple(
+            sorted(
+                (*report.findings, *_low_sharing_findings(report.sharing, fail_under)),
+                key=_line_of_finding,
+            )
+        )
         report = LintReport(
             report.program, report.rows, found, notes, report.sharing, prices or Prices()
         )
@@ -100,7 +107,7 @@ def lint(
     return reports
 
 
-def _tools(graph: Graph, backend: Backend) -> Iterator[Finding]:
+def _hidden_tool_findings(graph: Graph, backend: Backend) -> Iterator[Finding]:
     """Yields findings for tools for which the model's chat template has no place."""
     template = backend.get_chat_template()
     if not isinstance(template, JinjaTemplate) or shows_tools(template, family_of(template.source)):
@@ -116,16 +123,20 @@ def _tools(graph: Graph, backend: Backend) -> Iterator[Finding]:
             )
 
 
-def _control_tokens(
+def _control_token_findings(
     program: SglFunction, graph: Graph, row: dict[str, Any], counter: TokenCounter | None
 ) -> Iterator[Finding]:
     """Yields findings for values of a row that name control tokens outside turns."""
     known = getattr(counter, "control_texts", None)
-    spelled = None if program.untrusted_arguments else spelled_tokens(None, known, program, (), row)
+    spelled = (
+        None
+        if program.untrusted_arguments
+        else collect_spelled_tokens(None, known, program, (), row)
+    )
     for node in graph.nodes if spelled is not None else ():
         text = node.node
         if spelled is not None and isinstance(text, Text) and text.special and node.role is None:
-            for token, name in spelled.found_in(text.text):
+            for token, name in spelled.find_spellings(text.text):
                 problem = f"the argument {name!r} spells {token}, and outside turns this is a control token."
                 yield Finding(
                     "control-token",
@@ -135,7 +146,7 @@ def _control_tokens(
                 )
 
 
-def _media(graph: Graph, kinds: Container[MediaKind] | None) -> Iterator[Finding]:
+def _media_findings(graph: Graph, kinds: Container[MediaKind] | None) -> Iterator[Finding]:
     """Yields findings for images, videos and sounds that the model does not accept. `kinds` is None
     if all are accepted.
     """
@@ -152,14 +163,14 @@ def _media(graph: Graph, kinds: Container[MediaKind] | None) -> Iterator[Finding
         )
 
 
-def _line(finding: Finding) -> int:
+def _line_of_finding(finding: Finding) -> int:
     return finding.where.line if finding.where is not None else 0
 
 
-def _files(model: str | None) -> tuple[ModelFiles | None, str]:
+def _model_files(model: str | None) -> tuple[ModelFiles | None, str]:
     """Returns the files of a model and "", or None and the reason why tokens can't be counted."""
     from sglang_lite.runtime.config import EngineConfig
-    from sglang_lite.runtime.host.installed import check_installed
+    from sglang_lite.runtime.host.installed import check_engine_packages
     from sglang_lite.runtime.models.aliases import ALIASES
     from sglang_lite.runtime.models.resolve import fetched, resolve
 
@@ -168,7 +179,7 @@ def _files(model: str | None) -> tuple[ModelFiles | None, str]:
         if model in ALIASES and not fetched(model):
             cure = f"Give --model, or run `sglang-lite models pull {model}`."
             return None, f"tokens are not counted: {model} has not been fetched. {cure}"
-    check_installed("a model's tokenizer")
+    check_engine_packages("a model's tokenizer")
     return _files_at(resolve(model)), ""
 
 
@@ -185,7 +196,7 @@ def _template(counter: TokenCounter | None) -> Template | None:
     return None if source is None else (source, dict(getattr(counter, "special_tokens", {})))
 
 
-def _report(
+def _lint_program(
     name: str,
     program: SglFunction,
     arguments: Sequence[dict[str, Any]],
@@ -195,26 +206,26 @@ def _report(
     kinds: Container[MediaKind] | None,
 ) -> LintReport:
     first_row = arguments[0] if arguments else dict(program.bind_arguments)
-    graph, notes = _graph(program, first_row, backend, MAX_WAYS)
+    graph, notes = _trace_graph(program, first_row, backend, MAX_WAYS)
     if later is None:
         notes.append(
             "it could not be traced in another process, so texts that change from day to day are not seen."
         )
     else:
         graph = changed(graph, later)
-    others = [_graph(program, row, backend, 1)[0] for row in arguments[1:]]
+    others = [_trace_graph(program, row, backend, 1)[0] for row in arguments[1:]]
     findings = dict.fromkeys(
         (
             *graph.check(),
-            *_tools(graph, backend),
-            *_media(graph, kinds),
+            *_hidden_tool_findings(graph, backend),
+            *_media_findings(graph, kinds),
             *dropped(program),
-            *_control_tokens(program, graph, first_row, counter),
+            *_control_token_findings(program, graph, first_row, counter),
         )
     )
     for number, (row, other) in enumerate(zip(arguments[1:], others), 2):
         of_row = msgspec.structs.replace(other, changes=()).check()
-        for finding in (*of_row, *_control_tokens(program, other, row, counter)):
+        for finding in (*of_row, *_control_token_findings(program, other, row, counter)):
             if not any(
                 (finding.code, finding.where) == (each.code, each.where) for each in findings
             ):
@@ -241,7 +252,7 @@ def _second_graph(graph: Graph) -> Graph:
     return msgspec.structs.replace(graph, nodes=tuple(nodes))
 
 
-def _graph(
+def _trace_graph(
     program: SglFunction, arguments: dict[str, Any], backend: Backend, max_ways: int
 ) -> tuple[Graph, list[str]]:
     """Traces a program into a graph as far as possible. Also returns notes on what was not
@@ -249,14 +260,14 @@ def _graph(
     """
     state = explored(program, arguments, backend, max_ways)
     errors = [path.error for path in state.paths if path.error is not None]
-    limits = dict.fromkeys(one_line(error) for error in errors if is_limit(error))
+    limits = dict.fromkeys(message_on_one_line(error) for error in errors if is_limit(error))
     notes = [f"not followed further: {limit}" for limit in limits]
     if len(state.paths) == max_ways > 1 and not state.complete:
         notes.append(f"{max_ways} ways through the body were followed, and there are more.")
     return state.graph(), notes
 
 
-def _low(shared: Sharing | None, fail_under: float | None) -> list[Finding]:
+def _low_sharing_findings(shared: Sharing | None, fail_under: float | None) -> list[Finding]:
     if shared is None or fail_under is None or shared.tree.shared * 100 >= fail_under:
         return []
     node = shared.divergence.node if shared.divergence is not None else None

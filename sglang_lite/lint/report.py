@@ -51,7 +51,7 @@ class LintReport:
 def written(reports: Sequence[LintReport], form: Format) -> str:
     """Formats reports as text or JSON. The result ends with a line end."""
     if form == "text":
-        return "\n".join(line for report in reports for line in _lines(report)) + "\n"
+        return "\n".join(line for report in reports for line in _report_lines(report)) + "\n"
     return (
         json.dumps(
             {"programs": [_data(report) for report in reports]}, indent=2, ensure_ascii=False
@@ -60,16 +60,16 @@ def written(reports: Sequence[LintReport], form: Format) -> str:
     )
 
 
-def _lines(report: LintReport) -> Iterator[str]:
+def _report_lines(report: LintReport) -> Iterator[str]:
     found = report.findings
     yield f"{report.program}: {len(found)} finding{'s' * (len(found) != 1)}"
     yield from (f"  {finding}" for finding in found)
     if report.sharing is not None:
-        yield from (f"  {line}" for line in _shared(report.sharing, report.prices))
+        yield from (f"  {line}" for line in _sharing_lines(report.sharing, report.prices))
     yield from (f"  note: {note}" for note in report.notes)
 
 
-def _shared(shared: Sharing, prices: Prices) -> Iterator[str]:
+def _sharing_lines(shared: Sharing, prices: Prices) -> Iterator[str]:
     tree = shared.tree
     computed, all_of_it = shared.last_run
     if shared.has_rows:

@@ -32,12 +32,12 @@ _PATIENCE: Final = 60  # seconds
 _COMMAND: Final = "import sys; from sglang_lite.lint.second_trace import main; main(*sys.argv[1:])"
 
 
-def backend_with(template: Template | None) -> NoBackend:
+def tracing_backend(template: Template | None) -> NoBackend:
     """Creates a backend for tracing with a chat template, or with ChatML if `template` is None."""
     return NoBackend(None if template is None else JinjaTemplate(*template))
 
 
-def traced_later(
+def trace_in_other_process(
     file: Path, arguments: Mapping[str, Mapping[str, Json]], template: Template | None
 ) -> dict[str, Graph]:
     """Runs a trace of programs in another process and returns their graphs by name. Returns an
@@ -81,7 +81,7 @@ def main(file: str, folder: str) -> None:
     _put_clocks_ahead()
     module = load(Path(file))
     arguments, template = json.loads(Path(folder, "arguments").read_text())
-    backend = backend_with(template)
+    backend = tracing_backend(template)
     for name, row in arguments.items():
         program = programs_in(module, name)[name]
         state = explored(program, {**program.bind_arguments, **row}, backend, 1)
@@ -116,11 +116,11 @@ def _put_clocks_ahead() -> None:
     datetime.datetime, datetime.date = Datetime, Date  # type: ignore[misc] # on purpose
     time.time = lambda: real() + _AHEAD
     for name in ("localtime", "gmtime", "ctime"):
-        setattr(time, name, _of_now(getattr(time, name)))
+        setattr(time, name, _default_to_moved_clock(getattr(time, name)))
     written = time.strftime
     time.strftime = lambda form, at=None: written(form, time.localtime() if at is None else at)
 
 
-def _of_now(function: Callable[[float], Any]) -> Callable[..., Any]:
+def _default_to_moved_clock(function: Callable[[float], Any]) -> Callable[..., Any]:
     """Wraps a function of a time so that its argument defaults to the moved clock's time."""
     return lambda at=None: function(time.time() if at is None else at)

@@ -59,7 +59,7 @@ def first_divergence(graphs: Sequence[GraphRecord]) -> Divergence | None:
     """Finds the node at which runs begin to differ before their first generation. Returns None if
     they don't.
     """
-    starts = [list(_start(graph)) for graph in graphs]
+    starts = [list(_texts_before_first_answer(graph)) for graph in graphs]
     texts = ["".join(text for text, _ in start) for start in starts]
     same = min(common_length(texts[0], text) for text in texts)
     at = 0
@@ -72,7 +72,7 @@ def first_divergence(graphs: Sequence[GraphRecord]) -> Divergence | None:
     return None
 
 
-def _start(graph: GraphRecord) -> Iterator[tuple[str, int]]:
+def _texts_before_first_answer(graph: GraphRecord) -> Iterator[tuple[str, int]]:
     """Yields the texts of the main branch up to its first generation or selection, each with the
     index of its node.
     """
@@ -115,14 +115,14 @@ def moves(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: boo
     before = prefix_tree(graphs, counter)
     runs = len(graphs) - 1  # the first run has no earlier run to share with
     found = []
-    for lines in _regions(graphs):
+    for lines in _movable_regions(graphs):
         first = next((line for line in lines if line.differs), None)
         if first is None:
             continue
         for line in lines[lines.index(first) + 1 :]:
             if line.differs or sum(other.number == line.number for other in lines) > 1:
                 continue
-            after = prefix_tree([_moved(graph, line, first) for graph in graphs], counter)
+            after = prefix_tree([_apply_move(graph, line, first) for graph in graphs], counter)
             gain = before.unique - after.unique
             where = _nodes(graphs[0])[line.indices[0]].where
             if where is not None and gain // runs >= MIN_GAIN:
@@ -140,18 +140,18 @@ def _shape(node: GraphNode) -> tuple[object, ...]:
     return kind, node.path, node.line
 
 
-def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
+def _movable_regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
     """Yields groups of text lines that are adjacent in a turn, with no other nodes between them."""
     columns = list(zip(*map(_nodes, graphs)))
     nodes = [column[0] for column in columns]
     for path in dict.fromkeys(node.path for node in nodes):
         indices = [at for at, node in enumerate(nodes) if node.path == path]
-        plain = {at for i, at in enumerate(indices) if _is_plain(nodes, indices, i)}
+        plain = {at for i, at in enumerate(indices) if _is_user_text(nodes, indices, i)}
         lines: list[_Line] = []
         keys = [(at in plain, nodes[at].line) for at in indices]
         for number, pairs in itertools.groupby(zip(keys, indices), lambda pair: pair[0]):
             line_indices = tuple(at for _, at in pairs)
-            if not number[0] or _elsewhere(nodes, line_indices, plain):
+            if not number[0] or _has_other_nodes(nodes, line_indices, plain):
                 if lines:
                     yield lines
                 lines = []
@@ -165,7 +165,7 @@ def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
             yield lines
 
 
-def _is_plain(nodes: Sequence[GraphNode], indices: Sequence[int], i: int) -> bool:
+def _is_user_text(nodes: Sequence[GraphNode], indices: Sequence[int], i: int) -> bool:
     """Returns True if a node is text of the user, not of the template around a turn."""
     if not isinstance(nodes[indices[i]].node, Text | Value):
         return False
@@ -174,7 +174,9 @@ def _is_plain(nodes: Sequence[GraphNode], indices: Sequence[int], i: int) -> boo
     return not isinstance(after, TurnBegin) and not isinstance(before, TurnEnd)
 
 
-def _elsewhere(nodes: Sequence[GraphNode], line_indices: Sequence[int], inside: set[int]) -> bool:
+def _has_other_nodes(
+    nodes: Sequence[GraphNode], line_indices: Sequence[int], inside: set[int]
+) -> bool:
     """Returns True if a line has nodes other than these texts, and so can't be moved as a whole."""
     first = nodes[line_indices[0]]
     return any(
@@ -191,7 +193,7 @@ def _differs(column: Sequence[GraphNode]) -> bool:
     )
 
 
-def _moved(graph: GraphRecord, line: _Line, above: _Line) -> GraphRecord:
+def _apply_move(graph: GraphRecord, line: _Line, above: _Line) -> GraphRecord:
     order = list(graph.ways[0].nodes)
     moved = [order[at] for at in line.indices]
     rest = [i for at, i in enumerate(order) if at not in line.indices]

@@ -25,7 +25,7 @@ _KINDS: Final[Mapping[str, Callable[[str], Constraint]]] = {
 }
 
 
-def constraint_of(typed: ConstraintText) -> Constraint:
+def parse_constraint(typed: ConstraintText) -> Constraint:
     """Parses the text of a constraint. Raises ParameterError or ConstraintError if it is invalid."""
     kind = _KINDS.get(typed.kind)
     if kind is None:
@@ -38,7 +38,7 @@ def report(typed: ConstraintText) -> dict[str, object]:
     value, and an example.
     """
     try:
-        found = grammar.check(constraint_of(typed))
+        found = grammar.check(parse_constraint(typed))
     except SglError as error:
         return {
             "refused": [("", str(error))],

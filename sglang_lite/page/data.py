@@ -48,11 +48,13 @@ def run_data(head: TraceHead, nodes: Sequence[TraceNode]) -> dict[str, object]:
     """Converts a run to the data that the page's script reads."""
     return {
         "title": title_of(nodes),
-        "backend": encodable(f"{head.backend} {head.model}"),
-        "arguments": [(encodable(name), encodable(text)) for name, text in head.arguments],
+        "backend": replace_surrogates(f"{head.backend} {head.model}"),
+        "arguments": [
+            (replace_surrogates(name), replace_surrogates(text)) for name, text in head.arguments
+        ],
         "totals": totals(head, nodes),
         "seconds": head.seconds,
-        "nodes": [_node(node) for node in nodes],
+        "nodes": [_node_data(node) for node in nodes],
     }
 
 
@@ -94,21 +96,21 @@ def totals(head: TraceHead, nodes: Sequence[TraceNode]) -> list[tuple[str, str]]
     ]
 
 
-def _node(node: TraceNode) -> dict[str, Any]:
+def _node_data(node: TraceNode) -> dict[str, Any]:
     first = node.results[0] if node.results else None
     pieces = []
     remaining = LONGEST_TEXT
     for text, origin in node.pieces:
-        pieces.append((encodable(text[:remaining]), origin))
+        pieces.append((replace_surrogates(text[:remaining]), origin))
         remaining = max(remaining - len(text), 0)
     return {
         "kind": node.kind,
         "path": node.path,
         "place": node.place,
-        "name": None if node.name is None else encodable(node.name[:200]),
+        "name": None if node.name is None else replace_surrogates(node.name[:200]),
         "where": None
         if node.where is None
-        else encodable(f"{node.where[0]}:{node.where[1]} in {node.where[2]}"),
+        else replace_surrogates(f"{node.where[0]}:{node.where[1]} in {node.where[2]}"),
         "pieces": pieces,
         "cut": max(len(node.text) - LONGEST_TEXT, 0),
         "start": node.start,
@@ -116,30 +118,32 @@ def _node(node: TraceNode) -> dict[str, Any]:
         # fields that are 0 included
         "usage": msgspec.structs.asdict(node.usage) if node.results else None,
         "thrown": node.thrown_away,
-        "finish": _finish(first) if isinstance(first, Generation) else None,
+        "finish": _finish_text(first) if isinstance(first, Generation) else None,
         "cost": _cost(first),
-        "miss": _miss(node.miss),
+        "miss": _cache_miss_data(node.miss),
         "choices": _choices(node.results),
         "tokens": _tokens(first, node.token_texts) if isinstance(first, Generation) else (),
-        "sure": _sure(first) if isinstance(first, Generation) else None,
+        "sure": _certainty(first) if isinstance(first, Generation) else None,
         "attempts": [
             {
-                "error": encodable(each.error),
-                "texts": [encodable(answer.text[:LONGEST_TEXT]) for answer in each.answers],
+                "error": replace_surrogates(each.error),
+                "texts": [
+                    replace_surrogates(answer.text[:LONGEST_TEXT]) for answer in each.answers
+                ],
             }
             for each in node.attempts
         ],
-        "error": None if node.error is None else encodable(node.error),
+        "error": None if node.error is None else replace_surrogates(node.error),
         "rejected": node.rejected,
-        "adapter": None if node.adapter is None else encodable(node.adapter),
-        "image": encodable(node.image[:200]),
+        "adapter": None if node.adapter is None else replace_surrogates(node.adapter),
+        "image": replace_surrogates(node.image[:200]),
         "thumbnail": node.thumbnail if node.thumbnail.startswith("data:image/jpeg;base64,") else "",
     }
 
 
-def _finish(generation: Generation) -> str:
+def _finish_text(generation: Generation) -> str:
     matched = "" if generation.matched is None else f" {generation.matched!r:.80}"
-    return encodable(f"{generation.finish_reason}{matched}")
+    return replace_surrogates(f"{generation.finish_reason}{matched}")
 
 
 def _cost(result: Generation | Selection | None) -> float | None:
@@ -148,7 +152,7 @@ def _cost(result: Generation | Selection | None) -> float | None:
     return cost if isinstance(cost, int | float) else None
 
 
-def _miss(miss: CacheMiss | None) -> dict[str, str] | None:
+def _cache_miss_data(miss: CacheMiss | None) -> dict[str, str] | None:
     if miss is None:
         return None
     short, long = _WHY[miss.reason]
@@ -156,8 +160,8 @@ def _miss(miss: CacheMiss | None) -> dict[str, str] | None:
     return {
         "short": f"{short} at token {miss.at:,}",
         "long": at,
-        "now": encodable(miss.now),
-        "before": encodable(miss.before),
+        "now": replace_surrogates(miss.now),
+        "before": replace_surrogates(miss.before),
     }
 
 
@@ -169,7 +173,9 @@ def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float
             and result.scores
             and all(score.logprobs for score in result.scores)
         ):
-            found += [(encodable(text[:200]), share) for text, share in result.probs.items()]
+            found += [
+                (replace_surrogates(text[:200]), share) for text, share in result.probs.items()
+            ]
     return found
 
 
@@ -184,20 +190,26 @@ def _tokens(generation: Generation, texts: Sequence[str]) -> list[dict[str, Any]
     scores = generation.scores
     found: list[dict[str, Any]] = [{"id": token} for token in generation.token_ids]
     for each, text in zip(found, texts):
-        each["text"] = encodable(text)
+        each["text"] = replace_surrogates(text)
     for each, entry in zip(found, logprobs):
-        top = [(encodable(text or str(token)), logprob) for logprob, token, text in entry.top]
+        top = [
+            (replace_surrogates(text or str(token)), logprob) for logprob, token, text in entry.top
+        ]
         each |= {"id": entry.token_id, "drawn": entry.logprob, "top": top}
-        each |= {} if entry.text is None else {"text": encodable(entry.text)}
+        each |= {} if entry.text is None else {"text": replace_surrogates(entry.text)}
     start = 0
     scored = () if scores is None else zip(scores.logprobs, scores.allowed, scores.ends)
     for each, (own, allowed, end) in zip(found, scored):
-        each |= {"text": encodable(generation.text[start:end]), "own": own, "allowed": allowed}
+        each |= {
+            "text": replace_surrogates(generation.text[start:end]),
+            "own": own,
+            "allowed": allowed,
+        }
         start = end
     return found
 
 
-def _sure(generation: Generation) -> dict[str, float] | None:
+def _certainty(generation: Generation) -> dict[str, float] | None:
     """Returns the log-probability of the text under its constraint, and that of everything the
     constraint allowed under the model. Returns None if the tokens have no scores.
     """
@@ -211,6 +223,6 @@ def _sure(generation: Generation) -> dict[str, float] | None:
     }
 
 
-def encodable(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Replaces lone surrogates in a text, which can't be encoded."""
     return text.encode("utf-8", "replace").decode()

@@ -47,11 +47,11 @@ def page(title: str, runs: Sequence[Mapping[str, object]], edited_by: str | None
         style=style,
         script=script,
         panel=panel,
-        runs=_embedded(runs),
+        runs=_embed_json(runs),
     )
 
 
-def _embedded(data: object) -> str:
+def _embed_json(data: object) -> str:
     """Encodes JSON for an HTML script block. It contains no `<`, which could end the block."""
     text = msgspec.json.encode(data).decode()
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

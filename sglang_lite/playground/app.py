@@ -31,7 +31,7 @@ _HEADERS = {
 _Body = TypeVar("_Body", RunRequest, RerunRequest, ConstraintText)
 
 
-def application(playground: Playground, token: str, port: int) -> Starlette:
+def build_application(playground: Playground, token: str, port: int) -> Starlette:
     """Builds the ASGI application of a playground.
 
     Args:
@@ -45,9 +45,9 @@ def application(playground: Playground, token: str, port: int) -> Starlette:
         host = request.headers.get("host", "")
         origin = request.headers.get("origin")
         if host not in hosts or origin not in (None, f"http://{host}"):
-            return _answer({"error": {"text": "Requests of other pages are refused."}}, 403)
+            return _json_response({"error": {"text": "Requests of other pages are refused."}}, 403)
         if not hmac.compare_digest(given.encode(), token.encode()):
-            return _answer(
+            return _json_response(
                 {"error": {"text": "The token is wrong. Open the address that was printed."}}, 401
             )
         return None
@@ -67,12 +67,12 @@ def application(playground: Playground, token: str, port: int) -> Starlette:
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > _MAX_BODY:
-                    return _answer({"error": {"text": "The request is too large."}}, 413)
+                    return _json_response({"error": {"text": "The request is too large."}}, 413)
             try:
                 arguments = [] if kind is None else [msgspec.json.decode(body, type=kind)]
             except msgspec.DecodeError as error:
-                return _answer({"error": {"text": str(error)}}, 400)
-            return _answer(await asyncio.to_thread(answer, *arguments))
+                return _json_response({"error": {"text": str(error)}}, 400)
+            return _json_response(await asyncio.to_thread(answer, *arguments))
 
         return endpoint
 
@@ -87,7 +87,7 @@ def application(playground: Playground, token: str, port: int) -> Starlette:
     )
 
 
-def _answer(content: object, status: int = 200) -> Response:
+def _json_response(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, _HEADERS, "application/json")
 
 
@@ -103,7 +103,9 @@ def serve(
     port = listening.getsockname()[1]
     token = secrets.token_urlsafe(16)
     server = uvicorn.Server(
-        uvicorn.Config(application(playground, token, port), log_level="warning", access_log=False)
+        uvicorn.Config(
+            build_application(playground, token, port), log_level="warning", access_log=False
+        )
     )
     listening.listen()
     threading.Thread(target=playground.prepare, daemon=True).start()

@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import msgspec
 
-from sglang_lite.commands.run_file import arguments_of
+from sglang_lite.commands.run_file import parse_arguments
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lint.files import fitting, load, programs_in
-from sglang_lite.page.data import encodable, run_data
-from sglang_lite.playground.source_texts import edited, texts_of
+from sglang_lite.page.data import replace_surrogates, run_data
+from sglang_lite.playground.source_texts import apply_edits, find_source_texts
 from sglang_lite.protocol import ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 
@@ -111,20 +111,21 @@ class Playground:
             with self._lock:
                 loaded = self._load()
             programs = programs_in(loaded.module, self._function)
-            _, texts = texts_of(loaded.source, loaded.module)
+            _, texts = find_source_texts(loaded.source, loaded.module)
         except Exception as error:
-            return {"error": self._told(error)}
+            return {"error": self._describe_error(error)}
         return {
             "version": loaded.version,
             "programs": [
-                {"name": name, "parameters": _parameters(each)} for name, each in programs.items()
+                {"name": name, "parameters": _typed_parameters(each)}
+                for name, each in programs.items()
             ],
             "texts": [
                 {
                     "kind": each.kind,
                     "line": each.line,
                     "program": each.program,
-                    "text": encodable(each.text),
+                    "text": replace_surrogates(each.text),
                 }
                 for each in texts
             ],
@@ -132,7 +133,7 @@ class Playground:
 
     def run(self, asked: RunRequest) -> dict[str, object]:
         """Runs a program. The result's `error` says what failed, and on which line."""
-        return self._shown(lambda: self._run(asked))
+        return self._run_for_page(lambda: self._run(asked))
 
     def rerun(self, changed: RerunRequest) -> dict[str, object]:
         """Reruns a program with another answer for one of its nodes."""
@@ -145,7 +146,7 @@ class Playground:
                 )
             return earlier.rerun(changed.at, changed.value)
 
-        return self._shown(again)
+        return self._run_for_page(again)
 
     def _run(self, asked: RunRequest) -> ProgramState:
         loaded = self._load()
@@ -157,10 +158,10 @@ class Playground:
             )
         if asked.program not in programs_in(loaded.module, self._function):
             raise ParameterError("program", f"there is no program {asked.program!r:.60}.")
-        found = edited(loaded.source, loaded.module, asked.edits)[asked.program]
+        found = apply_edits(loaded.source, loaded.module, asked.edits)[asked.program]
         assert isinstance(found, SglFunction)
         given = [f"{name}={text}" for name, text in asked.arguments.items()]
-        [arguments] = fitting(found, [arguments_of(found, given)], None, "argument")
+        [arguments] = fitting(found, [parse_arguments(found, given)], None, "argument")
         backend = backend_for(self._backend)
         takes = backend.capabilities.params
         told: dict[str, Any] = {
@@ -174,7 +175,7 @@ class Playground:
         # also shown.
         return run(backend=backend, seed=asked.seed, timeout=_TIMEOUT_S, stream=True, **options)
 
-    def _shown(self, run: Callable[[], ProgramState]) -> dict[str, object]:
+    def _run_for_page(self, run: Callable[[], ProgramState]) -> dict[str, object]:
         """Executes a run and returns its number and data for the page, and its error or None."""
         began = time.perf_counter()
         with self._lock:
@@ -182,7 +183,10 @@ class Playground:
                 state = run()
                 error = state.error()
             except Exception as failure:  # also those of the user's program
-                return {"error": self._told(failure), "changed": isinstance(failure, _ChangedError)}
+                return {
+                    "error": self._describe_error(failure),
+                    "changed": isinstance(failure, _ChangedError),
+                }
             self._last += 1
             self._runs[self._last] = state
             self._runs.pop(self._last - _RUNS, None)
@@ -191,7 +195,7 @@ class Playground:
             "run": self._last,
             "seconds": time.perf_counter() - began,
             "data": run_data(trace.head, trace.nodes),
-            "error": None if error is None else self._told(error),
+            "error": None if error is None else self._describe_error(error),
         }
 
     def _load(self) -> _Loaded:
@@ -207,18 +211,18 @@ class Playground:
             )
         return self._loaded
 
-    def _told(self, error: BaseException) -> dict[str, object]:
+    def _describe_error(self, error: BaseException) -> dict[str, object]:
         """Returns the message of an error, and the line of the file where it happened, with its
         number.
         """
         text = str(error) if isinstance(error, SglError) else f"{type(error).__name__}: {error}"
-        line = self._line(error)
+        line = self._line_of_error(error)
         code = (
             "" if line is None else linecache.getline(str(self._file.resolve()), line).rstrip("\n")
         )
-        return {"text": encodable(text), "line": line, "code": encodable(code)}
+        return {"text": replace_surrogates(text), "line": line, "code": replace_surrogates(code)}
 
-    def _line(self, error: BaseException | None) -> int | None:
+    def _line_of_error(self, error: BaseException | None) -> int | None:
         file = str(self._file.resolve())
         while error is not None:
             if isinstance(error, SyntaxError) and error.filename == file:
@@ -233,7 +237,7 @@ class Playground:
         return None
 
 
-def _parameters(program: SglFunction) -> list[dict[str, str]]:
+def _typed_parameters(program: SglFunction) -> list[dict[str, str]]:
     """Returns the parameters of a program, each with its default or the value given by `bind`, as
     it would be typed.
     """
@@ -241,12 +245,17 @@ def _parameters(program: SglFunction) -> list[dict[str, str]]:
     for each in program.signature.parameters.values():
         default = program.bind_arguments.get(each.name, each.default)
         found.append(
-            {"name": each.name, "text": "" if default is each.empty else encodable(_typed(default))}
+            {
+                "name": each.name,
+                "text": ""
+                if default is each.empty
+                else replace_surrogates(_as_typed_text(default)),
+            }
         )
     return found
 
 
-def _typed(value: UserValue) -> str:
+def _as_typed_text(value: UserValue) -> str:
     try:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):

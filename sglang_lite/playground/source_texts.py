@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.page.data import encodable
+from sglang_lite.page.data import replace_surrogates
 from sglang_lite.protocol import JsonSchema, ParameterError, SglError
 
 _ROLES: Final = ("system", "user", "assistant", "tool", "add")
@@ -69,41 +69,41 @@ class _Finder(ast.NodeVisitor):
         pass
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self._prompt(node.value)
+        self._find_prompt_texts(node.value)
 
     def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
         if node.value is not None:
-            self._prompt(node.value)
+            self._find_prompt_texts(node.value)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self.visit_Assign(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        self._prompt(node)
+        self._find_prompt_texts(node)
 
-    def _prompt(self, node: ast.expr) -> None:
+    def _find_prompt_texts(self, node: ast.expr) -> None:
         """Finds the texts of an expression that is added to a text."""
         match node:
             case ast.Constant(str() as text):
-                self._add("prompt", node, text, lambda new: setattr(node, "value", new))
+                self._add_source_text("prompt", node, text, lambda new: setattr(node, "value", new))
             case ast.JoinedStr():
-                self._add("prompt", node, *_template(node))
+                self._add_source_text("prompt", node, *_template(node))
             case ast.BinOp(left, ast.Add(), right) | ast.IfExp(_, left, right):
-                self._prompt(left)
-                self._prompt(right)
+                self._find_prompt_texts(left)
+                self._find_prompt_texts(right)
             case ast.Lambda(_, body):
-                self._prompt(body)
+                self._find_prompt_texts(body)
             case ast.List(several) | ast.Tuple(several):
                 for each in several:
-                    self._prompt(each)
+                    self._find_prompt_texts(each)
             case ast.Call(ast.Name(name) | ast.Attribute(_, name)) if name in _ROLES:
                 for each in node.args:
-                    self._prompt(each)
+                    self._find_prompt_texts(each)
             case ast.Call(ast.Name(name) | ast.Attribute(_, name)) if name in _ASKING:
                 for keyword in node.keywords:
-                    self._constraint(keyword)
+                    self._find_constraint_text(keyword)
 
-    def _constraint(self, keyword: ast.keyword) -> None:
+    def _find_constraint_text(self, keyword: ast.keyword) -> None:
         if keyword.arg not in _CONSTRAINTS:
             return
         value = self._value(keyword.value)
@@ -116,7 +116,9 @@ class _Finder(ast.NodeVisitor):
         elif kind == "json_schema" and isinstance(value, dict):
             text = json.dumps(value, indent=2)
         if isinstance(text, str):
-            self._add(kind, keyword.value, text, lambda new: _constrain(keyword, kind, new))
+            self._add_source_text(
+                kind, keyword.value, text, lambda new: _replace_constraint(keyword, kind, new)
+            )
 
     def _value(self, node: ast.expr) -> Any:  # of the user's program
         if isinstance(node, ast.Name):
@@ -126,7 +128,9 @@ class _Finder(ast.NodeVisitor):
         except ValueError:
             return None
 
-    def _add(self, kind: str, node: ast.expr, text: str, change: Callable[[str], None]) -> None:
+    def _add_source_text(
+        self, kind: str, node: ast.expr, text: str, change: Callable[[str], None]
+    ) -> None:
         if text.strip():
             self.found.append(SourceText(kind, node.lineno, self._program, text, change))
 
@@ -164,7 +168,7 @@ def _schema_of(kind: Any) -> str | None:
     return constraint.schema if isinstance(constraint, JsonSchema) else None
 
 
-def _constrain(keyword: ast.keyword, kind: str, text: str) -> None:
+def _replace_constraint(keyword: ast.keyword, kind: str, text: str) -> None:
     if kind == "json_schema":
         try:
             if not isinstance(json.loads(text), dict | bool):
@@ -175,7 +179,7 @@ def _constrain(keyword: ast.keyword, kind: str, text: str) -> None:
     keyword.value = ast.Constant(text)
 
 
-def texts_of(source: str, module: ModuleType) -> tuple[ast.Module, list[SourceText]]:
+def find_source_texts(source: str, module: ModuleType) -> tuple[ast.Module, list[SourceText]]:
     """Parses a file's source and finds its texts. Returns the tree and the texts."""
     tree = ast.parse(source)
     finder = _Finder(vars(module))
@@ -184,7 +188,7 @@ def texts_of(source: str, module: ModuleType) -> tuple[ast.Module, list[SourceTe
     return tree, finder.found
 
 
-def edited(source: str, module: ModuleType, edits: Mapping[int, str]) -> dict[str, object]:
+def apply_edits(source: str, module: ModuleType, edits: Mapping[int, str]) -> dict[str, object]:
     """Returns the names of a module with edited texts: its programs are created again, and so are
     other names that an edited text affects. The module itself stays unchanged.
 
@@ -194,12 +198,12 @@ def edited(source: str, module: ModuleType, edits: Mapping[int, str]) -> dict[st
     Raises:
         ParameterError: a text is invalid.
     """
-    tree, found = texts_of(source, module)
+    tree, found = find_source_texts(source, module)
     lines = set()
     for place, text in edits.items():
         if not 0 <= place < len(found):
             raise ParameterError("edits", f"there is no text {place}.", hint="Reload the page.")
-        if text != encodable(found[place].text):  # the page shows it like this
+        if text != replace_surrogates(found[place].text):  # the page shows it like this
             found[place].change(text)
             lines.add(found[place].line)
     names: dict[str, object] = dict(vars(module))

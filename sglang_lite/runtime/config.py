@@ -26,24 +26,24 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import named
 from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.capacity import Sizes
-from sglang_lite.runtime.config_checks import check_int as _check_int
-from sglang_lite.runtime.config_checks import check_number as _check_number
 from sglang_lite.runtime.config_checks import (
+    apply_layer_dump_settings,
     check_offload,
     check_parallel,
     check_scales,
     check_template,
     check_tiers,
     check_unset,
-    seed_ports,
-    set_media,
-    set_watch,
+    normalise_media_settings,
+    normalise_seed_ports,
 )
+from sglang_lite.runtime.config_checks import check_int as _check_int
+from sglang_lite.runtime.config_checks import check_number as _check_number
 from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.models.lora.paths import lora_texts
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 from sglang_lite.runtime.structured_output.registry import ConstraintBackend
-from sglang_lite.runtime.tokens.image_options import ImageOptions, by_kind
+from sglang_lite.runtime.tokens.image_options import ImageOptions, read_by_kind
 
 # Larger values would exceed the machine's limits: positions and slots are int32, and each thread
 # has a stack.
@@ -554,11 +554,11 @@ class EngineConfig:
         check_offload(self.cpu_offload_gb, self.offload_group_size, saver=self.enable_memory_saver)
         ports = "remote_instance_weight_loader_send_weights_group_ports"
         service = self.remote_instance_weight_loader_seed_instance_service_port
-        object.__setattr__(self, ports, seed_ports(service, getattr(self, ports)))
+        object.__setattr__(self, ports, normalise_seed_ports(service, getattr(self, ports)))
         check_parallel(self)
-        set_watch(self)
+        apply_layer_dump_settings(self)
         self._check_lora()
-        set_media(self)
+        normalise_media_settings(self)
 
     @property
     def recorded(self) -> tuple[RecordName, ...]:
@@ -595,8 +595,8 @@ class EngineConfig:
     @property
     def image_options(self) -> ImageOptions:
         """Options for images, videos and sounds."""
-        limits = by_kind("", self.limit_mm_data_per_request)
-        settings = by_kind("", self.mm_process_config)
+        limits = read_by_kind("", self.limit_mm_data_per_request)
+        settings = read_by_kind("", self.mm_process_config)
         wanting = (
             name
             for name in ("encoder_only", "language_only", "enable_multimodal")
@@ -648,7 +648,7 @@ class EngineConfig:
         """Maximum number of guesses in a draft; 0 without drafters."""
         return self.draft_tokens if self.drafters else 0
 
-    def sized(self, *, gpu: bool, longest: int) -> Sizes:
+    def sizes_in_force(self, *, gpu: bool, longest: int) -> Sizes:
         """Returns the sizes in force: the configured ones, or the defaults for the kind of device.
 
         Args:
@@ -708,7 +708,7 @@ _OF_A_PROCESS = ("restart", "stall_timeout_s", "stream_interval_s", "dp_size")
 FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # for other docstrings
 
 
-def _takes(
+def _with_signature_of(
     record: Callable[_P, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:  # of any class
     """Returns a decorator that sets the signature of a constructor to that of a record."""
@@ -728,6 +728,6 @@ def _takes(
     return with_signature
 
 
-takes_fields = _takes(EngineConfig)  # all fields by keyword, the model also by position
+takes_fields = _with_signature_of(EngineConfig)  # all fields by keyword, the model also by position
 # it also takes others
 shows_fields: Callable[[Callable[..., None]], Callable[..., None]] = takes_fields

@@ -13,7 +13,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.parallel.addresses import address
 from sglang_lite.runtime.parallel.layout import Parallel
-from sglang_lite.runtime.tokens.image_options import by_kind
+from sglang_lite.runtime.tokens.image_options import read_by_kind
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.config import EngineConfig
@@ -85,7 +85,7 @@ def check_scales(path: str | None, kv_dtype: str) -> None:
         )
 
 
-def seed_ports(service: int | None, group: UserValue) -> tuple[int, ...] | None:
+def normalise_seed_ports(service: int | None, group: UserValue) -> tuple[int, ...] | None:
     """Returns the group ports of an engine that sends weights, as a tuple; None for any free port.
 
     Args:
@@ -127,7 +127,7 @@ def check_offload(gigabytes: int, group_size: int, *, saver: bool) -> None:
         )
 
 
-def _urls_of_encoders(given: UserValue) -> tuple[str, ...]:
+def _normalise_encoder_urls(given: UserValue) -> tuple[str, ...]:
     """Returns the addresses of encoders without trailing slashes. Raises ParameterError if one is
     invalid.
     """
@@ -169,7 +169,7 @@ def _check_encoders(
         )
 
 
-def set_watch(config: EngineConfig) -> None:
+def apply_layer_dump_settings(config: EngineConfig) -> None:
     """Checks which layers are dumped, and turns off settings that would hide them.
 
     Raises:
@@ -194,19 +194,19 @@ def set_watch(config: EngineConfig) -> None:
         object.__setattr__(config, "cuda_graphs", False)
 
 
-def set_media(config: EngineConfig) -> None:
+def normalise_media_settings(config: EngineConfig) -> None:
     """Checks and normalises the settings of images, videos and sounds. Raises ParameterError if one
     is invalid.
     """
     for name, kind in (("limit_mm_data_per_request", int), ("mm_process_config", Mapping)):
-        found = by_kind(name, getattr(config, name))
+        found = read_by_kind(name, getattr(config, name))
         for medium, value in found.items():
             if not isinstance(value, kind) or isinstance(value, bool) or value == 0:
                 raise ParameterError(name, f"{shown(value)} is not right for {medium!r}.")
             if medium == "audio" and kind is Mapping:
                 raise ParameterError(name, "sounds have no settings.", hint="Leave it out.")
         object.__setattr__(config, name, found or None)
-    object.__setattr__(config, "encoder_urls", _urls_of_encoders(config.encoder_urls))
+    object.__setattr__(config, "encoder_urls", _normalise_encoder_urls(config.encoder_urls))
     _check_encoders(
         config.encoder_only, config.language_only, config.encoder_urls, config.enable_multimodal
     )

@@ -129,7 +129,7 @@ class AsyncEngine:
         events: _EventQueue[Event] = _EventQueue(self._relay)
         remaining = request.samples
         with (
-            _telling_names((request.rid,)),
+            _with_client_names((request.rid,)),
             self._ends(await self._submit(request, events), events, (request.rid,)),
         ):
             while remaining:
@@ -175,14 +175,14 @@ class AsyncEngine:
             if item is None:  # there is room for more requests
                 self._relay.flush()
 
-        request = replace(request, calls=[self._salted(call) for call in request.calls])
+        request = replace(request, calls=[self._in_key_namespace(call) for call in request.calls])
         name = partial(own_name, key_in_use.get())
         rids = [call.rid for call in request.calls]
         start = partial(NativeRun, self.engine.core, post, request, self._relay.flush, name)
         length = sum(_length(call.prompt) for call in request.calls)
         with (
-            _telling_names(rids),
-            self._ends(await _submitted(start, length), events, rids) as running,
+            _with_client_names(rids),
+            self._ends(await _call_submit(start, length), events, rids) as running,
         ):
             while running.open:
                 changed: dict[int, dict[str, Any]] = {}
@@ -223,7 +223,9 @@ class AsyncEngine:
         """
         events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
         with self._ends(await self._submit(request, events), events) as submitted:
-            async with contextlib.aclosing(self._played(events, submitted, timeout_s)) as played:
+            async with contextlib.aclosing(
+                self._program_events(events, submitted, timeout_s)
+            ) as played:
                 async for batch in played:
                     yield batch
 
@@ -240,23 +242,25 @@ class AsyncEngine:
                 ended.
         """
         events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
-        opened = self.engine.core.open_program(self._salted(request), events.put, self._relay.flush)
+        opened = self.engine.core.open_program(
+            self._in_key_namespace(request), events.put, self._relay.flush
+        )
         with self._ends(opened, events) as program:
             begin(program)
             async with contextlib.aclosing(
-                self._played(events, program, timeout_s, opened=True)
+                self._program_events(events, program, timeout_s, opened=True)
             ) as played:
                 async for batch in played:
                     yield batch
 
     async def _submit(self, request: Submission, events: _EventQueue[Any]) -> Ticket:
-        request = self._salted(request)
+        request = self._in_key_namespace(request)
         if isinstance(request, GenerateRequest) and request.rid is not None:
             request = replace(request, rid=own_name(key_in_use.get(), request.rid))
         submit = partial(self.engine.core.submit, request, events.put, self._relay.flush)
-        return await _submitted(submit, _length(request.prompt))
+        return await _call_submit(submit, _length(request.prompt))
 
-    def _salted(self, request: S) -> S:
+    def _in_key_namespace(self, request: S) -> S:
         """Returns the request in the namespace of its API key, if each key has its own."""
         key = key_in_use.get()
         if not self._apart or not key:
@@ -266,7 +270,7 @@ class AsyncEngine:
         salted: S = change(request, namespace=namespace)
         return salted
 
-    async def _played(
+    async def _program_events(
         self,
         events: _EventQueue[ProgramEvent],
         submitted: Abortable,
@@ -290,13 +294,13 @@ class AsyncEngine:
             if opened:
                 yield []
             while not ended:
-                batch = _joined_played(await events.take())
+                batch = _join_program_deltas(await events.take())
                 ended = not isinstance(batch[-1], Played)
                 if late and isinstance(batch[-1], RequestAbortedError):
                     batch[-1] = RequestTimeoutError(
                         f"the program took more than {timeout_s:g} seconds."
                     )
-                yield [each for each in batch if not (late and _is_aborted(each))]
+                yield [each for each in batch if not (late and _is_abort_event(each))]
         finally:
             if timer is not None:
                 timer.cancel()
@@ -321,7 +325,7 @@ class AsyncEngine:
 
 
 @contextlib.contextmanager
-def _telling_names(rids: Iterable[str | None]) -> Iterator[None]:
+def _with_client_names(rids: Iterable[str | None]) -> Iterator[None]:
     """Replaces the engine's name of a request in an error with the client's name, which is one of
     `rids`.
     """
@@ -337,7 +341,7 @@ def _telling_names(rids: Iterable[str | None]) -> Iterator[None]:
         raise
 
 
-def _is_aborted(event: ProgramEvent) -> bool:
+def _is_abort_event(event: ProgramEvent) -> bool:
     """Returns whether an event reports what a generation had used when its program was aborted."""
     return isinstance(event, Played) and isinstance(event.event, RequestAbortedError)
 
@@ -383,7 +387,7 @@ class _EventQueue(Generic[E]):
     def wake(self) -> None:
         """Wakes the coroutine that waits in `next_batch`. Called on the event loop."""
         if self._left is not None:
-            self._left.run(self._taken)
+            self._left.run(self._pop_batch)
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -392,7 +396,7 @@ class _EventQueue(Generic[E]):
         while not self._events:
             self._waiter = self._relay.loop.create_future()
             await self._waiter
-        return self._taken()
+        return self._pop_batch()
 
     def leave(self) -> None:
         """Lets events that nobody reads any more be observed when they arrive, in the caller's
@@ -401,7 +405,7 @@ class _EventQueue(Generic[E]):
         self._left = copy_context()
         self.wake()
 
-    def _taken(self) -> list[E]:
+    def _pop_batch(self) -> list[E]:
         batch = list(self._events)
         for _ in batch:  # further events may have arrived
             self._events.popleft()
@@ -410,7 +414,7 @@ class _EventQueue(Generic[E]):
         return batch
 
 
-async def _submitted(submit: Callable[[], A], length: int) -> A:
+async def _call_submit(submit: Callable[[], A], length: int) -> A:
     """Submits a request, on another thread if its prompt is long. If the caller is cancelled, the
     submission is aborted as soon as it is made.
     """
@@ -458,7 +462,7 @@ def _joined(events: Iterable[T]) -> list[T | Delta]:
     return found
 
 
-def _joined_played(events: Sequence[ProgramEvent]) -> list[ProgramEvent]:
+def _join_program_deltas(events: Sequence[ProgramEvent]) -> list[ProgramEvent]:
     """Joins the deltas of each sample of a program's node into one, at the place of the first."""
     found: list[ProgramEvent] = []
     at: dict[tuple[Path, int, int], int] = {}  # index in `found` of each sample's delta

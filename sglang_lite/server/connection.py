@@ -199,7 +199,7 @@ class ClientConnection(HttpToolsProtocol):
             )
         # TLS can't end one side only
         has_half_ends = UnreadClient.is_supported() and self.scheme == "http"
-        due = self._due()
+        due = self._unfinished_requests()
         if self.transport.is_closing() or not due or not has_half_ends:
             return None
         if due[0].response_started and not self.flow.write_paused:
@@ -215,7 +215,7 @@ class ClientConnection(HttpToolsProtocol):
         """Ends a connection that is not read any more: watches it while requests are unanswered,
         then sends the last error or closes.
         """
-        if self._due():
+        if self._unfinished_requests():
             self._unread.watch()
         elif self._last_answer is not None:
             self._refuse(self._last_answer)
@@ -226,14 +226,14 @@ class ClientConnection(HttpToolsProtocol):
         return self._drops_rest or self._begun or self._in_body or bool(self._held)
 
     def _waits_for_an_answer(self) -> bool:
-        current = next(iter(self._due()), None)
+        current = next(iter(self._unfinished_requests()), None)
         return (
             current is not None
             and current.scope["http_version"] == "1.1"
             and not current.response_started
         )
 
-    def _due(self) -> list[RequestResponseCycle]:
+    def _unfinished_requests(self) -> list[RequestResponseCycle]:
         """Returns the requests whose answers are incomplete, in order."""
         return [each for each in self._requests if not each.response_complete]
 
@@ -252,7 +252,7 @@ class ClientConnection(HttpToolsProtocol):
         self._add_to_head(len(url))
         if self._head > self._most:
             told = f"the address is longer than {self._most:,} bytes."
-            raise self._stop(
+            raise self._stop_parser(
                 LongUrlError(told, hint="Send the text in a body, or raise max_head_kb.")
             )
         super().on_url(url)
@@ -262,10 +262,12 @@ class ClientConnection(HttpToolsProtocol):
         self._lines += 1
         self._add_to_head(len(name) + len(value))
         if self._head > self._most:
-            raise self._stop(self._too_large())
+            raise self._stop_parser(self._too_large())
         if self._lines > self._settings.max_header_lines:
             told = f"the request has more than {self._settings.max_header_lines:,} header lines."
-            raise self._stop(LargeHeadersError(told, hint="Send fewer, or raise max_header_lines."))
+            raise self._stop_parser(
+                LargeHeadersError(told, hint="Send fewer, or raise max_header_lines.")
+            )
         self._hosts += not self._in_body and name.lower() == b"host"
         super().on_header(name, value)
 
@@ -273,7 +275,7 @@ class ClientConnection(HttpToolsProtocol):
         # RFC 9112, 3.2
         if self._hosts > 1 or (not self._hosts and self.parser.get_http_version() == "1.1"):
             told = f"the request has {self._hosts or 'no'} header lines `Host`."
-            raise self._stop(
+            raise self._stop_parser(
                 ParameterError("Host", told, hint="Send one, with the name of the server.")
             )
         self._cancel_timer()
@@ -291,7 +293,7 @@ class ClientConnection(HttpToolsProtocol):
         self._size += len(body)
         if self._parts > _MAX_PARTS + self._size // _MIN_PART:
             told = f"the body has more than {_MAX_PARTS:,} chunks of less than {_MIN_PART} bytes."
-            raise self._stop(TooLargeError(told, hint="Send it in larger chunks."))
+            raise self._stop_parser(TooLargeError(told, hint="Send it in larger chunks."))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -308,7 +310,7 @@ class ClientConnection(HttpToolsProtocol):
         told = f"the headers are larger than {self._most:,} bytes."
         return LargeHeadersError(told, hint="Send less, or raise max_head_kb.")
 
-    def _stop(self, error: SglError) -> SglError:
+    def _stop_parser(self, error: SglError) -> SglError:
         """Returns the error for a callback to raise, which stops the parser; `send_400_response` is
         then called.
         """
@@ -347,7 +349,7 @@ class ClientConnection(HttpToolsProtocol):
         error would be taken for a part of it.
         """
         present = self.cycle if self._in_body else None
-        if any(each is not present for each in self._due()):
+        if any(each is not present for each in self._unfinished_requests()):
             self._last_answer = error
             self._in_body = False
             # it never begins

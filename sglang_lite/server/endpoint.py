@@ -37,7 +37,7 @@ from sglang_lite.server.errors import (
 )
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.http.body import parse_object, read_bytes
-from sglang_lite.server.http.disconnect import until_disconnected
+from sglang_lite.server.http.disconnect import run_until_disconnect
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
@@ -144,10 +144,10 @@ async def read(
 
 async def read_record(service: Service, call: HttpRequest, fields: Fields[R]) -> R:
     """Returns the body as a record: see `HttpRequest.read_fields`."""
-    return await read(service, call, _record, (fields,))
+    return await read(service, call, _read_fields_of, (fields,))
 
 
-def _record(_: RequestReader, call: HttpRequest, fields: Fields[R]) -> R:
+def _read_fields_of(_: RequestReader, call: HttpRequest, fields: Fields[R]) -> R:
     return call.read(fields)
 
 
@@ -284,7 +284,7 @@ class Endpoint:
                 "request_id": request_id,
             }
             logger.log(level, "%s %s %d %.1f ms %s", *line.values(), extra={"request": line})
-            self._service().metrics.took(path, took)
+            self._service().metrics.observe_response_time(path, took)
 
     async def _answer(self, request: Request, request_id: str, send: Send) -> None:
         route = self._route
@@ -322,7 +322,7 @@ class Endpoint:
                     ],
                     reports=settings.unknown_fields == "report",
                 )
-                await until_disconnected(
+                await run_until_disconnect(
                     self._handle(service, call, protocol, scope, receive, send), receive
                 )
         except SglError as error:
@@ -364,7 +364,7 @@ class Endpoint:
         await response(scope, _never, send)
 
 
-async def _never() -> Any:  # `until_disconnected` watches for the disconnection already
+async def _never() -> Any:  # `run_until_disconnect` watches for the disconnection already
     await asyncio.Event().wait()
 
 

@@ -56,7 +56,7 @@ class Fields(Generic[R]):
                 honoured[name] = value
             elif name in self.neutral or value is None:
                 if name not in self.neutral and name not in self.refused:
-                    self._unknown(name, unused)
+                    self._report_unknown(name, unused)
             elif name in self.refused:
                 if not any(
                     value == taken and type(value) is type(taken) for taken in self.refused[name]
@@ -65,7 +65,7 @@ class Fields(Generic[R]):
                         name, "is not supported by this server.", hint="Leave it out."
                     )
             else:
-                self._unknown(name, unused)
+                self._report_unknown(name, unused)
         return convert(honoured, self.record, strict=strict)
 
     @property
@@ -73,7 +73,7 @@ class Fields(Generic[R]):
         """Names of the honoured fields, in their encoded spelling."""
         return _names(self.record)
 
-    def _unknown(self, name: str, unused: list[str] | None) -> None:
+    def _report_unknown(self, name: str, unused: list[str] | None) -> None:
         if unused is not None:
             unused.append(name)
             return

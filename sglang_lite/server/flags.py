@@ -46,7 +46,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         for each in fields(kind):
             if kind is EngineConfig and each.name in _NOT_FLAGS:
                 continue
-            names = [f"--{name.replace('_', '-')}" for name in (each.name, *_named(each.name))]
+            names = [
+                f"--{name.replace('_', '-')}" for name in (each.name, *_sglang_names(each.name))
+            ]
             if kind is EngineConfig:
                 names = [] if each.name in _GATEWAYS else names
                 others = (name for name, of in OTHER_NAMES.items() if of == each.name)
@@ -171,7 +173,7 @@ _GROUPS: tuple[tuple[type, str], ...] = (
 )
 
 
-def _named(setting: str) -> Iterator[str]:
+def _sglang_names(setting: str) -> Iterator[str]:
     """Returns SGLang's names for a setting of the server."""
     return (name for name, of in _SERVED.items() if of == setting)
 

@@ -49,7 +49,7 @@ class GrpcCalls:
         self._connections = _Connections(service.settings.max_connections_per_client)
 
     @contextlib.asynccontextmanager
-    async def answering(
+    async def answer_call(
         self,
         call: str,
         context: grpc.aio.ServicerContext,
@@ -134,7 +134,7 @@ class GrpcCalls:
         }
         logger.info("%s %s %d %.1f ms %s", *line.values(), extra={"request": line})
         self._service.metrics.responded(f"/{call}", "gRPC", status, key)
-        self._service.metrics.took(f"/{call}", took)
+        self._service.metrics.observe_response_time(f"/{call}", took)
 
 
 def refuse(request: Any, *names: str) -> None:  # of the protocol

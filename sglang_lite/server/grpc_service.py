@@ -28,7 +28,7 @@ from smg_grpc_proto.generated import common_pb2 as common
 
 from sglang_lite.engine import embedding
 from sglang_lite.protocol import BackendError, Delta, Generation, SglError, TokenLogprob, Usage
-from sglang_lite.runtime.models.resolve import resolve_served
+from sglang_lite.runtime.models.resolve import resolve_for_engine
 from sglang_lite.server import native
 from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.endpoint import AccessControl, Route
@@ -96,7 +96,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
         """Continues token ids."""
-        async with self._calls.answering(
+        async with self._calls.answer_call(
             "Generate", context, request_id=request.request_id, counts=True
         ):
             wanted = _generate_request(request)
@@ -111,7 +111,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Returns the embedding of token ids."""
-        async with self._calls.answering(
+        async with self._calls.answer_call(
             "Embed", context, request_id=request.request_id, counts=True
         ):
             refuse(request, "mm_inputs", "is_cross_encoder", "token_type_ids")
@@ -133,13 +133,13 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def Abort(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Aborts a request."""
-        async with self._calls.answering("Abort", context):
+        async with self._calls.answer_call("Abort", context):
             self._service.async_engine.abort(request.request_id, key_in_use.get() or None)
             return pb.AbortResponse(success=True)
 
     async def GetModelInfo(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Describes the model."""
-        async with self._calls.answering("GetModelInfo", context):
+        async with self._calls.answer_call("GetModelInfo", context):
             engine = self._service.engine
             tokenizer = self._service.engine.tokenizer
             config = self._config
@@ -164,7 +164,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def GetServerInfo(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Returns the settings and counts."""
-        async with self._calls.answering("GetServerInfo", context):
+        async with self._calls.answer_call("GetServerInfo", context):
             info: Any = await self._service.call_engine(self._service.engine.get_server_info)
             found = pb.GetServerInfoResponse(
                 active_requests=self._service.async_engine.open,
@@ -180,7 +180,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def GetLoads(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Returns the load of each replica of the engine."""
-        async with self._calls.answering("GetLoads", context):
+        async with self._calls.answer_call("GetLoads", context):
             each = await native.each_stats(self._service)
             loads = [_load(self._service, stats) for stats in each]
             if request.HasField("dp_rank"):
@@ -201,7 +201,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def FlushCache(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Drops cached prefixes that are not in use."""
-        async with self._calls.answering("FlushCache", context, _OF_ADMIN):
+        async with self._calls.answer_call("FlushCache", context, _OF_ADMIN):
             freed = await self._service.call_engine(self._service.engine.flush_cache)
             return common.FlushCacheResponse(
                 success=True, message=f"Cache flushed: {freed} tokens."
@@ -209,7 +209,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def GetTokenizer(self, _: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
         """Yields the tokenizer's files as a ZIP archive, in pieces."""
-        async with self._calls.answering("GetTokenizer", context):
+        async with self._calls.answer_call("GetTokenizer", context):
             data, digest = await asyncio.to_thread(lambda: self._archive)
             for start in range(0, len(data), _CHUNK):
                 last = start + _CHUNK >= len(data)
@@ -220,7 +220,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
     @cached_property
     def _config(self) -> dict[str, Any]:
         config = self._service.engine.config
-        file = resolve_served(config.model, config.revision) / "config.json"
+        file = resolve_for_engine(config.model, config.revision) / "config.json"
         found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
         return found
 
@@ -231,7 +231,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
         written = io.BytesIO()
         folders = (
             Path(self._service.tokenizer_path),
-            resolve_served(config.model, config.revision),
+            resolve_for_engine(config.model, config.revision),
         )
         template = self._service.engine.chat_template()
         with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:

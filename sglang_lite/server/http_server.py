@@ -90,26 +90,26 @@ class HttpServer(uvicorn.Server):
                 requests.total(),
                 self._drain_s,
             )
-        await self._wait(lambda: self._hurried or not requests, self._drain_s)
+        await self._poll_until(lambda: self._hurried or not requests, self._drain_s)
         if requests:
             logger.warning(
                 "shutting down: %d requests have not ended, and get an error", requests.total()
             )
             await asyncio.to_thread(service.engine.close)
-            await self._wait(lambda: not requests, _LAST_S)
+            await self._poll_until(lambda: not requests, _LAST_S)
         for server in self.servers:
             server.close()
         connections = self.server_state.connections
         tasks = self.server_state.tasks
         for each in list(connections):
             each.shutdown()
-        await self._wait(lambda: not connections, _LAST_S)
+        await self._poll_until(lambda: not connections, _LAST_S)
         for each in list(connections):  # of clients that don't read
             each.transport.abort()
-        await self._wait(lambda: not tasks, _LAST_S)
+        await self._poll_until(lambda: not tasks, _LAST_S)
         await self.lifespan.shutdown()
 
-    async def _wait(self, done: Callable[[], object], seconds: float) -> None:
+    async def _poll_until(self, done: Callable[[], object], seconds: float) -> None:
         """Polls until `done()` is true, for at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -47,7 +47,7 @@ from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 from sglang_lite.server.sessions import CloseSession, OpenSession, SessionParams, noted
-from sglang_lite.server.sglang.request import NativeRequest, read_request, without_logprobs
+from sglang_lite.server.sglang.request import NativeRequest, read_request, unused_logprob_fields
 from sglang_lite.text.reasoning import ReasoningParser
 from sglang_lite.text.tool_calls import parse_answer
 from sglang_lite.version import __version__
@@ -191,7 +191,7 @@ async def _in_session(
         )
     engine = service.engine
     assert only.rid is not None  # `read_request` names each
-    checked = await asyncio.to_thread(engine.core.builder.validated, only)
+    checked = await asyncio.to_thread(engine.core.builder.validate_request, only)
     if checked.media:
         raise ParameterError(
             "session_params", "a session takes texts, no images.", hint="Leave it out."
@@ -221,7 +221,7 @@ def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
             "prompt", "is given together with text or input_ids. Give one of them."
         )
     request = read_request(fields.pop("text", None if prompt is None else ""), **fields)
-    call.unused.extend(without_logprobs(fields))
+    call.unused.extend(unused_logprob_fields(fields))
     calls = [replace(each, timeout=timeout) for each in request.calls]
     if prompt is not None:
         calls = [replace(calls[0], prompt=convert(prompt, Prompt, "prompt"))]
@@ -242,7 +242,9 @@ async def _stream(
     sent: dict[int, dict[str, int]] = {}
     async for changed in answers:
         if incremental:
-            changed = [_new(each, sent.setdefault(each.get("index", 0), {})) for each in changed]
+            changed = [
+                _unsent_part(each, sent.setdefault(each.get("index", 0), {})) for each in changed
+            ]
         yield b"".join(map(event, changed))
     yield DONE
 
@@ -250,7 +252,7 @@ async def _stream(
 _CUMULATIVE = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 
 
-def _new(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
+def _unsent_part(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
     """Returns the unsent part of an answer. `sent` maps fields to the lengths sent so far, and is
     updated.
     """
@@ -496,7 +498,9 @@ def parse_function_call(_: RequestReader, call: HttpRequest) -> tuple[str | None
     return None, msgspec.json.encode({"normal_text": found.content, "calls": calls})
 
 
-def _read_by(function: Callable[[RequestReader, HttpRequest], tuple[str | None, bytes]]) -> Handler:
+def _reader_handler(
+    function: Callable[[RequestReader, HttpRequest], tuple[str | None, bytes]],
+) -> Handler:
     """Returns a handler for requests that need no engine: `function` makes JSON from the body, and
     also returns the name of the model, if any.
     """
@@ -598,11 +602,12 @@ ROUTES = (
         "/close_session", close_session, "Close a session", _GET_OR_POST, fields=CLOSE_SESSION, media_type="",
         acts=True,
     ),
-    *(Route(path, _read_by(tokenize), "Token ids of text", fields=TOKENIZE) for path in ("/tokenize", "/v1/tokenize")),
-    Route("/detokenize", _read_by(detokenize), "Text of ids", fields=DETOKENIZE),
-    Route("/v1/detokenize", _read_by(detokenize), "Text of ids", fields=DETOKENIZE),
-    Route("/separate_reasoning", _read_by(separate_reasoning), "Split reasoning off", fields=SEPARATE_REASONING),
-    Route("/parse_function_call", _read_by(parse_function_call), "Find calls", fields=PARSE_FUNCTION_CALL),
+    Route("/tokenize", _reader_handler(tokenize), "Token ids of text", fields=TOKENIZE),
+    Route("/v1/tokenize", _reader_handler(tokenize), "Token ids of text", fields=TOKENIZE),
+    Route("/detokenize", _reader_handler(detokenize), "Text of ids", fields=DETOKENIZE),
+    Route("/v1/detokenize", _reader_handler(detokenize), "Text of ids", fields=DETOKENIZE),
+    Route("/separate_reasoning", _reader_handler(separate_reasoning), "Split reasoning off", fields=SEPARATE_REASONING),
+    Route("/parse_function_call", _reader_handler(parse_function_call), "Find calls", fields=PARSE_FUNCTION_CALL),
     Route("/start_profile", start_profile, "Start a profile", _GET_OR_POST, fields=PROFILE, access="owner", acts=True),
     Route("/stop_profile", stop_profile, "End the profile", _GET_OR_POST, access="owner", acts=True),
     *(

@@ -25,7 +25,7 @@ class Pacer:
         self.buffer = memoryview(bytearray(_READ))
         self._waiting = deque["PacedConnection"]()
 
-    def enter(self, connection: PacedConnection) -> None:
+    def enqueue_connection(self, connection: PacedConnection) -> None:
         self._waiting.append(connection)
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._parse)
@@ -67,7 +67,7 @@ class PacedConnection(asyncio.BufferedProtocol):
             return
         self._transport.pause_reading()
         if not self._data:
-            self._pacer.enter(self)
+            self._pacer.enqueue_connection(self)
         self._data += data
 
     def parse(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import HTMLResponse, Response
 
-from sglang_lite.page.constraint_report import ConstraintText, constraint_of, report
+from sglang_lite.page.constraint_report import ConstraintText, parse_constraint, report
 from sglang_lite.page.data import run_data
 from sglang_lite.page.render import page
 from sglang_lite.program.nodes import Gen, Node, Program, Select, Text, TurnBegin, TurnEnd
@@ -70,7 +70,7 @@ async def _opened(service: Service, _: HttpRequest) -> Response:
     return HTMLResponse(page(f"Playground of {service.model_name}", [], "turns"), headers=_HEADERS)
 
 
-async def _checked(_: Service, call: HttpRequest) -> Response:
+async def _check_constraint(_: Service, call: HttpRequest) -> Response:
     return answer(await asyncio.to_thread(report, call.read(_CHECK)))
 
 
@@ -86,7 +86,7 @@ async def _run(service: Service, call: HttpRequest) -> Response:
     async with contextlib.aclosing(service.async_engine.play(request, limit_s)) as playing:
         async for batch in playing:
             events += batch
-    shown = _shown([node for _, node in pairs], events)
+    shown = _build_trace([node for _, node in pairs], events)
     head = TraceHead(
         len(shown), max((node.end for node in shown), default=0.0), "server", service.model_name
     )
@@ -159,11 +159,11 @@ def _content(
             f"{pointer}/{error.parameter}", error.message, hint=error.hint
         ) from None
     return Gen(
-        turn.name, params, None if turn.constraint is None else constraint_of(turn.constraint)
+        turn.name, params, None if turn.constraint is None else parse_constraint(turn.constraint)
     ), entry
 
 
-def _shown(entries: list[TraceNode], events: list[ProgramEvent]) -> list[TraceNode]:
+def _build_trace(entries: list[TraceNode], events: list[ProgramEvent]) -> list[TraceNode]:
     """Returns the trace of a program that was played: its entries up to the last one that was
     played, with their results.
     """
@@ -205,5 +205,11 @@ ROUTES = (
         access="page",
         counts_as_open=True,
     ),
-    Route("/playground/check", _checked, "A report on a constraint", fields=_CHECK, access="page"),
+    Route(
+        "/playground/check",
+        _check_constraint,
+        "A report on a constraint",
+        fields=_CHECK,
+        access="page",
+    ),
 )

@@ -39,13 +39,13 @@ class Quota:
 
     def wait_s(self, key: str) -> float:
         """Returns the seconds until one more is left of a key's quota; 0.0 if one is left now."""
-        return max((1 - self._now(key).count) / self._rate, 0.0)
+        return max((1 - self._refill(key).count) / self._rate, 0.0)
 
     def use(self, key: str, count: int) -> None:
         """Counts what a key has used."""
-        self._now(key).count -= count
+        self._refill(key).count -= count
 
-    def _now(self, key: str) -> _Left:
+    def _refill(self, key: str) -> _Left:
         now = self._clock()
         left = self._left.setdefault(key, _Left(self._limit, now))
         left.count = min(left.count + (now - left.at) * self._rate, self._limit)

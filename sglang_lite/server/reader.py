@@ -11,13 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sglang_lite.engine.core_client import reading_parts
+from sglang_lite.engine.core_client import read_model_parts
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import MediaKind, Prompt, SglError, Span
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.media.placeholders import MediaFormat, prompt_spans
-from sglang_lite.runtime.models.resolve import resolve_served
+from sglang_lite.runtime.models.resolve import resolve_for_engine
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.server.settings import ServerSettings
@@ -60,7 +60,7 @@ class ModelFacts:
             template = None if found is None else found.source
         except SglError as error:
             template = error
-        path = resolve_served(engine.config.model, engine.config.revision)
+        path = resolve_for_engine(engine.config.model, engine.config.revision)
         return cls(
             engine.config,
             path,
@@ -75,7 +75,7 @@ class ModelFacts:
 
     def reader(self) -> RequestReader:
         """Creates a reader for a process without an engine; it tokenises prompts."""
-        encoder, tokenizer, media = reading_parts(self.config, self.path)
+        encoder, tokenizer, media = read_model_parts(self.config, self.path)
 
         def template() -> JinjaTemplate | None:
             if isinstance(self.template, SglError):
@@ -170,7 +170,9 @@ class RequestReader:
         """
         found = self.chat_format.render(conversation)
         unused += found.unused
-        return replace(found, prompt=self._tokenised(found.prompt)) if self.tokenises else found
+        return (
+            replace(found, prompt=self._tokenise_prompt(found.prompt)) if self.tokenises else found
+        )
 
     def ids(self, prompt: Prompt | str) -> Sequence[int]:
         """Returns the token ids of a prompt."""
@@ -183,7 +185,7 @@ class RequestReader:
         if not self.tokenises:
             return prompt
         if isinstance(prompt, Prompt):
-            return self._tokenised(prompt)
+            return self._tokenise_prompt(prompt)
         if isinstance(prompt, str):
             return self.ids(prompt)
         try:
@@ -191,7 +193,7 @@ class RequestReader:
         except (OverflowError, TypeError):  # the engine refuses them with the reason
             return prompt
 
-    def _tokenised(self, prompt: Prompt) -> Prompt:
+    def _tokenise_prompt(self, prompt: Prompt) -> Prompt:
         """Converts a prompt to token ids. One with images stays as it is, since its images go with
         it.
         """

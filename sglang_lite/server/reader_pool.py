@@ -57,12 +57,14 @@ class ReaderPool:
             SglError: the error of the task.
             BackendError: the process has ended.
         """
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, task)
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._run_in_process, task
+        )
         if isinstance(found, Exception):
             raise found
         return found
 
-    def _ask(self, task: object) -> object:
+    def _run_in_process(self, task: object) -> object:
         with self._lock:
             process = self._idle.pop() if self._idle else None
         if process is None:

@@ -178,7 +178,7 @@ class RequestMetrics:
                     self._counters["generated"].inc(usage.completion_tokens)
         for kind, count in (("prompt", prompt), ("completion", completion)):
             if count:
-                self._used.labels(_hashed(key), kind).inc(count)
+                self._used.labels(_hash_prefix(key), kind).inc(count)
         return prompt + completion
 
     def responded(self, route: str, method: str, status: int, key: str) -> None:
@@ -187,13 +187,13 @@ class RequestMetrics:
         Args:
             key: key of the request; "" if none was required or given.
         """
-        self._responses.labels(route, method, str(status), _hashed(key)).inc()
+        self._responses.labels(route, method, str(status), _hash_prefix(key)).inc()
 
-    def over_quota(self, key: str) -> None:
+    def count_over_quota(self, key: str) -> None:
         """Counts a request that is refused because one of its key's quotas is used up."""
-        self._over_quota.labels(_hashed(key)).inc()
+        self._over_quota.labels(_hash_prefix(key)).inc()
 
-    def took(self, route: str, seconds: float) -> None:
+    def observe_response_time(self, route: str, seconds: float) -> None:
         """Records the time of an HTTP request until the end of its response."""
         self._response_s.labels(route).observe(seconds)
 
@@ -223,5 +223,5 @@ def _charged_prompt(event: Generation | Selection) -> int:
     return 0 if is_further else event.usage.prompt_tokens
 
 
-def _hashed(key: str) -> str:
+def _hash_prefix(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:8] if key else ""

@@ -89,7 +89,7 @@ class ResponseStore:
     def put(self, key: str, response: StoredResponse) -> None:
         """Stores a response."""
         self._stored[key, response.id] = response
-        self._account(response)
+        self._update_size(response)
 
     def add_events(self, key: str, response: StoredResponse, events: Sequence[bytes]) -> None:
         """Appends events to the log of a streamed response; they count towards the limits while the
@@ -104,7 +104,7 @@ class ResponseStore:
         """Replaces the content of a response, and updates its size if it is still stored."""
         response.content = content
         if self._stored.get((key, response.id)) is response:
-            self._account(response)
+            self._update_size(response)
 
     def get(self, key: str, id: str) -> StoredResponse:
         """Returns the stored response with an id. Raises NotFoundError if the response was dropped,
@@ -143,7 +143,7 @@ class ResponseStore:
         self._forget((key, id))
         return found
 
-    def _account(self, response: StoredResponse) -> None:
+    def _update_size(self, response: StoredResponse) -> None:
         size = response.input_bytes + len(msgspec.json.encode(response.content))
         size += 0 if response.log is None else response.log.size
         self._count_bytes(response, size)

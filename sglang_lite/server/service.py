@@ -23,7 +23,7 @@ from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.media.speech import VoxtralSpeech, WhisperSpeech, speech_of
 from sglang_lite.runtime.models.lora.paths import read_lora_path
-from sglang_lite.runtime.models.resolve import resolve_served
+from sglang_lite.runtime.models.resolve import resolve_for_engine
 from sglang_lite.server.async_engine import AsyncEngine, key_in_use
 from sglang_lite.server.conversation.addresses import ImageFetcher
 from sglang_lite.server.errors import NotFoundError, RateLimitError
@@ -78,7 +78,9 @@ class Service:
         self.engine = engine
         self.settings = settings
         self._tracer = tracer
-        self.async_engine = AsyncEngine(engine, self._answered, apart=settings.cache_salt_by_key)
+        self.async_engine = AsyncEngine(
+            engine, self._observe_events, apart=settings.cache_salt_by_key
+        )
         self.stored = ResponseStore(
             settings.max_stored_responses, int(settings.max_stored_mb * 2**20)
         )
@@ -101,7 +103,7 @@ class Service:
         self._first_token_at = 0.0  # 0.0 until the engine has generated a token
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _answered(self, events: Sequence[object]) -> None:
+    def _observe_events(self, events: Sequence[object]) -> None:
         key = key_in_use.get()
         self.quotas.used(key, self.metrics.answered(events, key))
         if self.spans is not None:
@@ -184,7 +186,7 @@ class Service:
         return speech_of(
             self.reader.media,
             self.reader.tokenizer,
-            partial(resolve_served, config.model, config.revision),
+            partial(resolve_for_engine, config.model, config.revision),
         )
 
     async def tokens(self, text: str) -> int:
@@ -198,7 +200,7 @@ class Service:
         cache.
         """
         config = self.engine.config
-        folder = resolve_served(config.model, config.revision)
+        folder = resolve_for_engine(config.model, config.revision)
         if (folder / "tokenizer.json").is_file():
             return str(folder)
         text = self.engine.tokenizer.backend.to_str()
@@ -322,7 +324,7 @@ class Service:
         try:
             self.quotas.begin(key)
         except RateLimitError:
-            self.metrics.over_quota(key)
+            self.metrics.count_over_quota(key)
             raise
 
     def check_ready(self) -> None:

@@ -138,7 +138,7 @@ async def update_from_disk(service: Service, body: UpdateFromDiskRequest) -> Res
         load_format=body.load_format,
         weight_version=body.weight_version,
     )
-    return await _success(
+    return await _report_success(
         service, update, "The weights are replaced.", check=check, num_paused_requests=0
     )
 
@@ -158,7 +158,7 @@ async def update_from_tensor(service: Service, body: UpdateFromTensorRequest) ->
             "serialized_named_tensors",
             f"has {len(body.serialized_named_tensors)} entries, not one.",
         )
-    data = _decoded(body.serialized_named_tensors[0])
+    data = _decode_base64(body.serialized_named_tensors[0])
     if body.load_format is None:
         _check_safetensors(data)
     update = partial(
@@ -168,7 +168,7 @@ async def update_from_tensor(service: Service, body: UpdateFromTensorRequest) ->
         flush_cache=body.flush_cache,
         weight_version=body.weight_version,
     )
-    return await _success(service, update, "The weights are replaced.")
+    return await _report_success(service, update, "The weights are replaced.")
 
 
 async def update_version(service: Service, body: NameWeightsRequest) -> Response:
@@ -182,7 +182,7 @@ async def update_version(service: Service, body: NameWeightsRequest) -> Response
     return answer({"success": True, "message": message, "new_version": body.new_version})
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error) as error:
@@ -198,20 +198,20 @@ def _check_safetensors(data: bytes) -> None:
         )
 
 
-def _changing(
+def _change_handler(
     change: Callable[..., None], message: str
 ) -> Callable[[Service, msgspec.Struct], Awaitable[Response]]:
     """Returns a handler that calls a function of the engine with the fields of a request."""
 
     async def handle(service: Service, body: msgspec.Struct) -> Response:
-        return await _success(
+        return await _report_success(
             service, partial(change, service.engine, **msgspec.structs.asdict(body)), message
         )
 
     return handle
 
 
-async def _success(
+async def _report_success(
     service: Service,
     ask: Callable[[], dict[str, Any] | None],
     message: str = "",
@@ -247,13 +247,13 @@ async def offer(service: Service, body: OfferRequest) -> Response:
         body.group_name,
         body.backend,
     )
-    return await _success(service, offered)
+    return await _report_success(service, offered)
 
 
 async def send(service: Service, body: SendRequest) -> Response:
     """Sends tensors in such a group."""
     sent = partial(weights.send_weights, service.engine, body.group_name, body.names)
-    return await _success(service, lambda: {"weight_version": sent()})
+    return await _report_success(service, lambda: {"weight_version": sent()})
 
 
 async def get_weights(service: Service, body: GetWeightsRequest) -> Response:
@@ -287,11 +287,13 @@ async def resume(service: Service, _: HttpRequest) -> Response:
     return answer({"status": "ok", "message": "Generation continued."})
 
 
-def _moving(move: Callable[..., None]) -> Callable[[Service, MemoryRequest], Awaitable[Response]]:
+def _memory_handler(
+    move: Callable[..., None],
+) -> Callable[[Service, MemoryRequest], Awaitable[Response]]:
     """Returns a handler that releases memory, or takes it back."""
 
     async def handle(service: Service, body: MemoryRequest) -> Response:
-        return await _moved(service, partial(move, service.engine, body.tags))
+        return await _move_memory(service, partial(move, service.engine, body.tags))
 
     return handle
 
@@ -301,15 +303,15 @@ async def sleep(service: Service, call: HttpRequest) -> Response:
     level = call.query.get("level", "1")
     if level not in ("1", "2"):
         raise ParameterError("level", f"{level[:20]!r} is neither 1 nor 2.")
-    return await _moved(service, partial(weights.sleep, service.engine, int(level)))
+    return await _move_memory(service, partial(weights.sleep, service.engine, int(level)))
 
 
 async def wake_up(service: Service, _: HttpRequest) -> Response:
     """Takes all memory back."""
-    return await _moved(service, partial(weights.wake, service.engine))
+    return await _move_memory(service, partial(weights.wake, service.engine))
 
 
-async def _moved(service: Service, move: Callable[[], None]) -> Response:
+async def _move_memory(service: Service, move: Callable[[], None]) -> Response:
     """Calls a function that releases memory or takes it back, and answers with status 200."""
     await service.call_engine(move, at_most_s=LONGEST_S)
     service.asleep = await service.call_engine(partial(weights.is_sleeping, service.engine))
@@ -355,11 +357,11 @@ def _route(
 
 
 _GET_OR_POST = ("GET", "POST")
-release = _moving(weights.release_memory_occupation)
-take_again = _moving(weights.resume_memory_occupation)
-init_group = _changing(weights.init_update_group, "The group is there.")
-update_from_group = _changing(weights.update_from_group, "The weights are replaced.")
-destroy_group = _changing(weights.destroy_update_group, "The group is left.")
+release = _memory_handler(weights.release_memory_occupation)
+take_again = _memory_handler(weights.resume_memory_occupation)
+init_group = _change_handler(weights.init_update_group, "The group is there.")
+update_from_group = _change_handler(weights.update_from_group, "The weights are replaced.")
+destroy_group = _change_handler(weights.destroy_update_group, "The group is left.")
 ROUTES = (
     _route(
         "/release_memory_occupation",

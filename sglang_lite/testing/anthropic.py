@@ -29,7 +29,7 @@ class Messages:
     """API of `/v1/messages`."""
 
     def read(self, body: Mapping[str, Json]) -> RequestSummary:
-        tool, constraint = _forced(body)
+        tool, constraint = _forced_tool(body)
         form = (body.get("output_config") or {}).get("format")
         if tool is None and form is not None:
             constraint = JsonSchema(json.dumps(form["schema"]))
@@ -57,13 +57,15 @@ class Messages:
             MessageCreateParamsStreaming if body.get("stream") else MessageCreateParamsNonStreaming
         )
         typed = {name: value for name, value in body.items() if name not in refusals.SAMPLERS}
-        return refusals.of_anthropic(problem(kind, typed)) or refusals.of_messages(body)
+        return refusals.anthropic_type_refusal(problem(kind, typed)) or refusals.messages_refusal(
+            body
+        )
 
     def response(
         self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int
     ) -> Json:
         (each,) = answers
-        reason, stop, details = _end(each)
+        reason, stop, details = _message_end(each)
         return _message(
             each,
             request,
@@ -103,7 +105,7 @@ class Messages:
             found.append(types.RawContentBlockStopEvent(index=index, type="content_block_stop"))
         from anthropic.types.raw_message_delta_event import Delta
 
-        reason, stop, details = _end(only)
+        reason, stop, details = _message_end(only)
         usage = types.MessageDeltaUsage(
             output_tokens=only.completion_tokens, output_tokens_details=_thoughts(only)
         )
@@ -123,7 +125,7 @@ class Messages:
         return self.error(fail, number)
 
 
-def token_count(body: Mapping[str, Json]) -> Json:
+def token_count_answer(body: Mapping[str, Json]) -> Json:
     """Builds the answer of `/v1/messages/count_tokens`."""
     from anthropic.types import MessageTokensCount
 
@@ -131,7 +133,7 @@ def token_count(body: Mapping[str, Json]) -> Json:
     return MessageTokensCount(input_tokens=count(prompt))
 
 
-def _forced(body: Mapping[str, Any]) -> tuple[str | None, Constraint | None]:
+def _forced_tool(body: Mapping[str, Any]) -> tuple[str | None, Constraint | None]:
     choice = body.get("tool_choice") or {}
     tools: Sequence[Any] = body.get("tools") or ()
     if choice.get("type") == "tool":
@@ -143,7 +145,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, Constraint | None]:
     return tool["name"], JsonSchema(json.dumps(tool["input_schema"]))
 
 
-def _end(answer: RenderedAnswer) -> tuple[Any, str | None, Any]:
+def _message_end(answer: RenderedAnswer) -> tuple[Any, str | None, Any]:
     """Returns how a message ends: stop reason, stop sequence, and details of a refusal."""
     from anthropic.types import RefusalStopDetails
 

@@ -73,7 +73,7 @@ def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
     from pydantic import ValidationError
 
     try:
-        invalid = _later(adapter(kind).validate_python(body))
+        invalid = _find_lazy_error(adapter(kind).validate_python(body))
     except ValidationError as error:
         invalid = (), error
     if invalid is None:
@@ -88,7 +88,7 @@ def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
     return ".".join(parameter) or str(first["loc"][-1]), first["msg"]
 
 
-def _later(value: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], Any] | None:
+def _find_lazy_error(value: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], Any] | None:
     """Finds the first error in values that pydantic validates lazily (items of an `Iterable`), and
     returns its path and the error, or None.
     """
@@ -98,7 +98,7 @@ def _later(value: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], Any
         return None
     try:
         for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
-            if (found := _later(each, (*path, key))) is not None:
+            if (found := _find_lazy_error(each, (*path, key))) is not None:
                 return found
     except ValidationError as error:
         return path, error

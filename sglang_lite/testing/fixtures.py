@@ -25,7 +25,7 @@ def recorded(
     is called, and the file is recorded with its backend.
     """
     folder = request.path.parent / "recordings"
-    file = folder / f"{request.path.stem}.{_plain(request.node.name)}.jsonl"
+    file = folder / f"{request.path.stem}.{_as_file_name(request.node.name)}.jsonl"
     if os.environ.get(_RECORD):
         folder.mkdir(exist_ok=True)
         made: list[sgl.BaseBackend] = []
@@ -51,5 +51,5 @@ def _replay(file: Path) -> sgl.BaseBackend:
     return sgl.Replay(file)
 
 
-def _plain(name: str) -> str:
+def _as_file_name(name: str) -> str:
     return "".join(each if each.isalnum() or each in "-_" else "_" for each in name)

@@ -97,11 +97,11 @@ class Events:
             if self.buffered:
                 buffered += data_event
             else:
-                _chunk(handler, data_event)
+                _write_chunk(handler, data_event)
         if buffered:
-            _chunk(handler, buffered)
+            _write_chunk(handler, buffered)
         if self.end == "done":
-            _chunk(handler, b"")
+            _write_chunk(handler, b"")
         elif self.end == "drop":
             handler.close_connection = True
         else:
@@ -213,6 +213,6 @@ def encoded(body: Json) -> bytes:
     return (body.to_json(indent=None) if hasattr(body, "to_json") else json.dumps(body)).encode()
 
 
-def _chunk(handler: Handler, data: bytes) -> None:
+def _write_chunk(handler: Handler, data: bytes) -> None:
     handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
     handler.wfile.flush()

@@ -43,7 +43,7 @@ class OpenAiApi:
         module, _, name = self.params.rpartition(".")
         kinds = import_module(f"openai.types.{module}")
         kind = getattr(kinds, f"{name}{'Streaming' if body.get('stream') else 'NonStreaming'}")
-        return refusals.of_openai(problem(kind, body)) or type(self).refused(body)
+        return refusals.openai_type_refusal(problem(kind, body)) or type(self).refused(body)
 
     def error(self, fail: Fail, number: int) -> Json:
         from openai.types import ErrorObject
@@ -64,10 +64,10 @@ class Chat(OpenAiApi):
     """API of `/chat/completions`."""
 
     params = "chat.completion_create_params.CompletionCreateParams"
-    refused = refusals.of_chat
+    refused = refusals.chat_refusal
 
     def read(self, body: Mapping[str, Json]) -> RequestSummary:
-        tool, custom, constraint = _forced(body)
+        tool, custom, constraint = _forced_tool(body)
         form = body.get("response_format") or {}
         if tool is None and form.get("type") == "json_schema":
             constraint = JsonSchema(json.dumps(form["json_schema"].get("schema", {})))
@@ -164,7 +164,7 @@ class Completions(OpenAiApi):
     """API of `/completions`."""
 
     params = "completion_create_params.CompletionCreateParams"
-    refused = refusals.too_many_stops
+    refused = refusals.stop_count_refusal
 
     def read(self, body: Mapping[str, Json]) -> RequestSummary:
         return RequestSummary(
@@ -235,7 +235,7 @@ def usage_of(answers: Sequence[RenderedAnswer]) -> Json:
     )
 
 
-def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | None]:
+def _forced_tool(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | None]:
     """Returns the tool that must be called: its name (None if no tool is forced), True if its input
     is text, and the input's constraint.
     """
@@ -262,11 +262,11 @@ def grammar_of(grammar: Mapping[str, Json] | None) -> Constraint | None:
     return (
         Lark(definition)
         if grammar["syntax"] == "lark"
-        else Regex(_RUST_CHARACTER.sub(_escaped, definition))
+        else Regex(_RUST_CHARACTER.sub(_convert_escape, definition))
     )
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _convert_escape(found: re.Match[str]) -> str:
     """Converts a character escape of Rust's regex syntax to the syntax of this package."""
     code = int(found[1], 16)
     return f"\\u{code:04x}" if code < 2**16 else chr(code)

@@ -21,10 +21,10 @@ class Responses(OpenAiApi):
     """API of `/responses`."""
 
     params = "responses.response_create_params.ResponseCreateParams"
-    refused = refusals.of_responses
+    refused = refusals.responses_refusal
 
     def read(self, body: Mapping[str, Json]) -> RequestSummary:
-        tool, custom, constraint = _forced(body)
+        tool, custom, constraint = _forced_tool(body)
         form = (body.get("text") or {}).get("format") or {}
         if tool is None and form.get("type") == "json_schema":
             constraint = JsonSchema(json.dumps(form.get("schema", {})))
@@ -46,7 +46,7 @@ class Responses(OpenAiApi):
     def response(
         self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int
     ) -> Json:
-        return _response(answers[0], request, number, _items(answers[0], number))
+        return _response(answers[0], request, number, _output_items(answers[0], number))
 
     def events(
         self,
@@ -59,7 +59,7 @@ class Responses(OpenAiApi):
 
         (each,) = answers
         numbers = itertools.count()
-        items = _items(each, number)
+        items = _output_items(each, number)
         in_progress = _response(each, request, number, [], status="in_progress")
         found: list[Any] = [
             types.ResponseCreatedEvent(
@@ -98,7 +98,7 @@ class Responses(OpenAiApi):
         )
 
 
-def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | None]:
+def _forced_tool(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | None]:
     choice = body.get("tool_choice")
     if not isinstance(choice, Mapping) or choice.get("type") not in ("function", "custom"):
         return None, False, None
@@ -115,7 +115,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | Non
     return name, True, grammar_of(form if form.get("type") == "grammar" else None)
 
 
-def _items(answer: RenderedAnswer, number: int) -> list[Any]:
+def _output_items(answer: RenderedAnswer, number: int) -> list[Any]:
     """Builds the output items of a response."""
     from openai.types import responses as types
     from openai.types.responses.response_reasoning_item import Summary
@@ -218,7 +218,9 @@ def _item_events(item: Any, at: int, answer: RenderedAnswer, numbers: Any) -> li
 
     key = item.id
     added = step(
-        types.ResponseOutputItemAddedEvent, "response.output_item.added", item=_begun(item)
+        types.ResponseOutputItemAddedEvent,
+        "response.output_item.added",
+        item=_without_content(item),
     )
     found: list[Any] = []
     if item.type == "message":
@@ -267,7 +269,7 @@ def _item_events(item: Any, at: int, answer: RenderedAnswer, numbers: Any) -> li
     ]
 
 
-def _begun(item: Any) -> Any:
+def _without_content(item: Any) -> Any:
     """Copies an item without its content."""
     empty = {
         "message": {"content": []},

@@ -38,7 +38,7 @@ _ONE_SAMPLER = re.compile(r"claude-(opus-4-1|\w+-4-[56])")
 _NO_OUTPUT_FORMAT = re.compile(r"claude-(instant|2|3)|claude-(opus|sonnet)-4-(0|2025)")
 
 
-def of_openai(problem: tuple[str, str] | None) -> Fail | None:
+def openai_type_refusal(problem: tuple[str, str] | None) -> Fail | None:
     """Makes OpenAI's error for a body that doesn't match the SDK's type, or returns None if it
     matches.
     """
@@ -46,58 +46,62 @@ def of_openai(problem: tuple[str, str] | None) -> Fail | None:
         return None
     parameter, why = problem
     if why.startswith("Extra inputs"):
-        return _openai(
+        return _openai_error(
             f"Unrecognized request argument supplied: {parameter}", parameter, "unknown_parameter"
         )
     if why.startswith("Field required"):
-        return _openai(
+        return _openai_error(
             f"Missing required parameter: '{parameter}'.", parameter, "missing_required_parameter"
         )
-    return _openai(f"Invalid value for '{parameter}': {why}.", parameter, "invalid_value")
+    return _openai_error(f"Invalid value for '{parameter}': {why}.", parameter, "invalid_value")
 
 
-def of_chat(body: Mapping[str, Json]) -> Fail | None:
+def chat_refusal(body: Mapping[str, Json]) -> Fail | None:
     model = base_name(body["model"])
     if "max_tokens" in body and _NEWER_LIMIT.match(model):
         message = (
             "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
         )
-        return _openai(f"Unsupported parameter: {message}", "max_tokens", "unsupported_parameter")
+        return _openai_error(
+            f"Unsupported parameter: {message}", "max_tokens", "unsupported_parameter"
+        )
     asked = body.get("response_format") or {}
     if asked.get("type") == "json_schema":
         if _NO_SCHEMA.match(model):
             message = "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
-            return _openai(message, "response_format", None)
+            return _openai_error(message, "response_format", None)
         form = asked["json_schema"]
         if form.get("strict"):
-            fault = next(not_strict(form.get("schema")), None)
+            fault = next(strictness_faults(form.get("schema")), None)
             if fault is not None:
                 message = f"Invalid schema for response_format '{form['name']}': {fault}"
-                return _openai(message, "response_format", None)
-    return _while_reasoning(model, body, body.get("reasoning_effort")) or too_many_stops(body)
+                return _openai_error(message, "response_format", None)
+    return _reasoning_refusal(model, body, body.get("reasoning_effort")) or stop_count_refusal(body)
 
 
-def of_responses(body: Mapping[str, Json]) -> Fail | None:
+def responses_refusal(body: Mapping[str, Json]) -> Fail | None:
     form = (body.get("text") or {}).get("format") or {}
     if form.get("type") == "json_schema" and form.get("strict"):
-        fault = next(not_strict(form.get("schema")), None)
+        fault = next(strictness_faults(form.get("schema")), None)
         if fault is not None:
             message = f"Invalid schema for response_format '{form['name']}': {fault}"
-            return _openai(message, "text.format.schema", "invalid_json_schema")
-    return _while_reasoning(
+            return _openai_error(message, "text.format.schema", "invalid_json_schema")
+    return _reasoning_refusal(
         base_name(body["model"]), body, (body.get("reasoning") or {}).get("effort")
     )
 
 
-def too_many_stops(body: Mapping[str, Json]) -> Fail | None:
+def stop_count_refusal(body: Mapping[str, Json]) -> Fail | None:
     stops = body.get("stop")
     if not isinstance(stops, list) or len(stops) <= _MAX_STOPS:
         return None
     message = f"Expected an array with maximum length {_MAX_STOPS}, but got an array with length {len(stops)} instead."
-    return _openai(f"Invalid 'stop': array too long. {message}", "stop", "array_above_max_length")
+    return _openai_error(
+        f"Invalid 'stop': array too long. {message}", "stop", "array_above_max_length"
+    )
 
 
-def of_anthropic(problem: tuple[str, str] | None) -> Fail | None:
+def anthropic_type_refusal(problem: tuple[str, str] | None) -> Fail | None:
     """Makes Anthropic's error for a body that doesn't match the SDK's type, or returns None if it
     matches.
     """
@@ -110,7 +114,7 @@ def of_anthropic(problem: tuple[str, str] | None) -> Fail | None:
     )
 
 
-def of_messages(body: Mapping[str, Json]) -> Fail | None:
+def messages_refusal(body: Mapping[str, Json]) -> Fail | None:
     model = base_name(body["model"]).rpartition("anthropic.")[2]
     samplers = [name for name in SAMPLERS if name in body]
     if samplers and _NO_SAMPLERS.match(model):
@@ -142,7 +146,7 @@ def base_name(model: str) -> str:
     return model.rpartition("/")[2].removeprefix("ft:")
 
 
-def not_strict(schema: Json, context: tuple[str, ...] = ()) -> Iterator[str]:
+def strictness_faults(schema: Json, context: tuple[str, ...] = ()) -> Iterator[str]:
     """Yields the faults of a schema for OpenAI's strict structured outputs: objects that allow
     additional properties or don't require all their properties.
     """
@@ -164,29 +168,31 @@ def not_strict(schema: Json, context: tuple[str, ...] = ()) -> Iterator[str]:
             )
     for name in ("properties", "$defs"):
         for key, each in schema.get(name, {}).items():
-            yield from not_strict(each, (*context, name, key))
+            yield from strictness_faults(each, (*context, name, key))
     if "items" in schema:
-        yield from not_strict(schema["items"], (*context, "items"))
+        yield from strictness_faults(schema["items"], (*context, "items"))
     for i, each in enumerate(schema.get("anyOf", ())):
-        yield from not_strict(each, (*context, "anyOf", str(i)))
+        yield from strictness_faults(each, (*context, "anyOf", str(i)))
     for name in ("allOf", "not", "if", "patternProperties", "dependentSchemas"):
         if name in schema:
             yield f"In context={context!r}, '{name}' is not permitted."
 
 
-def _while_reasoning(model: str, body: Mapping[str, Any], effort: str | None) -> Fail | None:
+def _reasoning_refusal(model: str, body: Mapping[str, Any], effort: str | None) -> Fail | None:
     if not _REASONS.match(model) or (_MAY_NOT_REASON.match(model) and effort in (None, "none")):
         return None
     for name, default in _SAMPLING.items():
         if body.get(name, default) != default:
             message = f"'{name}' does not support {body[name]:g} with this model. Only the default ({default}) value is"
-            return _openai(f"Unsupported value: {message} supported.", name, "unsupported_value")
+            return _openai_error(
+                f"Unsupported value: {message} supported.", name, "unsupported_value"
+            )
     for name in _NEVER_WHILE_REASONING:
         if body.get(name):
             message = f"Unsupported parameter: '{name}' is not supported with this model."
-            return _openai(message, name, "unsupported_parameter")
+            return _openai_error(message, name, "unsupported_parameter")
     return None
 
 
-def _openai(message: str, parameter: str, code: str | None) -> Fail:
+def _openai_error(message: str, parameter: str, code: str | None) -> Fail:
     return Fail(400, message, code=code, parameter=parameter)

@@ -27,7 +27,7 @@ from sglang_lite.testing.answers import (
     render_answer,
     to_say,
 )
-from sglang_lite.testing.anthropic import Messages, token_count
+from sglang_lite.testing.anthropic import Messages, token_count_answer
 from sglang_lite.testing.api import ScriptedApi
 from sglang_lite.testing.http import Drop, Events, Hold, HttpAnswer, LocalServer, Reply, Request
 from sglang_lite.testing.openai_chat import Chat, Completions, OpenAiApi
@@ -107,9 +107,9 @@ class ServerForTests(LocalServer):
         if request.method == "GET" and "/models" in path:
             return self._model_answer(request, path, number)
         if path.endswith("/messages/count_tokens"):
-            wrong = self._wrong_key(request)
+            wrong = self._check_key(request)
             return (
-                Reply(token_count(request.body))
+                Reply(token_count_answer(request.body))
                 if wrong is None
                 else _error_reply(Messages(), wrong, number)
             )
@@ -122,28 +122,28 @@ class ServerForTests(LocalServer):
             return _error_reply(
                 api or _api_of(request), Fail(404 if api is None else 400, what), number
             )
-        scripted = self._rules.answer(_prompt(api, request.body), request)
+        scripted = self._rules.answer(_searched_text(api, request.body), request)
         if isinstance(scripted, _RAW):
             return scripted
-        fault = self._refused(request, api)
+        fault = self._find_refusal(request, api)
         if fault is not None:
             return _error_reply(api, fault, number)
         try:
-            return self._scripted(scripted, api, request, number)
+            return self._render_script(scripted, api, request, number)
         except (SglError, TypeError, StopIteration) as error:
             words = f"server_for_tests can't answer this: {error}"
             return _error_reply(api, Fail(500, words, headers={"x-should-retry": "false"}), number)
 
-    def _refused(self, request: Request, api: ScriptedApi) -> Fail | None:
+    def _find_refusal(self, request: Request, api: ScriptedApi) -> Fail | None:
         """Returns the error for a key, a model or a body that the provider would reject, or None."""
-        if (wrong := self._wrong_key(request)) is not None:
+        if (wrong := self._check_key(request)) is not None:
             return wrong
         model = request.body.get("model")
         if self._models is not None and model not in self._models:
             return Fail(404, f"The model `{model}` does not exist.", code="model_not_found")
         return api.refusal(request.body, compatible=self._compatible)
 
-    def _wrong_key(self, request: Request) -> Fail | None:
+    def _check_key(self, request: Request) -> Fail | None:
         headers = {name.lower(): value for name, value in request.headers.items()}
         keys = (
             headers.get("authorization", "").removeprefix("Bearer "),
@@ -154,7 +154,7 @@ class ServerForTests(LocalServer):
             return None
         return Fail(401, "Incorrect API key provided.", code="invalid_api_key")
 
-    def _scripted(
+    def _render_script(
         self, scripted: Answer, api: ScriptedApi, request: Request, number: int
     ) -> HttpAnswer:
         """Renders a scripted answer in the form in which it is sent."""
@@ -164,7 +164,7 @@ class ServerForTests(LocalServer):
             case Fail(after=None):
                 return _error_reply(api, scripted, number)
             case Fail(after=after, answer=answer):
-                sent = self._scripted(answer, api, request, number)
+                sent = self._render_script(answer, api, request, number)
                 if not isinstance(sent, Events):
                     return _error_reply(api, scripted, number)
                 return Events(
@@ -172,15 +172,17 @@ class ServerForTests(LocalServer):
                     "done",
                 )
             case Cut(after, how, answer):
-                return _cut(self._scripted(answer, api, request, number), after, how)
+                return _cut_short(self._render_script(answer, api, request, number), after, how)
             case Slow(seconds, answer):
-                return _with_changes(self._scripted(answer, api, request, number), pause=seconds)
+                return _with_changes(
+                    self._render_script(answer, api, request, number), pause=seconds
+                )
             case Buffered(answer):
-                sent = self._scripted(answer, api, request, number)
+                sent = self._render_script(answer, api, request, number)
                 return _with_changes(sent, buffered=True) if isinstance(sent, Events) else sent
-        return self._answered(scripted, api, request, number)
+        return self._render_samples(scripted, api, request, number)
 
-    def _answered(
+    def _render_samples(
         self, given: Answer, api: ScriptedApi, request: Request, number: int
     ) -> HttpAnswer:
         summary = api.read(request.body)
@@ -201,7 +203,7 @@ class ServerForTests(LocalServer):
 
     def _model_answer(self, request: Request, path: str, number: int) -> HttpAnswer:
         api = _api_of(request)
-        wrong = self._wrong_key(request)
+        wrong = self._check_key(request)
         if wrong is not None:
             return _error_reply(api, wrong, number)
         names = list(self._models or ())
@@ -233,7 +235,7 @@ def _with_changes(sent: HttpAnswer, **how: Any) -> HttpAnswer:
     return replace(sent, **how)
 
 
-def _prompt(api: ScriptedApi, body: Mapping[str, Any]) -> str:
+def _searched_text(api: ScriptedApi, body: Mapping[str, Any]) -> str:
     """Returns the text in which rules are searched for, or "" if the API can't read the body."""
     try:
         return api.read(body).prompt
@@ -241,7 +243,7 @@ def _prompt(api: ScriptedApi, body: Mapping[str, Any]) -> str:
         return ""
 
 
-def _cut(sent: HttpAnswer, after: int, how: str) -> HttpAnswer:
+def _cut_short(sent: HttpAnswer, after: int, how: str) -> HttpAnswer:
     if isinstance(sent, Events):
         first_events = list(itertools.islice(sent.events, after))
         return Events([*first_events, _GARBAGE]) if how == "garbage" else Events(first_events, how)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sglang_lite.cli import main
-from sglang_lite.commands.doctor import diagnoses
+from sglang_lite.commands.doctor import diagnose_all
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def no_model(monkeypatch, tmp_path):
 
 
 def found():
-    return {each.about: each for each in diagnoses()}
+    return {each.about: each for each in diagnose_all()}
 
 
 def test_this_machine_is_told_with_the_speed_of_the_default_model(model_file, capsys):
@@ -64,7 +64,7 @@ def test_a_machine_without_an_engines_packages_is_told_what_to_install(monkeypat
 )
 def test_a_platform_is_told_what_is_known_of_it(monkeypatch, platform, advice):
     monkeypatch.setattr("sglang_lite.commands.doctor.sys.platform", platform)
-    told = next(iter(diagnoses())).advice
+    told = next(iter(diagnose_all())).advice
     assert advice in told
     assert bool(told) == bool(advice)
 

@@ -32,7 +32,7 @@ from sglang_lite.wire.failure import as_error
 
 
 def crossed(message, read=frames.commands):
-    (found,) = read(memoryview(frames.frame([message]))[HEADER:])
+    (found,) = read(memoryview(frames.encode_frame([message]))[HEADER:])
     return found
 
 
@@ -62,7 +62,7 @@ COMMANDS = [
         Extend(
             (0, 1),
             (Fork(((Gen("d"),), (Text("e"),))),),
-            {0: frames.failure_of(ParameterError("n", "bad."))},
+            {0: frames.serializable_failure(ParameterError("n", "bad."))},
         ),
     ),
     (8, StartProfile("folder", with_stack=True, record_shapes=False)),
@@ -72,7 +72,7 @@ COMMANDS = [
 REPORTS = [
     RequestEvent(1, Delta("a", (1,), (), 2), 5, (0,), "x"),
     RequestEvent(1, Generation("a", (1,), usage=Usage(3, 2, 1), meta={"k": [1]})),
-    RequestEvent(1, frames.failure_of(aborted())),
+    RequestEvent(1, frames.serializable_failure(aborted())),
     AskReply(2, {"steps": 3, "s": 0.5}),
     Log("sglang_lite", 20, "é"),
 ]
@@ -137,26 +137,26 @@ def test_reports_cross_whole(message):
 @pytest.mark.parametrize("value", [object(), 2**70, {1, object()}, lambda: 0])
 def test_what_has_no_form_is_refused_where_it_is_sent(value):
     with pytest.raises(ParameterError, match="in_process=True"):
-        frames.frame([AskReply(1, value)])
+        frames.encode_frame([AskReply(1, value)])
 
 
 def test_what_holds_itself_is_refused():
     loop = []
     loop.append(loop)
     with pytest.raises(ParameterError):
-        frames.frame([AskReply(1, loop)])
+        frames.encode_frame([AskReply(1, loop)])
 
 
 def test_a_message_larger_than_a_frame_is_refused(monkeypatch):
     monkeypatch.setattr(frames, "MAX_BYTES", 1000)
     with pytest.raises(ParameterError, match=r"at most 1,000 fit .* Send fewer texts or nodes"):
-        frames.frame([(4, SelectRequest("a" * 1000, ("b",)))])
+        frames.encode_frame([(4, SelectRequest("a" * 1000, ("b",)))])
 
 
 def test_a_message_of_wrong_types_fails_alone():
     wrong: Any = (7,)
     commands: list[Command] = [(1, OpenRequest(True)), (2, SelectRequest("a", wrong)), (3, Abort())]
-    data = frames.frame(commands)
+    data = frames.encode_frame(commands)
     first, bad, last = frames.commands(memoryview(data)[HEADER:])
     assert [first, last] == [commands[0], commands[2]]
     number, error = bad
@@ -199,11 +199,11 @@ def test_rubbish_is_said_to_be_none(content):
 def test_errors_cross_with_what_they_have(error):
     error.where = WHERE
     error.add_note("noted")
-    found = as_error(frames.failure_of(error))
+    found = as_error(frames.serializable_failure(error))
     assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
 def test_errors_of_others_cross_as_a_backends():
-    found = as_error(frames.failure_of(LookupError("gone")))
+    found = as_error(frames.serializable_failure(LookupError("gone")))
     assert type(found) is BackendError
     assert str(found) == "LookupError: gone"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sglang_lite.engine.replica_chooser import AHEAD_ROWS, ReplicaChooser
-from sglang_lite.engine.replica_program import ProgramLoad, branches_to_come
+from sglang_lite.engine.replica_program import ProgramLoad, count_coming_branches
 from sglang_lite.program.nodes import Fork, Gen, Text
 from sglang_lite.protocol import Generation, Played, SamplingParams
 from sglang_lite.runtime.capacity import Capacity, Sizes
@@ -38,7 +38,7 @@ class Fleet:
         self.prompted = self.computed = 0
 
     def place(self, tokens, expected=32, rows=1):
-        digests = self.hasher.digests(PrefixHash.of(""), tokens, PAGE).tolist()
+        digests = self.hasher.compute_digests(PrefixHash.of(""), tokens, PAGE).tolist()
         return self.chooser.place(digests, len(tokens), expected, rows=rows)
 
     def finish(self, placement, tokens):
@@ -136,9 +136,9 @@ def test_programs_that_begin_together_spread_by_the_branches_that_they_will_have
     fork, ask = Fork(((),) * 64), Gen("a", params=SamplingParams(max_tokens=8, n=1))
     for seed in range(16):
         early = [((), (Text("a"), fork)), ((1, 0), (ask,))]
-        coming = branches_to_come(early, builder)
+        coming = count_coming_branches(early, builder)
         tokens = text(seed, 64)
-        digests = PrefixHasher().digests(PrefixHash.of(""), tokens, PAGE).tolist()
+        digests = PrefixHasher().compute_digests(PrefixHash.of(""), tokens, PAGE).tolist()
         placement = chooser.place(
             digests, 64, coming.branches * coming.tokens, rows=1 + coming.branches
         )
@@ -153,7 +153,7 @@ def test_programs_that_begin_together_spread_by_the_branches_that_they_will_have
             load.add((1, branch), (ask,))
     for load, placement in loads:
         assert (placement.rows, placement.tokens) == (64, 64 + 64 * coming.tokens)
-        tell = load.passing(lambda _: None)
+        tell = load.count_and_pass_to(lambda _: None)
         for branch in range(64):
             tell(Played((1, branch, 0), None, Generation("a", (1,), finish_reason="stop")))
         assert placement.rows == 1
@@ -223,7 +223,10 @@ def test_what_has_ended_leaves_nothing():
         chooser.changed(rank, (), (), forgotten=True)
     # both were empty
     assert [chooser.place((), 16, 0).rank, chooser.place((), 16, 0).rank] == [0, 1]
-    assert chooser.holder(fleet.hasher.digests(PrefixHash.of(""), text(1, 64), PAGE).tolist()) == 0
+    assert (
+        chooser.holder(fleet.hasher.compute_digests(PrefixHash.of(""), text(1, 64), PAGE).tolist())
+        == 0
+    )
 
 
 # --------------------------------------------------------------------------------------------- bars

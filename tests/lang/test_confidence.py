@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
-from sglang_lite.constraints.json_schema.json_spans import placed
+from sglang_lite.constraints.json_schema.json_spans import locate_values
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Regex, SamplingParams
 from tests.server.conftest import serving
@@ -61,7 +61,7 @@ def test_the_tree_has_the_shape_of_the_value(engine):
     scores = state.branch.names.variables["x"].record.scores
     assert found.mass == pytest.approx(sum(scores.allowed), abs=1e-3)
     assert found.logprob == pytest.approx(sum(scores.logprobs) - sum(scores.allowed), abs=1e-3)
-    for leaf, _ in leaves(found, placed(found.text)):
+    for leaf, _ in leaves(found, locate_values(found.text)):
         assert 0 <= leaf.prob <= 1
         assert leaf.mass <= 0
         if leaf.probs is not None:
@@ -80,7 +80,7 @@ def test_choices_have_the_probabilities_that_select_gives_them(small_engine):
     state = things.run(backend=small_engine)
     found, text, compared = state.confidence("x"), state.raw("x"), 0
     ids = state.branch.names.variables["x"].record.token_ids
-    for leaf, place in leaves(found, placed(text)):
+    for leaf, place in leaves(found, locate_values(text)):
         before, tail = text[: place.start], text[place.end]
         usual = [*small_engine.tokenizer.encode(PROMPT + before.rstrip())]
         if (
@@ -300,7 +300,7 @@ def test_a_server_gives_the_same(small_engine):
             there = things.run(backend=endpoint, push_down=push_down)
             assert there["x"] == here["x"]
             for a, b in zip(
-                *(leaves(s.confidence("x"), placed(s.raw("x"))) for s in (here, there))
+                *(leaves(s.confidence("x"), locate_values(s.raw("x"))) for s in (here, there))
             ):
                 assert a[0].logprob == pytest.approx(b[0].logprob, abs=1e-3)
                 assert a[0].probs == pytest.approx(b[0].probs, abs=1e-4)
@@ -407,4 +407,4 @@ def test_places_are_those_of_the_values(text):
         assert json.loads(text[place.start : place.end]) == value
         assert text[place.start : place.end].strip() == text[place.start : place.end]
 
-    check(placed(text), json.loads(text))
+    check(locate_values(text), json.loads(text))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lint.files import rows_in
+from sglang_lite.lint.files import read_json_lines
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def rows(tmp_path):
     def read(text: str, encoding: str = "utf-8"):
         file = tmp_path / "rows.jsonl"
         file.write_bytes(text.encode(encoding))
-        return rows_in(file)
+        return read_json_lines(file)
 
     return read
 

@@ -7,7 +7,7 @@ import requests
 import uvicorn
 
 from sglang_lite.cli import main
-from sglang_lite.playground.app import application
+from sglang_lite.playground.app import build_application
 from sglang_lite.server.http.sockets import bound
 from tests.playground.test_programs import Page
 
@@ -22,7 +22,7 @@ def served(tmp_path_factory):
         listening.listen()
         port = listening.getsockname()[1]
         server = uvicorn.Server(
-            uvicorn.Config(application(page.playground, TOKEN, port), log_level="error")
+            uvicorn.Config(build_application(page.playground, TOKEN, port), log_level="error")
         )
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from transformers import AutoFeatureExtractor, WhisperForConditionalGeneration
 
 import sglang_lite as sgl
-from sglang_lite.media_files import samples, wav_of
+from sglang_lite.media_files import encode_wav, samples
 from sglang_lite.protocol import Media, SamplingParams
 from sglang_lite.runtime.media.speech import WhisperSpeech, speech_of
 from tests.real.conftest import file_of
@@ -88,7 +88,7 @@ def test_a_transcript_has_transformers_tokens(
     start = speech.instructions(language, "transcribe", timed=timed)
     answer: Future[Any] = Future()
     engine.submit(
-        speech.prompt(wav_of(sound, RATE), start), SamplingParams(max_tokens=200, temperature=0),
+        speech.prompt(encode_wav(sound, RATE), start), SamplingParams(max_tokens=200, temperature=0),
         sink=answer.set_result, logit_processor=speech.rules(start, timed=timed),
     )  # fmt: skip
     features = AutoFeatureExtractor.from_pretrained(folder)(
@@ -118,7 +118,7 @@ def server(engine: sgl.Engine) -> Iterator[str]:
 def transcribe(server: str, sound: NDArray[np.float32]) -> Any:
     """Returns the server's transcript with times, in a language that it has to find out."""
     answer = httpx2.post(
-        f"{server}/v1/audio/transcriptions", files={"file": ("sound.wav", wav_of(sound, RATE).data)},
+        f"{server}/v1/audio/transcriptions", files={"file": ("sound.wav", encode_wav(sound, RATE).data)},
         data={"response_format": "verbose_json"}, timeout=600,
     )  # fmt: skip
     assert answer.status_code == 200, answer.text

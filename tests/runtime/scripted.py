@@ -217,7 +217,7 @@ class Guesses:
     def drafts(self, request):
         return True
 
-    def guesser(self, request, known, chance):
+    def make_guesser(self, request, known, chance):
         tokens, seen = known.tolist(), min(len(known), TAIL)
 
         def guess(text, state):
@@ -228,7 +228,7 @@ class Guesses:
 
         return guess
 
-    def learn(self, request, text, start):
+    def learn_tokens(self, request, text, start):
         pass
 
 
@@ -441,7 +441,9 @@ class SteppedEngine(Engine):
         assert all(pause.branch.program.open for pause in self.scheduler.pauses)
         self.scheduler.flush()
         assert self.store.tree.locked_pages == 0
-        while self.store.tiers is not None and self.store.tiers.copying(self.store.settle_copies()):
+        while self.store.tiers is not None and self.store.tiers.is_copying(
+            self.store.settle_copies()
+        ):
             pass
         self.store.settle(self.store.step)
         assert self.store.pool.free == self.store.pool.total

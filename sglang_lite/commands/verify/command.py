@@ -52,9 +52,9 @@ def _run(options: argparse.Namespace) -> int:
     """Prints each check as it is made. Returns exit status 1 if one has failed."""
     if options.report is not None:
         _check_writable(options.report)
-    from sglang_lite.runtime.host.installed import check_installed
+    from sglang_lite.runtime.host.installed import check_engine_packages
 
-    check_installed("a verification")
+    check_engine_packages("a verification")
     from sglang_lite.commands.verify import machine, page
     from sglang_lite.commands.verify.records import Check, VerifyReport
     from sglang_lite.commands.verify.session import run_checks
@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
     given = {"dtype": options.dtype, "quantization": options.quantization}
     settings = {name: value for name, value in given.items() if value is not None}
     subject = find_subject(options.name, settings)
-    print(page.heading(subject), flush=True)
+    print(page.format_heading(subject), flush=True)
     checks: list[Check] = []
     for check in run_checks(subject, options.only, long=options.long):
         checks.append(check)
@@ -82,7 +82,9 @@ def _run(options: argparse.Namespace) -> int:
             machine.machine(subject.description.device or "cpu"),
             tuple(checks),
         )
-        _write(options.report, json.dumps(report.as_json(), ensure_ascii=False, indent=1) + "\n")
+        _write_report(
+            options.report, json.dumps(report.as_json(), ensure_ascii=False, indent=1) + "\n"
+        )
         print(f"report     {options.report}")
     return 1 if any(check.status == "failed" for check in checks) else 0
 
@@ -104,7 +106,7 @@ def _check_writable(report: Path) -> None:
         raise ParameterError("--report", f"{report} can't be written: {error}") from error
 
 
-def _write(report: Path, text: str) -> None:
+def _write_report(report: Path, text: str) -> None:
     """Writes the whole report or nothing.
 
     Raises:

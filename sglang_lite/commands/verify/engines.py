@@ -47,7 +47,7 @@ class GreedyAnswer:
         return self.logprobs[len(self.prompt) - self.start :]
 
 
-def exact_engine(subject: Subject, longest: int, *, whole: bool = False) -> Engine:
+def start_exact_engine(subject: Subject, longest: int, *, whole: bool = False) -> Engine:
     """Starts an engine that computes in float32.
 
     Args:
@@ -65,7 +65,7 @@ def exact_engine(subject: Subject, longest: int, *, whole: bool = False) -> Engi
     )
 
 
-def served_engine(subject: Subject) -> Engine:
+def start_served_engine(subject: Subject) -> Engine:
     """Starts the engine that `Engine(NAME)` would start, with the given settings."""
     settings: dict[str, Any] = dict(subject.settings)
     return Engine(str(subject.path), log_level="error", **settings)
@@ -88,11 +88,11 @@ def answer_greedily(
         logprob_start_len=start,
         top_logprobs_num=_TOP,
     )
-    found = all_results(partial(engine.complete, params=params), prompts)
-    return [_answer(tuple(prompt), start, each) for prompt, each in zip(prompts, found)]
+    found = call_in_parallel(partial(engine.complete, params=params), prompts)
+    return [_greedy_answer(tuple(prompt), start, each) for prompt, each in zip(prompts, found)]
 
 
-def read_along(engine: Engine, answers: Sequence[GreedyAnswer]) -> list[list[tuple[float, int]]]:
+def score_answers(engine: Engine, answers: Sequence[GreedyAnswer]) -> list[list[tuple[float, int]]]:
     """Returns the log-probability that an engine gives each token of an answer after the tokens
     before it, and the token that it considers likeliest there.
     """
@@ -108,10 +108,10 @@ def read_along(engine: Engine, answers: Sequence[GreedyAnswer]) -> list[list[tup
         found = engine.complete(answer.ids, params).prompt_logprobs
         return [(entry.logprob or 0.0, entry.top[0][1]) for entry in found]
 
-    return all_results(read, answers)
+    return call_in_parallel(read, answers)
 
 
-def all_results(call: Callable[[T], R], arguments: Iterable[T]) -> list[R]:
+def call_in_parallel(call: Callable[[T], R], arguments: Iterable[T]) -> list[R]:
     """Returns the results of calls to an engine, ROWS at the same time. An interrupt doesn't wait
     for running calls; they end with the engine.
     """
@@ -122,7 +122,7 @@ def all_results(call: Callable[[T], R], arguments: Iterable[T]) -> list[R]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _answer(prompt: tuple[int, ...], start: int, found: Generation) -> GreedyAnswer:
+def _greedy_answer(prompt: tuple[int, ...], start: int, found: Generation) -> GreedyAnswer:
     entries = (*found.prompt_logprobs, *found.output_logprobs)
     top = tuple(tuple((value, token) for value, token, _ in entry.top) for entry in entries)
     return GreedyAnswer(

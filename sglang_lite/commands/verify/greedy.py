@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily, read_along
+from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily, score_answers
 from sglang_lite.commands.verify.records import Check, Subject
-from sglang_lite.commands.verify.reference import ReferenceModel, largest
+from sglang_lite.commands.verify.reference import ReferenceModel, largest_or_infinite
 from sglang_lite.commands.verify.texts import PROMPTS
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import SglError
@@ -28,7 +28,7 @@ _LARGEST_MEAN: Final = 1.0
 _CHATS: Final = 10
 
 
-def prompts_for(subject: Subject) -> list[list[int]]:
+def encode_prompts(subject: Subject) -> list[list[int]]:
     """Encodes the 30 prompts with our tokenizer; both sides get the same ids."""
     tokenizer = subject.files.tokenizer
     texts = list(PROMPTS)
@@ -48,7 +48,7 @@ def prompts_for(subject: Subject) -> list[list[int]]:
 def check_greedy(model: ReferenceModel, answers: Sequence[GreedyAnswer]) -> Check:
     """Compares greedy answers with what transformers' code would have chosen."""
     found = [model.compare(answer) for answer in answers]
-    worst = largest(each.difference for each in found)
+    worst = largest_or_infinite(each.difference for each in found)
     partings = {i: each.parting for i, each in enumerate(found, 1) if each.parting is not None}
     summary = (
         f"{len(found) - len(partings)} of {len(found)} prompts have transformers' greedy ids in float32, "
@@ -93,7 +93,7 @@ def measure_distance(engine: Engine, answers: Sequence[GreedyAnswer]) -> Distanc
     """Measures how far an engine is from greedy answers: on the same tokens, and in its own texts."""
     differences = []
     equal = 0
-    for answer, read in zip(answers, read_along(engine, answers)):
+    for answer, read in zip(answers, score_answers(engine, answers)):
         for (logprob, likeliest), exact, token in zip(read, answer.token_logprobs, answer.tokens):
             differences.append(abs(logprob - exact))
             equal += likeliest == token
@@ -101,10 +101,10 @@ def measure_distance(engine: Engine, answers: Sequence[GreedyAnswer]) -> Distanc
     own = answer_greedily(engine, [answer.prompt for answer in answers], longest)
     same = sum(one.tokens == other.tokens for one, other in zip(own, answers))
     count = len(differences)
-    return Distance(equal / count, sum(differences) / count, largest(differences), same)
+    return Distance(equal / count, sum(differences) / count, largest_or_infinite(differences), same)
 
 
-def check_served(subject: Subject, engine: Engine, answers: Sequence[GreedyAnswer]) -> Check:
+def check_served_format(subject: Subject, engine: Engine, answers: Sequence[GreedyAnswer]) -> Check:
     """Reports how far the served format is from float32."""
     dtype = subject.description.dtype
     found = measure_distance(engine, answers)

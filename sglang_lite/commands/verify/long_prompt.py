@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily, exact_engine
+from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily, start_exact_engine
 from sglang_lite.commands.verify.greedy import TOLERANCE
 from sglang_lite.commands.verify.records import Check, Subject, Unread
-from sglang_lite.commands.verify.reference import ReferenceModel, largest
+from sglang_lite.commands.verify.reference import ReferenceModel, largest_or_infinite
 from sglang_lite.commands.verify.texts import prose
 from sglang_lite.engine.engine import Engine
 
@@ -41,9 +41,13 @@ def check_long(subject: Subject, model: ReferenceModel | Unread, answer: GreedyA
     it with an engine that computes the prompt in one step.
     """
     length = len(answer.prompt)
-    reason = model.reason if isinstance(model, Unread) else model.room_for(subject, length + TOKENS)
+    reason = (
+        model.reason
+        if isinstance(model, Unread)
+        else model.why_no_room_for(subject, length + TOKENS)
+    )
     if isinstance(model, Unread) or reason:
-        return _beside_one_step(subject, answer, reason)
+        return _compare_with_one_step(subject, answer, reason)
     found = model.compare(answer)
     apart = found.parting is not None and not found.parting.margin <= _NEAR_TIE
     tokens = (
@@ -53,21 +57,21 @@ def check_long(subject: Subject, model: ReferenceModel | Unread, answer: GreedyA
     )
     if found.parting is not None:
         tokens += f" ({'no ' if apart else 'a '}near tie, margin {found.parting.margin:.4f})"
-    return _check(length, "transformers in float32", tokens, found.difference, apart)
+    return _long_check(length, "transformers in float32", tokens, found.difference, apart)
 
 
-def _beside_one_step(subject: Subject, answer: GreedyAnswer, reason: str) -> Check:
-    with exact_engine(subject, len(answer.ids) + 1, whole=True) as engine:
+def _compare_with_one_step(subject: Subject, answer: GreedyAnswer, reason: str) -> Check:
+    with start_exact_engine(subject, len(answer.ids) + 1, whole=True) as engine:
         other = answer_greedily(engine, [answer.prompt], TOKENS, answer.start)[0]
-    worst = largest(abs(one - two) for one, two in zip(answer.logprobs, other.logprobs))
+    worst = largest_or_infinite(abs(one - two) for one, two in zip(answer.logprobs, other.logprobs))
     same = answer.tokens == other.tokens
     tokens = "the same greedy ids" if same else "other greedy ids"
-    return _check(
+    return _long_check(
         len(answer.prompt), f"our own prefill in one step ({reason})", tokens, worst, not same
     )
 
 
-def _check(length: int, beside: str, tokens: str, worst: float, apart: bool) -> Check:
+def _long_check(length: int, beside: str, tokens: str, worst: float, apart: bool) -> Check:
     failed = apart or not worst <= TOLERANCE
     summary = (
         f"{length:,} tokens in chunks beside {beside}: {tokens}, largest difference {worst:.1e}"

@@ -31,9 +31,9 @@ def machine(device: str) -> dict[str, Json]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found: dict[str, Json] = {
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": _processor_name(),
         "cores": cores,
-        "memory_bytes": _memory(),
+        "memory_bytes": _memory_bytes(),
         "device": device,
     }
     if device.startswith("cuda"):
@@ -41,7 +41,7 @@ def machine(device: str) -> dict[str, Json]:
     return found
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -52,7 +52,7 @@ def _processor() -> str:
     )
 
 
-def _memory() -> int | None:
+def _memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):

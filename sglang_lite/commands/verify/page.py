@@ -10,7 +10,7 @@ from sglang_lite.commands.verify.records import Check, Subject
 _WIDTH = 110
 
 
-def heading(subject: Subject) -> str:
+def format_heading(subject: Subject) -> str:
     """Returns the lines that name the model."""
     found = subject.description
     sums = subject.sha256

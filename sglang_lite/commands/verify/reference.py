@@ -59,7 +59,7 @@ class Comparison:
     difference: float
 
 
-def largest(values: Iterable[float]) -> float:
+def largest_or_infinite(values: Iterable[float]) -> float:
     """Returns the largest of the values, or infinity if one is NaN, which `max` might ignore."""
     return max((math.inf if math.isnan(value) else value for value in values), default=0.0)
 
@@ -87,9 +87,9 @@ class ReferenceModel:
             if (theirs := int(row.argmax())) != ours:
                 parting = Parting(position, ours, theirs, (row[theirs] - row[ours]).item())
                 break
-        return Comparison(parting, largest(differences))
+        return Comparison(parting, largest_or_infinite(differences))
 
-    def room_for(self, subject: Subject, tokens: int) -> str:
+    def why_no_room_for(self, subject: Subject, tokens: int) -> str:
         """Returns the reason why there is no memory for a prompt of this many tokens, or "" if
         there is.
         """
@@ -128,11 +128,11 @@ def read_model(subject: Subject) -> ReferenceModel | Unread:
         subject, int(float32_bytes(subject) * times), "transformers' code in float32"
     ):
         return Unread(reason)
-    with _quietly():
+    with _silence_transformers():
         try:
             from transformers import AutoModelForCausalLM
 
-            where, options = _location(subject)
+            where, options = _load_arguments(subject)
             model, loaded = AutoModelForCausalLM.from_pretrained(
                 where, dtype=torch.float32, output_loading_info=True, **options
             )
@@ -149,17 +149,17 @@ def read_tokenizer(subject: Subject) -> Foreign | Unread:
     """Loads transformers' tokenizer of the model. Fetches nothing and runs no code from the model's
     folder.
     """
-    with _quietly():
+    with _silence_transformers():
         try:
             from transformers import AutoTokenizer
 
-            where, options = _location(subject)
+            where, options = _load_arguments(subject)
             return AutoTokenizer.from_pretrained(where, **options)
         except Exception as error:  # as above
             return Unread(f"transformers can't load the tokenizer: {_first_line(error)}")
 
 
-def _location(subject: Subject) -> tuple[str, dict[str, Any]]:
+def _load_arguments(subject: Subject) -> tuple[str, dict[str, Any]]:
     options = {"local_files_only": True, "trust_remote_code": False}
     if subject.path.is_file():
         return str(subject.path.parent), {**options, "gguf_file": subject.path.name}
@@ -167,7 +167,7 @@ def _location(subject: Subject) -> tuple[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _silence_transformers() -> Iterator[None]:
     """Keeps transformers from showing progress bars, warnings and messages."""
     from transformers.utils import logging as messages
 

@@ -13,10 +13,15 @@ from sglang_lite.commands.verify.check_names import CHECKS
 from sglang_lite.commands.verify.engines import (
     GreedyAnswer,
     answer_greedily,
-    exact_engine,
-    served_engine,
+    start_exact_engine,
+    start_served_engine,
 )
-from sglang_lite.commands.verify.greedy import TOKENS, check_greedy, check_served, prompts_for
+from sglang_lite.commands.verify.greedy import (
+    TOKENS,
+    check_greedy,
+    check_served_format,
+    encode_prompts,
+)
 from sglang_lite.commands.verify.long_prompt import TOKENS as LONG_TOKENS
 from sglang_lite.commands.verify.long_prompt import answer_long, check_long, long_length
 from sglang_lite.commands.verify.recipes import check_recipes
@@ -66,7 +71,7 @@ def _made(subject: Subject, wanted: frozenset[str], long: bool) -> Iterator[Chec
         else:
             length = long_length(subject, whole=long) if "long" in wanted else 0
             try:
-                answers, long_answer = _exact_answers(subject, length)
+                answers, long_answer = _answer_exactly(subject, length)
             except SglError as error:
                 yield from (
                     Check(name, "failed", f"in float32: {error}")
@@ -74,27 +79,29 @@ def _made(subject: Subject, wanted: frozenset[str], long: bool) -> Iterator[Chec
                     if name in exact
                 )
             else:
-                yield from _beside_transformers(subject, wanted, answers, long_answer)
+                yield from _compare_with_transformers(subject, wanted, answers, long_answer)
     if served := (wanted & _SERVED if answers else wanted & _SERVED - {"served"}):
         left: list[str] = [name for name in CHECKS if name in served]
         try:
-            for check in _with_served_engine(subject, served, answers):
+            for check in _check_served_engine(subject, served, answers):
                 left.remove(check.name)
                 yield check
         except SglError as error:
             yield from (Check(name, "failed", f"the engine failed: {error}") for name in left)
 
 
-def _exact_answers(subject: Subject, length: int) -> tuple[list[GreedyAnswer], GreedyAnswer | None]:
+def _answer_exactly(
+    subject: Subject, length: int
+) -> tuple[list[GreedyAnswer], GreedyAnswer | None]:
     """Generates answers with an engine in float32, whose process has ended afterwards."""
-    prompts = prompts_for(subject)
+    prompts = encode_prompts(subject)
     longest = max(length + LONG_TOKENS, max(map(len, prompts)) + TOKENS) + 1
-    with exact_engine(subject, min(longest, subject.context_length)) as engine:
+    with start_exact_engine(subject, min(longest, subject.context_length)) as engine:
         answers = answer_greedily(engine, prompts, TOKENS)
         return answers, answer_long(subject, engine, length) if length else None
 
 
-def _beside_transformers(
+def _compare_with_transformers(
     subject: Subject,
     wanted: frozenset[str],
     answers: list[GreedyAnswer],
@@ -114,15 +121,15 @@ def _beside_transformers(
     gc.collect()
 
 
-def _with_served_engine(
+def _check_served_engine(
     subject: Subject, wanted: frozenset[str], answers: list[GreedyAnswer]
 ) -> Iterator[Check]:
     before = child_processes()
     started = time.perf_counter()
-    with served_engine(subject) as engine:
+    with start_served_engine(subject) as engine:
         waited = first_token(engine, started)
         if "served" in wanted:
-            yield check_served(subject, engine, answers)
+            yield check_served_format(subject, engine, answers)
         if "tasks" in wanted:
             yield check_tasks(engine)
         if "recipes" in wanted:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from sglang_lite.commands.verify.engines import ROWS, all_results
+from sglang_lite.commands.verify.engines import ROWS, call_in_parallel
 from sglang_lite.commands.verify.records import Check, Subject
 from sglang_lite.commands.verify.texts import prose
 from sglang_lite.engine.engine import Engine
@@ -43,10 +43,12 @@ def measure_speed(
     tokens = max(2, min(_TOKENS, longest // 4))
     prompts = [encode(prose(12, seed=100 + i))[: min(_SHORT, longest // 4)] for i in range(ROWS)]
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
-    one = _decoding(engine.complete(prompts[0], params).usage)
+    one = _decoding_rate(engine.complete(prompts[0], params).usage)
     found = [
         each.usage
-        for each in all_results(partial(engine.complete, params=params), prompts[1:] + prompts[:1])
+        for each in call_in_parallel(
+            partial(engine.complete, params=params), prompts[1:] + prompts[:1]
+        )
     ]
     several = sum(each.completion_tokens - 1 for each in found) / max(
         each.total_s - each.first_token_s for each in found
@@ -88,7 +90,7 @@ def child_processes() -> set[int]:
     return found
 
 
-def _decoding(usage: Usage) -> float:
+def _decoding_rate(usage: Usage) -> float:
     """Returns the tokens per second after the first one."""
     return (usage.completion_tokens - 1) / max(usage.total_s - usage.first_token_s, 1e-9)
 

@@ -66,7 +66,7 @@ def find_subject(name: str, settings: Mapping[str, str]) -> Subject:
         name,
         "Verify it on a machine with more memory, or a file of the model with fewer bits.",
     )
-    return Subject(name, path, files, found, _sums(path), settings)
+    return Subject(name, path, files, found, _hash_files(path), settings)
 
 
 def float32_bytes(subject: Subject) -> int:
@@ -101,7 +101,7 @@ def no_room(subject: Subject, needed: int, use: str) -> str:
     return f"{use} needs {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are free"
 
 
-def _sums(path: Path) -> dict[str, str]:
+def _hash_files(path: Path) -> dict[str, str]:
     files = (
         [path]
         if path.is_file()

@@ -136,7 +136,7 @@ TASKS: Final = (
 
 
 @function
-def _ask(s: ProgramState, task: _Task) -> None:
+def _ask_task(s: ProgramState, task: _Task) -> None:
     s += task.prompt
     s += gen("answer", temperature=0, **task.options)
 
@@ -148,7 +148,7 @@ def check_tasks(engine: Engine) -> Check:
     right = 0
     for task in TASKS:
         try:
-            value = _ask.run(task, backend=engine, max_new_tokens=64)["answer"]
+            value = _ask_task.run(task, backend=engine, max_new_tokens=64)["answer"]
             valid = task.valid(value)
         except (SglError, ValueError, TypeError, KeyError) as error:
             value = f"{type(error).__name__}: {error}"

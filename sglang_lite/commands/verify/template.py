@@ -35,22 +35,22 @@ def check_template(subject: Subject, theirs: Foreign | Unread) -> Check:
         if tools and "tools" not in template.source:
             found[name] = "left out: the template shows no tools"
             continue
-        wanted = _theirs(theirs, messages, tools)
+        wanted = _render_by_transformers(theirs, messages, tools)
         ways = {
-            "rendered": _ours(template, messages, tools),
-            "of a server": _served(form, messages, tools),
+            "rendered": _render_by_template(template, messages, tools),
+            "of a server": _render_by_server(form, messages, tools),
         }
         if not tools:
-            ways["turn by turn"] = _by_turns(template, messages)
+            ways["turn by turn"] = _render_by_turns(template, messages)
         wrong = [way for way, text in ways.items() if text is not None and text != wanted]
         refused = "refused by both" if wanted is None else "equal"
         found[name] = f"other bytes: {', '.join(wrong)}" if wrong else refused
         if wanted is not None and ways["rendered"] is None:
             found[name] = "other bytes: refused here alone"
-    return _check(found)
+    return _template_check(found)
 
 
-def _check(found: Mapping[str, str]) -> Check:
+def _template_check(found: Mapping[str, str]) -> Check:
     wrong = {name: each for name, each in found.items() if each.startswith("other")}
     equal = sum(each == "equal" for each in found.values())
     summary = f"{equal} of {len(found)} conversations have apply_chat_template's bytes"
@@ -64,7 +64,7 @@ def _check(found: Mapping[str, str]) -> Check:
     )
 
 
-def _theirs(
+def _render_by_transformers(
     tokenizer: Foreign, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 ) -> str | None:
     """Returns the text of transformers, or None if the template rejects the messages."""
@@ -80,7 +80,7 @@ def _theirs(
     return text
 
 
-def _ours(
+def _render_by_template(
     template: JinjaTemplate, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 ) -> str | None:
     try:
@@ -93,7 +93,7 @@ def _ours(
         return None
 
 
-def _served(
+def _render_by_server(
     form: ChatFormat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 ) -> str | None:
     try:
@@ -102,7 +102,7 @@ def _served(
         return None
 
 
-def _by_turns(template: JinjaTemplate, messages: Sequence[Mapping[str, Any]]) -> str | None:
+def _render_by_turns(template: JinjaTemplate, messages: Sequence[Mapping[str, Any]]) -> str | None:
     """Renders a conversation the way a program's turns do. Returns None if the template can't be
     rendered like this, which programs report.
     """

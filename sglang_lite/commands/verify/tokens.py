@@ -45,8 +45,8 @@ def check_tokenizer(subject: Subject, theirs: Foreign | Unread) -> Check:
         *(f"a {each} b" for each in controls),
         "".join(controls),
     ]
-    restored = "" if isinstance(theirs, Unread) else _restore(theirs, subject)
-    found = _compare(ours, theirs, texts)
+    restored = "" if isinstance(theirs, Unread) else _restore_left_out(theirs, subject)
+    found = _compare_texts(ours, theirs, texts)
     wrong = {
         "have other ids than transformers'": found.other_ids,
         "do not come back": found.not_back,
@@ -58,7 +58,7 @@ def check_tokenizer(subject: Subject, theirs: Foreign | Unread) -> Check:
         summary = f"{len(texts)} texts have transformers' ids{restored} and come back"
     if any(wrong.values()):
         told = [
-            f"{len(each)} of {len(texts)} texts {what}: {_shown(each)}"
+            f"{len(each)} of {len(texts)} texts {what}: {_quote_some(each)}"
             for what, each in wrong.items()
             if each
         ]
@@ -75,7 +75,7 @@ def check_tokenizer(subject: Subject, theirs: Foreign | Unread) -> Check:
     return Check("tokenizer", "failed" if any(wrong.values()) else "passed", summary, figures)
 
 
-def _compare(ours: Tokenizer, theirs: Foreign | Unread, texts: list[str]) -> _Found:
+def _compare_texts(ours: Tokenizer, theirs: Foreign | Unread, texts: list[str]) -> _Found:
     other = list[str]()
     lost = list[str]()
     normalised = list[str]()
@@ -107,7 +107,7 @@ def _ids(theirs: Foreign, text: str, ours: Tokenizer) -> list[int]:
     return ids if first is None or (ids and ids[0] == first) else [first, *ids]
 
 
-def _restore(theirs: Foreign, subject: Subject) -> str:
+def _restore_left_out(theirs: Foreign, subject: Subject) -> str:
     """Adds to transformers' tokenizer of a GGUF file what its conversion leaves out. Returns what
     that was, as part of the summary, or "" for nothing.
     """
@@ -148,6 +148,6 @@ def _missing_controls(theirs: Foreign, metadata: Mapping[str, Any]) -> list[str]
     return [text for text, kind in zip(tokens, kinds) if kind == _CONTROL and text not in known]
 
 
-def _shown(texts: tuple[str, ...]) -> str:
+def _quote_some(texts: tuple[str, ...]) -> str:
     some = ", ".join(repr(text if len(text) <= 24 else f"{text[:24]}…") for text in texts[:3])
     return some if len(texts) <= 3 else f"{some} …"

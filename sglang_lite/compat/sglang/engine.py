@@ -34,7 +34,7 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.calls import RecordExperts
 from sglang_lite.runtime.config import FIELDS, shows_fields, takes_fields
 from sglang_lite.server.sglang.labels import ScoreResult, read_score
-from sglang_lite.server.sglang.request import NativeRequest, read_request, without_logprobs
+from sglang_lite.server.sglang.request import NativeRequest, read_request, unused_logprob_fields
 from sglang_lite.server.sglang.run import NativeRun
 from sglang_lite.server.sglang.server_args import engine_settings
 
@@ -312,7 +312,9 @@ class Engine(base.Engine):
         policy = self.config.policy
         without_priorities = policy != "priority" and any(call.priority for call in request.calls)
         reasons = {
-            "no log-probabilities are returned. Set return_logprob=True.": without_logprobs(fields),
+            "no log-probabilities are returned. Set return_logprob=True.": unused_logprob_fields(
+                fields
+            ),
             f'the engine\'s policy is {policy!r}. Make the engine with policy="priority".': (
                 ["priority"] if without_priorities else []
             ),
@@ -457,7 +459,7 @@ class Engine(base.Engine):
             ParameterError: the list is empty, a text is empty, or a pair is too long.
             EngineClosedError: the engine is closed.
         """
-        scores, _ = embedding.pair_scores(self, pairs, truncate=truncate, lora_path=lora_path)
+        scores, _ = embedding.score_text_pairs(self, pairs, truncate=truncate, lora_path=lora_path)
         numbers: list[float] = scores.tolist()
         return numbers
 
@@ -472,7 +474,7 @@ class Engine(base.Engine):
             CapabilityError, ParameterError, EngineClosedError: as `score_pairs`.
         """
         pairs: list[Any] = [tuple(pair) if isinstance(pair, list) else pair for pair in prompt]
-        scores, tokens = embedding.pair_scores(self, pairs, field="prompt")
+        scores, tokens = embedding.score_text_pairs(self, pairs, field="prompt")
         return [
             {"embedding": score, "meta_info": {"id": random_id(), "prompt_tokens": count}}
             for score, count in zip(scores.tolist(), tokens)
@@ -503,9 +505,9 @@ class Engine(base.Engine):
             CapabilityError: the model has no labels.
             ParameterError, EngineClosedError: as `encode`.
         """
-        texts, single = embedding.prompt_texts(prompt)
+        texts, single = embedding.split_prompt(prompt)
         found: Any  # the engine's dictionaries have no types
-        found, _ = embedding.classes(self, texts, truncate=truncate, lora_path=lora_path)
+        found, _ = embedding.classify_texts(self, texts, truncate=truncate, lora_path=lora_path)
         return found[0] if single else found  # type: ignore[no-any-return] # as above
 
     @overload
@@ -535,7 +537,7 @@ class Engine(base.Engine):
             CapabilityError: the model computes embeddings.
             ParameterError, EngineClosedError: as `encode`.
         """
-        texts, single = embedding.prompt_texts(prompt)
+        texts, single = embedding.split_prompt(prompt)
         found, _ = embedding.label_numbers(
             self, texts, plain=True, truncate=truncate, lora_path=lora_path
         )

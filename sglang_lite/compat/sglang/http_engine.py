@@ -81,14 +81,17 @@ class HttpServerEngineAdapter:
         """
         from safetensors.torch import save
 
-        from sglang_lite.runtime.models.weights.given import by_name  # needs torch
+        from sglang_lite.runtime.models.weights.given import tensors_by_name  # needs torch
 
         if load_format is not None:
             raise ParameterError(
                 "load_format", f"{load_format!r} is not for a server.", hint="Leave it out."
             )
         data = save(
-            {name: tensor.cpu().contiguous() for name, tensor in by_name(named_tensors).items()}
+            {
+                name: tensor.cpu().contiguous()
+                for name, tensor in tensors_by_name(named_tensors).items()
+            }
         )
         text = base64.b64encode(data).decode()
         return self._post(

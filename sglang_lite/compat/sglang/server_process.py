@@ -22,7 +22,7 @@ from sglang_lite.import_paths import import_paths
 from sglang_lite.lang.backend.http.client import ServerClient
 from sglang_lite.protocol import BackendError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.runtime.host.child_process import KEPT_LINES, last_output, printed_lines
+from sglang_lite.runtime.host.child_process import KEPT_LINES, format_last_output, log_printed_lines
 
 logger = logging.getLogger("sglang_lite.server")
 
@@ -133,11 +133,13 @@ class ServerProcess:
             return ParameterError(
                 name, f"{problem}.", hint="`sglang-lite serve --help` lists its flags."
             )
-        return BackendError(f"the server ended with status {status}.{last_output(self._lines)}")
+        return BackendError(
+            f"the server ended with status {status}.{format_last_output(self._lines)}"
+        )
 
     def _timeout_error(self, timeout_s: float) -> BackendError:
         return BackendError(
-            f"the server was not ready after {timeout_s:g} s.{last_output(self._lines)}",
+            f"the server was not ready after {timeout_s:g} s.{format_last_output(self._lines)}",
             hint="Raise launch_timeout.",
         )
 
@@ -151,7 +153,7 @@ class ServerProcess:
 def _read(
     owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], settled: threading.Event
 ) -> None:
-    for line in printed_lines(process, logger):
+    for line in log_printed_lines(process, logger):
         server = owner()
         if server is not None:
             server.take_line(line)

@@ -12,9 +12,9 @@ from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.reading import (
     all_messages,
-    error_of,
     find_variable,
     nothing,
+    wait_for_error,
     whole_text,
 )
 from sglang_lite.lang.expressions import SglSamplingParams
@@ -212,7 +212,7 @@ class StreamExecutor:
         return self._player.failure
 
     def error(self) -> SglError | None:
-        return error_of(self._player)
+        return wait_for_error(self._player)
 
     @property
     def is_finished(self) -> bool:

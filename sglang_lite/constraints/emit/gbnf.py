@@ -48,12 +48,12 @@ class _Speller:
         self._lines: list[str] = []
 
     def text(self) -> str:
-        self._add("root", self._names[self._language.start])
+        self._add_rule("root", self._names[self._language.start])
         for name, body in self._language.rules.items():
-            self._add(self._names[name], self._body(body))
+            self._add_rule(self._names[name], self._body(body))
         return "\n".join(self._lines)
 
-    def _add(self, name: str, body: str) -> None:
+    def _add_rule(self, name: str, body: str) -> None:
         self._lines.append(f"{name} ::= {body}")
         if len(self._lines) > MAX_RULES:
             raise ConstraintError(f"the grammar needs more than {MAX_RULES:,} rules.")
@@ -95,7 +95,7 @@ class _Speller:
                 for symbol, to in after.items()
             ]
             self._names |= {f"{prefix}{to}": f"{prefix}{to}" for to in after.values()}
-            self._add(
+            self._add_rule(
                 f"{prefix}{state}",
                 self._body(alternation([*steps, *([EMPTY] if found.accepting(state) else [])])),
             )

@@ -29,12 +29,12 @@ from sglang_lite.constraints.formal.nodes import (
     alternation,
     children,
     concat,
-    folded,
+    fold_node,
     literal_text,
     mapped,
     optional,
 )
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import ConstraintError
 
 # json.dumps would make a new encoder for each call
@@ -144,7 +144,7 @@ class _Speller:
                 self._lexemes[node] = _JSON(text).replace("\x7f", "\\u007f")
             else:
                 definition = (None if self._large else _pattern(node)) or self._terminal(
-                    _grouped(node)
+                    _group_optional_runs(node)
                 )[0]
                 self._lexemes[node] = self._terminals.setdefault(
                     definition, f"T{len(self._terminals)}"
@@ -158,7 +158,7 @@ class _Speller:
         if node == EMPTY:
             return '""', 0
         if isinstance(node, Multiple):
-            return self._shared(multiples(node.divisor)), 0
+            return self._define_shared(multiples(node.divisor)), 0
         if not self._large or not children(node):
             # intersections and complements need operators
             with contextlib.suppress(ConstraintError):
@@ -189,18 +189,18 @@ class _Speller:
                 return f"%regex {_JSON({'substring_chunks': node.pieces})}", 0
         raise AssertionError(f"a {type(node).__name__} is no part of a terminal")
 
-    def _shared(self, node: Node) -> str:
+    def _define_shared(self, node: Node) -> str:
         """Returns the name of the terminal for a node with many equal parts. Each part is a
         separate terminal, defined once.
         """
         if node not in self._parts:
             match node:
                 case Concat(parts):
-                    text = " ".join(map(self._shared, parts))
+                    text = " ".join(map(self._define_shared, parts))
                 case Alternation(options):
-                    text = " | ".join(map(self._shared, options))
+                    text = " | ".join(map(self._define_shared, options))
                 case Repeat(inner):
-                    text = f"{self._shared(inner)}*"
+                    text = f"{self._define_shared(inner)}*"
                 case _:
                     text = f"/{to_rust(node)}/"
             self._parts[node] = self._terminals.setdefault(text, f"T{len(self._terminals)}"), 0
@@ -247,20 +247,20 @@ def _ranges(language: Language) -> int:
     return sum([len(each.ranges) for each in sets])
 
 
-@memoized  # the same strings and numbers occur in many places and schemas
+@memoize  # the same strings and numbers occur in many places and schemas
 def _pattern(node: Node) -> str | None:
     """Returns the definition of a lexeme as one pattern, or None if it needs operators."""
     with contextlib.suppress(ConstraintError):
-        return None if isinstance(node, Multiple) else f"/{to_rust(_grouped(node))}/"
+        return None if isinstance(node, Multiple) else f"/{to_rust(_group_optional_runs(node))}/"
     return None
 
 
-def _grouped(node: Node) -> Node:
+def _group_optional_runs(node: Node) -> Node:
     """Divides runs of possibly empty parts into small nested groups; the texts stay the same. For
     each part that may come first, llguidance copies everything after it in its group, so one group
     of thousands would take gigabytes.
     """
-    return folded(node, _regrouped)[0] if _may_have_run(node) else node
+    return fold_node(node, _regroup)[0] if _may_have_run(node) else node
 
 
 def _may_have_run(node: Node) -> bool:
@@ -289,7 +289,7 @@ def _is_optional(node: Node) -> bool:
     return isinstance(node, Substring | Complement)
 
 
-def _regrouped(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:
+def _regroup(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:
     """Returns a node with such groups and the number of possibly empty nodes in it, given those of
     its parts.
     """
@@ -301,7 +301,7 @@ def _regrouped(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:
         return mapped(node, lambda _: next(below)), count
     runs = groupby(_flat(below), key=may_be_empty)
     return concat(
-        *chain.from_iterable(_nested(list(run)) if empty else run for empty, run in runs)
+        *chain.from_iterable(_nest_optional(list(run)) if empty else run for empty, run in runs)
     ), count
 
 
@@ -325,7 +325,7 @@ def _joined(parts: Iterable[Node]) -> Iterator[Node]:
             yield part
 
 
-def _nested(parts: list[Node]) -> list[Node]:
+def _nest_optional(parts: list[Node]) -> list[Node]:
     """Puts parts that may be empty into groups that may be left out, so that llguidance does not
     have one long run.
     """

@@ -44,7 +44,7 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
 )
 from sglang_lite.constraints.formal.terms import DEAD, State
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import ConstraintError
 
 MAX_INLINED = 20_000  # characters and sets in a lexeme
@@ -68,7 +68,7 @@ def split_into_lexemes(language: Language) -> Language:
     if language.start in language.sealed or not language.rules[language.start].refers:
         return language
     try:
-        return _split(_inlined(language))
+        return _split(_inline_regular_rules(language))
     except RecursionError as error:
         raise ConstraintError("the constraint is nested too deeply.") from error
 
@@ -96,14 +96,14 @@ def _split(language: Language) -> Language:
         if together and collisions <= lexing.nodes.keys():
             to_split |= together
         else:  # collision with a schema's value, whose lexemes are safe only among themselves
-            language = _inlined(Language(language.start, language.rules))
+            language = _inline_regular_rules(Language(language.start, language.rules))
 
 
 class _TooMany(Exception):  # noqa: N818 # never leaves this module
     """Raised if the grammar has more positions, or needs more work, than the limits allow."""
 
 
-def _inlined(language: Language) -> Language:
+def _inline_regular_rules(language: Language) -> Language:
     """Returns the language with its regular rules inlined, up to the limits for the size and depth
     of a lexeme.
     """
@@ -113,26 +113,26 @@ def _inlined(language: Language) -> Language:
     queue = list(uses)
     for name in queue:
         if name not in inlined and name not in language.sealed and uses[name] <= inlined.keys():
-            node = _substituted(language.rules[name], inlined)
+            node = _substitute_rules(language.rules[name], inlined)
             size, height = _measure(node)
             if size <= MAX_INLINED and height <= MAX_HEIGHT:
                 inlined[name] = node
                 queue += referring[name]
     below = _with_dependencies(language, language.sealed)
     rules = {
-        name: body if name in below else _substituted(body, inlined)
+        name: body if name in below else _substitute_rules(body, inlined)
         for name, body in language.rules.items()
     }
     reachable = _with_dependencies(Language(language.start, rules), {language.start})
     return Language(language.start, {name: rules[name] for name in reachable}, language.sealed)
 
 
-def _substituted(node: Node, rules: Mapping[str, Node]) -> Node:
+def _substitute_rules(node: Node, rules: Mapping[str, Node]) -> Node:
     """Replaces references in a node by the bodies of their rules."""
     return (
         rules.get(node.name, node)
         if isinstance(node, Ref)
-        else mapped(node, partial(_substituted, rules=rules))
+        else mapped(node, partial(_substitute_rules, rules=rules))
     )
 
 
@@ -291,7 +291,7 @@ class _Positions:
 
     def collisions(self) -> set[str]:
         """Returns the names of the symbols that greedy reading would get wrong."""
-        start = self._closed(
+        start = self._close_over_empty_moves(
             {(self._lexing.language.start, self._starts[self._lexing.language.start])}
         )
         seen = {start}
@@ -301,7 +301,8 @@ class _Positions:
             if len(seen) > MAX_POSITIONS:
                 raise _TooMany
             after = {
-                name: self._closed(reached) for name, reached in self._after(positions).items()
+                name: self._close_over_empty_moves(reached)
+                for name, reached in self._after(positions).items()
             }
             self._spend(len(after) ** 2)
             following = {name: self._next_characters(reached) for name, reached in after.items()}
@@ -323,7 +324,7 @@ class _Positions:
 
     # ------------------------------------------------------------------------------------ positions
 
-    def _closed(self, positions: Iterable[_Position]) -> frozenset[_Position]:
+    def _close_over_empty_moves(self, positions: Iterable[_Position]) -> frozenset[_Position]:
         """Returns the closure of positions under moves that read nothing."""
         found = set(positions)
         queue = list(found)
@@ -474,7 +475,7 @@ def _share_a_text(lexeme: Node, other: Node) -> tuple[bool, int]:
     return not empty, work
 
 
-@memoized  # most pairs are checked again after a few lexemes have been split
+@memoize  # most pairs are checked again after a few lexemes have been split
 def _can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
     """Returns whether `other` can continue with a character of `following` after a text of
     `lexeme`, and the work spent on the decision.
@@ -486,8 +487,8 @@ def _can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, i
         rest = other.text[len(lexeme.text) :] if other.text.startswith(lexeme.text) else ""
         return bool(rest and charsets.intersection(following, charsets.singles(rest[0]))), 1
     # fewer states; a negative answer for these is conclusive
-    wide = _widened(lexeme)
-    other_wide = _widened(other)
+    wide = _relax_counts(lexeme)
+    other_wide = _relax_counts(other)
     continues, work = _pair_can_continue(wide, other_wide, following)
     if not continues or (wide, other_wide) == (lexeme, other):
         return continues, work
@@ -495,7 +496,7 @@ def _can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, i
     return continues, work + more
 
 
-def _widened(node: Node) -> Node:
+def _relax_counts(node: Node) -> Node:
     """Returns a superset of a regular node's texts with fewer states: repeated parts may repeat any
     number of times.
     """
@@ -508,8 +509,8 @@ def _widened(node: Node) -> Node:
             return Repeat(CharSet(charsets.singles("".join(set(text)))), 0, None)
         case Repeat(inner, least, most):
             counted = least > 1 or (most is not None and most > 1)
-            return Repeat(_widened(inner), min(least, 1), None if counted else most)
-    return mapped(node, _widened)
+            return Repeat(_relax_counts(inner), min(least, 1), None if counted else most)
+    return mapped(node, _relax_counts)
 
 
 def _pair_can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:

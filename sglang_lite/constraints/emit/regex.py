@@ -16,7 +16,7 @@ from sglang_lite.constraints.formal.nodes import (
     Node,
     Repeat,
 )
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import ConstraintError
 
 _MAX_DIVISOR = 7  # largest divisor whose pattern is small enough
@@ -25,7 +25,7 @@ _GROUPS = re.compile(r"[()]")  # characters are never written as brackets
 _SPECIAL = re.compile("[^a-zA-Z0-9]")
 
 
-@memoized
+@memoize
 def to_rust(node: Node) -> str:
     """Returns the pattern of a regular node in the syntax of Rust's `regex` (llguidance),
     independent of flags.
@@ -34,7 +34,7 @@ def to_rust(node: Node) -> str:
         ConstraintError: the node contains intersections, complements or references, or its groups
             are too deep.
     """
-    text = _written(node)
+    text = _spell_pattern(node)
     depth = 0
     for bracket in _GROUPS.findall(text) if text.count("(") > MAX_GROUPS else ():
         depth += 1 if bracket == "(" else -1
@@ -45,7 +45,7 @@ def to_rust(node: Node) -> str:
     return text
 
 
-def _written(node: Node) -> str:
+def _spell_pattern(node: Node) -> str:
     match node:
         case CharSet(ranges):
             return _set(ranges)
@@ -54,19 +54,21 @@ def _written(node: Node) -> str:
         case Concat(parts):
             return "".join(
                 [
-                    f"(?:{_written(part)})" if isinstance(part, Alternation) else _written(part)
+                    f"(?:{_spell_pattern(part)})"
+                    if isinstance(part, Alternation)
+                    else _spell_pattern(part)
                     for part in parts
                 ]
             )
         case Alternation(options):
-            return "|".join(map(_written, options))
+            return "|".join(map(_spell_pattern, options))
         case Repeat(inner, least, most):
-            text = _written(inner)
+            text = _spell_pattern(inner)
             if not isinstance(inner, CharSet):
                 text = f"(?:{text})"
             return text + repetition_sign(least, most)
         case Multiple(divisor) if divisor <= _MAX_DIVISOR:
-            return _written(multiples(divisor))
+            return _spell_pattern(multiples(divisor))
     raise ConstraintError(f"a regular expression can't say {type(node).__name__.lower()}.")
 
 

@@ -33,11 +33,11 @@ from sglang_lite.constraints.formal.nodes import (
     Repeat,
     Substring,
     children,
-    folded,
+    fold_node,
     literal_texts,
 )
 from sglang_lite.constraints.formal.terms import DEAD, DONE, State, Term, Terms, too_complex
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 
 MAX_TRANSITIONS = 100_000
 _MAX_IN_DEPTH = 5_000  # moves of the depth-first search, which precedes the breadth-first one
@@ -72,10 +72,12 @@ class Automaton:
         surrogates = bisect_right(self._bounds, SURROGATES[0]) - 1
         self._class_of[surrogates] = _NO_CLASS
         self.sources: list[Substring] = []
-        self._begin()
-        self.starts = [self._terms.as_written(partial(folded, node, self._state)) for node in nodes]
+        self._reset_states()
+        self.starts = [
+            self._terms.as_written(partial(fold_node, node, self._state)) for node in nodes
+        ]
 
-    def _begin(self) -> None:
+    def _reset_states(self) -> None:
         """Resets the automaton to one without states."""
         self._terms = Terms(self._masks[ANY_CHAR], *([_MAX_STACKED] if self._rules else ()))
         self._steps: dict[tuple[State, Symbol], State] = {}
@@ -86,17 +88,17 @@ class Automaton:
         self._references: dict[State, frozenset[str]] = {}
         self._nonempty: dict[State, bool] = {}
 
-    def begin_anew(self) -> None:
+    def forget_states(self) -> None:
         """Forgets all states except the starts."""
         before = copy(self)
-        self._begin()
+        self._reset_states()
         self.starts = [self.adopt(start, before) for start in before.starts]
 
     def adopt(self, state: State, source: Automaton) -> State:
         """Returns the state for the same texts as a state of the automaton that this one was copied
         from.
         """
-        return self._terms.as_written(partial(_adopted, self._terms, state, source))
+        return self._terms.as_written(partial(_copy_term, self._terms, state, source))
 
     @property
     def start(self) -> State:
@@ -224,7 +226,7 @@ class Automaton:
         """Returns the state at the start of a rule's body."""
         if name not in self._rule_states:
             self._rule_states[name] = self._terms.as_written(
-                partial(folded, self._rules[name], self._state)
+                partial(fold_node, self._rules[name], self._state)
             )
         return self._rule_states[name]
 
@@ -343,16 +345,16 @@ class Automaton:
         return DEAD
 
 
-def renewed(before: Automaton) -> Automaton:
+def copy_without_states(before: Automaton) -> Automaton:
     """Returns an automaton of the same nodes that has only the states of its starts, and can
     `adopt` others.
     """
     new = copy(before)
-    new.begin_anew()
+    new.forget_states()
     return new
 
 
-def _adopted(terms: Terms, state: State, source: Automaton) -> State:
+def _copy_term(terms: Terms, state: State, source: Automaton) -> State:
     """Copies a state's term into another table and returns its state there."""
     found = {DEAD: DEAD, DONE: DONE}
     open_states = [state]
@@ -388,7 +390,7 @@ def useful_states(machine: Automaton, state: State) -> dict[State, dict[Symbol, 
     }
 
 
-def shortest_accepted(machine: Automaton, state: State) -> list[int]:
+def shortest_path_from(machine: Automaton, state: State) -> list[int]:
     """Returns the character classes of a shortest text that a state accepts. The state must accept
     some text.
     """
@@ -480,14 +482,14 @@ def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet,
     return bounds, class_of, dict(zip(sets, masks))
 
 
-@memoized
+@memoize
 def automaton(node: Node) -> Automaton:
     """Returns the automaton of a regular node, cached."""
     return Automaton(node)
 
 
-@memoized
-def _listed(options: tuple[Node, ...]) -> frozenset[str] | None:
+@memoize
+def _option_texts(options: tuple[Node, ...]) -> frozenset[str] | None:
     texts = literal_texts(Alternation(options))
     return None if texts is None else frozenset(texts)
 
@@ -503,7 +505,7 @@ def accepts(node: Node, text: str) -> bool:
     if isinstance(node, Intersection):
         return all(accepts(part, text) for part in node.parts)
     if isinstance(node, Alternation):
-        if (texts := _listed(node.options)) is not None:
+        if (texts := _option_texts(node.options)) is not None:
             return text in texts
         if any(isinstance(option, Substring) for option in node.options):
             return any(accepts(option, text) for option in node.options)
@@ -516,7 +518,7 @@ def shortest(node: Node) -> str:
     found = automaton(node)
     return "".join(
         chr(found.class_characters(symbol).ranges[0][0])
-        for symbol in shortest_accepted(found, found.start)
+        for symbol in shortest_path_from(found, found.start)
     )
 
 
@@ -535,7 +537,7 @@ def _likely(node: Node) -> Iterator[str]:
             yield from node.beginnings
 
 
-@memoized
+@memoize
 def emptiness(node: Node) -> tuple[bool, int]:
     """Returns whether a regular language is empty, and the work spent on the decision."""
     if any(accepts(node, text) for text in _likely(node)):

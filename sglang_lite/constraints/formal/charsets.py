@@ -110,7 +110,7 @@ def unicode_category(name: str) -> Ranges:
 
 
 @lru_cache(maxsize=1)
-def _cased() -> str:
+def _cased_characters() -> str:
     """Returns the characters that have other cases. Only the first two planes are searched, because
     scripts above them have no case.
     """
@@ -123,7 +123,7 @@ def _cased() -> str:
 @lru_cache(maxsize=256)
 def ignoring_case(ranges: Ranges) -> Ranges:
     """Returns the closure of a set under case, as defined by Python's `re.IGNORECASE`."""
-    cased = _cased()
+    cased = _cased_characters()
     inside = "".join(
         [
             cased[bisect_left(cased, chr(low)) : bisect_right(cased, chr(high))]
@@ -137,7 +137,7 @@ def ignoring_case(ranges: Ranges) -> Ranges:
 def _cases(chars: str) -> Ranges:
     """Returns the cased characters that a class of these characters matches."""
     return (
-        singles("".join(re.findall(f"[{re.escape(chars)}]", _cased(), re.IGNORECASE)))
+        singles("".join(re.findall(f"[{re.escape(chars)}]", _cased_characters(), re.IGNORECASE)))
         if chars
         else ()
     )
@@ -145,7 +145,7 @@ def _cases(chars: str) -> Ranges:
 
 @lru_cache(maxsize=4096)  # more than there are cased characters
 def _cases_of_one(char: str) -> Ranges:
-    return singles("".join(re.findall(re.escape(char), _cased(), re.IGNORECASE)))
+    return singles("".join(re.findall(re.escape(char), _cased_characters(), re.IGNORECASE)))
 
 
 def singles(text: str) -> Ranges:

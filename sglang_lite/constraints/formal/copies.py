@@ -24,14 +24,14 @@ def copied(automaton: Automaton, state: State) -> list[Copied]:
             return [each for part in rest for each in copied(automaton, part)]
         case "&":
             return [
-                _continued(automaton, state, each)
+                _keep_continuable(automaton, state, each)
                 for part in rest
                 for each in copied(automaton, part)
             ]
     return []
 
 
-def _continued(automaton: Automaton, state: State, found: Copied) -> Copied:
+def _keep_continuable(automaton: Automaton, state: State, found: Copied) -> Copied:
     """Keeps the indexes from which an intersection can continue by one character."""
     source, indexes = found
     text = automaton.sources[source].text

@@ -10,7 +10,7 @@ from typing import Protocol
 from sglang_lite.constraints.formal.automaton import Automaton, useful_states
 from sglang_lite.constraints.formal.nodes import Alternation, Concat, LiteralText, Node
 from sglang_lite.constraints.formal.terms import State
-from sglang_lite.constraints.memo import memoized, size_of
+from sglang_lite.constraints.memo import memoize, size_of
 
 MAX_LISTED = 10_000  # maximum number of texts listed for a concatenation
 
@@ -48,7 +48,7 @@ class CountedTexts(Protocol):
         ...
 
 
-@memoized
+@memoize
 def counted(node: Node) -> CountedTexts:
     """Returns a counter of the texts of a regular language.
 
@@ -59,7 +59,7 @@ def counted(node: Node) -> CountedTexts:
     return _AutomatonTexts(node) if texts is None else _ListedTexts(sorted(texts))
 
 
-def has_unused(texts: CountedTexts, prefix: str, used: Collection[str]) -> bool:
+def has_text_outside(texts: CountedTexts, prefix: str, used: Collection[str]) -> bool:
     """Returns True if the language has a text with this prefix that is not in `used`."""
     count = texts.count_with_prefix(prefix)
     return count is None or count > sum(text.startswith(prefix) for text in used)

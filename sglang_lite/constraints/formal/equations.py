@@ -41,7 +41,7 @@ Point: TypeAlias = "str | frozenset[State] | None"
 P = TypeVar("P", bound=Hashable)
 
 
-def solved(rules: Mapping[str, Node]) -> dict[str, Node]:
+def solve_rules(rules: Mapping[str, Node]) -> dict[str, Node]:
     """Solves equations: returns the least solution of each rule as a node without these rules.
 
     Args:
@@ -181,10 +181,10 @@ class _Equations:
 
     def _node(self, state: State) -> Node:
         if state not in self._nodes:
-            self._nodes[state] = self._written(state)
+            self._nodes[state] = self._node_of_term(state)
         return self._nodes[state]
 
-    def _written(self, state: State) -> Node:
+    def _node_of_term(self, state: State) -> Node:
         """Converts a term to a node."""
         if state == DONE:
             return EMPTY

@@ -24,7 +24,7 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.protocol import ConstraintError
 
 
-def pruned(language: Language) -> Language:
+def prune_rules(language: Language) -> Language:
     """Removes the rules that match no text or are not reachable from the start.
 
     Raises:
@@ -111,7 +111,7 @@ class _NotRegular(Exception):  # noqa: N818 # never leaves this module
     """Raised inside `regular` if a rule is recursive or the node is too large."""
 
 
-def renamed(language: Language, prefix: str) -> Language:
+def prefix_rule_names(language: Language, prefix: str) -> Language:
     """Adds a prefix to the names of a language's rules."""
 
     def name(node: Node) -> Node:

@@ -20,10 +20,10 @@ from sglang_lite.constraints.formal.nodes import (
     Substring,
     alternation,
     concat,
-    folded,
+    fold_node,
     repeat,
 )
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 
 # characters of a shortest text, more than is ever generated; engines expand forced text
 MAX_MIN_LENGTH = 100_000
@@ -34,12 +34,12 @@ _ROUNDS = 30  # rounds in which the lengths of recursive rules may converge
 Lengths = tuple[int, int | None]
 
 
-@memoized
+@memoize
 def lengths(node: Node) -> Lengths:
     """Returns bounds for the lengths of a node's texts. The node need not have a text of every
     length between them, or any text.
     """
-    return folded(node, _lengths)
+    return fold_node(node, _lengths)
 
 
 def _lengths(node: Node, parts: list[Lengths]) -> Lengths:
@@ -72,7 +72,7 @@ def _highest(each: list[Lengths], of: Callable[[list[int]], int]) -> int | None:
     return of(highs) if len(highs) == len(each) else None
 
 
-def limited(node: Node, least: int, most: int | None) -> Node | None:
+def limit_length(node: Node, least: int, most: int | None) -> Node | None:
     """Restricts a node to texts of `least` to `most` characters. Returns None if the restriction
     needs an intersection.
     """
@@ -86,7 +86,7 @@ def limited(node: Node, least: int, most: int | None) -> Node | None:
             more = utmost if most is None else most if utmost is None else min(utmost, most)
             return repeat(inner, max(fewest, least), more)
         case Alternation(options):
-            parts = [limited(option, least, most) for option in options]
+            parts = [limit_length(option, least, most) for option in options]
             return (
                 None if None in parts else alternation(part for part in parts if part is not None)
             )
@@ -98,7 +98,9 @@ def limited(node: Node, least: int, most: int | None) -> Node | None:
                 return None
             i = fixed.index(None)
             rest = sum(length for length in fixed if length is not None)
-            part = limited(parts[i], max(0, least - rest), None if most is None else most - rest)
+            part = limit_length(
+                parts[i], max(0, least - rest), None if most is None else most - rest
+            )
             return None if part is None else concat(*parts[:i], part, *parts[i + 1 :])
     return None
 
@@ -114,20 +116,22 @@ def most_bytes(rules: Mapping[str, Node], start: str) -> int | None:
     names = list(rules)[::-1]  # mostly, rules come after the rules they use
     growing = names
     for _ in range(_ROUNDS):  # from below
-        growing = _grown(rules, names, found)
+        growing = _update_growing(rules, names, found)
         if not growing:
             break
     while growing:  # including those that would converge later
         found |= dict.fromkeys(growing, math.inf)
-        growing = _grown(rules, names, found)
+        growing = _update_growing(rules, names, found)
     return None if found[start] == math.inf else int(found[start])
 
 
-def _grown(rules: Mapping[str, Node], names: list[str], found: dict[str, float]) -> list[str]:
+def _update_growing(
+    rules: Mapping[str, Node], names: list[str], found: dict[str, float]
+) -> list[str]:
     """Updates the maximum lengths and returns the names of the rules whose maximum increased."""
     grown = []
     for name in names:
-        most = folded(rules[name], lambda node, parts: _most_bytes(node, parts, found))
+        most = fold_node(rules[name], lambda node, parts: _most_bytes(node, parts, found))
         if most > found[name]:
             found[name] = most
             grown.append(name)

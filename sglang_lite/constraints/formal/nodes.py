@@ -403,7 +403,7 @@ def children(node: Node) -> tuple[Node, ...]:
     return () if of is None else of(node)
 
 
-def folded(node: Node, result: Callable[[Node, list[_T]], _T]) -> _T:
+def fold_node(node: Node, result: Callable[[Node, list[_T]], _T]) -> _T:
     """Folds a node bottom-up: calls `result` with the node and the results for its children. A node
     with children is visited only once, even if it is part of several others.
     """
@@ -411,7 +411,7 @@ def folded(node: Node, result: Callable[[Node, list[_T]], _T]) -> _T:
 
 
 def _fold(result: Callable[[Node, list[_T]], _T], known: dict[int, _T], node: Node) -> _T:
-    """Computes `folded` recursively. A closure would be a reference cycle that keeps all of `known`
+    """Computes `fold_node` recursively. A closure would be a reference cycle that keeps all of `known`
     alive.
     """
     children_of = _CHILDREN.get(type(node))

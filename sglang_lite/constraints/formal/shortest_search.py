@@ -14,13 +14,15 @@ MAX_EXPANDED = 300  # maximum number of states that one search expands
 UNKNOWN = math.inf  # length if no text is known
 
 
-def searched(automaton: Automaton, start: State, most: int = MAX_EXPANDED) -> list[Symbol] | None:
+def search_shortest(
+    automaton: Automaton, start: State, most: int = MAX_EXPANDED
+) -> list[Symbol] | None:
     """Returns the character classes of a shortest accepted text from a state, or None if none was
     found by expanding `most` states. The search is best-first (A*).
     """
     before: dict[State, tuple[State, Symbol]] = {}
     steps: dict[State, int] = {start: 0}
-    queue: list[tuple[float, State]] = [(_bound(automaton, start), start)]
+    queue: list[tuple[float, State]] = [(_least_length(automaton, start), start)]
     expanded = set[State]()
     while queue and len(expanded) < most:
         _, state = heapq.heappop(queue)
@@ -39,22 +41,22 @@ def searched(automaton: Automaton, start: State, most: int = MAX_EXPANDED) -> li
             if after != DEAD and steps[state] + 1 < steps.get(after, UNKNOWN):
                 steps[after] = steps[state] + 1
                 before[after] = (state, symbol)
-                heapq.heappush(queue, (steps[after] + _bound(automaton, after), after))
+                heapq.heappush(queue, (steps[after] + _least_length(automaton, after), after))
     return None
 
 
-def _bound(automaton: Automaton, state: State) -> float:
+def _least_length(automaton: Automaton, state: State) -> float:
     """Returns a lower bound for the remaining length."""
     if automaton.accepting(state):
         return 0
     kind, *rest = automaton.term(state)
     match kind:
         case ".":
-            return _bound(automaton, rest[0]) + _bound(automaton, rest[1])
+            return _least_length(automaton, rest[0]) + _least_length(automaton, rest[1])
         case "|":
-            return min((_bound(automaton, each) for each in rest), default=UNKNOWN)
+            return min((_least_length(automaton, each) for each in rest), default=UNKNOWN)
         case "&":
-            return max(_bound(automaton, each) for each in rest)
+            return max(_least_length(automaton, each) for each in rest)
         case "{":
-            return _bound(automaton, rest[0]) * int(rest[1])
+            return _least_length(automaton, rest[0]) * int(rest[1])
     return 1

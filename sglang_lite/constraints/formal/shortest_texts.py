@@ -25,8 +25,8 @@ from sglang_lite.constraints.formal.nodes import (
     Substring,
     references,
 )
-from sglang_lite.constraints.formal.shortest_search import UNKNOWN, searched
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.formal.shortest_search import UNKNOWN, search_shortest
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import ConstraintError
 
 _PLAIN = [(ord(first), ord(last)) for first, last in ("az", "09", "AZ")]
@@ -57,7 +57,7 @@ class _Found(NamedTuple):
     @property
     def text(self) -> str | None:
         """The text, or None if none was found or it has more than 100,000 characters."""
-        return _written(self.parts) if self.length <= _LONGEST else None
+        return _join_text_parts(self.parts) if self.length <= _LONGEST else None
 
     def referred_to(self) -> _Found:
         return _Found(self.length, 1, 1, self.parts)
@@ -105,7 +105,7 @@ class ShortestTexts:
         done = set[str]()
         nested = list[str]()
         for name in order:
-            own = _of(rules[name], found, {})
+            own = _facts_of(rules[name], found, {})
             found[name] = own.referred_to()
             self.longest_forced = max(self.longest_forced, own.most_forced)
             if not used[name] <= done:
@@ -117,13 +117,13 @@ class ShortestTexts:
                 users[each].append(name)
         changed = nested
         while changed:
-            now = {name: _of(rules[name], found, {}).referred_to() for name in changed}
+            now = {name: _facts_of(rules[name], found, {}).referred_to() for name in changed}
             shorter = {name: new for name, new in now.items() if new.length < found[name].length}
             found |= shorter
             changed = list(dict.fromkeys(user for name in shorter for user in users[name]))
 
 
-def _of(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
+def _facts_of(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
     """Returns the facts about a node.
 
     Args:
@@ -145,7 +145,7 @@ def _of(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _F
     return found
 
 
-@memoized  # the same strings and numbers occur in many places and schemas
+@memoize  # the same strings and numbers occur in many places and schemas
 def _of_regular(node: Node) -> _Found:
     return _of_parts(node, {}, {})
 
@@ -166,25 +166,27 @@ def _of_concat(parts: list[_Found]) -> _Found:
 def _of_parts(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
     match node:
         case Concat(parts):
-            return _of_concat([_of(part, rules, known) for part in parts])
+            return _of_concat([_facts_of(part, rules, known) for part in parts])
         case CharSet(ranges):
             single = int(len(ranges) == 1 and ranges[0][0] == ranges[0][1])
-            return _Found(1, single, single, preferred(ranges)[0]) if ranges else _NOT_FOUND
+            return (
+                _Found(1, single, single, plainest_characters(ranges)[0]) if ranges else _NOT_FOUND
+            )
         case Alternation(options):
-            return _of_alternation([_of(option, rules, known) for option in options])
+            return _of_alternation([_facts_of(option, rules, known) for option in options])
         case Repeat(inner, least, _):
-            return _of_repeat(_of(inner, rules, known), least)
+            return _of_repeat(_facts_of(inner, rules, known), least)
         case Intersection(parts):
             return _of_intersection(
                 node,
                 {
-                    part: _of(part, rules, known)
+                    part: _facts_of(part, rules, known)
                     for part in parts
                     if not isinstance(part, Complement)
                 },
             )
         case Complement():
-            return _with_text(_searched(node), 0, 0)
+            return _with_text(_search_text(node), 0, 0)
     return _Found(0, 0, 0)  # of a substring
 
 
@@ -215,10 +217,10 @@ def _of_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found
         ):
             text = None
     if text is None:
-        text = _copied(node)
+        text = _try_copied_pieces(node)
     each = found.values()
     return _with_text(
-        _searched(node) if text is None else text,
+        _search_text(node) if text is None else text,
         max((one.forced for one in each), default=0),
         max((one.most_forced for one in each), default=0),
     )
@@ -228,23 +230,23 @@ def _with_text(text: str | None, forced: int, most_forced: int) -> _Found:
     return _Found(UNKNOWN if text is None else len(text), forced, most_forced, text or "")
 
 
-def _searched(node: Intersection | Complement) -> str | None:
+def _search_text(node: Intersection | Complement) -> str | None:
     """Searches for the shortest text of an intersection or complement. Returns None if none is
     found within the work limit.
     """
     try:
         at = automaton(node)
-        path = searched(at, at.start)
+        path = search_shortest(at, at.start)
     except ConstraintError:  # too many states
         return None
     return (
         None
         if path is None
-        else "".join(preferred(at.class_characters(symbol).ranges)[0] for symbol in path)
+        else "".join(plainest_characters(at.class_characters(symbol).ranges)[0] for symbol in path)
     )
 
 
-def _copied(node: Intersection) -> str | None:
+def _try_copied_pieces(node: Intersection) -> str | None:
     """Finds a shortest text of an intersection that copies at most one piece of a source, or
     returns None. A search would go through the whole source.
     """
@@ -264,7 +266,7 @@ def _is_in(node: Node, text: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def preferred(ranges: Ranges) -> str:
+def plainest_characters(ranges: Ranges) -> str:
     """Returns some characters of a set, plain ones if it has any."""
     plain = (
         code
@@ -275,7 +277,7 @@ def preferred(ranges: Ranges) -> str:
     return "".join(map(chr, islice(plain, _SOME))) or chr(ranges[0][0])
 
 
-def _written(parts: _Parts) -> str:
+def _join_text_parts(parts: _Parts) -> str:
     found: list[str] = []
     stack = [parts]
     while stack:

@@ -14,11 +14,11 @@ from sglang_lite.constraints.json_schema.document import pointer_token
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, any_of
 from sglang_lite.constraints.json_schema.normal_form import document_of
 from sglang_lite.constraints.json_schema.numbers import is_finite, to_fraction
-from sglang_lite.constraints.json_schema.quotes import KEYWORD, QuoteLocation, located
+from sglang_lite.constraints.json_schema.quotes import KEYWORD, QuoteLocation, locate_quote
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, ValueSet
 from sglang_lite.constraints.json_schema.wellformed import refuse_non_finite
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import ConstraintError, JsonSchema
 from sglang_lite.protocol.anything import Json
 
@@ -66,7 +66,7 @@ class AllowedValues:
         """Returns the location of a string in the documents that it must quote, or None if it need
         not be a quote.
         """
-        return located(self._values.strings, text)
+        return locate_quote(self._values.strings, text)
 
     @property
     def arrays(self) -> bool:
@@ -79,7 +79,7 @@ class AllowedValues:
     @property
     def choices(self) -> bool:
         """True if the strings are a finite list."""
-        return _listed(self._values.strings) is not None
+        return _as_list(self._values.strings) is not None
 
     @property
     def repeats(self) -> int | None:
@@ -95,7 +95,7 @@ class AllowedValues:
         or null; else None. A range of numbers does not count as a list.
         """
         values = self._values
-        strings = _listed(self._values.strings)
+        strings = _as_list(self._values.strings)
         single = [
             each.low for each in values.numbers if each.low is not None and each.low == each.high
         ]
@@ -128,7 +128,7 @@ class AllowedValues:
         """
         try:
             value = json.loads(text, parse_constant=refuse_non_finite)
-            if not (unquoted and self.strings) or self._has(value):
+            if not (unquoted and self.strings) or self._allows_value(value):
                 return text.strip()
         except (ValueError, RecursionError):
             pass
@@ -137,7 +137,7 @@ class AllowedValues:
             text = text.strip()
         return json.dumps(text, ensure_ascii=False)
 
-    def _has(self, value: Any) -> bool:
+    def _allows_value(self, value: Any) -> bool:
         """Returns True if a value other than a string is allowed, judged by its type and, for
         scalars, its value. Returns False for strings, because JSON strings would be in quotes.
         """
@@ -188,7 +188,7 @@ def quotes_of(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
     return found
 
 
-@memoized
+@memoize
 def may_have_lists(schema: JsonSchema) -> bool:
     """Returns True if a value that is valid under a schema may be, or contain, an array with items."""
     start = AllowedValues.of(schema)
@@ -203,11 +203,11 @@ def may_have_lists(schema: JsonSchema) -> bool:
     return False
 
 
-def _listed(strings: Node) -> tuple[str, ...] | None:
+def _as_list(strings: Node) -> tuple[str, ...] | None:
     """Returns the texts of a language that is written as a list, or as a union of lists, else None."""
     if not isinstance(strings, Alternation):
         return literal_texts(strings)
-    lists = [_listed(option) for option in strings.options]
+    lists = [_as_list(option) for option in strings.options]
     return (
         None
         if None in lists
@@ -215,7 +215,7 @@ def _listed(strings: Node) -> tuple[str, ...] | None:
     )
 
 
-@memoized
+@memoize
 def _values(schema: JsonSchema, formula: Formula) -> ValueSet:
     try:
         return SchemaReader(document_of(schema), assert_format=schema.format == "assert").values(

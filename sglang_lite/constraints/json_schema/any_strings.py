@@ -42,7 +42,7 @@ def with_any_strings(language: Language) -> Language | None:
     words, or if a text need not have a quote in the same place.
     """
     try:
-        rules = {name: _widened(body) for name, body in language.rules.items()}
+        rules = {name: _widen_quotes(body) for name, body in language.rules.items()}
         quoting = {name for name, body in rules.items() if body is not language.rules[name]}
         while more := {
             name
@@ -51,7 +51,7 @@ def with_any_strings(language: Language) -> Language | None:
         }:
             quoting |= more
         apart = all(
-            _are_apart(each, language.rules)
+            _differ_before_quotes(each, language.rules)
             for name in quoting
             for each in _choices(rules[name], quoting)
         )
@@ -64,7 +64,7 @@ class _NarrowedError(Exception):
     """Raised if a quote has other requirements."""
 
 
-def _widened(node: Node) -> Node:
+def _widen_quotes(node: Node) -> Node:
     match node:
         case Intersection((Concat((before, inner, after)), outside)) if outside == _no_quotes(
             before, after
@@ -74,7 +74,7 @@ def _widened(node: Node) -> Node:
         case Substring():
             raise _NarrowedError
     below = children(node)
-    found = [_widened(each) for each in below]
+    found = [_widen_quotes(each) for each in below]
     if all(new is old for new, old in zip(found, below)):
         return node
     if isinstance(node, Intersection | Complement):
@@ -109,7 +109,7 @@ def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
         stack += [child for child in children(node) if child.refers]
 
 
-def _are_apart(options: tuple[Node, ...], rules: Mapping[str, Node]) -> bool:
+def _differ_before_quotes(options: tuple[Node, ...], rules: Mapping[str, Node]) -> bool:
     """Returns True if a text shows which of some alternatives it belongs to before it has a quote."""
     automaton = Automaton(*options, rules=rules)
     pairs = list(combinations(automaton.starts, 2))

@@ -105,7 +105,7 @@ def _one_of(
         for each in _branches(context, schema, location, keyword, track_evaluated)
     ]
     if (
-        context.pointer_unless_ignored(location, keyword) is None
+        context.pointer_if_enforced(location, keyword) is None
     ):  # ignored: at least one branch must fit, and others may
         return context.algebra.unite(branches)
     plain = _branches(context, schema, location, keyword, False)

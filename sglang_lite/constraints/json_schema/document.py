@@ -212,11 +212,11 @@ class Document:
         fragment = unquote(fragment)
         found: str | None
         if keyword == "$recursiveRef":
-            found = self._outermost(location, resource, _RECURSIVE, resource)
+            found = self._outermost_anchor(location, resource, _RECURSIVE, resource)
         elif fragment and not fragment.startswith("/"):
             found = self._anchors.get((resource, fragment))
             if keyword == "$dynamicRef":
-                found = self._outermost(location, resource, fragment, found)
+                found = self._outermost_anchor(location, resource, fragment, found)
         else:
             found = resource + fragment
             try:
@@ -227,9 +227,9 @@ class Document:
             raise ConstraintError(
                 f"json_schema: the reference {reference!r} leads to nothing.", pointer=where
             )
-        return self._entered(SchemaLocation(found, location.scope))
+        return self._enter_resource(SchemaLocation(found, location.scope))
 
-    def _outermost(
+    def _outermost_anchor(
         self, location: SchemaLocation, resource: str, name: str, found: str | None
     ) -> str | None:
         """Returns the pointer of the dynamic anchor in the outermost resource of the scope that has
@@ -243,17 +243,19 @@ class Document:
 
     def child(self, location: SchemaLocation, *steps: str | int) -> SchemaLocation:
         """Returns the location of a schema below another."""
-        return self._entered(location.child(*steps))
+        return self._enter_resource(location.child(*steps))
 
     def below(self, location: SchemaLocation, pointer: str) -> SchemaLocation:
         """Returns the location of a pointer below another location, with the scope entered along
         the path.
         """
         for step in pointer.removeprefix(location.pointer).split("/")[1:] if location.scope else ():
-            location = self._entered(SchemaLocation(f"{location.pointer}/{step}", location.scope))
+            location = self._enter_resource(
+                SchemaLocation(f"{location.pointer}/{step}", location.scope)
+            )
         return SchemaLocation(pointer, location.scope)
 
-    def _entered(self, location: SchemaLocation) -> SchemaLocation:
+    def _enter_resource(self, location: SchemaLocation) -> SchemaLocation:
         resource = self._base(location.pointer)[1]
         names = [name for each, name in self._dynamic if each == resource]
         if not location.scope or all(
@@ -276,7 +278,7 @@ class Document:
         while stack:
             schema, pointer, base, resource = stack.pop()
             if isinstance(schema, dict):
-                base, resource = self._named(schema, pointer, base, resource)
+                base, resource = self._base_and_resource(schema, pointer, base, resource)
                 for keyword in ("$anchor", "$dynamicAnchor"):
                     if isinstance(schema.get(keyword), str):
                         self._anchors[resource, schema[keyword]] = pointer
@@ -290,7 +292,7 @@ class Document:
             self._bases[pointer] = (base, resource)
             self._schemas[pointer] = schema
 
-    def _named(
+    def _base_and_resource(
         self, schema: dict[str, Any], pointer: str, base: str, resource: str
     ) -> tuple[str, str]:
         """Returns the base URI and resource of a schema, which may start a new resource."""

@@ -63,7 +63,7 @@ class _Reader:
     def _fail(self) -> NoReturn:
         raise _NoPattern
 
-    def _take(self, sign: str) -> bool:
+    def _skip_sign(self, sign: str) -> bool:
         found = self._text.startswith(sign, self._at)
         self._at += len(sign) * found
         return found
@@ -73,7 +73,7 @@ class _Reader:
         self._at = found.end() if found else self._at
         return found
 
-    def _next(self) -> str:
+    def _next_character(self) -> str:
         """Reads the next character."""
         if self._at == len(self._text):
             self._fail()
@@ -85,14 +85,14 @@ class _Reader:
         if self._depth > MAX_NESTING:
             self._fail()
         while self._at < len(self._text) and self._text[self._at] != ")":
-            if not self._take("|"):
+            if not self._skip_sign("|"):
                 self._term()
         self._depth -= 1
 
     def _term(self) -> None:
-        if any(self._take(sign) for sign in ("^", "$", "\\b", "\\B")):
+        if any(self._skip_sign(sign) for sign in ("^", "$", "\\b", "\\B")):
             return
-        if any(self._take(sign) for sign in ("(?=", "(?!", "(?<=", "(?<!")):
+        if any(self._skip_sign(sign) for sign in ("(?=", "(?!", "(?<=", "(?<!")):
             self._inside()
             return
         self._atom()
@@ -103,22 +103,22 @@ class _Reader:
     def _inside(self) -> None:
         """Reads a group after its opening bracket."""
         self._disjunction()
-        if not self._take(")"):
+        if not self._skip_sign(")"):
             self._fail()
 
     def _atom(self) -> None:
-        if self._take("(?:"):
+        if self._skip_sign("(?:"):
             self._inside()
-        elif self._take("("):
+        elif self._skip_sign("("):
             self._groups += 1
-            if self._take("?"):
+            if self._skip_sign("?"):
                 self._names.add(self._name())
             self._inside()
-        elif self._take("["):
+        elif self._skip_sign("["):
             self._class()
-        elif self._take("\\"):
+        elif self._skip_sign("\\"):
             self._escape()
-        elif (char := self._next()) in _SYNTAX and char != ".":
+        elif (char := self._next_character()) in _SYNTAX and char != ".":
             self._fail()
 
     def _name(self) -> str:
@@ -129,7 +129,7 @@ class _Reader:
         """Reads an escape outside character classes, after its backslash."""
         if found := self._match(_BACK_REFERENCE):
             self._referenced.append(int(found[1]))
-        elif self._take("k"):
+        elif self._skip_sign("k"):
             self._referenced.append(self._name())
         else:
             self._character("/")
@@ -145,7 +145,7 @@ class _Reader:
             return code if code <= 0x10FFFF else self._fail()
         if found := self._match(_CONTROL):
             return ord(found[1]) % 32
-        char = self._next()
+        char = self._next_character()
         if char == "0":
             return 0 if not self._text[self._at : self._at + 1].isdigit() else self._fail()
         if char in "dDsSwW":
@@ -159,8 +159,8 @@ class _Reader:
         )
 
     def _class(self) -> None:
-        self._take("^")
-        while not self._take("]"):
+        self._skip_sign("^")
+        while not self._skip_sign("]"):
             low = self._member()
             if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
                 self._at += 1
@@ -172,10 +172,10 @@ class _Reader:
         """Reads a member of a character class. Returns its code point, or None if it is a class
         itself.
         """
-        char = self._next()
+        char = self._next_character()
         if char != "\\":
             return ord(char)
-        return 8 if self._take("b") else self._character("/-")
+        return 8 if self._skip_sign("b") else self._character("/-")
 
 
 @cache

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from sglang_lite.constraints.formal.grammars import contradiction, pruned, regular
+from sglang_lite.constraints.formal.grammars import contradiction, prune_rules, regular
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
     NOTHING,
@@ -34,7 +34,7 @@ from sglang_lite.constraints.json_schema.values import ANY_VALUE, ArrayShape, Ob
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
 from sglang_lite.constraints.json_schema.write_scalars import scalar_texts
-from sglang_lite.constraints.json_schema.write_strings import quoted
+from sglang_lite.constraints.json_schema.write_strings import quote_strings
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import Json
 
@@ -133,14 +133,14 @@ class GrammarWriter:
                 )
         language = Language(start.name, rules, frozenset(sealed))
         try:
-            return pruned(language)
+            return prune_rules(language)
         except ConstraintError as error:
             self.contradicts = True
-            location = self._location(contradiction(language))
+            location = self._location_of_last(contradiction(language))
             hint = _contradiction_hint(self.reader.document.schema(location))
             raise ConstraintError(error.message, pointer=location.pointer, hint=hint) from None
 
-    def _location(self, names: Iterable[str]) -> SchemaLocation:
+    def _location_of_last(self, names: Iterable[str]) -> SchemaLocation:
         """Returns the location of the schema that the last of some rules belongs to."""
         formulas = {name: key for (_, key), name in self._rules.names.items()}
         locations = [
@@ -199,7 +199,7 @@ class GrammarWriter:
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
         before = self._before_first if first else self.comma
-        return concat(quoted(names, before, self._style.colon), self.value(formula))
+        return concat(quote_strings(names, before, self._style.colon), self.value(formula))
 
     def end(self, *, empty: bool) -> Node:
         if self._style.gap == EMPTY:

@@ -29,7 +29,7 @@ class PlacedValue:
     parts: Mapping[str | int, PlacedValue] | None = field(default=None)
 
 
-def placed(text: str) -> PlacedValue:
+def locate_values(text: str) -> PlacedValue:
     """Parses a JSON text and returns the value with the places of all values inside.
 
     Raises:
@@ -37,29 +37,29 @@ def placed(text: str) -> PlacedValue:
         RecursionError: the value is nested too deeply.
     """
     json.loads(text)  # validates the text, so the places can be read without checks
-    return _placed(text, _skip(text, 0))
+    return _locate_value(text, _skip_blanks(text, 0))
 
 
-def _skip(text: str, at: int) -> int:
+def _skip_blanks(text: str, at: int) -> int:
     """Returns the index of the first non-blank character from `at` on."""
     found = _BLANKS.match(text, at)
     assert found is not None
     return found.end()
 
 
-def _placed(text: str, start: int) -> PlacedValue:
+def _locate_value(text: str, start: int) -> PlacedValue:
     if text[start] not in "[{":
         value, end = _DECODER.raw_decode(text, start)
         return PlacedValue(value, start, end)
     parts: dict[str | int, PlacedValue] = {}
-    at = _skip(text, start + 1)
+    at = _skip_blanks(text, start + 1)
     while text[at] not in "]}":
         name: str | int = len(parts)
         if text[start] == "{":
             name, at = _DECODER.raw_decode(text, at)
-            at = _skip(text, _skip(text, at) + 1)  # after the colon
-        parts[name] = part = _placed(text, at)
-        at = _skip(text, part.end)
+            at = _skip_blanks(text, _skip_blanks(text, at) + 1)  # after the colon
+        parts[name] = part = _locate_value(text, at)
+        at = _skip_blanks(text, part.end)
         if text[at] == ",":
-            at = _skip(text, at + 1)
+            at = _skip_blanks(text, at + 1)
     return PlacedValue(None, start, at + 1, parts)

@@ -80,7 +80,7 @@ class Context(Protocol):
 
     def values(self, formula: Formula, track_evaluated: bool = False) -> ValueSet: ...
     def below(self, location: SchemaLocation, *steps: str | int) -> Formula: ...
-    def pointer_unless_ignored(self, location: SchemaLocation, keyword: str) -> str | None: ...
+    def pointer_if_enforced(self, location: SchemaLocation, keyword: str) -> str | None: ...
 
 
 @contextmanager
@@ -304,7 +304,7 @@ def _object(
         else ANY_TEXT
         if "additionalProperties" in schema
         else alternation(evaluated_names),
-        count_pointer=context.pointer_unless_ignored(location, counting),
+        count_pointer=context.pointer_if_enforced(location, counting),
     )
     return replace(ANY_VALUE, objects=(shape,), inexact=inexact)
 

@@ -24,7 +24,7 @@ from sglang_lite.constraints.json_schema.values import (
     ValueSet,
     both_strings,
 )
-from sglang_lite.constraints.json_schema.write_strings import quoted
+from sglang_lite.constraints.json_schema.write_strings import quote_strings
 from sglang_lite.protocol import ConstraintError
 
 MAX_POSITIONS = 5_000
@@ -77,7 +77,7 @@ class DistinctNames:
 
 
 # any names, without a limit on their number
-UNIQUE_NAMES_ONLY = DistinctNames(quoted(ANY_TEXT), frozenset(), 0)
+UNIQUE_NAMES_ONLY = DistinctNames(quote_strings(ANY_TEXT), frozenset(), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class MaskedShapes:
                 positions.
         """
         ruled = self.items or self.names or self.scarce_names
-        return _pruned(_Positions(reader, self, scalars).all(start)) if ruled else ()
+        return _prune_positions(_Positions(reader, self, scalars).all(start)) if ruled else ()
 
 
 class _Positions:
@@ -353,7 +353,7 @@ def name_rule_of(shape: ObjectShape) -> DistinctNames:
         names for names, _ in shape.free_others()
     ]
     required = frozenset(member.name for member in members if member.required)
-    return DistinctNames(alternation(map(quoted, names)), required, shape.least)
+    return DistinctNames(alternation(map(quote_strings, names)), required, shape.least)
 
 
 def _parts(shape: object) -> tuple[object, tuple[Formula, ...]]:
@@ -392,7 +392,7 @@ def _member(shape: ObjectShape, name: str) -> Member:
     ) or shape.unlisted(name)
 
 
-def _pruned(positions: list[RulePosition]) -> tuple[RulePosition, ...]:
+def _prune_positions(positions: list[RulePosition]) -> tuple[RulePosition, ...]:
     """Replaces references to positions with None if no rule applies at or below them."""
     above: list[list[int]] = [[] for _ in positions]
     for i, position in enumerate(positions):

@@ -64,7 +64,7 @@ def multiples(step: Fraction, most: int | None) -> Node:
     bounded = 0
     if most is not None and not endless:
         length = most + decimals
-        bounded = most if length * _size_of_bounded(unit, length) <= MAX_BOUNDED else 0
+        bounded = most if length * _size_of_bounded_digits(unit, length) <= MAX_BOUNDED else 0
     if not endless and not bounded:
         raise ConstraintError(
             f"multiples of {float(step):g} can't be enforced: their automaton would be too large.",
@@ -76,7 +76,8 @@ def multiples(step: Fraction, most: int | None) -> Node:
         number = unit // math.gcd(unit, 10 ** (decimals - digits))
         if bounded:
             return alternation(
-                _bounded(number, 0, before + digits, digits) for before in range(1, bounded + 1)
+                _bounded_digits(number, 0, before + digits, digits)
+                for before in range(1, bounded + 1)
             )
         return _endings(number // rest, 0, digits)
 
@@ -144,17 +145,19 @@ def _endings(number: int, remainder: int, after: int) -> Node:
 # ------------------------------------------------------------------------------------- a few digits
 
 
-def _size_of_bounded(number: int, length: int) -> int:
+def _size_of_bounded_digits(number: int, length: int) -> int:
     """Returns an upper bound for the number of digits in the expression of `_bounded_digits`."""
     if length == 1:
         return 1 + 10 // number
     half = length // 2
     count: int = min(number, 10**half)
-    return count * (_size_of_bounded(number, half) + _size_of_bounded(number, length - half))
+    return count * (
+        _size_of_bounded_digits(number, half) + _size_of_bounded_digits(number, length - half)
+    )
 
 
 @cache
-def _bounded(number: int, remainder: int, length: int, after: int) -> Node:
+def _bounded_digits(number: int, remainder: int, length: int, after: int) -> Node:
     """Returns exactly `length` digits with a given remainder, `after` of them after the point.
     Builds them from two halves.
     """
@@ -171,9 +174,9 @@ def _bounded(number: int, remainder: int, length: int, after: int) -> Node:
         point = _POINT if after == right else EMPTY
         options.append(
             concat(
-                _bounded(number, first, left, max(0, after - right)),
+                _bounded_digits(number, first, left, max(0, after - right)),
                 point,
-                _bounded(number, last, right, after if after < right else 0),
+                _bounded_digits(number, last, right, after if after < right else 0),
             )
         )
     return alternation(options)

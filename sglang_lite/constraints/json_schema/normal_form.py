@@ -16,7 +16,7 @@ from sglang_lite.constraints.json_schema.values import FEW, MAX_WORK, SOME
 from sglang_lite.constraints.json_schema.wellformed import check_text
 from sglang_lite.constraints.json_schema.write_tagged import TaggedWriter
 from sglang_lite.constraints.limits import within_limits
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import ConstraintError, JsonSchema, Tags
 
 MAX_CHECKED = 100  # maximum number of keywords that best effort may leave to the final check
@@ -54,7 +54,7 @@ def document_of(constraint: JsonSchema) -> Document:
         return document_in(constraint.schema)
 
 
-@memoized
+@memoize
 def document_in(text: str) -> Document:
     """Returns the document of a schema's JSON text, which must have been checked."""
     return Document(json.loads(text))
@@ -82,7 +82,7 @@ def normalise_inside(constraint: JsonSchema) -> NormalForm:
     return _normal_form(constraint, False)
 
 
-@memoized
+@memoize
 def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
     document = document_of(constraint)
     style = style_of(constraint)
@@ -108,7 +108,7 @@ def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
             unenforced.add(error, reader.algebra.work, contradicts=writer.contradicts)
 
 
-@memoized
+@memoize
 def tagged(schema: JsonSchema, tags: Tags) -> Language:
     """Returns the language of a TaggedObject.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import ConstraintError, JsonSchema
 from sglang_lite.protocol.anything import Json
 
@@ -49,7 +49,7 @@ prose = Prose()
 and `shortened` names it. Other strings are left out then, as half a name or address would be another one."""
 
 
-@memoized
+@memoize
 def _document(schema: JsonSchema) -> Any:
     return json.loads(schema.schema) if PROSE in schema.schema else None
 

@@ -33,7 +33,7 @@ from sglang_lite.constraints.formal.nodes import (
     optional,
     repeat,
 )
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.parameter import check_known
@@ -249,7 +249,7 @@ def without_documents(schema: Json) -> Json:
     return found
 
 
-def located(strings: Node, text: str) -> QuoteLocation | None:
+def locate_quote(strings: Node, text: str) -> QuoteLocation | None:
     """Returns the first location of a quote, or None if the text is not a quote.
 
     Args:
@@ -258,19 +258,19 @@ def located(strings: Node, text: str) -> QuoteLocation | None:
     """
     match strings:
         case Substring():
-            return _located((strings,), text)
+            return _locate_in_sources((strings,), text)
         case Alternation(options) if all(isinstance(option, Substring) for option in options):
-            return _located(options, text)
+            return _locate_in_sources(options, text)
         case Alternation(options):
-            found = (located(option, text) for option in options if accepts(option, text))
+            found = (locate_quote(option, text) for option in options if accepts(option, text))
         case Intersection(parts):
-            found = (located(part, text) for part in parts)
+            found = (locate_quote(part, text) for part in parts)
         case _:
             return None
     return next((each for each in found if each is not None), None)
 
 
-def _located(sources: Iterable[Any], text: str) -> QuoteLocation | None:
+def _locate_in_sources(sources: Iterable[Any], text: str) -> QuoteLocation | None:
     """Returns the first location of a text in some Substrings."""
     starts = ((number, source.find(text)) for number, source in enumerate(sources))
     return next(
@@ -292,7 +292,7 @@ def _source(value: Any, at: Callable[[str], Json]) -> str:
     return found
 
 
-@memoized
+@memoize
 def _quote(sources: tuple[str, ...], by: Any, min_words: Any) -> Quote:
     return Quote(sources, by, min_words)
 

@@ -135,7 +135,7 @@ class SchemaReader:
         schema = self.document.at(child.pointer)
         return schema if isinstance(schema, bool) else True if schema == {} else ValidAt(child)
 
-    def pointer_unless_ignored(self, location: SchemaLocation, keyword: str) -> str | None:
+    def pointer_if_enforced(self, location: SchemaLocation, keyword: str) -> str | None:
         pointer = location.child(keyword).pointer
         return None if pointer in self._ignored else pointer
 
@@ -199,13 +199,13 @@ class SchemaReader:
                     values = self.algebra.intersect(values, read(self, schema, location, inner))
         if ignored:
             values = replace(
-                self._with_evaluated(values, all_=True) if inner else values, inexact=True
+                self._mark_evaluated(values, all_=True) if inner else values, inexact=True
             )
         if inner:
-            values = self._unevaluated(values, schema, location)
-        return values if track_evaluated or not inner else self._with_evaluated(values, all_=False)
+            values = self._restrict_unevaluated(values, schema, location)
+        return values if track_evaluated or not inner else self._mark_evaluated(values, all_=False)
 
-    def _with_evaluated(self, values: ValueSet, *, all_: bool) -> ValueSet:
+    def _mark_evaluated(self, values: ValueSet, *, all_: bool) -> ValueSet:
         """Returns a set in which everything is marked as evaluated if `all_`, else nothing."""
         arrays = (replace(a, evaluated=(None, ()) if all_ else (0, ())) for a in values.arrays)
         objects = (replace(o, evaluated=ANY_TEXT if all_ else NOTHING) for o in values.objects)
@@ -213,7 +213,7 @@ class SchemaReader:
             values, arrays=tuple(dict.fromkeys(arrays)), objects=tuple(dict.fromkeys(objects))
         )
 
-    def _unevaluated(
+    def _restrict_unevaluated(
         self, values: ValueSet, schema: dict[str, Any], location: SchemaLocation
     ) -> ValueSet:
         if "unevaluatedProperties" in schema:

@@ -17,7 +17,7 @@ Requirement: TypeAlias = tuple[Node, Formula]
 Met: TypeAlias = frozenset[int]  # indexes of the requirements that are met
 
 
-def unimplied(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]:
+def drop_implied(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]:
     """Drops the requirements that are implied by another requirement."""
     remaining = list(requirements)
     for requirement in requirements:

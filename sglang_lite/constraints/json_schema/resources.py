@@ -13,7 +13,7 @@ from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import Json
 
 
-def embedded(schema: object, resources: Mapping[str, Json]) -> object:
+def embed_resources(schema: object, resources: Mapping[str, Json]) -> object:
     """Returns a schema with external schemas embedded in its definitions, each under its URI.
 
     Args:
@@ -51,11 +51,11 @@ def embedded(schema: object, resources: Mapping[str, Json]) -> object:
                 f"json_schema: resources: {uri} is of another draft than the schema.",
                 pointer=f"{pointer}/$schema",
             )
-        definitions[uri] = _named(resource, uri, name)
+        definitions[uri] = _identify_by_uri(resource, uri, name)
     return {**schema, keyword: definitions}
 
 
-def _named(resource: Any, uri: str, name: str) -> Any:
+def _identify_by_uri(resource: Any, uri: str, name: str) -> Any:
     """Returns the schema identified by a URI, regardless of its own identifier."""
     uri = uri.partition("#")[0]
     if isinstance(resource, dict) and name not in resource and "$ref" not in resource:

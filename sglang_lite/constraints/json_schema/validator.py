@@ -16,7 +16,7 @@ from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.json_schema import formats, quotes
 from sglang_lite.constraints.json_schema.document import REFERENCES, Document, SchemaLocation
 from sglang_lite.constraints.json_schema.numbers import to_fraction
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.constraints.syntax.regex import parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, JsonSchema
 from sglang_lite.protocol.anything import Foreign
@@ -40,7 +40,7 @@ def violations(constraint: JsonSchema, value: object) -> Iterator[Foreign]:
     )
 
 
-@memoized
+@memoize
 def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
     from jsonschema import Draft201909Validator, Draft202012Validator, validators
     from referencing.jsonschema import EMPTY_REGISTRY
@@ -138,7 +138,7 @@ class _ReferencePath:
         return found if isinstance(found, dict) else {}
 
 
-def _followed(validator: Any, schema: Any, keyword: str) -> tuple[Any, Any]:
+def _follow_reference(validator: Any, schema: Any, keyword: str) -> tuple[Any, Any]:
     """Returns a validator for the target of a schema's reference, and the schema there."""
     path: _ReferencePath = validator.format_checker
     path.state.remaining -= 1
@@ -172,7 +172,7 @@ def _reference(
         return
     path.state.results[key] = None
     valid = True
-    there, target = _followed(validator, schema, keyword)
+    there, target = _follow_reference(validator, schema, keyword)
     try:
         for violation in there.descend(value, target):
             valid = False
@@ -194,7 +194,7 @@ def _violation(message: str) -> Any:
 # ------------------------------------------------------------------------------ strings and numbers
 
 
-@memoized
+@memoize
 def _finder(pattern: str) -> Callable[[str], object]:
     """Returns a function that searches a text for a pattern. A pattern outside the dialect is left
     to Python's `re`.
@@ -279,20 +279,20 @@ def _items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]
 
 def _unevaluated_properties(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
     if isinstance(value, dict):
-        evaluated = _evaluated(validator, value, schema, but="unevaluatedProperties")
+        evaluated = _evaluated_by(validator, value, schema, but="unevaluatedProperties")
         for name in value.keys() - evaluated:
             yield from _further_member(validator, below, name, value[name], "unevaluated")
 
 
 def _unevaluated_items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
     if isinstance(value, list):
-        evaluated = _evaluated(validator, value, schema, but="unevaluatedItems")
+        evaluated = _evaluated_by(validator, value, schema, but="unevaluatedItems")
         for i, each in enumerate(value):
             if i not in evaluated:
                 yield from validator.descend(each, below, path=i)
 
 
-def _evaluated(validator: Any, value: Any, schema: Any, but: str = "") -> set[str | int]:
+def _evaluated_by(validator: Any, value: Any, schema: Any, but: str = "") -> set[str | int]:
     """Returns the names of members, or indexes of items, that a valid schema evaluates, directly or
     through applied schemas.
 
@@ -312,8 +312,8 @@ def _evaluated(validator: Any, value: Any, schema: Any, but: str = "") -> set[st
         else _indexes(validator, keywords, value)
     )
     for keyword in keywords.keys() & set(REFERENCES):
-        there, target = _followed(validator, schema, keyword)
-        found |= _evaluated(there, value, target)
+        there, target = _follow_reference(validator, schema, keyword)
+        found |= _evaluated_by(there, value, target)
     applied = [
         each for keyword in ("allOf", "anyOf", "oneOf") for each in keywords.get(keyword, ())
     ]
@@ -328,7 +328,7 @@ def _evaluated(validator: Any, value: Any, schema: Any, but: str = "") -> set[st
         ]
     for each in applied:
         if isinstance(each, dict) and _is_valid(validator, value, each):
-            found |= _evaluated(validator, value, each)
+            found |= _evaluated_by(validator, value, each)
     return found
 
 

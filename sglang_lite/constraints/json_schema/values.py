@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from sglang_lite.constraints.formal.automaton import accepts, emptiness
-from sglang_lite.constraints.formal.lengths import limited
+from sglang_lite.constraints.formal.lengths import limit_length
 from sglang_lite.constraints.formal.nodes import (
     ANY_CHAR,
     ANY_TEXT,
@@ -482,7 +482,9 @@ class Algebra:
         if not a.choices and not b.choices:
             return shape
         return self._with_choices(
-            shape, (*a.choices, *b.choices), {*_untouched(a, b), *_untouched(b, a)}
+            shape,
+            (*a.choices, *b.choices),
+            {*_unaffected_choices(a, b), *_unaffected_choices(b, a)},
         )
 
     def _may_meet(self, shape: ObjectShape, requirement: tuple[Node, Formula]) -> bool:
@@ -535,7 +537,7 @@ class Algebra:
         )
 
 
-def _untouched(shape: ObjectShape, other: ObjectShape) -> list[_Choice]:
+def _unaffected_choices(shape: ObjectShape, other: ObjectShape) -> list[_Choice]:
     """Returns the choices of a shape about names that another shape does not restrict."""
     if not replace(other, choices=()).only_names_members:
         return []
@@ -582,7 +584,7 @@ def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
             return common, sum(map(len, texts))
     for limits, other in ((a, b), (b, a)):
         if isinstance(limits, Repeat) and limits.node == ANY_CHAR:
-            shorter = limited(other, limits.least, limits.most)
+            shorter = limit_length(other, limits.least, limits.most)
             if shorter is not None:
                 return _unless_empty(shorter)
     return _unless_empty(intersection(a, b))

@@ -23,7 +23,7 @@ from sglang_lite.constraints.json_schema.document import (
     subschemas,
 )
 from sglang_lite.constraints.json_schema.numbers import is_finite
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.memo import memoize
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import Json
 
@@ -45,7 +45,7 @@ _WRAPPING = ["json_schema", "function"]
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
-@memoized
+@memoize
 def check_text(text: str) -> None:
     """Checks the JSON text of a schema.
 
@@ -102,7 +102,7 @@ def check(schema: object) -> None:
             pointer="/$schema",
             hint="Rewrite the schema for draft 4 or a later one.",
         )
-    _refuse_wrapped(schema)
+    _refuse_request_field(schema)
     # Remaining subschemas of each level, as lazy iterators: lists of 100,000 would trigger garbage
     # collections, which traverse all of the caller's objects and block its threads.
     levels: list[Iterator[tuple[str, object]]] = [iter((("", schema),))]
@@ -155,7 +155,7 @@ def check(schema: object) -> None:
             references.append(pointer)
 
 
-def _refuse_wrapped(schema: object) -> None:
+def _refuse_request_field(schema: object) -> None:
     """Raises ConstraintError if a schema is wrapped in an API's request field. Read as a schema,
     that would allow any value.
     """

@@ -31,7 +31,7 @@ from sglang_lite.constraints.json_schema.mask_rules import (
     DistinctNames,
     name_rule_of,
 )
-from sglang_lite.constraints.json_schema.requirements import Met, meeting, subsets, unimplied
+from sglang_lite.constraints.json_schema.requirements import Met, drop_implied, meeting, subsets
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
 from sglang_lite.protocol import ConstraintError
 
@@ -123,7 +123,7 @@ class AnyOrder:
         self._members = [member for member in shape.members if member.formula is not False]
         self._required = frozenset(i for i, member in enumerate(self._members) if member.required)
         self._others = shape.free_others()
-        self._requirements = unimplied(shape.requirements)
+        self._requirements = drop_implied(shape.requirements)
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
         self._least = shape.least  # minimum that the grammar itself counts
         self._remembered: _Written = frozenset()
@@ -159,7 +159,7 @@ class AnyOrder:
             else:
                 leave_scarce_to_masks(self._writer, shape, self._others)
         else:
-            return self._left_to_masks()
+            return self._text_checked_by_masks()
         return self._position(frozenset(), frozenset(), empty=True)
 
     def _check_requirements(self) -> None:
@@ -178,7 +178,7 @@ class AnyOrder:
                     "a required member whose pattern has few names can't be in any order"
                 )
 
-    def _left_to_masks(self) -> Node:
+    def _text_checked_by_masks(self) -> Node:
         """Returns texts in which the grammar lets members repeat; masks check the names."""
         if self._most is not None and (self._required or self._requirements):
             raise _refusal("maxProperties can't be enforced for required members in any order")

@@ -138,7 +138,7 @@ def _is_anything(values: ValueSet) -> bool:
     return replace(values, inexact=False) == ANY_VALUE
 
 
-def _go_on(writer: ContainerWriter, values: ValueSet) -> bool:
+def _can_always_continue(writer: ContainerWriter, values: ValueSet) -> bool:
     """Returns True if each array and object of a set that is about to end may also have another
     item or member, so that the masks can always avoid an equal one.
     """
@@ -170,7 +170,7 @@ def _item_texts(writer: ContainerWriter, formula: Formula) -> Node:
     values = writer.reader.values(formula)
     if _is_anything(values):
         return _scalars(values)  # these never run out
-    if _go_on(writer, values):
+    if _can_always_continue(writer, values):
         openings = [*(["["] if values.arrays else []), *(["{"] if values.objects else [])]
         return alternation(
             [_scalars(values), *(concat(literal(each), ANY_TEXT) for each in openings)]

@@ -26,7 +26,7 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import all_of
-from sglang_lite.constraints.json_schema.requirements import Met, Requirement, meeting, unimplied
+from sglang_lite.constraints.json_schema.requirements import Met, Requirement, drop_implied, meeting
 from sglang_lite.constraints.json_schema.values import Member, ObjectShape, both_strings
 from sglang_lite.constraints.json_schema.write_any_order import (
     AnyOrder,
@@ -66,7 +66,7 @@ class _ObjectWriter:
         self._number = writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
         self._others = shape.free_others()
-        self._requirements = unimplied(shape.requirements)
+        self._requirements = drop_implied(shape.requirements)
         required = sum(member.required for member in self._members)
         self._choice_of = {
             m.name: i for i, choice in enumerate(shape.choices) for s in choice for m in s.members
@@ -78,9 +78,9 @@ class _ObjectWriter:
         self.counts = bool(self._members) and self._exact
         if self._others:
             leave_scarce_to_masks(writer, self._shape, self._others)
-            self._refuse_what_repeated_names_break(required)
+            self._guard_against_repeated_names(required)
 
-    def _refuse_what_repeated_names_break(self, required: int) -> None:
+    def _guard_against_repeated_names(self, required: int) -> None:
         """Leaves the names to the masks if a repeated name could break counts or requirements.
 
         The grammar can't exclude repeated names, and a JSON parser keeps only the last value of a

@@ -8,8 +8,8 @@ from sglang_lite.constraints.formal.nodes import NOTHING, Node, alternation, lit
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.numbers import Numbers
 from sglang_lite.constraints.json_schema.values import ValueSet
-from sglang_lite.constraints.json_schema.write_strings import quoted
-from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.json_schema.write_strings import quote_strings
+from sglang_lite.constraints.memo import memoize
 
 
 def scalar_texts(values: ValueSet, *, decimals: bool = False, plain: bool = False) -> Node:
@@ -23,7 +23,7 @@ def scalar_texts(values: ValueSet, *, decimals: bool = False, plain: bool = Fals
     return _texts(values.null, values.booleans, values.numbers, values.strings, decimals, plain)
 
 
-@memoized  # one node for all schemas, so that facts about it are computed only once
+@memoize  # one node for all schemas, so that facts about it are computed only once
 def _texts(
     null: bool, truth: frozenset[bool], numbers: Numbers, strings: Node, decimals: bool, plain: bool
 ) -> Node:
@@ -33,7 +33,7 @@ def _texts(
         else write_numbers.texts(numbers, decimals=decimals)
     )
     options = [*([literal("null")] if null else []), booleans(truth), spelled]
-    return alternation([*options, quoted(strings)] if strings != NOTHING else options)
+    return alternation([*options, quote_strings(strings)] if strings != NOTHING else options)
 
 
 def booleans(values: Collection[bool]) -> Node:

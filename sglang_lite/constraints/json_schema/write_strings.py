@@ -47,11 +47,11 @@ _QUOTE = literal('"')
 _JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def quoted(strings: Node, before: Node = EMPTY, after: Node = EMPTY) -> Node:
+def quote_strings(strings: Node, before: Node = EMPTY, after: Node = EMPTY) -> Node:
     """Returns the JSON texts of some strings, each between texts of `before` and `after`."""
     if isinstance(strings, LiteralText) and None not in (edges := _edges(before, after)):
         return LiteralText(f"{edges[0]}{_JSON(strings.text)}{edges[1]}")
-    return between(concat(before, _QUOTE), strings, concat(_QUOTE, after), _written)
+    return between(concat(before, _QUOTE), strings, concat(_QUOTE, after), _escape_strings)
 
 
 def between(before: Node, strings: Node, after: Node, written: Callable[[Node], Node]) -> Node:
@@ -70,7 +70,7 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
     )
 
     def whole(node: Node) -> Node:
-        if node is ANY_TEXT and written is _written:
+        if node is ANY_TEXT and written is _escape_strings:
             return _any_between(before, after)
         inner = written(node)
         if isinstance(inner, LiteralText) and None not in edges:
@@ -107,7 +107,7 @@ def _options(nodes: list[Node]) -> list[Node]:
     ]
 
 
-def _written(node: Node) -> Node:
+def _escape_strings(node: Node) -> Node:
     match node:
         case CharSet():
             return character(node)
@@ -116,8 +116,8 @@ def _written(node: Node) -> Node:
         case Substring():
             return _written_substring(node)
         case Complement(inner):  # relative to valid JSON strings, not to all texts
-            return Intersection((_ANY_CHARACTERS, Complement(_written(inner))))
-    return mapped(node, _written)
+            return Intersection((_ANY_CHARACTERS, Complement(_escape_strings(inner))))
+    return mapped(node, _escape_strings)
 
 
 def _written_substring(node: Substring) -> Substring:

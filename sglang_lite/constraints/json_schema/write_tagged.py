@@ -241,11 +241,13 @@ class TaggedWriter:
                         "json_schema: an array and an object with a member 'item' can't be told apart.",
                         hint="Allow one of them, or rename the member.",
                     )
-                return alternation(object_text(self, self._named(shape)) for shape in shapes)
+                return alternation(
+                    object_text(self, self._described_members(shape)) for shape in shapes
+                )
 
         return self.rule(("objects", formula), body)
 
-    def _named(self, shape: ObjectShape) -> ObjectShape:
+    def _described_members(self, shape: ObjectShape) -> ObjectShape:
         """Returns a shape without members that the schema does not describe."""
         shape = shape.listed()
         others = [

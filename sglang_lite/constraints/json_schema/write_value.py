@@ -56,7 +56,7 @@ class _ValueWriter:
                     return None
                 return decimal_text(to_fraction(value))
             case str():
-                return _quoted(value) if accepts(values.strings, value) else None
+                return _to_json(value) if accepts(values.strings, value) else None
             case list():
                 return next(
                     (text for shape in values.arrays for text in self._array(shape, value)), None
@@ -117,7 +117,7 @@ class _ValueWriter:
         if None not in texts and all(
             any(any(self._object(s, members)) for s in choice) for choice in shape.choices
         ):
-            pairs = (f"{_quoted(name)}{self._colon}{text}" for name, text in zip(order, texts))
+            pairs = (f"{_to_json(name)}{self._colon}{text}" for name, text in zip(order, texts))
             yield (
                 "{"
                 + self._gap_text
@@ -127,7 +127,7 @@ class _ValueWriter:
             )
 
 
-def _quoted(text: str) -> str:
+def _to_json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 

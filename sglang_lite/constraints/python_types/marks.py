@@ -31,7 +31,7 @@ class SchemaOfType:
     sets: tuple[str, ...]
 
 
-def marked(found: Json, why: str) -> Json:
+def add_mark(found: Json, why: str) -> Json:
     if NOT_EXPRESSED in found:
         return {**found, NOT_EXPRESSED: f"{found[NOT_EXPRESSED]}; {why}"}
     return (

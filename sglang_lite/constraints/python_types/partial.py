@@ -62,16 +62,16 @@ def _without_open_number(text: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _cached(annotation: Any) -> Any:
+def _cached_partial(annotation: Any) -> Any:
     return _Partial().of(annotation)
 
 
 def _partial(annotation: Any) -> Any:
     """Returns a type in which everything that may still be missing is optional or None."""
     try:
-        return _cached(annotation)
+        return _cached_partial(annotation)
     except TypeError:  # unhashable metadata in Annotated
-        return _cached.__wrapped__(annotation)
+        return _cached_partial.__wrapped__(annotation)
 
 
 class _Partial:
@@ -83,20 +83,20 @@ class _Partial:
         self._done: dict[Any, Any] = {}  # partial types of classes
 
     def of(self, annotation: Any) -> Any:
-        found = self._typed(annotation)
+        found = self._partial_of(annotation)
         for model in self._models.values():
             model.model_rebuild(_types_namespace=self._models, force=True)
         return found
 
-    def _typed(self, annotation: Any) -> Any:
+    def _partial_of(self, annotation: Any) -> Any:
         origin = get_origin(annotation)
         arguments = get_args(annotation)
         if origin is typing.Annotated:
-            return self._typed(arguments[0])
+            return self._partial_of(arguments[0])
         if isinstance(annotation, typing.NewType):
-            return self._typed(annotation.__supertype__)
+            return self._partial_of(annotation.__supertype__)
         if origin in (Union, types.UnionType):
-            return Union[tuple(map(self._typed, arguments))]  # noqa: UP007 # members are in a tuple
+            return Union[tuple(map(self._partial_of, arguments))]  # noqa: UP007 # members are in a tuple
         if origin is tuple and arguments and arguments[-1] is not ...:
             return self._tuple(arguments, tuple)
         if isinstance(origin, type) and arguments and issubclass(origin, abc.Iterable):
@@ -109,7 +109,7 @@ class _Partial:
 
     def _container(self, origin: Any, arguments: tuple[Any, ...]) -> Any:
         before = len(self._models)
-        inner = tuple(a if a is ... else self._typed(a) for a in arguments)
+        inner = tuple(a if a is ... else self._partial_of(a) for a in arguments)
         unhashable = issubclass(origin, abc.Set) and len(self._models) > before
         lazy = origin in (abc.Iterable, abc.Iterator, abc.Generator)
         return list[inner[0]] if unhashable or lazy else origin[inner]  # type: ignore[valid-type] # built at run time
@@ -128,7 +128,7 @@ class _Partial:
                 raise ValueError("not a list")
             return make(handler([*values, *[None] * (len(items) - len(values))])[: len(values)])
 
-        kinds = [Union[self._typed(item), None] for item in items]  # noqa: UP007 # X | None fails for a ForwardRef
+        kinds = [Union[self._partial_of(item), None] for item in items]  # noqa: UP007 # X | None fails for a ForwardRef
         return typing.Annotated[tuple[tuple(kinds)], WrapValidator(read)]  # type: ignore[misc] # built at run time
 
     def _class(self, annotation: type) -> Any:
@@ -161,7 +161,7 @@ class _Partial:
         from pydantic import ConfigDict, Field, RootModel, create_model
 
         if issubclass(annotation, RootModel):
-            root = self._typed(annotation.model_fields["root"].annotation)
+            root = self._partial_of(annotation.model_fields["root"].annotation)
             created: Any = create_model(name, __base__=RootModel[root])  # type: ignore[valid-type] # built at run time
         else:
             extra: Literal["allow", "ignore"] = (
@@ -169,7 +169,7 @@ class _Partial:
             )
             fields: dict[str, Any] = {
                 each: (
-                    Union[self._typed(f.annotation), None],  # noqa: UP007 # X | None fails for a ForwardRef
+                    Union[self._partial_of(f.annotation), None],  # noqa: UP007 # X | None fails for a ForwardRef
                     Field(None, validation_alias=f.validation_alias),
                 )
                 for each, f in annotation.model_fields.items()
@@ -186,7 +186,7 @@ class _Partial:
             config = ConfigDict(arbitrary_types_allowed=True)
             parts: dict[str, Any] = {
                 each.name: (
-                    Union[self._typed(each.annotation), None],  # noqa: UP007 # X | None fails for a ForwardRef
+                    Union[self._partial_of(each.annotation), None],  # noqa: UP007 # X | None fails for a ForwardRef
                     Field(None, validation_alias=each.member),
                 )
                 for each in class_fields
@@ -196,11 +196,11 @@ class _Partial:
             return created
         hints = typing.get_type_hints(annotation)
         if typing.is_typeddict(annotation):
-            members = {each: self._typed(hint) for each, hint in hints.items()}
+            members = {each: self._partial_of(hint) for each, hint in hints.items()}
             return TypedDict(annotation.__name__, members, total=False)  # type: ignore[operator] # built at run time
         names = [each.name for each in dataclasses.fields(annotation) if each.init]
         fields: dict[str, Any] = {
-            each: (Union[self._typed(hints[each]), None], None)  # noqa: UP007 # X | None fails for a ForwardRef
+            each: (Union[self._partial_of(hints[each]), None], None)  # noqa: UP007 # X | None fails for a ForwardRef
             for each in names
         }
         self._models[name] = created = create_model(name, **fields)

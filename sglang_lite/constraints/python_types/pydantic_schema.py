@@ -25,7 +25,7 @@ from sglang_lite.constraints.python_types.marks import (
     SET,
     Json,
     SchemaOfType,
-    marked,
+    add_mark,
     with_shared_sources,
     without_marks,
 )
@@ -124,19 +124,19 @@ class TypeSchema(GenerateJsonSchema):
                 pass  # the schema expresses it
             elif isinstance(owner, ClassReader):
                 found = (
-                    marked(found, f"by {owner.cls.__name__}: {owner.checks}")
+                    add_mark(found, f"by {owner.cls.__name__}: {owner.checks}")
                     if owner.checks
                     else found
                 )
             elif _is_pydantic(function) and name in _SOUND:
                 found = _SOUND[name] or found
             else:
-                found = marked(found, f"by the function {name}")
+                found = add_mark(found, f"by the function {name}")
         elif kind == "chain" and len(schema["steps"]) > 1:
-            found = marked(found, "by the later steps of its validation")
+            found = add_mark(found, "by the later steps of its validation")
         # with a JSON schema supplied by the user
         elif kind in ("is-instance", "is-subclass", "callable"):
-            found = marked(found, f"by its {kind} schema, which takes no JSON")
+            found = add_mark(found, f"by its {kind} schema, which takes no JSON")
         return found
 
     def is_subclass_schema(self, schema: CoreNode) -> Json:
@@ -181,7 +181,7 @@ class TypeSchema(GenerateJsonSchema):
             }
         pattern = patterns.FORMATS["base64url"] if coded == "base64" else "(?:[0-9a-f]{2})*"
         found: Json = {"type": "string", "pattern": f"^{pattern}$"}
-        return marked(found, "the length of the decoded bytes") if given_limits else found
+        return add_mark(found, "the length of the decoded bytes") if given_limits else found
 
     # --------------------------------------------------------------------------- arrays and objects
 
@@ -199,7 +199,7 @@ class TypeSchema(GenerateJsonSchema):
         if not item_schema:
             found["items"] = {"type": _SCALARS}
         elif item_schema.get("type") in ("array", "object"):
-            found = marked(found, "that items are hashable")
+            found = add_mark(found, "that items are hashable")
         if (
             item_schema.get("type") == "boolean"
             or len(item_schema.get("enum", range(_HANDFUL + 1))) <= _HANDFUL
@@ -207,7 +207,7 @@ class TypeSchema(GenerateJsonSchema):
             found["uniqueItems"] = True
             return found
         if least > 1:
-            found = marked(found, "the number of different items")
+            found = add_mark(found, "the number of different items")
         return {**found, SET: True}
 
     frozenset_schema = set_schema
@@ -246,7 +246,7 @@ class TypeSchema(GenerateJsonSchema):
         found |= {"minProperties": least} if least else {}
         if least > 1 and "enum" not in self.resolve_ref_schema(names):
             found["minProperties"] = 1
-            found = marked(found, "the number of different names")
+            found = add_mark(found, "the number of different names")
         return found
 
     def _names(self, keys: Json) -> Json:
@@ -276,11 +276,11 @@ class TypeSchema(GenerateJsonSchema):
             case "integer":
                 found: Json = {"type": "string", "pattern": "^(?:0|-?[1-9][0-9]{0,18})$"}
                 usual = resolved == {"type": "integer"}
-                return found if usual else marked(found, "the limits of names that are numbers")
+                return found if usual else add_mark(found, "the limits of names that are numbers")
             case "number":
                 found = {"type": "string", "pattern": f"^{patterns.FLOAT}$"}
                 usual = resolved == {"type": "number"}
-                return found if usual else marked(found, "the limits of names that are numbers")
+                return found if usual else add_mark(found, "the limits of names that are numbers")
             case "boolean":
                 return {"enum": ["true", "false"]}
         return self.handle_invalid_for_json_schema(
@@ -292,7 +292,9 @@ class TypeSchema(GenerateJsonSchema):
         options = {"anyOf": found["oneOf"]}  # the tag distinguishes them
         chosen = schema["discriminator"]
         return (
-            marked(options, f"by the function {_name_of(chosen)}") if callable(chosen) else options
+            add_mark(options, f"by the function {_name_of(chosen)}")
+            if callable(chosen)
+            else options
         )
 
     def literal_schema(self, schema: CoreNode) -> Json:
@@ -327,21 +329,21 @@ class TypeSchema(GenerateJsonSchema):
         return super().enum_schema(schema)
 
     def model_schema(self, schema: CoreNode) -> Json:
-        found = _closed(super().model_schema(schema))
+        found = _close_object(super().model_schema(schema))
         post_init = getattr(schema["cls"], schema.get("post_init") or "", None)
         if schema.get("custom_init"):
-            return marked(found, f"by {schema['cls'].__name__}.__init__")
+            return add_mark(found, f"by {schema['cls'].__name__}.__init__")
         own = post_init is not None and not post_init.__module__.startswith("pydantic.")
-        return marked(found, f"by {_name_of(post_init)}") if own else found
+        return add_mark(found, f"by {_name_of(post_init)}") if own else found
 
     def dataclass_schema(self, schema: CoreNode) -> Json:
-        found = _closed(super().dataclass_schema(schema))
+        found = _close_object(super().dataclass_schema(schema))
         if not schema.get("post_init"):
             return found
-        return marked(found, f"by {schema['cls'].__name__}.__post_init__")
+        return add_mark(found, f"by {schema['cls'].__name__}.__post_init__")
 
     def typed_dict_schema(self, schema: CoreNode) -> Json:
-        return _closed(super().typed_dict_schema(schema))
+        return _close_object(super().typed_dict_schema(schema))
 
     def _named_required_fields_schema(self, named_required_fields: Any) -> Json:
         """Returns the schema of an object with each field's value where pydantic looks for it:
@@ -365,19 +367,19 @@ class TypeSchema(GenerateJsonSchema):
                     field, f"the field {name}: its alias can't be written"
                 )
             inside[path[-1]] = (self.handle_ref_overrides(found), required)
-        found = _nested(members)
+        found = _nested_schema(members)
         found.pop("additionalProperties")  # set by the schema of the class
         return found
 
 
-def _nested(members: dict[Any, Any]) -> Json:
+def _nested_schema(members: dict[Any, Any]) -> Json:
     """Returns the schema of an object with members by name, or of an array with items by index.
 
     Args:
         members: for each name or index, a (schema, required) pair or nested members.
     """
     entries = {
-        step: each if isinstance(each, tuple) else (_nested(each), True)
+        step: each if isinstance(each, tuple) else (_nested_schema(each), True)
         for step, each in members.items()
     }
     if members and all(isinstance(step, int) for step in members):
@@ -414,7 +416,7 @@ def _is_name(value: Any, resolved: Json) -> bool:
     return isinstance(value, str) or ("const" not in resolved and resolved.get("type") == "integer")
 
 
-def _closed(found: Json) -> Json:
+def _close_object(found: Json) -> Json:
     if found.get("type") == "object":
         found.setdefault("additionalProperties", False)
     return found

@@ -132,7 +132,7 @@ def _struct_fields(cls: type[msgspec.Struct], hints: dict[str, Any]) -> Iterator
             each.name,
             each.encode_name,
             hints[each.name],
-            {} if each.required else _shown(each.default),
+            {} if each.required else _default_for_field(each.default),
         )
 
 
@@ -141,7 +141,7 @@ def _attrs_fields(cls: Any, hints: dict[str, Any]) -> Iterator[ClassField]:
 
     for each in attrs.fields(cls):
         if each.init:
-            default = {} if each.default is attrs.NOTHING else _shown(each.default)
+            default = {} if each.default is attrs.NOTHING else _default_for_field(each.default)
             yield ClassField(each.alias, each.alias, hints.get(each.name, Any), default)
 
 
@@ -153,11 +153,14 @@ def _dataclass_fields(cls: Any, hints: dict[str, Any]) -> Iterator[ClassField]:
             )
             default = None if each.default is dataclasses.MISSING else each.default
             yield ClassField(
-                each.name, each.name, hints[each.name], {} if required else _shown(default)
+                each.name,
+                each.name,
+                hints[each.name],
+                {} if required else _default_for_field(default),
             )
 
 
-def _shown(default: Any) -> dict[str, Any]:
+def _default_for_field(default: Any) -> dict[str, Any]:
     """Returns the arguments of pydantic's Field for a default. Schemas show it if it is a scalar;
     the class itself sets it.
     """
@@ -168,7 +171,7 @@ def _shown(default: Any) -> dict[str, Any]:
     )
 
 
-def readable(annotation: Any) -> Any:  # any annotation
+def make_readable(annotation: Any) -> Any:  # any annotation
     """Converts an annotation to one whose values pydantic reads."""
     return _Readable().of(annotation)
 
@@ -183,20 +186,20 @@ class _Readable:
         self._namespace: dict[str, Any] = {}
 
     def of(self, annotation: Any) -> Any:
-        found = self._typed(annotation)
+        found = self._convert_part(annotation)
         for model in self._models:
             model.model_rebuild(_types_namespace=self._namespace, force=True)
         return found
 
-    def _typed(self, annotation: Any) -> Any:
+    def _convert_part(self, annotation: Any) -> Any:
         origin = get_origin(annotation)
         arguments = get_args(annotation)
         if typing.is_typeddict(annotation) and sys.version_info < (3, 12):
             hints = typing.get_type_hints(annotation, include_extras=True)
             fields = {
-                name: self._typed(hint)
+                name: self._convert_part(hint)
                 if name in annotation.__required_keys__
-                else NotRequired[self._typed(hint)]
+                else NotRequired[self._convert_part(hint)]
                 for name, hint in hints.items()
             }
             make: Any = TypedDict  # type checkers expect names that are written out
@@ -204,14 +207,16 @@ class _Readable:
             made.__doc__ = annotation.__doc__
             return made
         if origin is Annotated:
-            base = self._typed(arguments[0])
+            base = self._convert_part(arguments[0])
             metadata = [_metadata(each) for each in arguments[1:]]
             return Annotated[(base, *metadata)]
         if origin in (Union, types.UnionType):
-            kinds = [self._typed(each) for each in arguments if each is not msgspec.UnsetType]
+            kinds = [
+                self._convert_part(each) for each in arguments if each is not msgspec.UnsetType
+            ]
             return Union[tuple(kinds)]  # noqa: UP007 # members are in a tuple
         if isinstance(origin, type):
-            converted = tuple(map(self._typed, arguments))
+            converted = tuple(map(self._convert_part, arguments))
             return annotation if converted == arguments else origin[converted]  # type: ignore[index] # a generic class
         fields_of_class = class_fields(annotation)
         return annotation if fields_of_class is None else self._class(annotation, fields_of_class)
@@ -226,7 +231,7 @@ class _Readable:
             for i, each in enumerate(fields):
                 title = each.member.replace("_", " ").title()
                 field = Field(validation_alias=each.member, title=title, **each.default)
-                made[f"field{i}"] = (self._typed(each.annotation), field)
+                made[f"field{i}"] = (self._convert_part(each.annotation), field)
             model = create_model(cls.__name__, __doc__=cls.__doc__, **made)
             reader = ClassReader(
                 cls,

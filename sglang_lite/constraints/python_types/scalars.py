@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from sglang_lite.constraints.python_types import patterns
-from sglang_lite.constraints.python_types.marks import Json, marked
+from sglang_lite.constraints.python_types.marks import Json, add_mark
 
 CoreNode: TypeAlias = Any  # one of about fifty TypedDicts of pydantic, distinguished by "type"
 _NO_VALUE: Json = {"not": {}}
@@ -85,7 +85,7 @@ def _url(schema: CoreNode, *, hosts: bool) -> Json:
 
 
 def _json(schema: CoreNode) -> Json:
-    return marked({"type": "string"}, "that the string is JSON")
+    return add_mark({"type": "string"}, "that the string is JSON")
 
 
 def _date(schema: CoreNode) -> Json:
@@ -110,7 +110,7 @@ def _date(schema: CoreNode) -> Json:
     if low is not None or high is not None:
         pattern = patterns.dates(low, high)
         found = {**found, "pattern": pattern} if pattern else _NO_VALUE
-    return marked(found, "that it is before or after the day of the check") if now else found
+    return add_mark(found, "that it is before or after the day of the check") if now else found
 
 
 def _datetime(schema: CoreNode) -> Json:
@@ -123,8 +123,8 @@ def _datetime(schema: CoreNode) -> Json:
     if aware_only:  # the format allows leap seconds, Python does not
         found = {"type": "string", "format": "date-time", "pattern": "^.{17}[0-5]"}
     if isinstance(zone, int):
-        found = marked(found, f"that the offset is {zone} seconds")
-    return _bounded(found, schema, naive=zone == "naive")
+        found = add_mark(found, f"that the offset is {zone} seconds")
+    return _limit_moments(found, schema, naive=zone == "naive")
 
 
 def _time(schema: CoreNode) -> Json:
@@ -133,10 +133,10 @@ def _time(schema: CoreNode) -> Json:
         "type": "string",
         "pattern": patterns.moments(day=False, naive=zone != "aware", aware=zone != "naive"),
     }
-    return _bounded(found, schema, naive=zone == "naive")
+    return _limit_moments(found, schema, naive=zone == "naive")
 
 
-def _bounded(found: Json, schema: CoreNode, *, naive: bool) -> Json:
+def _limit_moments(found: Json, schema: CoreNode, *, naive: bool) -> Json:
     """Returns the schema of moments within their limits. Limits in other time zones are only
     enforced to the day.
     """
@@ -151,7 +151,7 @@ def _bounded(found: Json, schema: CoreNode, *, naive: bool) -> Json:
         if bound is None:
             continue
         if bound is now or (bound.tzinfo is not None and not naive):
-            found = marked(
+            found = add_mark(
                 found, "that it is before or after now" if bound is now else "limits in other zones"
             )
             if isinstance(bound, datetime.time) or bound.year in (
@@ -170,7 +170,7 @@ def _bounded(found: Json, schema: CoreNode, *, naive: bool) -> Json:
 def _timedelta(schema: CoreNode) -> Json:
     found: Json = {"type": "string", "pattern": f"^{patterns.DURATION}$"}
     bounded = any(schema.get(name) is not None for name in ("ge", "gt", "le", "lt"))
-    return marked(found, "the limits of durations") if bounded else found
+    return add_mark(found, "the limits of durations") if bounded else found
 
 
 def all_patterns(found: Json, more: list[str]) -> Json:

@@ -25,7 +25,7 @@ from sglang_lite.constraints.json_schema.formats import DATE
 from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
 from sglang_lite.constraints.number_text import PATTERNS, TERMINATORS
 from sglang_lite.constraints.python_types.patterns import MAX_INT, TIME, ZONE
-from sglang_lite.constraints.python_types.readable import readable
+from sglang_lite.constraints.python_types.readable import make_readable
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import (
     Choices,
@@ -215,7 +215,7 @@ def _adapter(annotation: Any) -> Any:
         hint = f"Write {type(annotation).__name__}[{inside or 'str'}]."
         raise ConstraintError(f"type: {annotation!r} is a value, not a type.", hint=hint)
     try:
-        return TypeAdapter(readable(annotation))
+        return TypeAdapter(make_readable(annotation))
     except (PydanticSchemaGenerationError, PydanticUserError, SchemaError, NameError) as error:
         raise ConstraintError(
             f"type: values of {annotation!r} can't be generated: {_first_sentence(error)}.",

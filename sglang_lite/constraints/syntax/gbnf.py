@@ -19,7 +19,7 @@ from sglang_lite.constraints.formal.nodes import (
     literal,
     repeat,
 )
-from sglang_lite.constraints.syntax.scanner import Scanner, checked_references, special_token
+from sglang_lite.constraints.syntax.scanner import Scanner, check_references, special_token
 
 _BLANK = r"(?:[ \t\r\n]|#[^\n]*)*"
 _NAME = r"[a-zA-Z_][a-zA-Z0-9_-]*"
@@ -56,7 +56,7 @@ class _Parser:
         if not rules:
             scanner.fail("the grammar is empty", hint="Begin with: root ::= …")
         start_rule = "root" if "root" in rules else next(iter(rules))
-        return checked_references(Language(start_rule, rules), scanner, self._uses)
+        return check_references(Language(start_rule, rules), scanner, self._uses)
 
     def _alternation(self) -> Node:
         options = [self._sequence()]

@@ -44,7 +44,7 @@ from sglang_lite.constraints.formal.nodes import (
     substring,
 )
 from sglang_lite.constraints.syntax import regex
-from sglang_lite.constraints.syntax.scanner import Scanner, checked_references, special_token
+from sglang_lite.constraints.syntax.scanner import Scanner, check_references, special_token
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
 _BLANK = r"(?:[ \t\r\n]|(?://|#)[^\n]*)*"
@@ -122,8 +122,10 @@ class _Parser:
             )
         self._rules |= self._templates.instances(self._rules)
         names = {**self._rules, **dict.fromkeys(self._schemas, ANY_TEXT)}
-        checked_references(Language("start", names), scanner, self._uses)
-        between = repeat(alternation(self._resolved(name) for name in self._ignored), 0, None)
+        check_references(Language("start", names), scanner, self._uses)
+        between = repeat(
+            alternation(self._resolve_terminal(name) for name in self._ignored), 0, None
+        )
         rules = {
             name: self._with_terminals(body, between)
             for name, body in self._rules.items()
@@ -277,7 +279,7 @@ class _Parser:
         if match := scanner.take(_REGEX):
             flags = match[2].replace("u", "")
             with_flags = f"(?{flags}:{match[1]})" if flags else match[1]
-            return self._terminal(self._parsed(with_flags.replace(r"\/", "/"), at))
+            return self._terminal(self._parse_pattern(with_flags.replace(r"\/", "/"), at))
         if scanner.take("%json"):
             return self._json(at)
         if scanner.take("%regex"):
@@ -293,16 +295,16 @@ class _Parser:
 
     def _string(self, match: re.Match[str], at: int) -> Node:
         scanner = self._scanner
-        text = _unescaped(scanner, match[1], at)
+        text = _unescape_string(scanner, match[1], at)
         if scanner.take(r"\.\."):
             end = scanner.expect(_STRING, "the last character of the range")
-            last = _unescaped(scanner, end[1], at)
+            last = _unescape_string(scanner, end[1], at)
             if len(text) != 1 or len(last) != 1 or last < text:
                 scanner.fail("a range goes from one character to a later one", at)
             return CharSet(((ord(text), ord(last)),))
-        return self._parsed(f"(?i:{re.escape(text)})", at) if match[2] else literal(text)
+        return self._parse_pattern(f"(?i:{re.escape(text)})", at) if match[2] else literal(text)
 
-    def _parsed(self, pattern: str, at: int) -> Node:
+    def _parse_pattern(self, pattern: str, at: int) -> Node:
         try:
             return regex.parse_inside_grammar(pattern)
         except ConstraintError as error:
@@ -334,7 +336,7 @@ class _Parser:
         self._rules[name] = node
         return Ref(name)
 
-    def _resolved(self, name: str, inside: tuple[str, ...] = ()) -> Node:
+    def _resolve_terminal(self, name: str, inside: tuple[str, ...] = ()) -> Node:
         """Returns the body of a terminal without references to other terminals."""
         if name in inside:
             self._scanner.fail(f"the terminal {name} refers to itself", self._uses.get(name, 0))
@@ -345,7 +347,7 @@ class _Parser:
     def _without_names(self, node: Node, inside: tuple[str, ...]) -> Node:
         match node:
             case Ref(name) if _is_terminal(name):
-                return self._resolved(name, inside)
+                return self._resolve_terminal(name, inside)
             case Ref(name):
                 self._scanner.fail(
                     f"a terminal, or a lazy rule, refers to the rule {name}",
@@ -359,13 +361,13 @@ class _Parser:
         """
         match node:
             case Ref(name) if _is_terminal(name):
-                return concat(self._resolved(name), between)
+                return concat(self._resolve_terminal(name), between)
             case Intersection() | Complement():
                 return concat(self._without_names(node, ()), between)
         return mapped(node, partial(self._with_terminals, between=between))
 
 
-def _unescaped(scanner: Scanner, text: str, at: int) -> str:
+def _unescape_string(scanner: Scanner, text: str, at: int) -> str:
     text = re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", text)
     try:
         return str(json.loads(f'"{text}"', strict=False))
@@ -475,14 +477,14 @@ class Templates:
                 templates make too many rules.
         """
         expanded: dict[str, Node] = {}
-        waiting = [*(name for body in rules.values() for name in self._used(body))]
+        waiting = [*(name for body in rules.values() for name in self._references_in(body))]
         while waiting:
             rule = waiting.pop()
             if rule in expanded:
                 continue
             if rule in self._bodies_of:
                 expanded[rule] = self._bodies_of[rule]
-                waiting += self._used(expanded[rule])
+                waiting += self._references_in(expanded[rule])
                 continue
             name, arguments, at = self._uses[rule]
             if name not in self._bodies:
@@ -492,11 +494,11 @@ class Templates:
                 self._scanner.fail(
                     f"{name} takes {len(parameters)} arguments, not {len(arguments)}", at
                 )
-            expanded[rule] = self._filled(body, dict(zip(parameters, arguments)))
-            waiting += self._used(expanded[rule])
+            expanded[rule] = self._fill_parameters(body, dict(zip(parameters, arguments)))
+            waiting += self._references_in(expanded[rule])
         return expanded
 
-    def _used(self, node: Node) -> list[str]:
+    def _references_in(self, node: Node) -> list[str]:
         found: list[str] = []
 
         def look(each: Node) -> Node:
@@ -510,16 +512,18 @@ class Templates:
         look(node)
         return found
 
-    def _filled(self, node: Node, arguments: Mapping[str, Node]) -> Node:
+    def _fill_parameters(self, node: Node, arguments: Mapping[str, Node]) -> Node:
         """Returns a body with parameters replaced by arguments, also in the templates that it uses."""
         match node:
             case Ref(name) if name in arguments:
                 return arguments[name]
             case Ref(name) if name in self._bodies_of:
-                return self._as_name(self._filled(self._bodies_of[name], arguments))
+                return self._as_name(self._fill_parameters(self._bodies_of[name], arguments))
             case Ref(name) if name in self._uses:
                 template, template_arguments, at = self._uses[name]
                 return self.use(
-                    template, [self._filled(each, arguments) for each in template_arguments], at
+                    template,
+                    [self._fill_parameters(each, arguments) for each in template_arguments],
+                    at,
                 )
-        return mapped(node, partial(self._filled, arguments=arguments))
+        return mapped(node, partial(self._fill_parameters, arguments=arguments))

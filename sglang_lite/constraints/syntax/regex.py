@@ -32,8 +32,12 @@ from sglang_lite.constraints.formal.nodes import (
     optional,
     repeat,
 )
-from sglang_lite.constraints.memo import memoized
-from sglang_lite.constraints.syntax.regex_characters import CharacterReader, PatternCursor, cased
+from sglang_lite.constraints.memo import memoize
+from sglang_lite.constraints.syntax.regex_characters import (
+    CharacterReader,
+    PatternCursor,
+    apply_case_flags,
+)
 from sglang_lite.constraints.syntax.zero_width import (
     Ahead,
     Assertions,
@@ -52,7 +56,7 @@ MAX_REPEAT = 10_000
 MAX_NESTING = 100
 
 
-@memoized
+@memoize
 def parse(pattern: str) -> Node:
     """Parses a pattern into a node of the texts that it matches from start to end.
 
@@ -97,7 +101,7 @@ def parse_inside_grammar(pattern: str) -> Node:
     return node
 
 
-@memoized
+@memoize
 def parse_schema_pattern(pattern: str) -> Node:
     """Returns a node of the texts that contain a match of a JSON schema's `pattern`, which may
     match anywhere and has the class escapes of ECMA-262.
@@ -271,7 +275,7 @@ class _Parser:
         self.skip()
         if self.quantifier() is not None:
             cursor.fail("multiple repeat", cursor.at - 1)
-        return self.committed(repeated, start) if possessive else repeated
+        return self.make_atomic(repeated, start) if possessive else repeated
 
     def quantifier(self) -> tuple[int, int | None] | None:
         cursor = self.cursor
@@ -304,7 +308,7 @@ class _Parser:
         char = cursor.pattern[cursor.at]
         if char.isalnum():
             cursor.at += 1
-            return CharSet(cased(((ord(char), ord(char)),), self.flags))
+            return CharSet(apply_case_flags(((ord(char), ord(char)),), self.flags))
         if char == "(":
             return self.group()
         if char == "[":
@@ -319,9 +323,11 @@ class _Parser:
             if cursor.take(name):
                 return self.assertion(name, start)
         if char == "\\":
-            return CharSet(cased(self.characters.escape(self.flags, in_class=False), self.flags))
+            return CharSet(
+                apply_case_flags(self.characters.escape(self.flags, in_class=False), self.flags)
+            )
         cursor.at += 1
-        return CharSet(cased(((ord(char), ord(char)),), self.flags))
+        return CharSet(apply_case_flags(((ord(char), ord(char)),), self.flags))
 
     def assertion(self, name: str, at: int) -> Tree:
         lines = "m" in self.flags
@@ -353,7 +359,7 @@ class _Parser:
         tree = self.inside(start)
         self.flags = flags
         if atomic:
-            return self.committed(tree, start)
+            return self.make_atomic(tree, start)
         if look in ("(?=", "(?!"):
             return Lookahead(start, tree, negated=look == "(?!")
         if look:
@@ -397,7 +403,7 @@ class _Parser:
             cursor.fail("missing )", start)
         return tree
 
-    def committed(self, tree: Tree, start: int) -> Tree:
+    def make_atomic(self, tree: Tree, start: int) -> Tree:
         """Converts an atomic group to a tree. Only the first match of the group in a place counts."""
         if self.lazy_at > start:
             self.cursor.fail("lazy repeats are not supported in atomic groups", start)
@@ -409,7 +415,7 @@ class _Parser:
                 least < 2 and _is_solid(inner)
             ):
                 # never backtracks into a round, because the repeat may always end
-                each = cast(Node, self.committed(inner, start))
+                each = cast(Node, self.make_atomic(inner, start))
                 ended = Lookahead(start, inner, negated=True)
                 if most is None:
                     return _concat(Repeat(each, least, None), ended)
@@ -417,11 +423,11 @@ class _Parser:
                     Repeat(each, most, most), _concat(Repeat(each, least, most - 1), ended)
                 )
             case Alternation(options):
-                parts = tuple(self.committed(option, start) for option in options)
+                parts = tuple(self.make_atomic(option, start) for option in options)
                 earlier = [Lookahead(start, option, negated=True) for option in options]
                 return _alternation(*(_concat(*earlier[:i], part) for i, part in enumerate(parts)))
             case Concat((*first, last)) if all(map(_is_prefix_free, first)):
-                return _concat(*first, self.committed(last, start))
+                return _concat(*first, self.make_atomic(last, start))
         return self.cursor.fail("this atomic group, or possessive repeat, is not supported", start)
 
 

@@ -23,7 +23,7 @@ _ASCII: Ranges = ((0, 127),)
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 
 
-def cased(ranges: Ranges, flags: Set[str]) -> Ranges:
+def apply_case_flags(ranges: Ranges, flags: Set[str]) -> Ranges:
     """Returns the characters that a set matches under the flags `i` and `a`."""
     if "i" not in flags:
         return ranges
@@ -197,7 +197,7 @@ class CharacterReader:
         cursor.at += 1
         key = frozenset(items), flags, negated
         if key not in self._classes:
-            united = cased(charsets.union(chain.from_iterable(items)), flags)
+            united = apply_case_flags(charsets.union(chain.from_iterable(items)), flags)
             self._classes[key] = charsets.complement(united) if negated else united
             self._ranges += len(self._classes[key])
             if self._ranges > MAX_RANGES:

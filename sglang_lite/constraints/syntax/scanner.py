@@ -132,7 +132,7 @@ def special_token(scanner: Scanner) -> Node:
     return literal(found[0])
 
 
-def checked_references(language: Language, scanner: Scanner, uses: dict[str, int]) -> Language:
+def check_references(language: Language, scanner: Scanner, uses: dict[str, int]) -> Language:
     """Checks that every rule used in a language is defined, and returns the language unchanged.
 
     Args:

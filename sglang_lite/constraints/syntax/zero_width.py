@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn, TypeAlias
 from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.formal.charsets import Ranges
-from sglang_lite.constraints.formal.equations import solved
+from sglang_lite.constraints.formal.equations import solve_rules
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
     EMPTY,
@@ -176,7 +176,7 @@ class Assertions:
         )
         contexts = [_START, *(_Context(i, 0) for i in range(len(self._classes)))]
         rest = self._following(tree, dict.fromkeys(contexts, after))
-        return _both(self._preceded(before, rest)[_START], ANY_TEXT)
+        return _both(self._prepend(before, rest)[_START], ANY_TEXT)
 
     def _following(self, tree: Tree, rest: _Rest) -> _Rest:
         """Returns the texts of the tree, each continued by a text of `rest`."""
@@ -197,10 +197,10 @@ class Assertions:
                     for context, text in rest.items()
                 }
         if not has_assertion(tree):
-            return self._preceded(tree, rest)
+            return self._prepend(tree, rest)
         match tree:
             case Alternation(options):
-                return _united(*(self._following(option, rest) for option in options))
+                return _unite_by_context(*(self._following(option, rest) for option in options))
             case Concat(parts):
                 for part in reversed(parts):
                     rest = self._following(part, rest)
@@ -222,7 +222,7 @@ class Assertions:
         for count in reversed(range(least if most is None else most)):
             found = self._following(inner, found)
             if count >= least:
-                found = _united(rest, found)
+                found = _unite_by_context(rest, found)
         return found
 
     def _loop(self, inner: Node, rest: _Rest) -> _Rest:
@@ -241,12 +241,12 @@ class Assertions:
             for context, text in rest.items()
         }
         try:
-            texts = solved(rules)
+            texts = solve_rules(rules)
         except ConstraintError as error:
             self._fail(f"this can't be repeated: {error.message}", next(iter(assertions(inner))).at)
         return {context: texts[name] for context, name in names.items()}
 
-    def _preceded(self, part: Node, rest: _Rest) -> _Rest:
+    def _prepend(self, part: Node, rest: _Rest) -> _Rest:
         """Returns the texts of a part without assertions, each continued by a text of `rest`."""
         groups: dict[Node, list[Ranges]] = {}
         for i, ranges in enumerate(self._classes):
@@ -281,7 +281,7 @@ def _classes(sets: Iterable[Ranges]) -> list[Ranges]:
     return found
 
 
-def _united(*rests: _Rest) -> _Rest:
+def _unite_by_context(*rests: _Rest) -> _Rest:
     return {context: alternation(rest[context] for rest in rests) for context in rests[0]}
 
 

@@ -50,7 +50,7 @@ from sglang_lite.engine.frames import (
     Submit,
     WindDown,
     commands,
-    failure_of,
+    serializable_failure,
 )
 from sglang_lite.engine.meetings import join
 from sglang_lite.engine.switch_interval import SHORT_S
@@ -116,12 +116,12 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     _forward_logs(outgoing)
     handler = CommandHandler(outgoing)
     threading.Thread(
-        target=_obey, args=(handler, messages), name="sglang_lite-read", daemon=True
+        target=_execute_and_exit, args=(handler, messages), name="sglang_lite-read", daemon=True
     ).start()
     try:
-        core, advice = _loaded(start, outgoing, compiler, handler.crash)
+        core, advice = _load_core(start, outgoing, compiler, handler.crash)
     except Exception as error:
-        outgoing.post(StartFailed(failure_of(error)))
+        outgoing.post(StartFailed(serializable_failure(error)))
         threading.Event().wait()  # the handle closes the connection when it has read the message
         raise AssertionError from error
     outgoing.post(
@@ -188,7 +188,7 @@ def _forward_logs(outgoing: Outgoing) -> None:
     ours.propagate = False
 
 
-def _loaded(
+def _load_core(
     start: Start,
     outgoing: Outgoing,
     compiler: CompileProcess | None,
@@ -204,7 +204,7 @@ def _loaded(
     ranks = RankProcesses(config, path, crash) if several else None
     from sglang_lite.runtime.core.engine_thread import build  # imports torch
     from sglang_lite.runtime.loading.load_model import load
-    from sglang_lite.runtime.loading.model_choice import suggestion
+    from sglang_lite.runtime.loading.model_choice import suggest_larger_model
 
     # imported objects stay alive: a collector's pass over them would cost as much time as a step
     gc.freeze()
@@ -218,7 +218,7 @@ def _loaded(
 
     try:
         met = start.meeting
-        advice = "" if several else suggestion(config)
+        advice = "" if several else suggest_larger_model(config)
         core = build(
             config,
             lambda: load(
@@ -293,9 +293,9 @@ class CommandHandler:
         to start instead.
         """
         if self._core is None:
-            self._outgoing.post(StartFailed(failure_of(error)))
+            self._outgoing.post(StartFailed(serializable_failure(error)))
         else:
-            self._core.loop.inbox.post_if_open(partial(_raise, error, self._core.loop))
+            self._core.loop.inbox.post_if_open(partial(_raise_in_loop, error, self._core.loop))
             time.sleep(_CRASH_S)
             print(f"the engine's loop crashed: {error}", flush=True)
             os._exit(1)  # the loop waits for its GPU, which waits for the rank's
@@ -327,7 +327,7 @@ class CommandHandler:
         program = self._programs.get(number)
         match message:
             case Submit():
-                self._admit(_Submission(number, _request(message)))
+                self._admit(_Submission(number, _make_generate_request(message)))
             case SelectRequest() | ProgramRequest():
                 self._admit(_Submission(number, message))
             case OpenRequest():
@@ -340,7 +340,7 @@ class CommandHandler:
                 program.extend(
                     message.path,
                     message.nodes,
-                    {i: _refusal(of) for i, of in message.refused.items()},
+                    {i: _as_parameter_error(of) for i, of in message.refused.items()},
                 )
             case Judge() if program is not None:
                 program.judge(message.path, message.place, message.verdict)
@@ -364,20 +364,20 @@ class CommandHandler:
                     for data in (message.ids, message.types, message.lengths)
                 )
                 ids, types, lengths = texts
-                self._ask(number, EncodeRequest(ids, types, lengths, message.adapters))
+                self._ask_core(number, EncodeRequest(ids, types, lengths, message.adapters))
             case EngineCall():
-                self._ask(number, message)
+                self._ask_core(number, message)
             case ParameterError():
                 raise message
 
-    def _ask(self, number: int, call: EngineCall[Any]) -> None:
-        self._core.ask(call).add_done_callback(partial(self._answer, number, call))
+    def _ask_core(self, number: int, call: EngineCall[Any]) -> None:
+        self._core.ask(call).add_done_callback(partial(self._send_answer, number, call))
 
-    def _answer(self, number: int, call: EngineCall[Any], answer: Future[Any]) -> None:
+    def _send_answer(self, number: int, call: EngineCall[Any], answer: Future[Any]) -> None:
         try:
             value = answer.result()
         except Exception as error:  # of any kind: it is the answer
-            self._outgoing.post(AskReply(number, failure=failure_of(error)))
+            self._outgoing.post(AskReply(number, failure=serializable_failure(error)))
             return
         match call:
             case EncodeRequest():
@@ -462,7 +462,7 @@ class CommandHandler:
                 self._programs.pop(submission.number, None)
         told = RequestEvent(
             submission.number,
-            _as_data(event),
+            _event_record(event),
             submission.cached_tokens,
             path,
             name,
@@ -478,10 +478,10 @@ class CommandHandler:
         program = self._programs.pop(number, None)
         if program is not None:
             program.abort()
-        self._outgoing.post(RequestEvent(number, failure_of(error), ends=True))
+        self._outgoing.post(RequestEvent(number, serializable_failure(error), ends=True))
 
 
-def _obey(
+def _execute_and_exit(
     handler: CommandHandler, messages: Iterator[Command | tuple[int, ParameterError]]
 ) -> None:
     """Executes all commands and then ends this process, because nobody waits for results any more."""
@@ -492,26 +492,26 @@ def _obey(
         os._exit(0)
 
 
-def _raise(error: SglError, loop: AnyLoop) -> None:
+def _raise_in_loop(error: SglError, loop: AnyLoop) -> None:
     """Raises an error in a loop to end it, unless it is already ending."""
     if not loop.inbox.closing:
         raise error
 
 
 # in the form of RequestEvent
-def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:
+def _event_record(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:
     if isinstance(event, SglError):
-        return failure_of(event)
+        return serializable_failure(event)
     return ProgramEnded(event.text) if isinstance(event, ProgramResult) else event
 
 
-def _refusal(failure: Failure) -> ParameterError:
+def _as_parameter_error(failure: Failure) -> ParameterError:
     error = as_error(failure)
     assert isinstance(error, ParameterError)
     return error
 
 
-def _request(message: Submit) -> GenerateRequest:
+def _make_generate_request(message: Submit) -> GenerateRequest:
     ids = array("i", message.ids)
     output_ids = array("i", message.output_ids)
     return GenerateRequest(
@@ -521,7 +521,9 @@ def _request(message: Submit) -> GenerateRequest:
         message.stream,
         message.namespace,
         message.priority,
-        None if message.processor is None else _named(message.processor, message.processor_args),
+        None
+        if message.processor is None
+        else _import_processor(message.processor, message.processor_args),
         output_ids=output_ids,
         timeout=message.timeout,
         session=message.session,
@@ -529,7 +531,7 @@ def _request(message: Submit) -> GenerateRequest:
     )
 
 
-def _named(processor: str, args: tuple[Any, ...]) -> LogitProcessor:
+def _import_processor(processor: str, args: tuple[Any, ...]) -> LogitProcessor:
     module, _, name = processor.partition(":")
     value: Any = import_module(module)
     for part in name.split("."):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import gc
 
-from sglang_lite.runtime.host.process_name import name_process
+from sglang_lite.runtime.host.process_name import set_process_name
 from sglang_lite.runtime.kernels.compile_process import start_early
 
 
@@ -17,7 +17,7 @@ def main(descriptor: int, model: str, device: str, compile_processes: int | None
         descriptor: file descriptor of the process's end of the socket.
         model, device, compile_processes: fields of the engine's config.
     """
-    name_process("sglang-engine")
+    set_process_name("sglang-engine")
     gc.disable()  # until the model is loaded: nearly all objects created until then stay
     compiler = start_early(model, device, compile_processes)
     from sglang_lite.engine.child.command_handler import serve

@@ -22,8 +22,8 @@ from sglang_lite.engine.frames import (
     Progress,
     Report,
     RequestEvent,
-    failure_of,
-    frame,
+    encode_frame,
+    serializable_failure,
 )
 from sglang_lite.program.nodes import Path
 from sglang_lite.protocol import Delta, Generation, ParameterError
@@ -182,26 +182,28 @@ class Outgoing:
                     )
                     messages.insert(0, known)
                 if messages:
-                    self._send(messages)
+                    self._send_frames(messages)
                 if closing:
                     return
 
-    def _send(self, messages: Sequence[Report]) -> None:
+    def _send_frames(self, messages: Sequence[Report]) -> None:
         try:
-            data = frame(messages)
+            data = encode_frame(messages)
         except ParameterError as error:
             if len(messages) > 1:  # each half may fit into a frame
                 half = len(messages) // 2
-                self._send(messages[:half])
-                self._send(messages[half:])
+                self._send_frames(messages[:half])
+                self._send_frames(messages[half:])
                 return
             (message,) = messages
             if isinstance(message, RequestEvent):
-                message = msgspec.structs.replace(message, event=failure_of(error), ends=False)
+                message = msgspec.structs.replace(
+                    message, event=serializable_failure(error), ends=False
+                )
             elif isinstance(message, AskReply):
-                message = AskReply(message.id, failure=failure_of(error))
+                message = AskReply(message.id, failure=serializable_failure(error))
             else:
                 return
-            data = frame([message])
+            data = encode_frame([message])
         with self._sending:
             self._connection.send_now(data)

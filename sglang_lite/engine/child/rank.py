@@ -14,10 +14,17 @@ from pathlib import Path
 
 from sglang_lite.engine.child.ranks import BEAT_S, START_S
 from sglang_lite.engine.connection import Connection
-from sglang_lite.engine.frames import Loaded, Start, StartFailed, commands, failure_of, frame
+from sglang_lite.engine.frames import (
+    Loaded,
+    Start,
+    StartFailed,
+    commands,
+    encode_frame,
+    serializable_failure,
+)
 from sglang_lite.engine.spawned_process import CAUSE_FIRST_S
 from sglang_lite.runtime.host.parent import be_killed_with_parent, end_with_parent
-from sglang_lite.runtime.host.process_name import name_process
+from sglang_lite.runtime.host.process_name import set_process_name
 
 
 def main(descriptor: int, rank: int, meeting: str) -> None:
@@ -29,7 +36,7 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
         meeting: where the ranks meet, as for `GlooCollectives`.
     """
     be_killed_with_parent()
-    name_process(f"sgl-rank-{rank}")
+    set_process_name(f"sgl-rank-{rank}")
     faulthandler.enable()  # rank 0 passes on what is printed
     connection = Connection(socket.socket(fileno=descriptor))
     contents = connection.frames()
@@ -39,39 +46,41 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
     ((_, start),) = commands(first)
     assert isinstance(start, Start)
     # each look is a sign of life
-    end_with_parent(start.handle, partial(connection.send, frame([])), BEAT_S)
+    end_with_parent(start.handle, partial(connection.send, encode_frame([])), BEAT_S)
     try:
-        _follow(connection, contents, start, rank, meeting)
+        _load_and_follow(connection, contents, start, rank, meeting)
     except Exception as error:
         from sglang_lite.runtime.executor.memory_shortage import startup_error
 
         traceback.print_exc()  # rank 0 passes on what is printed
         # if a collective failed because another rank was killed, report that first
         time.sleep(CAUSE_FIRST_S)
-        connection.send(frame([StartFailed(failure_of(startup_error(error)))]))
+        connection.send(encode_frame([StartFailed(serializable_failure(startup_error(error)))]))
         os._exit(1)
     os._exit(0)
 
 
-def _follow(
+def _load_and_follow(
     connection: Connection, contents: Iterator[memoryview], start: Start, rank: int, meeting: str
 ) -> None:
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.executor import make_runner  # imports torch
     from sglang_lite.runtime.executor.kv_pool_size import taken_bytes
-    from sglang_lite.runtime.executor.ranks import follow, read_message
-    from sglang_lite.runtime.host.openmp import share_threads
+    from sglang_lite.runtime.executor.ranks import follow_rank_0, read_message
+    from sglang_lite.runtime.host.openmp import set_share_of_threads
     from sglang_lite.runtime.loading.load_model import load_model
     from sglang_lite.runtime.parallel.collectives import GlooCollectives
 
     config = EngineConfig(**start.config)
-    share_threads(config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1))
+    set_share_of_threads(
+        config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1)
+    )
     ranks = GlooCollectives(config.parallel.of(rank), meeting, config.dist_timeout or START_S)
     loaded = load_model(config, Path(start.model_path), iter, ranks=ranks)
     device = loaded.model.device
-    connection.send(frame([Loaded(taken_bytes(device) if device.type == "cuda" else 0)]))
+    connection.send(encode_frame([Loaded(taken_bytes(device) if device.type == "cuda" else 0)]))
     gc.freeze()
-    follow(
+    follow_rank_0(
         map(read_message, contents),
         lambda capacity: make_runner(loaded.model, capacity, config, loaded.compiling),
     )

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from sglang_lite.engine.frames import HEADER, Loaded, Start, StartFailed, frame, reports
+from sglang_lite.engine.frames import HEADER, Loaded, Start, StartFailed, encode_frame, reports
 from sglang_lite.engine.nodes import NodeListener, RemoteProcess
 from sglang_lite.engine.signs_of_life import processor_time
 from sglang_lite.engine.spawned_process import CAUSE_FIRST_S, SpawnedProcess
@@ -62,20 +62,26 @@ class RankProcesses:
         self._taken = 0  # maximum number of bytes in use on a rank's GPU
         self._ended = threading.Event()
         self._meeting = (
-            _meeting() if self._parallel.nodes == 1 else meeting(config.dist_init_addr, GLOO)
+            _create_meeting_file()
+            if self._parallel.nodes == 1
+            else meeting(config.dist_init_addr, GLOO)
         )
-        start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
+        start = encode_frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
         self._children: dict[int, SpawnedProcess | RemoteProcess] = {}
         self._loaded = {rank: threading.Event() for rank in range(1, self._parallel.ranks)}
-        self._nodes = None if self._parallel.nodes == 1 else NodeListener(config, path, self._watch)
+        self._nodes = (
+            None
+            if self._parallel.nodes == 1
+            else NodeListener(config, path, self._register_process)
+        )
         for rank in range(1, self._parallel.per_node):
             name = f"rank {rank} of {self._parallel.ranks}"
             child = SpawnedProcess("sglang_lite.engine.child.rank", name, rank, self._meeting)
             with contextlib.suppress(OSError):  # it has ended already, and its reader notices that
                 child.connection.send(start)
-            self._watch(rank, child)
+            self._register_process(rank, child)
 
-    def _watch(self, rank: int, child: SpawnedProcess | RemoteProcess) -> None:
+    def _register_process(self, rank: int, child: SpawnedProcess | RemoteProcess) -> None:
         """Registers a rank's process and starts the thread that reads from it."""
         with self._lock:
             self._children[rank] = child
@@ -83,7 +89,9 @@ class RankProcesses:
         if ended:
             child.kill()
         name = f"sglang_lite-rank-{rank}"
-        threading.Thread(target=self._read, args=(rank, child), name=name, daemon=True).start()
+        threading.Thread(
+            target=self._read_frames, args=(rank, child), name=name, daemon=True
+        ).start()
 
     @cached_property
     def collectives(self) -> Collectives:
@@ -91,7 +99,7 @@ class RankProcesses:
             try:
                 self._nodes.wait(self._timeout, lambda: self._error is not None)
             except BackendError as error:
-                self._end(error)
+                self._end_all_ranks(error)
             if self._error is not None:
                 raise self._error
         from sglang_lite.runtime.parallel.collectives import GlooCollectives  # imports torch
@@ -115,7 +123,7 @@ class RankProcesses:
             if not loaded.wait(self._timeout) and self._error is None:
                 name = f"rank {rank} of {self._parallel.ranks}"
                 problem = f"{name} has not loaded its part {self._timeout} s after rank 0."
-                self._end(
+                self._end_all_ranks(
                     BackendError(
                         problem, hint="Raise dist_timeout, or free what the machine lacks."
                     )
@@ -131,7 +139,7 @@ class RankProcesses:
 
     def fail(self, error: BaseException) -> NoReturn:
         self._ended.wait(_REASON_S)
-        self._end(
+        self._end_all_ranks(
             BackendError(
                 f"rank 0 of {self._parallel.ranks} failed: {type(error).__name__}: {error}"
             )
@@ -149,17 +157,17 @@ class RankProcesses:
             child.connection.close()
             child.kill()  # also one that is stopped; ranks keep nothing
 
-    def _read(self, rank: int, child: SpawnedProcess | RemoteProcess) -> None:
+    def _read_frames(self, rank: int, child: SpawnedProcess | RemoteProcess) -> None:
         """Reads a rank's frames until it ends, and then ends all others."""
         name = f"rank {rank} of {self._parallel.ranks}"
         silent = 0
-        used = _processor_time(child)
+        used = _processor_time_of(child)
         error: SglError | None = None
 
         def look() -> None:
             nonlocal silent, used, error
             before = used
-            used = _processor_time(child)
+            used = _processor_time_of(child)
             silent = silent + 1 if used == before else 0
             if silent == _LOOKS:
                 error = BackendError(
@@ -186,9 +194,9 @@ class RankProcesses:
             if self._nodes is None
             else "Start all nodes again."
         )
-        self._end(error or BackendError(f"{name} {end.text}", hint=hint))
+        self._end_all_ranks(error or BackendError(f"{name} {end.text}", hint=hint))
 
-    def _end(self, error: SglError) -> None:
+    def _end_all_ranks(self, error: SglError) -> None:
         """Ends all ranks because of an error. Only the first error counts."""
         with self._lock:
             first = self._error is None and not self._closed
@@ -203,12 +211,12 @@ class RankProcesses:
             self._failed(self._error)
 
 
-def _processor_time(child: SpawnedProcess | RemoteProcess) -> int | None:
+def _processor_time_of(child: SpawnedProcess | RemoteProcess) -> int | None:
     """Returns the `processor_time` of a rank's process, or None if it runs on another machine."""
     return None if child.pid is None else processor_time(child.pid)
 
 
-def _meeting() -> str:
+def _create_meeting_file() -> str:
     """Creates the file through which ranks meet, which no other user can read, and returns its
     path. On Linux it is in no folder and disappears with this process, however the process ends.
     """

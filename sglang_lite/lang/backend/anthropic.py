@@ -27,7 +27,7 @@ from sglang_lite.lang.backend.apis.api import (
     Tools,
     conversation,
     named_parameters,
-    with_marks,
+    with_cache_control,
 )
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http.rate_limit import RateLimit
@@ -35,7 +35,7 @@ from sglang_lite.lang.backend.ladder.strategy import Policy, Strategy
 from sglang_lite.lang.backend.profiles.profile import Profile, resolve_profile
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, sdk_client, sdk_errors
-from sglang_lite.lang.backend.rendering import without_marks
+from sglang_lite.lang.backend.rendering import without_stops_and_placeholders
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.results import data_url
 from sglang_lite.protocol import (
@@ -109,7 +109,7 @@ class Anthropic(RemoteBackend):
             resolve_profile(profile, "anthropic", model_name),
             policy,
             capabilities,
-            without_marks(get_chat_template("claude")),
+            without_stops_and_placeholders(get_chat_template("claude")),
             rate_limit,
         )
         made = self._connection.latest_client
@@ -220,8 +220,10 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     if "thinking" in own:
         own["thinking"] = _thinking(own["thinking"], own.get("max_tokens", DEFAULT_MAX_TOKENS))
     # The SDK has no keyword for parameters that only older models accept.
-    arguments |= own | ({"extra_body": extra} if extra else {}) | _shape(request)
-    return with_marks(arguments, request.prompt) if request.target.cache_hints else arguments
+    arguments |= own | ({"extra_body": extra} if extra else {}) | _shape_fields(request)
+    return (
+        with_cache_control(arguments, request.prompt) if request.target.cache_hints else arguments
+    )
 
 
 def _thinking(budget: int, limit: int) -> dict[str, Any]:
@@ -245,7 +247,7 @@ def _thinking(budget: int, limit: int) -> dict[str, Any]:
     return {"type": "enabled", "budget_tokens": budget}
 
 
-def _shape(request: ApiRequest) -> dict[str, Any]:
+def _shape_fields(request: ApiRequest) -> dict[str, Any]:
     """Returns the request fields that specify the form of the answer."""
     output: dict[str, Any] = (
         {} if request.target.effort is None else {"effort": request.target.effort}
@@ -360,12 +362,12 @@ class MessagesReader(ApiReader):
                         block.name, "", block.id
                     )
             case "content_block_delta":
-                return self._add(event.delta, self._first + event.index)
+                return self._add_delta(event.delta, self._first + event.index)
             case "message_delta":
-                self._end(event)
+                self._end_message(event)
         return ()
 
-    def _add(self, delta: Any, index: int) -> Sequence[Delta]:
+    def _add_delta(self, delta: Any, index: int) -> Sequence[Delta]:
         """Adds a block's delta to the sample and returns its new text or thinking."""
         sample = self._sample
         block = sample.provider_items[index] if index < len(sample.provider_items) else {}
@@ -384,7 +386,7 @@ class MessagesReader(ApiReader):
                 sample.calls[index].arguments += delta.partial_json
         return ()
 
-    def _end(self, event: Any) -> None:
+    def _end_message(self, event: Any) -> None:
         """Reads the end of a message: stop reason, refusal, tool inputs and usage."""
         sample = self._sample
         sample.finish_reason = event.delta.stop_reason
@@ -397,7 +399,7 @@ class MessagesReader(ApiReader):
                 details and (details.explanation or details.category)
             ) or "no reason is given"
         for index, call in sample.calls.items():
-            sample.provider_items[index]["input"] = _parsed(call.arguments)
+            sample.provider_items[index]["input"] = _parse_call_input(call.arguments)
         if not any(
             block["type"] in ("thinking", "redacted_thinking", "tool_use")
             for block in sample.provider_items
@@ -407,10 +409,10 @@ class MessagesReader(ApiReader):
             sample.provider_items = []
             if self.paused:
                 sample.provider_items = plain
-        self.usage = total_usage((self.usage, _cost(self._start, event.usage)))
+        self.usage = total_usage((self.usage, _message_usage(self._start, event.usage)))
 
 
-def _parsed(arguments: str) -> Any:
+def _parse_call_input(arguments: str) -> Any:
     """Parses the input of a tool call into the object that the API expects back. Returns {} if the
     model's text is not JSON; the reader of the value reports that error.
     """
@@ -420,7 +422,7 @@ def _parsed(arguments: str) -> Any:
         return {}
 
 
-def _resumed(arguments: dict[str, Any], reader: Any) -> dict[str, Any]:
+def _resume_arguments(arguments: dict[str, Any], reader: Any) -> dict[str, Any]:
     """Builds the arguments of a request that makes the model continue: the previous ones, with its
     output so far as an assistant message.
     """
@@ -428,7 +430,7 @@ def _resumed(arguments: dict[str, Any], reader: Any) -> dict[str, Any]:
     return {**arguments, "messages": [*arguments["messages"], turn]}
 
 
-def _cost(start: Any, end: Any) -> Usage:
+def _message_usage(start: Any, end: Any) -> Usage:
     """Returns the usage of a message. The API reports it at the start, and parts of it again at the
     end; the counts at the end take precedence.
     """
@@ -455,5 +457,5 @@ MESSAGES = Api(
     MessagesReader,
     # The SDK rejects requests that may take long unless they stream.
     always_streams=True,
-    resumed=_resumed,
+    resumed=_resume_arguments,
 )

@@ -55,7 +55,7 @@ _ABILITIES = {"answers_now": ("answer_now", "select_now"), "plays_programs": ("o
 asked_adapter: ContextVar[str | None] = ContextVar("sglang_lite_asked_adapter", default=None)
 
 
-def ask_with_adapter(lora_path: tuple[str, ...] | Unset) -> None:
+def choose_adapter(lora_path: tuple[str, ...] | Unset) -> None:
     """Chooses the adapter for the next selections of this context by setting `asked_adapter`."""
     asked_adapter.set(adapter_of(lora_path))
 
@@ -397,7 +397,7 @@ def refusal(
     return CapabilityError(problem, hint=instead, where=where)
 
 
-def refused_medium(
+def unsupported_medium_error(
     backend: Backend, node: object, kind: MediaKind, where: Location | None
 ) -> CapabilityError:
     """Makes the error for an image, a video or a sound that a backend does not accept."""

@@ -25,12 +25,14 @@ else:
     BackendLike = Backend  # for `typing.get_type_hints`: the language imports no engine
 
 
-def _forget() -> None:
+def _replace_lock_after_fork() -> None:
     global _starting
     _starting = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget)  # a thread that the fork did not copy may hold the lock
+os.register_at_fork(
+    after_in_child=_replace_lock_after_fork
+)  # a thread that the fork did not copy may hold the lock
 
 
 # Names of SGLang's hooks, which only user-defined backends have.
@@ -38,10 +40,10 @@ _HOOKS = ("generate", "generate_stream", "select", *EVENTS)
 
 
 def as_backend(value: object) -> Backend:
-    """Converts a user's value to a backend that can run programs. Works like `given_backend`, and
+    """Converts a user's value to a backend that can run programs. Works like `coerce_backend`, and
     wraps a backend with SGLang's hooks in an adapter.
     """
-    backend = value if isinstance(value, Backend) else given_backend(value)
+    backend = value if isinstance(value, Backend) else coerce_backend(value)
     kind: Any = type(backend)  # mypy takes no type for hashable
     if not _may_have_hooks(kind):
         return backend
@@ -55,7 +57,7 @@ def _may_have_hooks(kind: type) -> bool:
     return any(hasattr(kind, hook) for hook in _HOOKS)
 
 
-def given_backend(value: object) -> Backend:
+def coerce_backend(value: object) -> Backend:
     """Converts a user's value to a backend. Accepts a backend, an engine, or a started server
     (Runtime).
 
@@ -129,7 +131,7 @@ def set_default_backend(backend: BackendLike | None) -> None:
     """Sets the backend of programs that are run without one: an Engine or a BaseBackend, or None
     for the default engine.
     """
-    global_config.default_backend = None if backend is None else given_backend(backend)
+    global_config.default_backend = None if backend is None else coerce_backend(backend)
 
 
 def flush_cache(backend: BackendLike | None = None) -> bool:

@@ -16,7 +16,7 @@ from sglang_lite.lang.backend.ladder.strategy import Policy, Strategy
 from sglang_lite.lang.backend.profiles.profile import Profile, resolve_profile
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, ResponseHook
-from sglang_lite.lang.backend.rendering import without_marks
+from sglang_lite.lang.backend.rendering import without_stops_and_placeholders
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.text.chat_template import TurnTemplate
 
@@ -88,11 +88,11 @@ class LiteLLM(RemoteBackend):
 
         super().__init__(
             model_name,
-            Connector("litellm", "litellm", make, _errors, close=_nothing),
+            Connector("litellm", "litellm", make, _errors, close=_keep_open),
             resolve_profile(profile, "compatible", model_name),
             policy,
             capabilities,
-            without_marks(chat_template or get_chat_template("default")),
+            without_stops_and_placeholders(chat_template or get_chat_template("default")),
             rate_limit,
         )
         self.reasoning_effort = reasoning_effort
@@ -115,7 +115,7 @@ def _errors(sdk: Any) -> Any:
     return openai.OpenAIError, openai.APITimeoutError, openai.APIConnectionError
 
 
-async def _nothing(client: Any) -> None:
+async def _keep_open(client: Any) -> None:
     """Does nothing, because LiteLLM manages its connections itself."""
 
 

@@ -99,7 +99,7 @@ class LocalBackend(Backend):
         submit = partial(
             self.engine.submit, prompt, params, constraint, stream=stream, timeout=timeout
         )
-        return self._events(submit, params.samples)
+        return self._iterate_events(submit, params.samples)
 
     async def aselect(
         self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
@@ -113,10 +113,12 @@ class LocalBackend(Backend):
             lora_path=adapter,
         )
         selection: Selection
-        (selection,) = [event async for event in self._events(submit, 1)]
+        (selection,) = [event async for event in self._iterate_events(submit, 1)]
         return selection
 
-    async def _events(self, submit: Callable[..., Any], count: int) -> AsyncGenerator[Any, None]:
+    async def _iterate_events(
+        self, submit: Callable[..., Any], count: int
+    ) -> AsyncGenerator[Any, None]:
         """Yields the events of a request up to the last of its `count` answers."""
         events: asyncio.Queue[Delta | Generation | Selection | SglError] = asyncio.Queue()
         mailbox = running_mailbox()
@@ -124,7 +126,7 @@ class LocalBackend(Backend):
             submit, sink=partial(mailbox.enqueue, events.put_nowait), flush=mailbox.wake
         )
         ticket = await self.engine.submit_when_room(heard, count)
-        timer = winding_down(ticket.wind_down)
+        timer = schedule_wind_down(ticket.wind_down)
         try:
             while count:
                 event = await events.get()
@@ -143,7 +145,7 @@ class LocalBackend(Backend):
     def open_program(
         self, sink: ProgramSink, *, stream: bool, priority: int = 0
     ) -> ProgramAtBackend:
-        sink = partial(self.token_usage.pass_on, sink)
+        sink = partial(self.token_usage.count_and_forward, sink)
         flush = None
         if self.engine.config.in_process:  # the thread that calls the sinks is busy computing
             sink = partial(executor().enqueue, sink)
@@ -206,7 +208,7 @@ class LocalBackend(Backend):
         self.engine.close()
 
 
-def winding_down(wind_down: Callable[[], None]) -> asyncio.TimerHandle | None:
+def schedule_wind_down(wind_down: Callable[[], None]) -> asyncio.TimerHandle | None:
     """Schedules a call for when the current generation has to wind down. Returns the timer, or None
     if it has been called already or never will be.
     """

@@ -25,8 +25,8 @@ from sglang_lite.lang.backend.profiles.profile import (
 )
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, sdk_client, sdk_errors
-from sglang_lite.lang.backend.remote.selecting import MIN_LOGPROB, checked_tokenizer
-from sglang_lite.lang.backend.rendering import without_marks
+from sglang_lite.lang.backend.remote.selecting import MIN_LOGPROB, validate_tokenizer
+from sglang_lite.lang.backend.rendering import without_stops_and_placeholders
 from sglang_lite.lang.backend.token_counts import TiktokenEncoding
 
 # SGLang's users import it from here
@@ -146,7 +146,7 @@ class OpenAI(RemoteBackend):
             return replace(profile, api=api or profile.api if is_chat_model else "completions")
 
         self.reasoning_effort = reasoning_effort
-        self.tokenizer = checked_tokenizer(tokenizer)
+        self.tokenizer = validate_tokenizer(tokenizer)
         if not is_chat_model:
             self.strategies = frozenset() if tokenizer is None else frozenset({"logit_bias_steps"})
         super().__init__(
@@ -155,7 +155,7 @@ class OpenAI(RemoteBackend):
             found,
             policy,
             capabilities,
-            without_marks(template) if is_chat_model else template,
+            without_stops_and_placeholders(template) if is_chat_model else template,
             rate_limit,
         )
 
@@ -180,7 +180,7 @@ class OpenAI(RemoteBackend):
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
         began = time.perf_counter()
-        with self.errors.translating():
+        with self.errors.translate_errors():
             response = await self.client().decisions.create(
                 **decision_request(self.model_name, prompt, choices)
             )
@@ -234,7 +234,7 @@ PATIENCE: Final = 2.0  # seconds to wait for each answer
 _LARGEST: Final = 2**20  # bytes of the largest answer that is read
 
 
-def _by_models(body: Mapping[str, Any]) -> str | None:
+def _recognize_by_models(body: Mapping[str, Any]) -> str | None:
     """Recognizes a server by `/v1/models`: each of these servers names itself as the owner of its
     models.
     """
@@ -253,15 +253,15 @@ def _by_models(body: Mapping[str, Any]) -> str | None:
     return profile_names.get(str(owners.pop())) if len(owners) == 1 else None
 
 
-def _by_server_info(body: Mapping[str, Any]) -> str | None:
+def _recognize_by_server_info(body: Mapping[str, Any]) -> str | None:
     if "sglang_lite" in body:
         return "sglang_lite"
     return "sglang" if "internal_states" in body or "mem_fraction_static" in body else None
 
 
 _PROBES: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], str | None]], ...]] = (
-    ("v1/models", _by_models),
-    ("server_info", _by_server_info),
+    ("v1/models", _recognize_by_models),
+    ("server_info", _recognize_by_server_info),
     ("props", lambda body: "llamacpp" if "default_generation_settings" in body else None),
     # vLLM's answer has nothing else
     ("version", lambda body: "vllm" if body.keys() == {"version"} else None),

@@ -127,7 +127,7 @@ class AnswerSource(ABC):
     """Source of a node's answer other than a call of the node's own. Used on the executor loop."""
 
     @asynccontextmanager
-    async def entered(self, text: str) -> AsyncIterator[None]:
+    async def around_attempts(self, text: str) -> AsyncIterator[None]:
         """Surrounds all attempts at the node. Waiting at its start does not count toward the node's
         timeout.
 

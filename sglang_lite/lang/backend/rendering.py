@@ -31,13 +31,15 @@ def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
     string if all text is inside.
     """
     assert template is not None
-    rest = _squeezed(prompt.text)
+    rest = _without_whitespace(prompt.text)
     roles = list[dict[str, str]]()
     for message in (*prompt.messages, Message("assistant", (prompt.partial,))):
-        prefix, suffix = map(_squeezed, template.get_prefix_and_suffix(message.role, roles))
+        prefix, suffix = map(
+            _without_whitespace, template.get_prefix_and_suffix(message.role, roles)
+        )
         if not rest.startswith(prefix):
             return rest.partition(prefix)[0]
-        end = _squeezed(message.text) + suffix
+        end = _without_whitespace(message.text) + suffix
         at = rest.find(end, len(prefix))
         if at > len(prefix) and message.role != "assistant":
             return rest[len(prefix) : at]
@@ -69,7 +71,7 @@ def rerender(
     return msgspec.structs.replace(prompt, spans=tuple(span for span in spans if span.text))
 
 
-def without_marks(template: TurnTemplate) -> TurnTemplate:
+def without_stops_and_placeholders(template: TurnTemplate) -> TurnTemplate:
     """Returns the template without stop strings and image placeholders, for an API that renders
     turns itself.
     """
@@ -80,7 +82,7 @@ def without_marks(template: TurnTemplate) -> TurnTemplate:
     )
 
 
-def _squeezed(text: str) -> str:
+def _without_whitespace(text: str) -> str:
     return "".join(text.split())
 
 
@@ -106,12 +108,14 @@ def with_tools(
     if prompt.tools is None or template is None:
         return prompt
     if isinstance(template, JinjaTemplate):
-        shown = _rendered(prompt, prompt.tools, template, control)
+        shown = _render_with_tools(prompt, prompt.tools, template, control)
     else:
         has_system = (
             not isinstance(template, ChatTemplate) or "system" in template.role_prefix_and_suffix
         )
-        messages = with_description(_texts(prompt.messages), _description(prompt.tools), has_system)
+        messages = with_description(
+            _texts(prompt.messages), _describe_tools(prompt.tools), has_system
+        )
         turns = tuple(Message(message["role"], (message["content"],)) for message in messages)
         shown = rerender(msgspec.structs.replace(prompt, messages=turns), template, template).spans
     before = Span(_text_before(prompt, template))
@@ -131,7 +135,7 @@ def shows_tools(template: TurnTemplate | None, family: str | None) -> bool:
     )
 
 
-def _rendered(
+def _render_with_tools(
     prompt: Prompt, tools: PromptTools, template: JinjaTemplate, control: Sequence[str]
 ) -> Sequence[Span]:
     functions = [Tool(**json.loads(each)["function"]) for each in tools.shown]
@@ -141,14 +145,14 @@ def _rendered(
         schemas = {tool.name: tool.schema for tool in functions}
         messages = _messages(prompt.messages, tools.family, schemas, parallel=tools.parallel)
     if tools.family is None:
-        messages = with_description(messages, _description(tools), template.has_system)
+        messages = with_description(messages, _describe_tools(tools), template.has_system)
         functions = []
     chat_format = _chat_format(template, tuple(control), tools.family)
     spans = chat_format.prompt(Conversation(messages, functions)).spans
-    return [*_with_ids(spans, prompt.spans), *_end(prompt.spans, len(prompt.partial))]
+    return [*_with_ids(spans, prompt.spans), *_last_spans(prompt.spans, len(prompt.partial))]
 
 
-def _description(tools: PromptTools) -> str:
+def _describe_tools(tools: PromptTools) -> str:
     """Describes the tools to a model that writes calls as JSON objects."""
     listed = "\n".join(tools.shown)
     call = '{"tool": "NAME", "arguments": {"ARGUMENT": "VALUE"}}'
@@ -202,7 +206,7 @@ def _messages(
             ]
             calls = []
         elif turn["role"] == "assistant":
-            message = _answer(turn["content"], family, schemas, count, parallel=parallel)
+            message = _assistant_message(turn["content"], family, schemas, count, parallel=parallel)
             calls = message.get("tool_calls", [])
             count += len(calls)
             messages.append(message)
@@ -211,7 +215,7 @@ def _messages(
     return messages
 
 
-def _answer(
+def _assistant_message(
     text: str, family: str, schemas: Mapping[str, JsonSchema], count: int, *, parallel: bool
 ) -> dict[str, Any]:
     """Converts an answer to a message of the assistant, with its tool calls.
@@ -252,7 +256,7 @@ def _chat_format(
     return ChatFormat(template, control, family, None)
 
 
-def _end(spans: Sequence[Span], length: int) -> list[Span]:
+def _last_spans(spans: Sequence[Span], length: int) -> list[Span]:
     """Returns the spans of the last `length` characters."""
     found: list[Span] = []
     for span in reversed(spans):
@@ -288,7 +292,7 @@ def _with_ids(spans: Sequence[Span], written: Sequence[Span]) -> list[Span]:
     return [*rest, *known]
 
 
-def from_start(prompt: Prompt) -> Prompt:
+def without_partial_turn(prompt: Prompt) -> Prompt:
     """Returns the prompt without the text in its open turn."""
     text = prompt.text.removesuffix(prompt.partial)
     return Prompt((Span(text),), prompt.messages, prompt.role, "", prompt.images)

@@ -80,7 +80,7 @@ class Rules:
         if callable(self._answers):
             return self._answers(call)
         rules = list(self._answers.items()) if self._by_rule else [("", self._answers)]
-        found = [(_last(rule, text), i) for i, (rule, _) in enumerate(rules)]
+        found = [(_find_last(rule, text), i) for i, (rule, _) in enumerate(rules)]
         at, rule = max(found, key=lambda each: each[0], default=(-1, 0))
         if at < 0:
             return None
@@ -156,7 +156,7 @@ class ScriptedBackend(Backend):
     ) -> AsyncGenerator[Delta | Generation, None]:
         call = ScriptedRequest(prompt, params, constraint)
         late = winds_down_at.get()
-        await asyncio.sleep(_until(late, self._seconds(call)))
+        await asyncio.sleep(_latency_until(late, self._seconds(call)))
         if late is not None and constraint is None and time.monotonic() >= late:
             limit = 1 if isinstance(params.max_tokens, Unset) else min(params.max_tokens, 1)
             call = replace(call, params=msgspec.structs.replace(params, max_tokens=limit))
@@ -170,7 +170,7 @@ class ScriptedBackend(Backend):
         self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool
     ) -> Selection:
         call = ScriptedRequest(prompt, SamplingParams(), choices=tuple(choices))
-        await asyncio.sleep(_until(winds_down_at.get(), self._seconds(call)))
+        await asyncio.sleep(_latency_until(winds_down_at.get(), self._seconds(call)))
         return self._selection(call, unconditional)
 
     def answer_now(
@@ -242,7 +242,7 @@ class ScriptedBackend(Backend):
                     if isinstance(params.seed, Unset)
                     else Random(f"{params.seed}:{index}")
                 )
-                text = _sampled(call.constraint, draw)
+                text = _sample_text(call.constraint, draw)
         patterns = () if isinstance(params.stop_regex, Unset) else params.stop_regex
         stops = StopMatcher(
             () if isinstance(params.stop, Unset) else params.stop,
@@ -256,7 +256,7 @@ class ScriptedBackend(Backend):
         if cut:
             text = "".join(words[: int(limit)])
         elif call.constraint is not None:
-            _check(call.constraint, text, stopped=stops.matched is not None)
+            _check_answer(call.constraint, text, stopped=stops.matched is not None)
         if stops.matched is not None and params.include_stop is True and not cut:
             text += stops.matched_text
         usage = Usage(prompt_tokens=_count(prompt), completion_tokens=_count(text))
@@ -273,7 +273,9 @@ class ScriptedBackend(Backend):
         if self._default is None or call.constraint is None:
             return False
         try:
-            _check(call.constraint, _number_in(call.constraint, self._default), stopped=False)
+            _check_answer(
+                call.constraint, _number_in(call.constraint, self._default), stopped=False
+            )
         except BackendError:
             return False
         return True
@@ -285,14 +287,14 @@ class ScriptedBackend(Backend):
         return answer
 
 
-def _until(late: float | None, seconds: float) -> float:
+def _latency_until(late: float | None, seconds: float) -> float:
     """Returns the seconds that a request takes in a run that winds down from a given time on
     (`time.monotonic()`).
     """
     return seconds if late is None else min(seconds, max(late - time.monotonic(), 0.0))
 
 
-def _last(rule: str | re.Pattern[str], text: str) -> int:
+def _find_last(rule: str | re.Pattern[str], text: str) -> int:
     """Returns the end of the last occurrence of a rule in the text, or -1 if the rule does not
     occur.
     """
@@ -302,7 +304,7 @@ def _last(rule: str | re.Pattern[str], text: str) -> int:
     return max((match.end() for match in rule.finditer(text)), default=-1)
 
 
-def _sampled(constraint: Constraint, random: Random) -> str:
+def _sample_text(constraint: Constraint, random: Random) -> str:
     if not isinstance(constraint, Continuation):
         return sample(constraint, random)
     if constraint.text and constraint.part is None:
@@ -321,10 +323,10 @@ def _number_in(constraint: Constraint | None, text: str) -> str:
     return (first_number(number, text) or text) if isinstance(number, Number) else text
 
 
-def _check(constraint: Constraint, text: str, *, stopped: bool) -> None:
+def _check_answer(constraint: Constraint, text: str, *, stopped: bool) -> None:
     try:
         if isinstance(constraint, Continuation):
-            _check_continued(constraint, text, stopped=stopped)
+            _check_continuation(constraint, text, stopped=stopped)
         else:
             validate(constraint, text)
     except ValueValidationError as error:
@@ -333,7 +335,7 @@ def _check(constraint: Constraint, text: str, *, stopped: bool) -> None:
         ) from error
 
 
-def _check_continued(constraint: Continuation, text: str, *, stopped: bool) -> None:
+def _check_continuation(constraint: Continuation, text: str, *, stopped: bool) -> None:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
 
     try:

@@ -40,22 +40,24 @@ class TiktokenEncoding(Protocol):
         """Returns the text of token ids."""
 
 
-def tokens_of(text: str, tokenizer: TiktokenEncoding | None) -> int:
+def count_text_tokens(text: str, tokenizer: TiktokenEncoding | None) -> int:
     """Counts the tokens of a text with the model's tokenizer, or else estimates the number, rather
     too high than too low.
     """
     if tokenizer is not None:
-        return _count(tokenizer, text)
+        return _count_exactly(tokenizer, text)
     return len(text.encode("utf-8", "replace")) // _BYTES_A_TOKEN + 1
 
 
-def estimated_tokens(prompt: Prompt, tokenizer: TiktokenEncoding | None = None) -> int:
+def estimate_tokens(prompt: Prompt, tokenizer: TiktokenEncoding | None = None) -> int:
     """Estimates the tokens of a prompt, as text or as messages, including the markup of its turns,
     its tools and its images. See `tokens_of`.
     """
-    text = max(tokens_of(each, tokenizer) for each in (prompt.text, "\n".join(_turns(prompt))))
+    text = max(
+        count_text_tokens(each, tokenizer) for each in (prompt.text, "\n".join(_turns(prompt)))
+    )
     if prompt.tools is not None:
-        text += tokens_of("\n".join(prompt.tools.shown), tokenizer)
+        text += count_text_tokens("\n".join(prompt.tools.shown), tokenizer)
     return text + _OF_A_MESSAGE * (len(prompt.messages) + 1) + _OF_AN_IMAGE * len(prompt.images)
 
 
@@ -80,16 +82,16 @@ def _turns(prompt: Prompt) -> list[str]:
 
 
 def _least_tokens(text: str, tokenizer: TiktokenEncoding | None) -> int:
-    return len(text.split()) if tokenizer is None else _count(tokenizer, text.strip())
+    return len(text.split()) if tokenizer is None else _count_exactly(tokenizer, text.strip())
 
 
-def _count(tokenizer: TiktokenEncoding, text: str) -> int:
+def _count_exactly(tokenizer: TiktokenEncoding, text: str) -> int:
     # tiktoken's `encode` rejects special tokens
     encode = getattr(tokenizer, "encode_ordinary", tokenizer.encode)
     return len(encode(text))
 
 
-def unreported_usage(reported: Usage, possible: Usage) -> Usage:
+def missing_usage(reported: Usage, possible: Usage) -> Usage:
     """Returns the tokens beyond those reported, for a call that is assumed to have used `possible`."""
     return Usage(
         max(possible.prompt_tokens - reported.prompt_tokens, 0),
@@ -105,7 +107,7 @@ unreported_usages: ContextVar[list[Usage] | None] = ContextVar(
 )
 
 
-def note_unreported(usage: Usage, times: int = 1) -> None:
+def add_unreported_usage(usage: Usage, times: int = 1) -> None:
     """Adds a usage to those of the current node."""
     usages = unreported_usages.get()
     if usages is not None:
@@ -146,7 +148,7 @@ class TokenUsage:
             self.prompt_tokens += usage.prompt_tokens
             self.completion_tokens += usage.completion_tokens
 
-    def pass_on(self, sink: ProgramSink, event: ProgramEvent) -> None:
+    def count_and_forward(self, sink: ProgramSink, event: ProgramEvent) -> None:
         """Passes an event of a program to its sink, after adding the tokens if it is a result."""
         if isinstance(event, Played) and isinstance(event.event, Generation | Selection):
             self.add(event.event.usage)

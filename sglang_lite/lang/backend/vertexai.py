@@ -35,7 +35,7 @@ from sglang_lite.lang.backend.ladder.strategy import Policy, Strategy
 from sglang_lite.lang.backend.profiles.profile import Profile, resolve_profile
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, ResponseHook
-from sglang_lite.lang.backend.rendering import without_marks
+from sglang_lite.lang.backend.rendering import without_stops_and_placeholders
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import (
     CapabilityError,
@@ -117,7 +117,7 @@ class VertexAI(RemoteBackend):
             resolve_profile(profile, "vertexai", model_name),
             policy,
             capabilities,
-            without_marks(get_chat_template("default")),
+            without_stops_and_placeholders(get_chat_template("default")),
             rate_limit,
         )
         safety = _settings(safety_settings)
@@ -197,7 +197,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     budget = parameters.pop("thinking", None)
     if "seed" in parameters:
         parameters["seed"] %= 2**31  # the API's seeds are signed 32-bit integers
-    config: dict[str, Any] = {**request.target.settings, **parameters, **_shape(request)}
+    config: dict[str, Any] = {**request.target.settings, **parameters, **_shape_fields(request)}
     if system:
         config["system_instruction"] = "\n\n".join(_text(message) for message in system)
     if request.target.effort is not None:
@@ -208,7 +208,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     return {"model": request.target.model, "contents": contents, "config": config}
 
 
-def _shape(request: ApiRequest) -> dict[str, Any]:
+def _shape_fields(request: ApiRequest) -> dict[str, Any]:
     """Returns the configuration fields that specify the form of the answer."""
     match request.shape:
         case JsonFormat(schema, _):
@@ -310,7 +310,7 @@ class GenerateContentReader(ApiReader):
     def event(self, event: Foreign) -> Sequence[Delta]:
         self.meta |= {"id": event.response_id, "model": event.model_version}
         if event.usage_metadata is not None:
-            self._count(event.usage_metadata)
+            self._read_usage(event.usage_metadata)
         blocked = event.prompt_feedback and event.prompt_feedback.block_reason
         if blocked:
             self.samples[0] = PartialAnswer(
@@ -318,10 +318,12 @@ class GenerateContentReader(ApiReader):
             )
         deltas = list[Delta]()
         for index, candidate in enumerate(event.candidates or ()):
-            deltas += self._add(index if candidate.index is None else candidate.index, candidate)
+            deltas += self._add_candidate(
+                index if candidate.index is None else candidate.index, candidate
+            )
         return deltas
 
-    def _count(self, counts: Any) -> None:
+    def _read_usage(self, counts: Any) -> None:
         thoughts = counts.thoughts_token_count or 0
         completion = (counts.candidates_token_count or 0) + thoughts
         self.usage = Usage(
@@ -331,7 +333,7 @@ class GenerateContentReader(ApiReader):
             reasoning_tokens=thoughts,
         )
 
-    def _add(self, index: int, candidate: Any) -> list[Delta]:
+    def _add_candidate(self, index: int, candidate: Any) -> list[Delta]:
         """Adds a candidate, or a piece of one, to its sample, and returns its new text and
         thoughts.
         """
@@ -352,10 +354,10 @@ class GenerateContentReader(ApiReader):
                 deltas.append(Delta(part.text, index=index))
         sample.logprobs += _logprobs(candidate.logprobs_result)
         if candidate.finish_reason is not None:
-            self._end(sample, candidate)
+            self._end_sample(sample, candidate)
         return deltas
 
-    def _end(self, sample: PartialAnswer, candidate: Any) -> None:
+    def _end_sample(self, sample: PartialAnswer, candidate: Any) -> None:
         sample.finish_reason = candidate.finish_reason.value
         sample.truncated = sample.finish_reason == _CUT
         if sample.finish_reason in _REFUSED:

@@ -33,7 +33,7 @@ from sglang_lite.lang.batches.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.batches.line_codes import check_secret
 from sglang_lite.lang.body_run import BodyRun
 from sglang_lite.lang.checks import check_flags
-from sglang_lite.lang.execution.branch import raised_at
+from sglang_lite.lang.execution.branch import find_raise_location
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.run_options import identity_of, settings_of, with_inherited
@@ -546,7 +546,7 @@ def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> BatchResults
         where = first.where
         message = message + str(first).removesuffix(f" [{first.where}]")
     else:
-        where = raised_at(first)
+        where = find_raise_location(first)
         message = f"{message}{type(first).__name__}: {first}"
     raise BatchError(message, results, where=where or user_location()) from first
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 from sglang_lite.lang.body_run import BodyRun
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import located, of_thread
-from sglang_lite.lang.execution.reading import note_end, when_finished
+from sglang_lite.lang.execution.reading import record_wait_for_all, when_finished
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import RequestAbortedError
@@ -288,5 +288,5 @@ def _as_outcome(error: BaseException) -> Exception:
 def outcome_of(state: ProgramState) -> Outcome:
     player = state.branch.player
     player.failure_reported = True  # the batch reports the failure
-    note_end(player)
+    record_wait_for_all(player)
     return state if player.failure is None else player.failure

@@ -95,13 +95,13 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
             raise ProgramError(f"{_turn(role)} ends, but {problem}.", hint=hint, where=where)
         suffix = self.suffixes[-1]
         if suffix is None:
-            suffix = self._suffix_of_template(role, run, where)
+            suffix = self._suffix_from_template(role, run, where)
             self.suffixes = (*self.suffixes[:-1], suffix)
         self.role = None
         self.turns = (*self.turns, role)
         return TurnEnd(role, where=where), Text(suffix, where=where)
 
-    def _suffix_of_template(self, role: str, run: Run, where: Location | None) -> str:
+    def _suffix_from_template(self, role: str, run: Run, where: Location | None) -> str:
         """Returns the text that ends the open turn in the backend's template."""
         try:
             return str(run.template.get_prefix_and_suffix(role, self._messages())[1])

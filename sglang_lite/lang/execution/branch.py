@@ -14,7 +14,7 @@ import msgspec
 
 from sglang_lite.constraints.answer_limit import answer_limit
 from sglang_lite.constraints.number_text import TERMINATORS
-from sglang_lite.lang.backend.base import Backend, check_adapter, refused_medium
+from sglang_lite.lang.backend.base import Backend, check_adapter, unsupported_medium_error
 from sglang_lite.lang.backend.capabilities import EVERYTHING, Demands
 from sglang_lite.lang.backend.planning import Planner
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
@@ -33,7 +33,7 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
 )
 from sglang_lite.lang.execution.player import Player, cancel, unknown
-from sglang_lite.lang.execution.reading import added, close_when_finished
+from sglang_lite.lang.execution.reading import added, close_when_done
 from sglang_lite.lang.execution.retries import check_repair
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.execution.transcript import Piece
@@ -173,7 +173,7 @@ class Branch:
                 self.submit_one(expr, where)
         finally:
             if later and self.player.pushed is not None:
-                close_when_finished(self.player, self.player.pushed.program)
+                close_when_done(self.player, self.player.pushed.program)
 
     def submit_one(self, expression: Expression, where: Location | None) -> None:
         """Queues the operations of an elementary expression. Arguments are those of `submit`."""
@@ -185,9 +185,11 @@ class Branch:
                 # most are in one line
                 if made is not None and where is not None and made.line > where.line:
                     where = own_line(where, made)
-                self.player.put(self._gen(expression, where))
+                self.player.put(self._make_gen_op(expression, where))
             case SglSelect():
-                self.player.put(self._select(expression, own_line(where, expression.node.where)))
+                self.player.put(
+                    self._make_select_op(expression, own_line(where, expression.node.where))
+                )
             case TurnBegin():
                 for node in self.blocks.begin_turn(expression.role, self.run, where):
                     self.player.put(node)
@@ -253,7 +255,7 @@ class Branch:
         else:
             self.player.put(Text(text, ids, special, where=where))
 
-    def _select(self, own: SglSelect, where: Location | None) -> SelectOp:
+    def _make_select_op(self, own: SglSelect, where: Location | None) -> SelectOp:
         run = self.run
         blocks = self.blocks
         adapter = (
@@ -272,7 +274,7 @@ class Branch:
             own, Demands("select", constraint=choices, scores=not only_picks(own)), where
         )
         blocks.matcher = None
-        path = self.next_node()
+        path = self.next_node_path()
         variable = self._declare(own.node.name, path, where)
         judged = own.multi or run.settings.retries or run.kept is not None
         node = msgspec.structs.replace(
@@ -285,14 +287,14 @@ class Branch:
         )
         return SelectOp(node, own, variable, in_body=run.body_open)
 
-    def _gen(self, own: SglGen, where: Location | None) -> GenOp:
+    def _make_gen_op(self, own: SglGen, where: Location | None) -> GenOp:
         options = own.options
         backend = self.backend if options.backend is None else options.backend
         if own.tools is not None:
             own = _with_tools(own, own.tools, backend)
         shows_tools = own.tools is not None and self.blocks.role == "assistant"
-        path = self.next_node()
-        node = _gen_node(self, own, backend, path, where, shows_tools=shows_tools)
+        path = self.next_node_path()
+        node = _make_gen_node(self, own, backend, path, where, shows_tools=shows_tools)
         kind = None if own.value_type is None else own.value_type.annotation
         thoughts = None
         if options.reasoning is not None:
@@ -319,7 +321,7 @@ class Branch:
             "an image can't be part of a grammar.", "Add it before.", where
         )
         if not can.takes(kind):
-            raise refused_medium(self.backend, kind, kind, where)
+            raise unsupported_medium_error(self.backend, kind, kind, where)
         if medium.address and not (kind == "image" and can.fetches_images):
             medium = fetched(medium, where)
         for each in frames_of(medium, where) if kind == "video" and not can.videos else (medium,):
@@ -338,7 +340,7 @@ class Branch:
             self.names.declare(name, variable)
         return variable
 
-    def next_node(self) -> str:
+    def next_node_path(self) -> str:
         """Returns the path of the branch's next node in the program's tree."""
         self.node_count += 1
         return f"{self.path}/{self.node_count}"
@@ -346,7 +348,7 @@ class Branch:
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
         """Creates `size` branches that continue independently from here."""
         self.player.before_adding(where)
-        node = self.next_node()
+        node = self.next_node_path()
         planners = [None] * size if self.planner is None else self.planner.fork(size)
         children = [
             type(self)(self._forked(), f"{node}.{i}", planner=planners[i]) for i in range(size)
@@ -408,7 +410,7 @@ class Branch:
         if mode == "concate_and_append":
             self.blocks.matcher = None
         for player in players:
-            player.claim(self.player.depth)
+            player.claim_for_join(self.player.depth)
         self.player.put(JoinOp(Join(mode=mode, where=where), players, appended))
 
     def mark(self, where: Location | None) -> BranchSnapshot:
@@ -418,13 +420,13 @@ class Branch:
             children=len(self.player.children), cancelled=self.player.waits.cancelled is not None
         )
         self.player.put(MarkOp(mark, back=False))
-        return BranchSnapshot(mark, self.names.at_mark(), self.blocks.copy())
+        return BranchSnapshot(mark, self.names.snapshot_names(), self.blocks.copy())
 
     def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:
         """Rolls back to a mark: restores the text, turns and variables of the snapshot."""
         _check_rollback(self.player, where)
         _end_branches(self.player.children[to.mark.children :], where)
-        self.player.go_back(to.mark)
+        self.player.roll_back_to(to.mark)
         self.names.go_back(to.names, max((self.player.waits.claims or {}).values(), default=0))
         self.blocks = to.blocks.copy()
         self.player.later = None  # it contains text that the rollback removes
@@ -433,7 +435,7 @@ class Branch:
         """Marks the end of the body: no more names will be declared, and the text is complete."""
         self.run.body_open = False
         if self.player.pushed is not None:
-            close_when_finished(self.player, self.player.pushed.program)
+            close_when_done(self.player, self.player.pushed.program)
         if self.names.awaited or self.player.children or self.player.log is not None:
             for player in self.player.tree():
                 player.names.close(partial(unknown, player))
@@ -449,18 +451,18 @@ class Branch:
         in a stream, only the reader of the stream does.
         """
         if isinstance(error, SglError) and error.where is None:
-            error.where = raised_at(error)
+            error.where = find_raise_location(error)
         if not isinstance(error, Exception):
             error = RequestAbortedError(f"the program was interrupted by {type(error).__name__}.")
         for player in self.player.tree():
             player.names.cut = True
         streams = self.run.settings.stream
-        ended = located(error, raised_at(error))
+        ended = located(error, find_raise_location(error))
         if streams and not isinstance(error, RequestTimeoutError | BudgetError):
             cancel(self.player, ended, reported=False, ends=True)
         else:  # what has come is in the error's state
             self.player.stop(ended, reported=not streams)
-        self.run.stop_inside(ended, final=self.player.stopped is not None)
+        self.run.stop_inner_runs(ended, final=self.player.stopped is not None)
 
     def stop(self, error: SglError, *, waited: bool = True) -> None:
         """Cancels the branch and the branches forked from it. Answers that were waited for stay.
@@ -472,7 +474,7 @@ class Branch:
         """
         cancel(self.player, error, waited=waited)
         if not self.path:
-            self.run.stop_inside(error, final=self.player.stopped is not None)
+            self.run.stop_inner_runs(error, final=self.player.stopped is not None)
 
     # -------------------------------------------------------------------------------------- reading
 
@@ -522,7 +524,7 @@ def _end_branches(players: Sequence[Player], where: Location | None) -> None:
             )
 
 
-def raised_at(error: BaseException) -> Location | None:
+def find_raise_location(error: BaseException) -> Location | None:
     """Returns the deepest line of the user's code in an exception's traceback, or else the deepest
     line of a library. Returns None if all of the traceback is in this package.
     """
@@ -550,7 +552,7 @@ def _with_tools(own: SglGen, tools: Toolbox, backend: Backend) -> SglGen:
     return msgspec.structs.replace(own, node=node, value_type=spelled)
 
 
-def _gen_node(
+def _make_gen_node(
     branch: Branch,
     own: SglGen,
     backend: Backend,
@@ -585,14 +587,14 @@ def _gen_node(
             stops = NUMBER_STOPS
         else:  # a stop would end the reasoning
             constraint = number_as_regex(constraint, TERMINATORS)
-    params = _params(
+    params = _merge_params(
         own.node, run, stops if blocks.role is None else (*stops, *run.template.stop_str), path
     )
     if reasoning is not None and constraint is not None and InOrder in kinds:
         constraint = with_reasoning(reasoning, constraint)
-        params = _with_format(params, reasoning, backend)
+        params = _with_reasoning_format(params, reasoning, backend)
     elif reasoning is not None and params.thinking is not UNSET:
-        params = _with_format(params, reasoning, backend)
+        params = _with_reasoning_format(params, reasoning, backend)
     elif params.thinking is not UNSET and constraint is not None and InOrder in kinds:
         hint = 'Name the type of the model: gen(reasoning="qwen3").'
         raise ParameterError(
@@ -604,18 +606,20 @@ def _gen_node(
         and backend.capabilities.sizes_answers
         and not run.budgets
     ):
-        params = _sized(params, constraint)
+        params = _with_answer_limit(params, constraint)
     whole = constraint if blocks.grammar is None else Continuation(blocks.grammar, part=constraint)
     if whole is not None or backend.capabilities is not EVERYTHING:
         backend.check(own, Demands("gen", params, whole), where)
     if own.options.repair:
         blocks.refuse_in_grammar("repair can't be part of a grammar.", "Leave it out.", where)
         check_repair(own, backend, run.settings.retries, blocks.role, params, where)
-    judged = shows_tools or _judged(own, run)
+    judged = shows_tools or _needs_verdict(own, run)
     return Gen(own.node.name, params, constraint, judged, later, own.node.timeout, where=where)
 
 
-def _with_format(params: SamplingParams, reasoning: str, backend: Backend) -> SamplingParams:
+def _with_reasoning_format(
+    params: SamplingParams, reasoning: str, backend: Backend
+) -> SamplingParams:
     """Adds the model's reasoning format to the parameters, so that an engine leaves room for the
     answer after the reasoning.
     """
@@ -625,7 +629,7 @@ def _with_format(params: SamplingParams, reasoning: str, backend: Backend) -> Sa
     return msgspec.structs.replace(params, reasoning_format=(reasoning,))
 
 
-def _params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> SamplingParams:
+def _merge_params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> SamplingParams:
     """Merges the node's parameters over the run's, and adds stops and the node's seed."""
     params = node.params
     if run.settings.params is not NO_PARAMS:
@@ -641,13 +645,13 @@ def _params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> SamplingP
     )
 
 
-def _sized(params: SamplingParams, constraint: Constraint | None) -> SamplingParams:
+def _with_answer_limit(params: SamplingParams, constraint: Constraint | None) -> SamplingParams:
     """Limits max_tokens to the number of tokens that the constraint's values need, if it is known."""
     limit = None if constraint is None else answer_limit(constraint)
     return params if limit is None else msgspec.structs.replace(params, max_tokens=limit)
 
 
-def _judged(own: SglGen, run: Run) -> bool:
+def _needs_verdict(own: SglGen, run: Run) -> bool:
     """Returns True if the caller's Python decides on a generation's result: through retries, a
     check or another backend, or because an earlier run may have the answer.
     """

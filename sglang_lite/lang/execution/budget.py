@@ -12,10 +12,10 @@ import msgspec
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.token_counts import (
     NOT_CREDIBLE,
-    estimated_tokens,
+    count_text_tokens,
+    estimate_tokens,
     is_credible,
-    tokens_of,
-    unreported_usage,
+    missing_usage,
     unreported_usages,
 )
 from sglang_lite.lang.checks import check_positive, check_whole
@@ -80,7 +80,7 @@ class Budget:
         self._cost = 0.0
         self._tokens = 0
 
-    def afresh(self) -> Budget:
+    def copy_without_usage(self) -> Budget:
         """Returns a budget with the same limits and no usage."""
         return Budget(self.max_cost, self.max_total_tokens)
 
@@ -105,15 +105,17 @@ class Budget:
             ParameterError: a cost limit is set, and the price of the backend's model is not known.
         """
         self.check(account.backend)
-        cost = self._cost_of(account.backend, account.reserved, 0.0)
+        cost = self._price_usage(account.backend, account.reserved, 0.0)
         tokens = account.reserved.prompt_tokens + account.reserved.completion_tokens
         with self._lock:
             if self.max_total_tokens is not None and self._tokens + tokens > self.max_total_tokens:
                 usage = f"{self._tokens:,} of {self.max_total_tokens:,} tokens are used or reserved"
-                raise _over("max_total_tokens", f"{usage}, and this call may use {tokens:,}.")
+                raise _over_limit_error(
+                    "max_total_tokens", f"{usage}, and this call may use {tokens:,}."
+                )
             if self.max_cost is not None and self._cost + cost > self.max_cost:
                 usage = f"${self._cost:.6g} of ${self.max_cost:.6g} are used or reserved"
-                raise _over("max_cost", f"{usage}, and this call may cost ${cost:.6g}.")
+                raise _over_limit_error("max_cost", f"{usage}, and this call may cost ${cost:.6g}.")
             self._cost += cost
             self._tokens += tokens
         try:
@@ -122,11 +124,11 @@ class Budget:
             used = total_usage(account.used)
             with self._lock:
                 self._cost += (
-                    self._cost_of(account.backend, used, cost) if account.used else 0.0
+                    self._price_usage(account.backend, used, cost) if account.used else 0.0
                 ) - cost
                 self._tokens += used.prompt_tokens + used.completion_tokens - tokens
 
-    def _cost_of(self, backend: Backend, usage: Usage, otherwise: float) -> float:
+    def _price_usage(self, backend: Backend, usage: Usage, otherwise: float) -> float:
         """Returns the cost of a usage in dollars, or `otherwise` if the model has no price. Cached
         tokens without a known price are priced as uncached.
         """
@@ -200,12 +202,11 @@ class NodeAccount:
         ):
             return answers
         longest = max(
-            self.reserved.completion_tokens, sum(tokens_of(text, tokenizer) for text in texts)
+            self.reserved.completion_tokens,
+            sum(count_text_tokens(text, tokenizer) for text in texts),
         )
         self.used.append(
-            unreported_usage(
-                total, msgspec.structs.replace(self.reserved, completion_tokens=longest)
-            )
+            missing_usage(total, msgspec.structs.replace(self.reserved, completion_tokens=longest))
         )
         return [
             msgspec.structs.replace(first, meta=with_warnings(first.meta, NOT_CREDIBLE)),
@@ -213,7 +214,7 @@ class NodeAccount:
         ]
 
 
-def _over(limit: str, problem: str) -> BudgetError:
+def _over_limit_error(limit: str, problem: str) -> BudgetError:
     return BudgetError(
         limit,
         problem,
@@ -237,10 +238,10 @@ def max_generation_usage(backend: Backend, prompt: Prompt, params: SamplingParam
             hint="Set it: gen(max_tokens=…), or run(max_new_tokens=…) for all.",
         )
     samples = params.samples
-    return Usage(estimated_tokens(prompt, backend.tokenizer), 0, longest * samples)
+    return Usage(estimate_tokens(prompt, backend.tokenizer), 0, longest * samples)
 
 
 def max_selection_usage(backend: Backend, prompt: Prompt, choices: Sequence[str]) -> Usage:
     """Returns an upper estimate of a selection's usage."""
-    longest = max((tokens_of(choice, backend.tokenizer) for choice in choices), default=0)
-    return Usage(estimated_tokens(prompt, backend.tokenizer), 0, longest + _AROUND_A_CHOICE)
+    longest = max((count_text_tokens(choice, backend.tokenizer) for choice in choices), default=0)
+    return Usage(estimate_tokens(prompt, backend.tokenizer), 0, longest + _AROUND_A_CHOICE)

@@ -56,7 +56,10 @@ class SpelledTokens:
             if found[0] in self._plain:
                 pieces += [(text[start : found.start()], True), (found[0], False)]
                 start = found.end()
-            elif not self._warned and (name := self.argument_with(found[0], text)) is not None:
+            elif (
+                not self._warned
+                and (name := self.find_spelling_argument(found[0], text)) is not None
+            ):
                 self._warned = True
                 warn_here(
                     f"the argument {name!r} spells {found[0]}, and outside turns this is a control token. Write "
@@ -66,7 +69,7 @@ class SpelledTokens:
         pieces.append((text[start:], True))
         return [piece for piece in pieces if piece[0]]
 
-    def argument_with(self, token: str, text: str) -> str | None:
+    def find_spelling_argument(self, token: str, text: str) -> str | None:
         """Returns the name of an argument whose value spells the token and occurs in the text, or
         None.
         """
@@ -74,16 +77,16 @@ class SpelledTokens:
             (name for name, value in self._values if token in value and value.strip() in text), None
         )
 
-    def found_in(self, text: str) -> Iterator[tuple[str, str]]:
+    def find_spellings(self, text: str) -> Iterator[tuple[str, str]]:
         """Yields each control token that an argument's value spells in a text, with the argument's
         name.
         """
         for token in dict.fromkeys(self._pattern.findall(text)):
-            if (name := self.argument_with(token, text)) is not None:
+            if (name := self.find_spelling_argument(token, text)) is not None:
                 yield token, name
 
 
-def spelled_tokens(
+def collect_spelled_tokens(
     earlier: SpelledTokens | None,
     known: Sequence[str] | None,
     program: BaseProgram,
@@ -96,7 +99,7 @@ def spelled_tokens(
         earlier: those of the run so far, if its body calls this program.
         known: control tokens of the model; None for those that most models have.
     """
-    for name, value in _texts([*zip(program.arg_names, args), *kwargs.items()]):
+    for name, value in _walk_texts([*zip(program.arg_names, args), *kwargs.items()]):
         pattern = USUAL if known is None else _pattern_of(tuple(known))
         if pattern.search(value):
             earlier = earlier or SpelledTokens(pattern)
@@ -110,7 +113,7 @@ def _pattern_of(tokens: Collection[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
-def _texts(named: Sequence[tuple[str, UserValue]]) -> Iterator[tuple[str, str]]:
+def _walk_texts(named: Sequence[tuple[str, UserValue]]) -> Iterator[tuple[str, str]]:
     """Yields the texts in arguments that might spell a control token, with the arguments' names."""
     left: list[tuple[str, UserValue, int]] = [(name, value, _DEPTH) for name, value in named]
     while left:

@@ -67,57 +67,57 @@ def generate_immediately(player: BasePlayer, op: GenOp) -> bool:
     """
     backend = player.backend
     options = op.expression.options
-    if not player.may_answer_now(op) or (options is not NO_OPTIONS and _decides(options)):
+    if not player.may_answer_now(op) or (options is not NO_OPTIONS and _changes_result(options)):
         return False
     reads = backend.capabilities.reads_prompts
-    prompt = _prompt(player, op) if reads else _UNREAD
+    prompt = _build_prompt(player, op) if reads else _UNREAD
     token = asked.set((player, op))
     try:
-        generations = backend.answer_now(prompt, op.node.params, _constraint(player, op))
+        generations = backend.answer_now(prompt, op.node.params, _effective_constraint(player, op))
     finally:
         asked.reset(token)
     if generations is None:
         return False
-    take_answer(player, op, generations)
+    finish_generation(player, op, generations)
     return True
 
 
-def _decides(options: GenOptions) -> bool:
+def _changes_result(options: GenOptions) -> bool:
     """Returns True if options other than `reasoning` affect the generation's result."""
     return options != GenOptions(reasoning=options.reasoning)
 
 
-def take_answer(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> None:
+def finish_generation(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> None:
     """Finishes a generation with an answer that has arrived."""
     try:
         values = _values(player, op, generations)
     except Exception as error:  # recorded, and raised again
         _record_failure(player, op, generations, error)
         raise
-    _accept(player, op, generations, values)
+    _accept_answer(player, op, generations, values)
 
 
 async def agenerate(player: BasePlayer, op: GenOp) -> None:
     """Plays a generation: asks until an answer is accepted, then appends it."""
     if op.expression.source is None:
-        await _generate(player, op)
+        await _generate_answer(player, op)
     else:
-        async with op.expression.source.entered(player.transcript.text()):
-            await _generate(player, op)
+        async with op.expression.source.around_attempts(player.transcript.text()):
+            await _generate_answer(player, op)
 
 
-async def _generate(player: BasePlayer, op: GenOp) -> None:
+async def _generate_answer(player: BasePlayer, op: GenOp) -> None:
     if player.pushed is not None:
         player.pushed.note_start(op, player.transcript.pieces)
-    if player.run.kept is not None and player.run.kept.gives(op):
-        await _take_value(player, op, player.run.kept.value or "")
+    if player.run.kept is not None and player.run.kept.supplies_answer(op):
+        await _use_given_value(player, op, player.run.kept.value or "")
     elif op.expression.options is NO_OPTIONS and player.run.plain:
-        take_answer(player, op, await _call(player, op, 0, live=True))
+        finish_generation(player, op, await _call_backend(player, op, 0, live=True))
     else:
         await _generate_in_attempts(player, op)
 
 
-async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
+async def _use_given_value(player: BasePlayer, op: GenOp, text: str) -> None:
     """Plays a generation with the text that the caller of `rerun` supplies.
 
     Raises:
@@ -131,7 +131,9 @@ async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
     try:
         if op.expression.node.constraint is not None and not _may_stop_anywhere(player, op):
             validate(op.expression.node.constraint, text)
-        _accept(player, op, [answer], await _checked_values(player, op, [answer], time.monotonic()))
+        _accept_answer(
+            player, op, [answer], await _parse_and_check(player, op, [answer], time.monotonic())
+        )
     except (ParameterError, RequestTimeoutError):
         raise
     except Exception as error:  # a check may raise anything
@@ -157,9 +159,9 @@ async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
         answers = []
         began = time.monotonic()
         async with limit(options.timeout, "no answer within the node's timeout of"):
-            ask_once = _ask if run.budgets else _call
+            ask_once = _call_within_budget if run.budgets else _call_backend
             answers = await ask_once(player, op, attempt, live=live)
-        return answers, await _checked_values(player, op, answers, began)
+        return answers, await _parse_and_check(player, op, answers, began)
 
     def failed(error: Exception) -> bool:
         _record_failure(player, op, answers, error)
@@ -171,7 +173,7 @@ async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
     # else it is another reader's log
     if not live and player.transcript.log is not None and player.is_current(op):
         AnswerStream(player.transcript.log, op).end(generations[0])
-    _accept(player, op, generations, values)
+    _accept_answer(player, op, generations, values)
 
 
 def _backend_of(player: BasePlayer, op: GenOp) -> Backend:
@@ -180,23 +182,27 @@ def _backend_of(player: BasePlayer, op: GenOp) -> Backend:
     return player.backend if own is None else own
 
 
-async def _ask(player: BasePlayer, op: GenOp, attempt: int, *, live: bool) -> list[Generation]:
+async def _call_within_budget(
+    player: BasePlayer, op: GenOp, attempt: int, *, live: bool
+) -> list[Generation]:
     """Makes one attempt within the budgets. Returns the samples in order."""
     backend = _backend_of(player, op)
-    prompt = _prompt(player, op, attempt)
+    prompt = _build_prompt(player, op, attempt)
     most = partial(max_generation_usage, backend, prompt, op.node.params)
     with player.run.within_budget(backend, most) as account:
-        answers = await _call(player, op, attempt, live=live)
+        answers = await _call_backend(player, op, attempt, live=live)
         assert account is not None  # this run has a budget
         return account.answered(answers, prompt, [answer.text for answer in answers])
 
 
-async def _call(player: BasePlayer, op: GenOp, attempt: int, *, live: bool) -> list[Generation]:
+async def _call_backend(
+    player: BasePlayer, op: GenOp, attempt: int, *, live: bool
+) -> list[Generation]:
     """Calls the backend once. Returns the samples in order."""
     backend = _backend_of(player, op)
     log = player.transcript.log if player.is_current(op) else None
     show = AnswerStream(log, op) if live and log is not None else None
-    events = _events(backend, player, op, attempt)
+    events = _open_answer_events(backend, player, op, attempt)
     done: list[Generation] = []
     try:
         async for event in events:  # exhausted, unless the generator ends early or is cancelled
@@ -219,7 +225,7 @@ async def _call(player: BasePlayer, op: GenOp, attempt: int, *, live: bool) -> l
     return done
 
 
-def _events(
+def _open_answer_events(
     backend: Backend, player: BasePlayer, op: GenOp, attempt: int
 ) -> AsyncGenerator[Any, None]:
     """Returns the events of an answer from the first source that has it: the earlier run, the
@@ -231,7 +237,7 @@ def _events(
     if player.run.kept is not None:
         kept = player.run.kept.generations(op, player.transcript)
         if kept:
-            return _replayed(kept)
+            return _replay_kept(kept)
     repairs = bool(attempt) and shows(op)
     if op.pushed_node is not None and not op.has_own_prompt and not repairs:
         pushed, place = op.pushed_node
@@ -243,14 +249,14 @@ def _events(
     asked.set((player, op))
     source = op.expression.source
     stream = player.transcript.log is not None
-    prompt = _prompt(player, op, attempt)
-    constraint = _constraint(player, op)
+    prompt = _build_prompt(player, op, attempt)
+    constraint = _effective_constraint(player, op)
     if source is not None:
         return source.agenerate(NodeQuestion(backend, prompt, params, constraint, stream))
     return backend.agenerate(prompt, params, constraint, stream=stream)
 
 
-def _prompt(player: BasePlayer, op: GenOp, attempt: int = 0) -> Prompt:
+def _build_prompt(player: BasePlayer, op: GenOp, attempt: int = 0) -> Prompt:
     """Builds the prompt of an attempt. It includes the node's tools, is rendered for the node's own
     backend if it has one, and includes the rejected answer if the attempt repairs it.
     """
@@ -269,12 +275,12 @@ def _prompt(player: BasePlayer, op: GenOp, attempt: int = 0) -> Prompt:
     return prompt
 
 
-async def _replayed(generations: Sequence[Generation]) -> AsyncGenerator[Generation, None]:
+async def _replay_kept(generations: Sequence[Generation]) -> AsyncGenerator[Generation, None]:
     for each in generations:
         yield each
 
 
-def _constraint(player: BasePlayer, op: GenOp) -> Constraint | None:
+def _effective_constraint(player: BasePlayer, op: GenOp) -> Constraint | None:
     """Returns the constraint of a generation. Within an open grammar, this is the continuation of
     the grammar.
     """
@@ -286,7 +292,7 @@ def _constraint(player: BasePlayer, op: GenOp) -> Constraint | None:
     )
 
 
-async def _checked_values(
+async def _parse_and_check(
     player: BasePlayer, op: GenOp, answers: Sequence[Generation], began: float
 ) -> list[Any]:
     """Parses the samples and runs the node's check on each value.
@@ -325,10 +331,11 @@ def _values(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) ->
     own = op.expression
     texts = list(map(_text, generations))
     if own.options.reasoning is not None:
-        texts = [_split(op, g)[1] for g in generations]
+        texts = [_split_reasoning(op, g)[1] for g in generations]
     if own.value_type is not None:
         return [
-            _parsed(player, op, text, generation) for text, generation in zip(texts, generations)
+            _parse_typed_value(player, op, text, generation)
+            for text, generation in zip(texts, generations)
         ]
     if own.node.constraint is not None:
         for generation, text in zip(generations, texts):
@@ -357,7 +364,7 @@ def _validate(player: BasePlayer, op: GenOp, generation: Generation, text: str) 
             validate(constraint, generation.text)
 
 
-def _parsed(player: BasePlayer, op: GenOp, text: str, generation: Generation) -> Any:
+def _parse_typed_value(player: BasePlayer, op: GenOp, text: str, generation: Generation) -> Any:
     """Parses a text as a value of the node's type.
 
     Raises:
@@ -401,7 +408,7 @@ def _may_stop_anywhere(player: BasePlayer, op: GenOp) -> bool:
     )
 
 
-def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
+def _split_reasoning(op: GenOp, generation: Generation) -> tuple[str, str]:
     """Splits a generation into reasoning and answer. If it has a constraint, only the first
     reasoning block is split off, because a value may contain reasoning marks.
     """
@@ -413,7 +420,7 @@ def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
     )
 
 
-def _accept(
+def _accept_answer(
     player: BasePlayer, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]
 ) -> None:
     """Appends the first sample to the text and sets the variable to its value, or to all values if
@@ -427,19 +434,19 @@ def _accept(
         raise ProgramError(f"the backend returned {len(generations)} of {samples} samples.")
     constraint = op.expression.node.constraint
     if constraint is not None:
-        generations = [_with_warning(player, op, generation) for generation in generations]
+        generations = [_with_cut_warning(player, op, generation) for generation in generations]
     if isinstance(constraint, JsonSchema) and KEYWORD in constraint.schema:
         generations = _with_quotes(op, constraint, generations)
     if _of_logprobs(op.node.params) != _NO_LOGPROBS and (
-        unused := _without_logprobs(op.node.params)
+        unused := _unused_logprob_params(op.node.params)
     ):
         unread = f"{', '.join(unused)}: has no effect without return_logprob=True"
-        generations = [_warned(op, generation, unread) for generation in generations]
+        generations = [_log_and_add_warning(op, generation, unread) for generation in generations]
     first = generations[0]
     options = op.expression.options
     if op.node.params.confidence is True:
-        constraint = _constraint(player, op)
-        prompt = _prompt(player, op)
+        constraint = _effective_constraint(player, op)
+        prompt = _build_prompt(player, op)
         op.variable.question = Answered(
             _backend_of(player, op), prompt, constraint, op.node.params.lora_path
         )
@@ -449,12 +456,12 @@ def _accept(
         else (Span(first.text, special=False),)
     )
     if options.reasoning is not None:
-        thoughts, answers = zip(*(_split(op, g) for g in generations))
-        behind = player.transcript.append_generated([Reasoned(spans, answers[0])])
+        thoughts, answers = zip(*(_split_reasoning(op, g) for g in generations))
+        behind = player.transcript.append_answer([Reasoned(spans, answers[0])])
         if op.thoughts is not None:
             op.thoughts.set(list(thoughts) if several else thoughts[0])
     else:
-        behind = player.transcript.append_generated(spans)
+        behind = player.transcript.append_answer(spans)
     variable = op.variable
     variable.record = list(generations) if several else first
     variable.end_position = behind
@@ -469,7 +476,7 @@ def _with_quotes(
     reasons = op.expression.options.reasoning is not None
     found = []
     for generation in generations:
-        text = _split(op, generation)[1] if reasons else generation.text
+        text = _split_reasoning(op, generation)[1] if reasons else generation.text
         with suppress(ValueError, RecursionError):  # max_tokens may have cut the text of a schema
             quotes = quotes_of(constraint, json.loads(text))
             generation = msgspec.structs.replace(
@@ -479,7 +486,7 @@ def _with_quotes(
     return found
 
 
-def _without_logprobs(params: SamplingParams) -> list[str]:
+def _unused_logprob_params(params: SamplingParams) -> list[str]:
     """Returns the names of parameters that only affect log-probabilities but are set without
     return_logprob.
     """
@@ -492,14 +499,14 @@ def _without_logprobs(params: SamplingParams) -> list[str]:
     ]
 
 
-def _with_warning(player: BasePlayer, op: GenOp, generation: Generation) -> Generation:
+def _with_cut_warning(player: BasePlayer, op: GenOp, generation: Generation) -> Generation:
     """Adds a warning to a generation that was cut and is kept with a warning."""
     if not is_cut(op, generation) or policy_of(player.run, op, generation) != "warn":
         return generation
-    return _warned(op, generation, warning(player.run, op, generation))
+    return _log_and_add_warning(op, generation, warning(player.run, op, generation))
 
 
-def _warned(op: GenOp, generation: Generation, message: str) -> Generation:
+def _log_and_add_warning(op: GenOp, generation: Generation, message: str) -> Generation:
     _log.warning("%s [%s]", message, op.node.where)
     return msgspec.structs.replace(generation, meta=with_warnings(generation.meta, message))
 
@@ -538,10 +545,10 @@ class AnswerStream:
         if tokens and (delta.text or delta.logprobs):
             meta["completion_tokens"] = tokens
         if delta.reasoning:
-            self._think(delta.reasoning)
+            self._show_reasoning(delta.reasoning)
         return self.piece(delta.text, meta)
 
-    def _think(self, thought: str) -> None:
+    def _show_reasoning(self, thought: str) -> None:
         """Streams reasoning that the backend reports separately. The text then contains no
         reasoning, so it is no longer parsed.
         """
@@ -554,12 +561,12 @@ class AnswerStream:
         self._chars += len(text)
         if text:
             self._log.append(text)
-        self._give(*(("", text) if self._parser is None else self._parser.push(text)), meta)
+        self._log_piece(*(("", text) if self._parser is None else self._parser.push(text)), meta)
 
     def end(self, generation: Generation) -> None:
         """Shows the rest of a finished answer."""
         if generation.reasoning is not None:
-            self._think(generation.reasoning[self._thoughts :])
+            self._show_reasoning(generation.reasoning[self._thoughts :])
         self.delta(
             Delta(
                 generation.text[self._chars :],
@@ -568,11 +575,11 @@ class AnswerStream:
             )
         )
         if self._parser is not None:
-            self._give(*self._parser.flush(), {})
+            self._log_piece(*self._parser.flush(), {})
         if self._early and self._op.variable.log is not None:
             self._op.variable.log.append("", self._early)
 
-    def _give(self, thought: str, answer: str, meta: dict[str, Any]) -> None:
+    def _log_piece(self, thought: str, answer: str, meta: dict[str, Any]) -> None:
         op = self._op
         if self._early:
             meta = joined_meta(self._early, meta)

@@ -35,7 +35,7 @@ from sglang_lite.program.nodes import (
 )
 
 
-def _scope(player: BasePlayer, op: ScopeOp) -> bool:
+def _play_scope(player: BasePlayer, op: ScopeOp) -> bool:
     if isinstance(op.node, ScopeBegin):
         player.scope_starts[id(op.variable)] = len(player.transcript.pieces)
     else:
@@ -43,14 +43,14 @@ def _scope(player: BasePlayer, op: ScopeOp) -> bool:
     return True
 
 
-def _fork(player: BasePlayer, op: ForkOp) -> bool:
+def _play_fork(player: BasePlayer, op: ForkOp) -> bool:
     for child in op.children:
         child.transcript.fork_from(player.transcript)
         child.begin()
     return True
 
 
-def _tell(player: BasePlayer, op: EventOp) -> bool:
+def _play_event(player: BasePlayer, op: EventOp) -> bool:
     if on_pool.get() is not player:
         return False
     op.call()
@@ -63,11 +63,11 @@ def join(player: BasePlayer, op: JoinOp) -> bool:
     if not all(variable.done for variable in op.added):
         return False
     for pieces in [variable.result() for variable in op.added]:  # nothing if a branch has failed
-        player.transcript.append_joined(pieces)
+        player.transcript.append_from_join(pieces)
     return True
 
 
-def _read(player: BasePlayer, op: ReadOp) -> bool:
+def _play_read(player: BasePlayer, op: ReadOp) -> bool:
     op.variable.set(op.what())
     return True
 
@@ -76,11 +76,13 @@ def _mark(player: BasePlayer, op: MarkOp) -> bool:
     if not op.back:
         op.mark.position = player.transcript.position()
     elif op.mark.position is not None:
-        player.transcript.go_back(op.mark.position)
+        player.transcript.rewind_to(op.mark.position)
     return True
 
 
-def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[BasePlayer, Any], bool]:
+def _play_on_transcript(
+    change: Callable[[Transcript, Any], None],
+) -> Callable[[BasePlayer, Any], bool]:
     def immediate(player: BasePlayer, node: Any) -> bool:
         change(player.transcript, node)
         return True
@@ -93,21 +95,21 @@ def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[BaseP
 IMMEDIATE: dict[type, Callable[[BasePlayer, Any], bool]] = {
     GenOp: generation.generate_immediately,
     SelectOp: selection.select_immediately,
-    ImagePart: _on_transcript(Transcript.append_image),
-    TurnBegin: _on_transcript(Transcript.begin_turn),
-    TurnEnd: _on_transcript(Transcript.end_turn),
-    ScopeOp: _scope,
-    GrammarBegin: _on_transcript(Transcript.begin_grammar),
-    GrammarEnd: _on_transcript(Transcript.end_grammar),
-    ForkOp: _fork,
+    ImagePart: _play_on_transcript(Transcript.append_image),
+    TurnBegin: _play_on_transcript(Transcript.begin_turn),
+    TurnEnd: _play_on_transcript(Transcript.end_turn),
+    ScopeOp: _play_scope,
+    GrammarBegin: _play_on_transcript(Transcript.begin_grammar),
+    GrammarEnd: _play_on_transcript(Transcript.end_grammar),
+    ForkOp: _play_fork,
     JoinOp: join,
-    ReadOp: _read,
+    ReadOp: _play_read,
     MarkOp: _mark,
-    EventOp: _tell,
+    EventOp: _play_event,
 }
 
 
-async def play_awaited(player: BasePlayer, op: Op) -> None:
+async def play_async(player: BasePlayer, op: Op) -> None:
     """Plays an operation that has to wait. Runs on the executor loop."""
     match op:
         case EventOp():

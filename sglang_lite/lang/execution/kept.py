@@ -121,14 +121,14 @@ class Kept:
         self._given: Iterator[str] | None = None  # choices that the value consists of
         self.taken = Variable()
 
-    def gives(self, op: AnswerOp) -> bool:
+    def supplies_answer(self, op: AnswerOp) -> bool:
         """Returns True if the caller supplies the answer of this node."""
         if self.value is None or op.variable.node != self.node:
             return False
-        op.variable.when_done(partial(self._settle, op.variable))
+        op.variable.when_done(partial(self._settle_taken, op.variable))
         return True
 
-    def _settle(self, variable: Variable) -> None:
+    def _settle_taken(self, variable: Variable) -> None:
         error = variable.error()
         self.taken.set(True, error if isinstance(error, ParameterError) else None)
 
@@ -139,7 +139,9 @@ class Kept:
         Args:
             transcript: text before the node.
         """
-        found = [each for each in self._kept(op, transcript) if isinstance(each, Generation)]
+        found = [
+            each for each in self._remaining_answers(op, transcript) if isinstance(each, Generation)
+        ]
         return [msgspec.structs.replace(each, usage=Usage()) for each in found]
 
     def selection(
@@ -155,14 +157,16 @@ class Kept:
         Raises:
             ParameterError: the caller's value is not one of the choices.
         """
-        if self.gives(op):
-            return self._next_given(op, choices)
-        saved = next(self._kept(op, transcript), None)
+        if self.supplies_answer(op):
+            return self._next_supplied_choice(op, choices)
+        saved = next(self._remaining_answers(op, transcript), None)
         return (
             msgspec.structs.replace(saved, usage=Usage()) if isinstance(saved, Selection) else None
         )
 
-    def _kept(self, op: AnswerOp, transcript: Transcript) -> Iterator[Generation | Selection]:
+    def _remaining_answers(
+        self, op: AnswerOp, transcript: Transcript
+    ) -> Iterator[Generation | Selection]:
         """Returns the answers that a node has not taken yet. Its question is compared only the
         first time it asks: later questions follow from the first answer.
         """
@@ -172,11 +176,13 @@ class Kept:
             self._steps[node] = iter(() if saved is None else saved.results)
         return self._steps[node]
 
-    def _next_given(self, op: SelectOp, choices: Sequence[str]) -> Selection:
+    def _next_supplied_choice(self, op: SelectOp, choices: Sequence[str]) -> Selection:
         assert self.value is not None
         if self._given is None:
             first, *others = (
-                _parts(self.value, op.node.choices) if op.expression.multi else [self.value]
+                _split_into_choices(self.value, op.node.choices)
+                if op.expression.multi
+                else [self.value]
             )
             self._given = iter([first, *(MULTI_SEPARATOR + each for each in others), MULTI_END])
         picked = next(self._given)
@@ -187,7 +193,7 @@ class Kept:
         return Selection((), picked=picked)
 
 
-def _parts(text: str, choices: Sequence[str]) -> list[str]:
+def _split_into_choices(text: str, choices: Sequence[str]) -> list[str]:
     """Splits a text into the distinct choices that it lists. Returns the whole text as one item if
     it is not such a list.
     """
@@ -195,7 +201,7 @@ def _parts(text: str, choices: Sequence[str]) -> list[str]:
         if text.startswith(choice + MULTI_SEPARATOR):
             others = [*choices]
             others.remove(choice)
-            rest = _parts(text.removeprefix(choice + MULTI_SEPARATOR), others)
+            rest = _split_into_choices(text.removeprefix(choice + MULTI_SEPARATOR), others)
             if rest[-1] in others:
                 return [choice, *rest]
     return [text]

@@ -161,7 +161,7 @@ class Names:
                 found = variable
         return found
 
-    def declared(self) -> list[tuple[str, Variable]]:
+    def all_declarations(self) -> list[tuple[str, Variable]]:
         """Returns all declarations in order."""
         found = list[tuple[str, Variable]]()
         at = self.history
@@ -170,7 +170,7 @@ class Names:
             found.append((name, variable))
         return found[::-1]
 
-    def at_mark(self) -> NamesAtMark:
+    def snapshot_names(self) -> NamesAtMark:
         return NamesAtMark(dict(self.variables), self.history, dict(self.scopes))
 
     def go_back(self, to: NamesAtMark, joined: int) -> None:

@@ -194,7 +194,7 @@ class Removal:
     claimed: bool
 
 
-def removal(
+def plan_removal(
     mark: BranchMark | None,
     ops: Sequence[Op | None],
     claims: Mapping[int, Op],
@@ -218,21 +218,21 @@ def removal(
         before = next(found, len(queue)) + 1
     last = {id(op) for level, op in claims.items() if level < depth}
     claimed = max((i for i, op in enumerate(ops, 1) if id(op) in last), default=0) if last else 0
-    claimed = max(claimed, _count_waited_for(ops, waited))
+    claimed = max(claimed, _count_kept_operations(ops, waited))
     end = max(before, claimed, 1) - 1
     hooks = [op for op in queue[end:] if isinstance(op, EventOp)]
     removed = [op for op in queue[end:] if not isinstance(op, EventOp)]
     return Removal(deque((*queue[:end], *hooks)), removed, claimed > before)
 
 
-def _count_waited_for(ops: Sequence[Op | None], kept: int) -> int:
+def _count_kept_operations(ops: Sequence[Op | None], kept: int) -> int:
     """Counts the leading operations that are still played after a cancellation: those before the
     first one that waits for something the cancellation does not keep. Someone who waited for an
     answer may know it before the branch has played on.
 
     Args:
         ops: the operation that is being played, or None, and the queued ones.
-        kept: as `waited` of `removal`.
+        kept: as `waited` of `plan_removal`.
     """
     if kept < 0 or ops[0] is None:
         return 0

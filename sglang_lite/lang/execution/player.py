@@ -27,7 +27,7 @@ from sglang_lite.lang.concurrency.loop import executor, on_executor
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located, when_all_done
 from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.base_player import BasePlayer
-from sglang_lite.lang.execution.immediate import IMMEDIATE, join, play_awaited
+from sglang_lite.lang.execution.immediate import IMMEDIATE, join, play_async
 from sglang_lite.lang.execution.operations import (
     AnswerOp,
     BranchMark,
@@ -41,7 +41,7 @@ from sglang_lite.lang.execution.operations import (
     ScopeOp,
     SelectOp,
     on_pool,
-    removal,
+    plan_removal,
 )
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.run import Run, current_run
@@ -118,7 +118,7 @@ class Player(BasePlayer):
         not wait. Otherwise queues it.
         """
         if self.waits.cancelled is not None and type(op) not in (ReadOp, EventOp, MarkOp):
-            self._refuse(op, self.waits.cancelled)
+            self._refuse_after_cancellation(op, self.waits.cancelled)
             return
         with self._lock:
             failure = self._failure
@@ -139,30 +139,30 @@ class Player(BasePlayer):
                     return
                 self._current = op
             elif self.pushed is not None and type(op) is JoinOp:
-                self.pushed.claim(op)
+                self.pushed.put_late_join(op)
         if failure is not None:
             _fail_op(op, failure)
-        elif (waits := self._advance(op)) is not None:
+        elif (waits := self._play_until_wait(op)) is not None:
             self._dispatch(waits)
 
-    def _refuse(self, op: Op, cancelled: Cancellation) -> None:
+    def _refuse_after_cancellation(self, op: Op, cancelled: Cancellation) -> None:
         """Fails an operation that was added after the branch's cancellation, and fails the branch."""
         if not self.waits.refuses:
             self.waits.refuses = True
-            self._end_later(cancelled.error)
+            self._fail_when_played_out(cancelled.error)
         if self.pushed is not None and type(op) is JoinOp:
-            self.pushed.claim(op)
+            self.pushed.put_late_join(op)
         if isinstance(op, ScopeOp):  # which may have failed at its beginning
             op.variable.take_away(cancelled.error)
         _fail_op(op, cancelled.error)
 
-    def _end_later(self, error: SglError) -> None:
+    def _fail_when_played_out(self, error: SglError) -> None:
         """Fails the branch with a cancellation's error once everything queued has been played."""
         ended = Variable()
-        ended.when_done(partial(self._fail_as_cancelled, error))
-        self.put(ReadOp(ended, partial(_raise, error, self)))
+        ended.when_done(partial(self._replace_failure, error))
+        self.put(ReadOp(ended, partial(_raise_for_reader, error, self)))
 
-    def _fail_as_cancelled(self, error: SglError) -> None:
+    def _replace_failure(self, error: SglError) -> None:
         """Replaces the branch's failure, if it has one by now, with the cancellation's error."""
         with self._lock:
             if (
@@ -179,7 +179,7 @@ class Player(BasePlayer):
         self.names.check(where)
         if not self.run.body_open and self.log is None and self.later is None:
             self.later = TextLog()
-            self.put(ReadOp(Variable(), partial(_log_text, self, self.later)))
+            self.put(ReadOp(Variable(), partial(_begin_text_log, self, self.later)))
 
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """Returns a variable that is set to `what(player)` once everything queued so far has been
@@ -209,11 +209,11 @@ class Player(BasePlayer):
             ops = [*self._queue] if self._current is None else [self._current, *self._queue]
         return any(map(_has_to_wait, ops))
 
-    def go_back(self, mark: BranchMark) -> None:
+    def roll_back_to(self, mark: BranchMark) -> None:
         """Rolls back to a mark. A branch that has failed since works again."""
         ends = [end for child in self.children[mark.children :] for end in child.end(self.depth)]
         with self._lock:
-            found = removal(mark, (self._current, *self._queue), self.claims, self.depth)
+            found = plan_removal(mark, (self._current, *self._queue), self.claims, self.depth)
             running = (
                 None
                 if mark.position is None or found.claimed or self._current is _NOTHING
@@ -226,28 +226,28 @@ class Player(BasePlayer):
                 self._failure = None
             self._queue = found.kept
             if self.pushed is not None:
-                self.pushed.take_back((running, *found.removed))
+                self.pushed.forget_ops((running, *found.removed))
             # under the lock, as the current operation may fail any time
             if queued := self._current is not None:
                 if self.pushed is not None:
                     self.pushed = self.pushed.add(back, self.transcript.pieces)
                 self._queue.append(back)
         for op in found.removed:
-            _fail_op(op, _removed())
+            _fail_op(op, _removed_by_rollback_error())
         if not queued:
             self.put(back)
         # now that the rollback is queued, a join that waits for these branches may fail
         for end in ends:
             end()
         if running is not None:
-            executor().post(_abort, self, _removed(), running)
+            executor().post(_abort, self, _removed_by_rollback_error(), running)
 
-    def claim(self, depth: int) -> None:
+    def claim_for_join(self, depth: int) -> None:
         """Reserves everything queued so far, here and in the branches forked from this one, for a
         join in a branch of this depth. A rollback waits for it.
         """
         for child in self.children:
-            child.claim(depth)
+            child.claim_for_join(depth)
         self.waits.claims = {**(self.waits.claims or {}), depth: self.waits.last}
         with self._lock:
             last = self._queue[-1] if self._queue else self._current
@@ -265,12 +265,12 @@ class Player(BasePlayer):
         with self._lock:
             self.failure_reported = True
             self.stopped = self.stopped or error
-            found = removal(None, (self._current, *self._queue), self.claims, depth)
+            found = plan_removal(None, (self._current, *self._queue), self.claims, depth)
             if found.claimed:
                 self._queue = found.kept
         if not found.claimed:
             return [*ends, partial(_abort, self, error)]
-        self.read(partial(_raise, error))
+        self.read(partial(_raise_for_reader, error))
         return [*ends, *(partial(_fail_op, op, error) for op in found.removed)]
 
     def _wait_for(self, op: Op, waiting: _Task | _Awaited) -> bool:
@@ -281,7 +281,7 @@ class Player(BasePlayer):
             if self._current is op and self._taken_back is not op:
                 self._waiting = waiting
                 return True
-        self.fail(_removed(), op)  # if it is current
+        self.fail(_removed_by_rollback_error(), op)  # if it is current
         return False
 
     def stop(self, error: SglError, *, reported: bool = True) -> None:
@@ -307,7 +307,7 @@ class Player(BasePlayer):
         for child in self.children:
             child.stop(error)
 
-    def cancel_alone(
+    def cancel_this_branch(
         self, error: SglError, kept: int, depth: int, *, final: bool, ends: bool
     ) -> None:
         """Cancels this branch without those forked from it (see `cancel_tree`).
@@ -330,7 +330,7 @@ class Player(BasePlayer):
             self.waits.cancelled = Cancellation(error, kept, final)
             if ends or kept < self.waits.last:
                 self.waits.refuses = True
-                found = removal(None, (self._current, *self._queue), self.claims, depth, kept)
+                found = plan_removal(None, (self._current, *self._queue), self.claims, depth, kept)
                 later = found.claimed
                 if later:
                     self._queue = found.kept
@@ -339,12 +339,12 @@ class Player(BasePlayer):
                     whole = True
                     self._failure = None
         if later:
-            self._end_later(error)
+            self._fail_when_played_out(error)
         elif whole:
             _abort(self, error)
         for op in removed:
             _fail_op(op, error)
-        self.waits.take_away(self.names.own_variables(), kept, error)
+        self.waits.withdraw_variables(self.names.own_variables(), kept, error)
 
     # ----------------------------------------------------------------------------- the playing side
 
@@ -352,24 +352,24 @@ class Player(BasePlayer):
         """Plays `op`, the current operation, and those after it, and dispatches the first that has
         to wait. Without `op`, starts a forked branch whose parent has played the fork.
         """
-        if (waits := self._advance(op)) is not None:
+        if (waits := self._play_until_wait(op)) is not None:
             self._dispatch(waits)
 
     def _dispatch(self, op: Op) -> None:
-        _begin(op)
-        if _lacks_only_answers(op, self):
-            if self._wait_for(op, op) and _has_come(op, partial(self._resume, op)):
+        _record_wait_start(op)
+        if _resumes_on_answer(op, self):
+            if self._wait_for(op, op) and _arrived_or_notify(op, partial(self._resume, op)):
                 self._resume(op)
         elif self.backend.answer_pool is not None and _goes_to_pool(op, self):
             self.backend.answer_pool.submit(
                 partial(self.run.context.copy().run, self._play_on_pool, op)
             )
         elif on_executor():
-            self._start(op)
+            self._start_task(op)
         else:
-            executor().post(self._start, op)
+            executor().post(self._start_task, op)
 
-    def _advance(self, op: Op, *, awaited: bool = False) -> Op | None:
+    def _play_until_wait(self, op: Op, *, awaited: bool = False) -> Op | None:
         """Plays `op`, the current operation, and then the queue, up to the first operation that has
         to wait, which it returns. Returns None if the caller no longer owns the branch: nothing is
         left to play, or it was stopped.
@@ -405,9 +405,9 @@ class Player(BasePlayer):
                     return None
                 op = self._current = self._queue.popleft()
 
-    def _start(self, op: Op) -> None:
+    def _start_task(self, op: Op) -> None:
         task = asyncio.get_running_loop().create_task(
-            self._play(op), context=self.run.context.copy()
+            self._play_in_task(op), context=self.run.context.copy()
         )
         if not self._wait_for(op, task):
             task.cancel()
@@ -422,8 +422,8 @@ class Player(BasePlayer):
             self._waiting = None
         token = current_run.set(self.run)
         try:
-            _take(self, op)
-            following = self._advance(op, awaited=True)
+            _finish_with_answer(self, op)
+            following = self._play_until_wait(op, awaited=True)
         except BaseException as error:  # as in _advance
             self.fail(error, op)
             return
@@ -432,24 +432,24 @@ class Player(BasePlayer):
         if following is not None:
             self._dispatch(following)
 
-    async def _play(self, op: Op) -> None:
+    async def _play_in_task(self, op: Op) -> None:
         """Plays the branch from an operation that has to wait, as a task of the executor loop."""
         current_run.set(self.run)
         task = self._waiting
         while True:
             try:
-                await play_awaited(self, op)
-                following = self._advance(op, awaited=True)
+                await play_async(self, op)
+                following = self._play_until_wait(op, awaited=True)
             except asyncio.CancelledError:
                 self.fail(RequestAbortedError("the program was cancelled."), op)
                 return
             except BaseException as error:  # a backend's SystemExit must not end this thread
                 self.fail(error, op)
                 return
-            if following is None or _lacks_only_answers(following, self):
+            if following is None or _resumes_on_answer(following, self):
                 break
             op = following
-            _begin(op)
+            _record_wait_start(op)
         with self._lock:  # as another thread may be waiting by now
             if self._waiting is task:
                 self._waiting = None
@@ -463,7 +463,7 @@ class Player(BasePlayer):
         current_run.set(self.run)
         on_pool.set(self)
         try:
-            following = self._advance(op)
+            following = self._play_until_wait(op)
         # it has failed the branch; a backend's SystemExit must not end this thread
         except BaseException:
             return
@@ -487,7 +487,7 @@ class Player(BasePlayer):
                 return None
             at = self._current
             self._current = None
-            failure = self._failure or located(error, _where(op))
+            failure = self._failure or located(error, _location_of_op(op))
             if (
                 failure.origin is not None
                 and failure.origin.node is None
@@ -495,7 +495,7 @@ class Player(BasePlayer):
             ):
                 failure.origin = replace(failure.origin, node=op.node.name)
             final = op is None or self.stopped is not None
-            back = None if final else next(filter(_goes_back, self._queue), None)
+            back = None if final else next(filter(_is_late_rollback, self._queue), None)
             pending = list[Op]()
             while self._queue and self._queue[0] is not back:
                 pending.append(self._queue.popleft())
@@ -543,7 +543,7 @@ def cancel(
     ends = ends or (final and player.run.body_open) or not waited
     for each in player.tree()[::-1]:  # gathered variables fail after the variables they consist of
         kept = each.waits.kept(player.depth) if waited else -1
-        each.cancel_alone(error, kept, player.depth, final=final, ends=ends)
+        each.cancel_this_branch(error, kept, player.depth, final=final, ends=ends)
         each.failure_reported = each.failure_reported or reported or each is not player
 
 
@@ -564,16 +564,16 @@ def unknown(player: Player, name: str, where: Location | None = None) -> SglErro
     )
 
 
-def _log_text(player: Player, log: TextLog) -> None:
+def _begin_text_log(player: Player, log: TextLog) -> None:
     player.transcript.log = log
     log.append(player.transcript.text())
 
 
-def _removed() -> SglError:
+def _removed_by_rollback_error() -> SglError:
     return RequestAbortedError("a rollback removed this node.")
 
 
-def _raise(error: SglError, _: Player) -> NoReturn:
+def _raise_for_reader(error: SglError, _: Player) -> NoReturn:
     raise error
 
 
@@ -593,7 +593,7 @@ def _goes_to_pool(op: Op, player: Player) -> bool:
     return answers and isinstance(op, AnswerOp | EventOp) and on_pool.get() is not player
 
 
-def _lacks_only_answers(op: Op, player: Player) -> TypeGuard[_Awaited]:
+def _resumes_on_answer(op: Op, player: Player) -> TypeGuard[_Awaited]:
     """Returns True if the thread that delivers the answer can play on, without a costly task. This
     holds for a join, and for a pushed-down node with a single answer on which no Python code of the
     caller decides.
@@ -614,7 +614,7 @@ def _lacks_only_answers(op: Op, player: Player) -> TypeGuard[_Awaited]:
     )
 
 
-def _has_come(op: _Awaited, then: Callable[[], object]) -> bool:
+def _arrived_or_notify(op: _Awaited, then: Callable[[], object]) -> bool:
     """Returns True if the answer to a pushed-down node is there. If not, calls `then` when it
     arrives, or when the branches of a join have been played.
     """
@@ -623,10 +623,10 @@ def _has_come(op: _Awaited, then: Callable[[], object]) -> bool:
         return False
     assert op.pushed_node is not None
     pushed, place = op.pushed_node
-    return pushed.events.has_one((place, 0), then)
+    return pushed.events.has_event_or_notify((place, 0), then)
 
 
-def _take(player: Player, op: _Awaited) -> None:
+def _finish_with_answer(player: Player, op: _Awaited) -> None:
     if isinstance(op, JoinOp):
         join(player, op)
         return
@@ -634,29 +634,29 @@ def _take(player: Player, op: _Awaited) -> None:
     pushed, place = op.pushed_node
     answer = pushed.events.answer((place, 0))
     if isinstance(op, GenOp):
-        generation.take_answer(player, op, [answer])
+        generation.finish_generation(player, op, [answer])
     else:
-        selection.take_answer(player, op, answer)
+        selection.finish_selection(player, op, answer)
 
 
-def _where(op: Op | None) -> Location | None:
+def _location_of_op(op: Op | None) -> Location | None:
     source = getattr(op, "node", None) or getattr(op, "variable", op)
     found: Location | None = getattr(source, "where", None)
     return found
 
 
-def _begin(op: Op) -> None:
+def _record_wait_start(op: Op) -> None:
     """Records when an operation begins to wait for its answer."""
     if isinstance(op, AnswerOp) and not op.began:
         op.began = time.perf_counter()
 
 
-def _goes_back(op: Op) -> TypeGuard[MarkOp]:
+def _is_late_rollback(op: Op) -> TypeGuard[MarkOp]:
     """Returns True if an operation rolls back to a mark that was already played."""
     return isinstance(op, MarkOp) and op.back and op.mark.position is not None
 
 
-def _tell_last(op: EventOp) -> None:
+def _notify_program_end(op: EventOp) -> None:
     try:
         op.call()
     except Exception:  # the program has already failed, with another error
@@ -670,7 +670,7 @@ def _fail_op(op: Op, failure: SglError) -> None:
             child.fail(failure)
     elif isinstance(op, EventOp):
         if op.event == "end_program":  # a failed program has ended, too
-            op.pool.submit(partial(_tell_last, op))
+            op.pool.submit(partial(_notify_program_end, op))
     elif isinstance(op, AnswerOp | ReadOp | ScopeOp):
         op.variable.fail(failure)
         if isinstance(op, GenOp) and op.thoughts is not None:

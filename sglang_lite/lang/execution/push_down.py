@@ -116,22 +116,24 @@ class BranchEvents:
                 self._failed.append((place, event))
             if attempt not in self._abandoned:
                 self._untaken.setdefault(attempt, deque()).append(event)
-        self._wake()
+        self._notify_waiters()
 
     def end(self, error: SglError) -> None:
         """Ends the branch with an error: no more events will come."""
         self._ended = error
-        self._wake()
+        self._notify_waiters()
 
-    def _wake(self) -> None:
+    def _notify_waiters(self) -> None:
         with self._lock:
             calls = [
-                self._waiting.pop(each) for each in [*self._waiting] if self._next(each) is not None
+                self._waiting.pop(each)
+                for each in [*self._waiting]
+                if self._peek_event(each) is not None
             ]
         for call in calls:
             call()
 
-    def _next(self, attempt: Attempt) -> Any:
+    def _peek_event(self, attempt: Attempt) -> Any:
         """Returns the next event of a node without taking it: one that has arrived, or else the
         error of an earlier node or of the program. Returns None if there is none yet.
         """
@@ -153,7 +155,9 @@ class BranchEvents:
         try:
             while last:
                 arrival = asyncio.get_running_loop().create_future()
-                if not self.has_one(attempt, partial(executor().post, resolve, arrival)):
+                if not self.has_event_or_notify(
+                    attempt, partial(executor().post, resolve, arrival)
+                ):
                     await arrival
                 event = self.answer(attempt)
                 last -= not isinstance(event, Delta)
@@ -169,12 +173,12 @@ class BranchEvents:
             self._untaken.pop(attempt, None)
             self._waiting.pop(attempt, None)
 
-    def has_one(self, attempt: Attempt, then: Callable[[], object]) -> bool:
+    def has_event_or_notify(self, attempt: Attempt, then: Callable[[], object]) -> bool:
         """Returns True if an event of a node is there. If not, `then` is called once, when the next
         one arrives.
         """
         with self._lock:
-            if self._next(attempt) is not None:
+            if self._peek_event(attempt) is not None:
                 return True
             self._waiting[attempt] = then
         return False
@@ -185,7 +189,7 @@ class BranchEvents:
         """
         with self._lock:
             untaken = self._untaken.get(attempt)
-            event = untaken.popleft() if untaken else self._next(attempt)
+            event = untaken.popleft() if untaken else self._peek_event(attempt)
             if not untaken:
                 self._untaken.pop(attempt, None)
         if isinstance(event, SglError):
@@ -257,23 +261,25 @@ class PushedProgram:
             if self._open is None:
                 settings = self.run.settings
                 self._open = self.run.backend.open_program(
-                    self._take, stream=settings.stream, **priority_keywords(settings.priority)
+                    self._dispatch_event,
+                    stream=settings.stream,
+                    **priority_keywords(settings.priority),
                 )
                 if self.run.winds_down_at is not None:
-                    self._plan_winding_down(self._open, self.run.winds_down_at)
+                    self._schedule_wind_down(self._open, self.run.winds_down_at)
         except SglError as error:
             executor().post(branch.events.end, error)
         else:
-            self._send(self._open)
+            self._send_outbox(self._open)
 
-    def _plan_winding_down(self, program: ProgramAtBackend, at: float) -> None:
+    def _schedule_wind_down(self, program: ProgramAtBackend, at: float) -> None:
         """Makes an open program wind down at a given time (`time.monotonic()`)."""
         if time.monotonic() >= at:
             program.wind_down()
         else:
-            executor().post(self._wait_to_wind_down, at)
+            executor().post(self._start_wind_down_timer, at)
 
-    def _wait_to_wind_down(self, at: float) -> None:
+    def _start_wind_down_timer(self, at: float) -> None:
         """Starts the timer that winds the program down. Runs on the executor loop."""
         if self._ended is None:
             loop = asyncio.get_running_loop()
@@ -284,14 +290,14 @@ class PushedProgram:
             if self._open is not None:
                 self._open.wind_down()
 
-    def _stop_waiting(self) -> None:
+    def _cancel_wind_down_timer(self) -> None:
         """Cancels the timer, which would keep an ended program alive. Runs on the executor loop."""
         if self._winding_down is not None:
             self._winding_down.cancel()
             self._winding_down = None
 
-    def _send(self, program: ProgramAtBackend) -> None:
-        for branch, items in self._runs():
+    def _send_outbox(self, program: ProgramAtBackend) -> None:
+        for branch, items in self._group_outbox():
             self._branches[branch.path] = branch
             error = branch.refusal
             if error is None:
@@ -305,7 +311,7 @@ class PushedProgram:
             if error is not None:
                 executor().post(branch.events.end, error)
 
-    def _runs(self) -> list[tuple[PushedBranch, list[Node] | _Given]]:
+    def _group_outbox(self) -> list[tuple[PushedBranch, list[Node] | _Given]]:
         """Empties the outbox into verdicts and lists of nodes, each of one branch. The order
         between branches is kept where it matters: joins and rollbacks stay after everything before
         them, and branches after their forks.
@@ -330,14 +336,14 @@ class PushedProgram:
     def drop(self, branch: PushedBranch) -> None:
         """Cancels the queued and running nodes of a branch."""
         if self._open is not None:
-            self._send(self._open)  # the outbox may contain a mark for a later rollback
+            self._send_outbox(self._open)  # the outbox may contain a mark for a later rollback
             self._open.drop(branch.path)
 
     def expect_pause(self, branch: PushedBranch, seconds: float) -> None:
         """Tells the backend how long nothing will be added to a branch."""
         with self.lock:
             if self._open is not None and not self.closed:
-                self._send(self._open)
+                self._send_outbox(self._open)
                 self._open.expect_pause(branch.path, seconds)
 
     def close(self, count: int | None = None) -> bool:
@@ -353,7 +359,7 @@ class PushedProgram:
                 self._open.close()
         return True
 
-    def _take(self, event: ProgramEvent) -> None:
+    def _dispatch_event(self, event: ProgramEvent) -> None:
         """Dispatches an event of the program to its branch. If the program has ended, ends all of
         its branches.
         """
@@ -375,7 +381,7 @@ class PushedProgram:
             branches = self._branches
             self._branches = {}
         if self.run.winds_down_at is not None:
-            executor().post(self._stop_waiting)
+            executor().post(self._cancel_wind_down_timer)
         for branch in branches.values():
             # perhaps inside a call to the program, whose caller holds locks
             if isinstance(event, SglError):
@@ -426,12 +432,12 @@ class PushedBranch:
             if not self.program.closed:
                 if type(op) is Text:  # like most operations
                     self._put(op)
-                elif self._add(op):
+                elif self._put_op(op):
                     self.program.flush(self)
                 return self
-        return self._begin_again(pieces).add(op, ())
+        return self._start_new_program(pieces).add(op, ())
 
-    def _begin_again(self, pieces: Sequence[Piece]) -> PushedBranch:
+    def _start_new_program(self, pieces: Sequence[Piece]) -> PushedBranch:
         """Creates the branch in a new program, which begins with a mark and the branch's text so
         far.
         """
@@ -441,7 +447,7 @@ class PushedBranch:
             pushed.add(Text(span.text, span.ids, span.special), ())
         return pushed
 
-    def take_back(self, ops: Sequence[Op | None]) -> None:
+    def forget_ops(self, ops: Sequence[Op | None]) -> None:
         """Forgets operations that a rollback removed: no verdict on them will come."""
         for op in ops:
             self.judged.pop(id(op), None)
@@ -455,7 +461,7 @@ class PushedBranch:
         """
         with self.program.lock:
             waits = any(id(op) in self.judged for op in ops[:1])
-            self.take_back(ops)
+            self.forget_ops(ops)
             if waits or not taken_back:
                 self.program.drop(self)
 
@@ -466,31 +472,31 @@ class PushedBranch:
         self.count += 1
         return self.count - 1
 
-    def _put_judged(self, op: Op, node: Node) -> _Judged:
+    def _put_for_verdict(self, op: Op, node: Node) -> _Judged:
         self.events.judged.add(self.count)
         judged = self.judged[id(op)] = _Judged(op, self._put(node))
         return judged
 
-    def _add(self, op: Op) -> bool:
+    def _put_op(self, op: Op) -> bool:
         """Appends the node of an operation. Returns True if the outbox has to be sent now, because
         an answer is needed or something has to be cancelled.
         """
         match op:
             case GenOp() | SelectOp():
-                return self._add_answer(op)
+                return self._put_answer_op(op)
             case ForkOp():
                 place = self._put(op.node)
                 for i, child in enumerate(op.children):
                     child.pushed = PushedBranch(self.program, (*self.path, place, i), self)
             case JoinOp():
                 if not self._put_join(op) and op.node.mode == "concate_and_append":
-                    self._put_judged(op, Pause())
+                    self._put_for_verdict(op, Pause())
             case MarkOp() if op.back:
                 branch, place = op.mark.pushed or (None, 0)
                 self.events.rollbacks.append(self._put(Rollback(place if branch is self else 0)))
                 # the mark is in an earlier program; the verdict carries the text before it
                 if branch is not self:
-                    self._put_judged(op, Pause()).known = 0
+                    self._put_for_verdict(op, Pause()).known = 0
                 return self.program.opened
             case MarkOp():
                 op.mark.pushed = self, self._put(Mark())
@@ -502,20 +508,20 @@ class PushedBranch:
                 self._put(node)
         return False
 
-    def _add_answer(self, op: GenOp | SelectOp) -> bool:
+    def _put_answer_op(self, op: GenOp | SelectOp) -> bool:
         """Appends a node that needs an answer, or a pause if the program is not asked for it now.
         Returns True if it is asked.
         """
         asks = True
         if op.node.judged:  # choices that an open grammar allows are known when it is played
             asks = isinstance(op, GenOp) and not op.has_own_prompt and self.program.run.kept is None
-            place = self._put_judged(op, op.node if asks else Pause()).place
+            place = self._put_for_verdict(op, op.node if asks else Pause()).place
         else:
             place = self._put(op.node)
         op.pushed_node = self, place
         return asks
 
-    def claim(self, op: JoinOp) -> None:
+    def put_late_join(self, op: JoinOp) -> None:
         """Appends a join of a failed branch, so that it still claims the nodes of its children."""
         with self.program.lock:
             if not self.program.closed:
@@ -552,19 +558,21 @@ class PushedBranch:
             if id(op) not in self.judged:  # nothing of it may follow the rollback
                 raise RequestAbortedError("a rollback removed this node.")
             op.attempt += 1
-            self._judge(op, pieces, node)
+            self._put_verdict(op, pieces, node)
             self.program.flush(self)
 
     def settle(self, op: Op, pieces: Sequence[Piece]) -> None:
         """Sends the final verdict on an operation that the branch has played, if it is judged."""
         if id(op) in self.judged:
             with self.program.lock:
-                self._judge(op, pieces)
+                self._put_verdict(op, pieces)
                 del self.judged[id(op)]
                 if self.program.opened:
                     self.program.flush(self)
 
-    def _judge(self, op: Op, pieces: Sequence[Piece], again: Gen | Select | None = None) -> None:
+    def _put_verdict(
+        self, op: Op, pieces: Sequence[Piece], again: Gen | Select | None = None
+    ) -> None:
         judged = self.judged[id(op)]
         verdict = Verdict(tuple(spans_of(pieces[judged.known :])), again)
         self.program.outbox.append((self, (judged.place, verdict)))

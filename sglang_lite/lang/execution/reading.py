@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from sglang_lite.constraints.python_types.value_type import has_type
-from sglang_lite.lang.backend.base import Backend, ask_with_adapter
+from sglang_lite.lang.backend.base import Backend, choose_adapter
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
 from sglang_lite.lang.confidence import confidence_in
@@ -62,7 +62,7 @@ def check_assignment(name: object, value: object, where: Location | None) -> Non
         )
 
 
-def name_of(variable: VariableName, where: Location | None) -> str:
+def variable_name_of(variable: VariableName, where: Location | None) -> str:
     """Returns the name of a variable, given as a string or as the generation or selection that was
     added under it.
 
@@ -81,10 +81,10 @@ def find_variable(
     """Returns the variable of a name. If the body is still running and the caller is outside it,
     waits until the name is declared.
     """
-    name = name_of(variable, where)
+    name = variable_name_of(variable, where)
     while (found := player.names.variables.get(name)) is None:
-        promise = _promise(player, name, where)
-        may_block(player.run, f"await s.get({name!r})", where)
+        promise = _promise_name(player, name, where)
+        check_may_block(player.run, f"await s.get({name!r})", where)
         promise.wait()
     return found
 
@@ -94,7 +94,7 @@ def find_first(player: Player, variable: VariableName, where: Location | None = 
     like `find_variable`.
     """
     found = find_variable(player, variable, where)
-    return player.names.first(name_of(variable, where)) or found
+    return player.names.first(variable_name_of(variable, where)) or found
 
 
 async def afind_first(
@@ -102,16 +102,16 @@ async def afind_first(
 ) -> Variable:
     """Returns what `find_first` does, as a coroutine."""
     found = await afind_variable(player, variable, where)
-    return player.names.first(name_of(variable, where)) or found
+    return player.names.first(variable_name_of(variable, where)) or found
 
 
 async def afind_variable(
     player: Player, variable: VariableName, where: Location | None = None
 ) -> Variable:
     """Returns what `find_variable` does, as a coroutine."""
-    name = name_of(variable, where)
+    name = variable_name_of(variable, where)
     while (found := player.names.variables.get(name)) is None:
-        await _promise(player, name, where).get()
+        await _promise_name(player, name, where).get()
     return found
 
 
@@ -128,18 +128,18 @@ def checked(value: UserValue, variable: VariableName, kind: object = None) -> Us
     if isinstance(value, Deferred) or (kind is None and isinstance(variable, str)):
         return value
     if kind is None and not isinstance(variable, str):
-        kind = _type_of(variable)
+        kind = _expected_type(variable)
     if not has_type(value, kind):
         shown = getattr(kind, "__name__", None) if isinstance(kind, type) else repr(kind)
         raise ProgramError(
-            f"{name_of(variable, None)!r} is {value!r:.60}, which is no {shown}.",
+            f"{variable_name_of(variable, None)!r} is {value!r:.60}, which is no {shown}.",
             hint="Read it by its name, s[name]: it may have been set by another node, joined, or have several samples.",
             where=user_location(),
         )
     return value
 
 
-def _type_of(node: SglGen | SglSelect) -> object:
+def _expected_type(node: SglGen | SglSelect) -> object:
     """Returns the type of the values of a generation or selection."""
     kind: Any = str
     if isinstance(node, SglSelect):
@@ -152,13 +152,13 @@ def _type_of(node: SglGen | SglSelect) -> object:
     return list[kind] if not isinstance(samples, Unset) and samples > 1 else kind
 
 
-def _promise(player: Player, name: str, where: Location | None) -> Variable:
+def _promise_name(player: Player, name: str, where: Location | None) -> Variable:
     return player.names.promise(
-        name, Variable(where, player.run.made), partial(_never, player, name, where)
+        name, Variable(where, player.run.made), partial(_never_declared_error, player, name, where)
     )
 
 
-def _never(player: Player, name: str, where: Location | None) -> SglError | None:
+def _never_declared_error(player: Player, name: str, where: Location | None) -> SglError | None:
     """Returns the error of a name that will never be declared, or None if the running body may
     still declare it.
     """
@@ -169,7 +169,7 @@ def _never(player: Player, name: str, where: Location | None) -> SglError | None
     return unknown(player, name, where)
 
 
-def may_block(run: Run, instead: str, where: Location | None) -> None:
+def check_may_block(run: Run, instead: str, where: Location | None) -> None:
     """Checks that the caller may block.
 
     Args:
@@ -189,7 +189,7 @@ def may_block(run: Run, instead: str, where: Location | None) -> None:
             )
 
 
-def confidence_of(
+def read_confidence(
     run: Run, variable: Variable, name: VariableName, sample: int, where: Location | None
 ) -> Variable:
     """Returns a variable that receives the confidence in a sample of a variable that is set.
@@ -198,7 +198,7 @@ def confidence_of(
         ParameterError: there is no such sample.
         ProgramError: the variable has no confidence, or the caller may not block.
     """
-    may_block(run, "the state, when its run has ended", where)
+    check_may_block(run, "the state, when its run has ended", where)
     answers = variable.record
     question = variable.question
     answers = answers if isinstance(answers, list) else [answers]
@@ -213,7 +213,9 @@ def confidence_of(
             "sample", f"{sample!r:.60} is no index of {len(answers)} samples.", where=where
         )
     try:
-        reading = confidence_in(question, answers[sample], partial(_scored, run, question.adapter))
+        reading = confidence_in(
+            question, answers[sample], partial(_score_texts, run, question.adapter)
+        )
     except ProgramError as error:
         raise ProgramError(f"{name!r}: {error.message}", hint=error.hint, where=where) from None
     found = Variable(where)
@@ -228,7 +230,7 @@ def confidence_of(
     return found
 
 
-async def _scored(
+async def _score_texts(
     run: Run,
     adapter: tuple[str, ...] | Unset,
     backend: Backend,
@@ -238,7 +240,7 @@ async def _scored(
     """Computes the scores of texts with an adapter, within the run's budgets, and adds their usage
     to the run's.
     """
-    ask_with_adapter(adapter)
+    choose_adapter(adapter)
     with run.within_budget(
         backend, partial(max_selection_usage, backend, prompt, texts)
     ) as account:
@@ -269,7 +271,7 @@ def added(player: Player) -> list[Piece]:
     return player.transcript.added
 
 
-def error_of(player: Player) -> SglError | None:
+def wait_for_error(player: Player) -> SglError | None:
     """Returns the branch's failure, or None, after waiting until everything queued has been played."""
     with contextlib.suppress(SglError):
         player.read(nothing).wait()
@@ -287,18 +289,18 @@ def when_finished(player: Player, callback: Callable[[], object]) -> None:
     when_all_done([branch.read(nothing) for branch in player.tree()], callback)
 
 
-def close_when_finished(player: Player, program: PushedProgram) -> None:
+def close_when_done(player: Player, program: PushedProgram) -> None:
     """Closes the program of a branch once all of its operations have been played."""
     count = program.count
 
     def close() -> None:
         if not program.close(count):
-            close_when_finished(player, program)
+            close_when_done(player, program)
 
     when_finished(player, close)
 
 
-def note_end(player: Player) -> None:
+def record_wait_for_all(player: Player) -> None:
     """Records that someone has waited for everything in this branch and the branches forked from
     it.
     """

@@ -89,11 +89,11 @@ async def attempts(
                         error.add_note(_SAME_AGAIN)
                     raise
                 if not isinstance(error, ValueValidationError):
-                    await asyncio.sleep(_pause(error, attempt, run.deadline))
+                    await asyncio.sleep(_pause_before_retry(error, attempt, run.deadline))
                 attempt += 1
 
 
-def _pause(error: Exception, attempt: int, deadline: float | None) -> float:
+def _pause_before_retry(error: Exception, attempt: int, deadline: float | None) -> float:
     """Returns the seconds until the next attempt: exponential backoff or the delay that the
     provider requests, whichever is longer.
 

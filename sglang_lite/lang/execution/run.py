@@ -226,7 +226,7 @@ class Run:
             settings.push_down and not self.budgets and (outer is None or outer.push_down)
         )
         if self.deadline is not None:
-            self.winds_down_at = self._winds_down_at(outer, now)
+            self.winds_down_at = self._find_wind_down_time(outer, now)
         self.body_open = True
         self.made = forks()
         self.body: Any = None
@@ -265,7 +265,7 @@ class Run:
             return None
         return PushedBranch(PushedProgram(self))
 
-    def _winds_down_at(self, outer: Run | None, now: float) -> float | None:
+    def _find_wind_down_time(self, outer: Run | None, now: float) -> float | None:
         """Returns when a run that begins now (`time.monotonic()`) winds down, or None for never.
         This is its own time or that of the enclosing run, whichever is earlier.
 
@@ -351,7 +351,7 @@ class Run:
         seed = self.settings.seed
         return UNSET if seed is None else derived_seed(seed, path)
 
-    def inner_seed(self) -> int | None:
+    def next_inner_run_seed(self) -> int | None:
         """Returns the seed of the next program that the body runs, or None if the run has no seed."""
         seed = self.settings.seed
         return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
@@ -362,7 +362,7 @@ class Run:
         if self._stopped is not None:
             inner.stop(self._stopped)
 
-    def stop_inside(self, error: SglError, *, final: bool) -> None:
+    def stop_inner_runs(self, error: SglError, *, final: bool) -> None:
         """Stops the inner runs.
 
         Args:
@@ -390,7 +390,7 @@ def deadline_of(
     return deadline, timeout
 
 
-def too_long(timeout: float | None) -> RequestTimeoutError:
+def run_timeout_error(timeout: float | None) -> RequestTimeoutError:
     """Makes the error of a run whose deadline has passed."""
     return RequestTimeoutError(f"the run took longer than its timeout of {timeout:g} s.")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.lang.backend.base import ask_with_adapter
+from sglang_lite.lang.backend.base import choose_adapter
 from sglang_lite.lang.backend.planning import NodeQuestion, scores_needed
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_selection_usage
@@ -30,7 +30,7 @@ def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
         return False
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
     scores_needed.set(not only_picks(op.expression))
-    ask_with_adapter(op.node.lora_path)
+    choose_adapter(op.node.lora_path)
     token = asked.set((player, op))
     try:
         prompt = player.transcript.prompt()
@@ -40,13 +40,17 @@ def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
         asked.reset(token)
     if selection is None:
         return False
-    take_answer(player, op, selection)
+    finish_selection(player, op, selection)
     return True
 
 
-def take_answer(player: BasePlayer, op: SelectOp, selection: Selection) -> None:
+def finish_selection(player: BasePlayer, op: SelectOp, selection: Selection) -> None:
     """Finishes a selection with an answer that has arrived."""
-    _picked(player, op, _decided(player, op, selection, _choices(player, op.node), op.node.seed))
+    _accept_pick(
+        player,
+        op,
+        _decide_by_scores(player, op, selection, _choices(player, op.node), op.node.seed),
+    )
 
 
 async def aselect(player: BasePlayer, op: SelectOp) -> None:
@@ -56,10 +60,12 @@ async def aselect(player: BasePlayer, op: SelectOp) -> None:
     if op.expression.multi:
         await _select_several(player, op)
     else:
-        _picked(player, op, await _answer(player, op, _choices(player, op.node), op.node.seed))
+        _accept_pick(
+            player, op, await _keep_or_score(player, op, _choices(player, op.node), op.node.seed)
+        )
 
 
-def _decided(
+def _decide_by_scores(
     player: BasePlayer,
     op: SelectOp,
     selection: Selection,
@@ -80,7 +86,7 @@ def _choices(player: BasePlayer, node: Select) -> Sequence[str]:
     return node.choices if walk is None else walk.filter(node.choices)
 
 
-async def _answer(
+async def _keep_or_score(
     player: BasePlayer, op: SelectOp, texts: Sequence[str], seed: int | Unset
 ) -> Selection:
     """Returns the decided selection, either kept from an earlier run or with new scores."""
@@ -88,21 +94,21 @@ async def _answer(
         kept = player.run.kept.selection(op, texts, player.transcript)
         if kept is not None:
             return kept
-    return _decided(player, op, await _score(player, op, texts), texts, seed)
+    return _decide_by_scores(player, op, await _score_with_retries(player, op, texts), texts, seed)
 
 
-async def _score(player: BasePlayer, op: SelectOp, texts: Sequence[str]) -> Selection:
+async def _score_with_retries(player: BasePlayer, op: SelectOp, texts: Sequence[str]) -> Selection:
     def failed(error: Exception) -> bool:
         op.record_failure(error)
         return False
 
-    ask = _ask if op.pushed_node is None else _ask_program
+    ask = _score_by_backend if op.pushed_node is None else _score_by_program
     return await attempts(
         player.run, player.run.settings.retries, partial(ask, player, op, texts), failed
     )
 
 
-async def _ask_program(
+async def _score_by_program(
     player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: int
 ) -> Selection:
     """Takes the scores from the pushed-down program."""
@@ -119,11 +125,13 @@ async def _ask_program(
     return selection
 
 
-async def _ask(player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: int) -> Selection:
+async def _score_by_backend(
+    player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: int
+) -> Selection:
     """Asks the backend for scores within the budgets."""
     asked.set((player, op))
     scores_needed.set(not only_picks(op.expression))
-    ask_with_adapter(op.node.lora_path)
+    choose_adapter(op.node.lora_path)
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
     prompt = player.transcript.prompt()
     run = player.run
@@ -152,7 +160,7 @@ async def _select_several(player: BasePlayer, op: SelectOp) -> None:
     while remaining:
         before = MULTI_SEPARATOR if chosen else ""
         texts = [before + choice for choice in remaining] + ([MULTI_END] if chosen else [])
-        selection = await _answer(player, op, texts, reseeded(op.node.seed, len(chosen)))
+        selection = await _keep_or_score(player, op, texts, reseeded(op.node.seed, len(chosen)))
         if not player.is_current(op):  # as in _accept
             return
         selections.append(selection)
@@ -162,18 +170,18 @@ async def _select_several(player: BasePlayer, op: SelectOp) -> None:
         player.transcript.append_choice(selection.picked)
         chosen.append(selection.picked.removeprefix(before))
         remaining.remove(chosen[-1])
-    _chosen(player, op, selections, MULTI_SEPARATOR.join(chosen), chosen)
+    _set_chosen_value(player, op, selections, MULTI_SEPARATOR.join(chosen), chosen)
 
 
-def _picked(player: BasePlayer, op: SelectOp, selection: Selection) -> None:
+def _accept_pick(player: BasePlayer, op: SelectOp, selection: Selection) -> None:
     if not player.is_current(op):  # as in _accept
         return
     assert selection.picked is not None
     player.transcript.append_choice(selection.picked)
-    _chosen(player, op, selection, selection.picked, selection.picked)
+    _set_chosen_value(player, op, selection, selection.picked, selection.picked)
 
 
-def _chosen(
+def _set_chosen_value(
     player: BasePlayer,
     op: SelectOp,
     record: Selection | list[Selection],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sglang_lite.lang.concurrency.variables import located
-from sglang_lite.lang.execution.reading import may_block
+from sglang_lite.lang.execution.reading import check_may_block
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import SglError
@@ -43,21 +43,21 @@ class StreamedBody:
         """
         if self.ended:
             return
-        self._check()
+        self._raise_if_cancelled_early()
         assert self._run.body_end is not None
-        may_block(self._run, instead, user_location())
+        check_may_block(self._run, instead, user_location())
         self._run.body_end.wait()
-        self._check()  # as another thread may have cancelled it meanwhile
+        self._raise_if_cancelled_early()  # as another thread may have cancelled it meanwhile
         self.ended = True
 
     async def get(self) -> None:
         """Awaits the end of the body, like `wait_for_end`."""
         if self.ended:
             return
-        self._check()
+        self._raise_if_cancelled_early()
         assert self._run.body_end is not None
         await self._run.body_end.get()
-        self._check()
+        self._raise_if_cancelled_early()
         self.ended = True
 
     def cancel(self, error: SglError) -> bool:
@@ -69,6 +69,6 @@ class StreamedBody:
         self.cancelled = self.cancelled or error
         return True
 
-    def _check(self) -> None:
+    def _raise_if_cancelled_early(self) -> None:
         if self.cancelled is not None:
             raise located(self.cancelled, user_location())

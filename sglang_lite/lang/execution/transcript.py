@@ -100,7 +100,7 @@ class Transcript:
         """Appends a chosen text. Inside a turn, special tokens spelled in it are plain text."""
         self.append_text(Text(text, special=self.turn is None))
 
-    def append_generated(self, pieces: Sequence[Piece]) -> EndPosition:
+    def append_answer(self, pieces: Sequence[Piece]) -> EndPosition:
         """Appends pieces that a backend generated, which were already logged as they arrived.
         Returns the position after them.
         """
@@ -111,10 +111,10 @@ class Transcript:
             self.matcher.push(self.text(start))
         return len(self.pieces), len(self.messages), self.turn
 
-    def append_joined(self, pieces: Sequence[Piece]) -> None:
+    def append_from_join(self, pieces: Sequence[Piece]) -> None:
         """Appends pieces of joined branches and logs their text."""
         start = len(self.pieces)
-        self.append_generated(pieces)
+        self.append_answer(pieces)
         self.has_images = self.has_images or Media in map(type, pieces)
         if self.log is not None:
             self.log.append(self.text(start))
@@ -132,7 +132,7 @@ class Transcript:
     def end_turn(self, node: TurnEnd) -> None:
         assert self.turn is not None
         role, start = self.turn
-        self.messages.append(Message(role, _content(self.pieces[start:])))
+        self.messages.append(Message(role, _message_content(self.pieces[start:])))
         self.turn = None
 
     def begin_grammar(self, node: GrammarBegin) -> None:
@@ -188,7 +188,7 @@ class Transcript:
             len(self.pieces), len(self.messages), self.turn, self.matcher and self.matcher.copy()
         )
 
-    def go_back(self, position: TranscriptPosition) -> None:
+    def rewind_to(self, position: TranscriptPosition) -> None:
         self.turn = position.turn
         self.matcher = position.matcher and position.matcher.copy()
         del self.pieces[position.pieces :], self.messages[position.messages :]
@@ -235,7 +235,7 @@ class Transcript:
 
     def text(self, start: int = 0) -> str:
         """Returns the text from the piece with index `start` on, without images."""
-        return text_of(self.pieces[start:])
+        return text_without_images(self.pieces[start:])
 
     def prompt(self, *, same_model: bool = True) -> Prompt:
         """Builds the prompt that a backend continues.
@@ -249,10 +249,15 @@ class Transcript:
             return Prompt(spans, images=self.images if self.has_images else ())
         role, start = self.turn or (None, len(self.pieces))
         return Prompt(
-            spans, tuple(self.messages), role, self.text(start), self.images, self._shared()
+            spans,
+            tuple(self.messages),
+            role,
+            self.text(start),
+            self.images,
+            self._shared_message_counts(),
         )
 
-    def _shared(self) -> tuple[int, ...]:
+    def _shared_message_counts(self) -> tuple[int, ...]:
         """Returns numbers of leading messages that other prompts probably share, best first: those
         at forks, the last fork first, then those before user turns, longest preceding text first.
         (The last turn usually belongs to a single prompt.)
@@ -280,7 +285,7 @@ class Transcript:
         )
 
 
-def text_of(pieces: Sequence[Piece]) -> str:
+def text_without_images(pieces: Sequence[Piece]) -> str:
     """Returns the text of pieces, without images."""
     return "".join(
         [
@@ -300,7 +305,7 @@ def spans_of(pieces: Sequence[Piece]) -> Iterator[Span]:
             yield from (piece,) if isinstance(piece, Span) else piece.spans
 
 
-def _content(pieces: Sequence[Piece]) -> tuple[str | Media, ...]:
+def _message_content(pieces: Sequence[Piece]) -> tuple[str | Media, ...]:
     """Returns the content of a finished turn: adjacent texts are joined, and generations with
     reasoning contribute only the answer.
     """

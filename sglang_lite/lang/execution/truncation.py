@@ -29,11 +29,11 @@ def is_cut(op: GenOp, generation: Generation) -> bool:
     return (
         generation.finish_reason == "length"
         and op.node.constraint is not None
-        and not _scores_alone(op.node.params)
+        and not _only_scores_prompt(op.node.params)
     )
 
 
-def _scores_alone(params: SamplingParams) -> bool:
+def _only_scores_prompt(params: SamplingParams) -> bool:
     return params.max_tokens == 0
 
 

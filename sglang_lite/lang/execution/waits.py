@@ -125,7 +125,7 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
         claimed = max((number for joining, number in claims if joining < depth), default=-1)
         return max(claimed, self.known if self._begins_known() else -1)
 
-    def take_away(self, variables: Sequence[Variable], kept: int, error: SglError) -> None:
+    def withdraw_variables(self, variables: Sequence[Variable], kept: int, error: SglError) -> None:
         """Discards those of the branch's variables that a cancellation does not keep.
 
         Args:
@@ -133,10 +133,10 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
             error: error of the cancellation.
         """
         for variable in variables:
-            if self._takes(variable, kept):
+            if self._is_lost(variable, kept):
                 variable.take_away(error)
 
-    def _takes(self, variable: Variable, kept: int) -> bool:
+    def _is_lost(self, variable: Variable, kept: int) -> bool:
         """Returns True if a variable comes after the last node that stays, or was gathered from a
         discarded one.
         """

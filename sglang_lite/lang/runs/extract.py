@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sglang_lite.markup import Markup, cut, element, escaped, fragment
+from sglang_lite.markup import Markup, cut, element, escape_content, fragment
 from sglang_lite.page.data import totals
 from sglang_lite.page.render import ORIGINS, resource
 from sglang_lite.protocol import Generation, Selection, TokenScores, TraceNode
@@ -34,7 +34,7 @@ def extract(trace: Trace) -> Markup:
         branches[node.path].append(node)
     found = {origin for node in nodes for _, origin in node.pieces}
     legend = [
-        element("span", origin, class_=origin) + escaped(" ")
+        element("span", origin, class_=origin) + escape_content(" ")
         for origin in ORIGINS
         if origin in found
     ]

@@ -25,7 +25,7 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
 )
 from sglang_lite.lang.execution.run import BoundCall
-from sglang_lite.lang.execution.transcript import text_of
+from sglang_lite.lang.execution.transcript import text_without_images
 from sglang_lite.lang.expressions import MULTI_SEPARATOR
 from sglang_lite.lang.media import thumbnail, without_bytes
 from sglang_lite.lang.runs.trace import Trace
@@ -327,7 +327,7 @@ class _Reader:
             for piece in each.result()
         ]
         images = [piece for piece in pieces if isinstance(piece, Media)]
-        text = text_of(pieces)
+        text = text_without_images(pieces)
         ends = [
             each.ended
             for child in op.children

@@ -45,7 +45,7 @@ def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
             where=user_location(),
         )
     kept = _kept(branch, at, value)
-    budget = None if run.settings.budget is None else run.settings.budget.afresh()
+    budget = None if run.settings.budget is None else run.settings.budget.copy_without_usage()
     settings = replace(run.settings, stream=False, budget=budget)
     with trimmed:
         call = called.program.prepared(
@@ -104,13 +104,13 @@ def _nodes_by_name(branch: Branch, answers: Sequence[TraceNode]) -> dict[str, st
     # A generation's reasoning has the same node, and was declared before it.
     unplayed = {
         variable.node: name
-        for name, variable in branch.names.declared()
+        for name, variable in branch.names.all_declarations()
         if variable.error() is not None and variable.node not in late
     }
     names = {**unplayed, **names}
     return {
         name: each.node
-        for name, each in branch.names.declared()
+        for name, each in branch.names.all_declarations()
         if each.node and names.get(each.node) == name
     }
 
@@ -124,7 +124,7 @@ def _answers_added_late(branch: Branch) -> Iterator[AnswerOp]:
 
 def _paths(branch: Branch) -> set[str]:
     """Paths of all nodes whose variables a state has."""
-    return {variable.node for _, variable in branch.names.declared()}
+    return {variable.node for _, variable in branch.names.all_declarations()}
 
 
 def _answer_of(name: str) -> str:

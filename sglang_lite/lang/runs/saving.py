@@ -116,7 +116,7 @@ def saved_run(
         )
     values = values or FileValues()
     program, parts, arguments = _program(run) if again else ("", (), None)
-    declared = branch.names.declared()
+    declared = branch.names.all_declarations()
     variables = [
         _variable(branch, name, variable, values, whole=again) for name, variable in declared
     ]

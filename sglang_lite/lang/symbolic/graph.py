@@ -16,7 +16,7 @@ import msgspec
 from sglang_lite import wire
 from sglang_lite.errors import SglError
 from sglang_lite.lang.backend.base import Backend
-from sglang_lite.lang.execution.branch import raised_at
+from sglang_lite.lang.execution.branch import find_raise_location
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.symbolic.graph_checks import Finding, check
 from sglang_lite.lang.symbolic.recorder import TracedWay, is_limit
@@ -169,7 +169,7 @@ def _way(way: TracedWay) -> Way:
 
 def _problem(error: Exception) -> Problem:
     kind = "TraceError" if is_limit(error) else type(error).__name__
-    where = getattr(error, "where", None) or raised_at(error)
+    where = getattr(error, "where", None) or find_raise_location(error)
     if isinstance(error, SglError):
         return Problem(kind, error.message, error.hint, where, ours=True)
     return Problem(kind, f"{error}"[:1000], "", where)

@@ -7,7 +7,7 @@ from typing import Final
 
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.matching import may_contain
-from sglang_lite.lang.backend.base import Backend, check_adapter, refusal, refused_medium
+from sglang_lite.lang.backend.base import Backend, check_adapter, refusal, unsupported_medium_error
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.expressions import number_as_regex
 from sglang_lite.lang.symbolic.hidden_fields import hidden_fields
@@ -228,9 +228,9 @@ def _ask(backend: Backend, node: GraphNode) -> None:
                     backend, record, "a grammar over several nodes", instead, record.where
                 )
         case ImagePart(image=image) if not can.takes(image.kind):
-            raise refused_medium(backend, record, image.kind, node.where)
+            raise unsupported_medium_error(backend, record, image.kind, node.where)
         case Picture(medium=kind) if not can.takes(kind):
-            raise refused_medium(backend, record, kind, node.where)
+            raise unsupported_medium_error(backend, record, kind, node.where)
 
 
 def _tools(graph: GraphRecord) -> Iterator[Finding]:

@@ -272,11 +272,11 @@ class Recorder(Player):
             SglVariable("the text").__refuse__("read the text or the messages")
         return super().read(nothing, where)
 
-    def go_back(self, mark: BranchMark) -> None:
+    def roll_back_to(self, mark: BranchMark) -> None:
         i = [each for each, _ in self._marks].index(mark)
         self._add(Rollback(mark=i, where=user_location()), None)
         assert mark.position is not None
-        self.transcript.go_back(mark.position)
+        self.transcript.rewind_to(mark.position)
         self.scopes = self._marks[i][1]
 
     def add_value(self, symbol: Symbol, where: Location | None) -> None:

@@ -41,7 +41,9 @@ class CrossAttention:
         self.capturable = backend.capturable
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
-        over_text, over_sound = (self._backend.plan_step(each).attend for each in self._plans(plan))
+        over_text, over_sound = (
+            self._backend.plan_step(each).attend for each in self._split_plan(plan)
+        )
 
         def attend(
             q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules
@@ -50,7 +52,7 @@ class CrossAttention:
 
         return StepAttention(attend)
 
-    def _plans(self, plan: DevicePlan) -> tuple[DevicePlan, DevicePlan]:
+    def _split_plan(self, plan: DevicePlan) -> tuple[DevicePlan, DevicePlan]:
         frames, tokens = self._prefix
         first, count, slot, position = plan.blocks.unbind(1)
         skipped = (tokens - position).clamp(min=0).minimum(count)  # tokens of the sound
@@ -109,8 +111,8 @@ def text_plans(
         count = min(row.end - row.start, row.length - tokens)
         end = int(at[row.end - 1]) + 1
         if count > 0:
-            read_text = _behind(row.read_at, tokens)
-            read_sound = _behind(row.read_at, 0, frames)
+            read_text = _slots_between(row.read_at, tokens)
+            read_sound = _slots_between(row.read_at, 0, frames)
             rows.append(
                 (ExtendRow(end - count, end, read_text), ExtendRow(end - count, end, read_sound))
             )
@@ -122,7 +124,7 @@ def text_plans(
     return over_text, over_sound
 
 
-def _behind(
+def _slots_between(
     read_at: torch.Tensor | slice, first: int, end: int | None = None
 ) -> torch.Tensor | slice:
     """Returns the token slots of positions `first` to `end` - 1 of a sequence."""

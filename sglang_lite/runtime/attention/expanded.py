@@ -21,7 +21,9 @@ from sglang_lite.runtime.kernels.reference.page_table import token_slots
 MIN_EXPANDED_TOKENS = 1536
 
 
-def attend_expanded(requirements: AttentionRequirements, plan: DevicePlan) -> AttendExpanded | None:
+def make_expanded_attention(
+    requirements: AttentionRequirements, plan: DevicePlan
+) -> AttendExpanded | None:
     """Returns expanded attention for the non-decoding tokens of a plan. Returns None if they see
     cached tokens, no kernel supports them, or rows are too short for it to be faster.
     """

@@ -63,8 +63,8 @@ class FlashAttention:
         self._attend = flash_attn_varlen_func
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
-        parts = _parts(plan)
-        windowed = parts if plan.window_table is None else _parts(plan.in_layer(1))
+        parts = _sequence_groups(plan)
+        windowed = parts if plan.window_table is None else _sequence_groups(plan.in_layer(1))
 
         def attend(
             q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules
@@ -108,12 +108,12 @@ class _SequenceGroup(NamedTuple):
     max_new_tokens: int
 
 
-def _parts(plan: DevicePlan) -> list[_SequenceGroup]:
-    made = ((_decoding, plan.decoding), (_blocks, len(plan.blocks)))
+def _sequence_groups(plan: DevicePlan) -> list[_SequenceGroup]:
+    made = ((_decoding_group, plan.decoding), (_blocks, len(plan.blocks)))
     return [make(plan) for make, count in made if count]
 
 
-def _decoding(plan: DevicePlan) -> _SequenceGroup:
+def _decoding_group(plan: DevicePlan) -> _SequenceGroup:
     rows = plan.decoding
     queries = torch.arange(rows + 1, dtype=torch.int32, device=plan.slots.device)
     return _SequenceGroup(

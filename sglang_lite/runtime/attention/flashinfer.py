@@ -59,8 +59,8 @@ class FlashInferAttention:
         self._wrappers: dict[tuple[str, AttentionRules], Any] = {}
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
-        parts = list(_parts(plan))
-        windowed = parts if plan.window_table is None else list(_parts(plan.in_layer(1)))
+        parts = list(_sequence_groups(plan))
+        windowed = parts if plan.window_table is None else list(_sequence_groups(plan.in_layer(1)))
         planned: dict[AttentionRules, list[tuple[_SequenceGroup, Any]]] = {}
 
         def attend(
@@ -70,7 +70,7 @@ class FlashInferAttention:
             if rules not in planned:
                 of_kind = parts if rules.window is None else windowed
                 planned[rules] = [
-                    (part, self._plan(part, plan.page_size, rules)) for part in of_kind
+                    (part, self._plan_wrapper(part, plan.page_size, rules)) for part in of_kind
                 ]
             shape = self._requirements.kv_heads, -1, plan.page_size, self._requirements.head_dim
             pages = tuple(side[layer].view(shape).transpose(0, 1) for side in (cache.k, cache.v))
@@ -81,7 +81,7 @@ class FlashInferAttention:
 
         return StepAttention(attend)
 
-    def _plan(self, part: _SequenceGroup, page_size: int, rules: AttentionRules) -> Any:
+    def _plan_wrapper(self, part: _SequenceGroup, page_size: int, rules: AttentionRules) -> Any:
         """Returns the planned wrapper for a part of a step. Each kind of layer has a separate
         wrapper, as a wrapper holds its plan until the next step.
         """
@@ -136,15 +136,15 @@ class _SequenceGroup(NamedTuple):
     last_page: torch.Tensor
 
 
-def _parts(plan: DevicePlan) -> Iterator[_SequenceGroup]:
+def _sequence_groups(plan: DevicePlan) -> Iterator[_SequenceGroup]:
     rows = plan.decoding
     if rows:
         slots, positions = torch.stack((plan.slots[:rows], plan.positions[:rows])).tolist()
-        yield _part(
+        yield _make_group(
             plan, "fa2", 0, [(slot, 1, position + 1) for slot, position in zip(slots, positions)]
         )
     if len(plan.blocks):
-        yield _part(plan, "auto", rows, _joined(plan.blocks.tolist()))
+        yield _make_group(plan, "auto", rows, _joined(plan.blocks.tolist()))
 
 
 def _joined(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
@@ -160,7 +160,7 @@ def _joined(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
     return joined
 
 
-def _part(
+def _make_group(
     plan: DevicePlan, backend: str, first: int, sequences: list[tuple[int, int, int]]
 ) -> _SequenceGroup:
     slots, counts, lengths = zip(*sequences)

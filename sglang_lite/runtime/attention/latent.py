@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
-from sglang_lite.runtime.attention.expanded import attend_expanded
+from sglang_lite.runtime.attention.expanded import make_expanded_attention
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionRules,
     DecodeWork,
@@ -73,7 +73,7 @@ class LatentAttention:
                 1,
                 properties_of(requirements.device).multiprocessors // -(-requirements.heads // 64),
             )
-        parts = self._items(requirements.max_rows) * requirements.heads
+        parts = self._count_items(requirements.max_rows) * requirements.heads
         device = requirements.device
         shared = requirements.max_shared_rows * requirements.max_chunks * requirements.heads
         # upper bound for blocks of heads times halves of latents
@@ -88,7 +88,7 @@ class LatentAttention:
             prefix_ml=torch.empty((shared, 2), device=device),
         )
 
-    def _items(self, rows: int) -> int:
+    def _count_items(self, rows: int) -> int:
         programs = (
             2 * self._concurrent_items or properties_of(self._requirements.device).programs_to_fill
         )
@@ -98,7 +98,7 @@ class LatentAttention:
         rows = plan.decoding
         device = self._requirements.device
         work = DecodeWork(
-            items=torch.empty((self._items(rows), 4), dtype=torch.int32, device=device),
+            items=torch.empty((self._count_items(rows), 4), dtype=torch.int32, device=device),
             rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),
             partials=self._partials,
         )
@@ -113,7 +113,7 @@ class LatentAttention:
                 concurrent_programs=self._concurrent_items,
             )
 
-        expanded = attend_expanded(self._requirements, plan)
+        expanded = make_expanded_attention(self._requirements, plan)
 
         def attend(
             q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules

@@ -36,8 +36,10 @@ class TorchAttention:
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
         lengths = [position + 1 for position in plan.positions[: plan.decoding].tolist()]
-        parts = self._parts(plan, lengths)
-        windowed = parts if plan.window_table is None else self._parts(plan.in_layer(1), lengths)
+        parts = self._token_ranges(plan, lengths)
+        windowed = (
+            parts if plan.window_table is None else self._token_ranges(plan.in_layer(1), lengths)
+        )
 
         def attend(
             q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules
@@ -53,15 +55,15 @@ class TorchAttention:
 
         return StepAttention(attend)
 
-    def _parts(
+    def _token_ranges(
         self, plan: DevicePlan, lengths: list[int]
     ) -> list[tuple[int, int, DecodeRows | ExtendRow]]:
         """Returns ranges of the batch's tokens, as (first, end), and what they read. `lengths` are
         those of decoding rows.
         """
         parts: list[tuple[int, int, DecodeRows | ExtendRow]] = [
-            (first, end, _decoding(plan, first, end, lengths[first:end]))
-            for first, end in _groups(lengths, self._tokens)
+            (first, end, _decode_rows(plan, first, end, lengths[first:end]))
+            for first, end in _group_neighbours(lengths, self._tokens)
         ]
         for first, count, slot, position in plan.blocks.tolist():
             limits = None if plan.limits is None else plan.limits[first : first + count].long()
@@ -73,7 +75,7 @@ class TorchAttention:
         return parts
 
 
-def _groups(lengths: list[int], max_tokens: int) -> list[tuple[int, int]]:
+def _group_neighbours(lengths: list[int], max_tokens: int) -> list[tuple[int, int]]:
     """Groups neighbouring rows that are computed together, padded to the longest. Returns them as
     (first, end).
 
@@ -93,7 +95,7 @@ def _groups(lengths: list[int], max_tokens: int) -> list[tuple[int, int]]:
     return groups
 
 
-def _decoding(plan: DevicePlan, first: int, end: int, lengths: list[int]) -> DecodeRows:
+def _decode_rows(plan: DevicePlan, first: int, end: int, lengths: list[int]) -> DecodeRows:
     longest = max(lengths)
     read_at = _token_slots(plan, plan.slots[first:end], longest)
     of_rows = plan.positions[first:end] + 1

@@ -49,11 +49,11 @@ class TritonAttention:
             return f"{group} query heads per KV head are above the limit of {MAX_GROUP}"
         if requirements.compute not in _TYPES:
             return f"computing in {requirements.compute} is not supported"
-        return _no_room(requirements)
+        return _why_no_room(requirements)
 
     def __init__(self, requirements: AttentionRequirements) -> None:
         self._requirements = requirements
-        parts = self._items(requirements.max_rows) * requirements.heads
+        parts = self._count_items(requirements.max_rows) * requirements.heads
         shared = requirements.max_shared_rows * requirements.max_chunks * requirements.heads
         dim = requirements.head_dim
         device = requirements.device
@@ -67,7 +67,7 @@ class TritonAttention:
             prefix_ml=torch.empty((shared, 2), device=device),
         )
 
-    def _items(self, rows: int, *, exclusive: bool = False) -> int:
+    def _count_items(self, rows: int, *, exclusive: bool = False) -> int:
         properties = properties_of(self._requirements.device)
         # 8-bit programs are small, so more run at once
         eight_bits = self._requirements.cache.itemsize == 1
@@ -96,7 +96,9 @@ class TritonAttention:
         assert launch is not None, "refused"
         work = DecodeWork(
             items=torch.empty(
-                (self._items(rows, exclusive=launch.exclusive), 4), dtype=torch.int32, device=device
+                (self._count_items(rows, exclusive=launch.exclusive), 4),
+                dtype=torch.int32,
+                device=device,
             ),
             rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),
             partials=self._partials,
@@ -131,7 +133,7 @@ class TritonAttention:
         )
 
 
-def _no_room(requirements: AttentionRequirements) -> str | None:
+def _why_no_room(requirements: AttentionRequirements) -> str | None:
     """Returns the reason why some kernel can't run on the GPU, or None if all can."""
     properties = properties_of(requirements.device)
     item = requirements.compute.itemsize

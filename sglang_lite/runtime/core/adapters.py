@@ -145,7 +145,7 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
         ParameterError: the model takes no adapters, or a setting does not fit one.
         ModelError: an adapter can't be used.
     """
-    if not _wanted(config):
+    if not _uses_adapters(config):
         return None
     model = loaded.model
     if not isinstance(model, Decoder):
@@ -165,13 +165,13 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
         loaded.name,
         model.spec,
         model.precision.compute,
-        partial(_memory, config, loaded, model),
+        partial(_make_adapter_memory, config, loaded, model),
     )
 
 
 def make_encoder_adapters(config: EngineConfig, loaded: LoadedEncoder) -> EngineAdapters | None:
     """Loads the adapters of an engine whose model reads texts, like `make_adapters`."""
-    if not _wanted(config):
+    if not _uses_adapters(config):
         return None
     layers = loaded.model.spec.layers
     if not isinstance(layers, ModelSpec):
@@ -185,7 +185,7 @@ def make_encoder_adapters(config: EngineConfig, loaded: LoadedEncoder) -> Engine
     )
 
 
-def _wanted(config: EngineConfig) -> bool:
+def _uses_adapters(config: EngineConfig) -> bool:
     """Returns whether requests may name adapters."""
     return config.enable_lora or adapter_base(config.model) is not None
 
@@ -218,7 +218,7 @@ def _made(
             frozenset({name, config.model, config.served_model_name or ""} if own is None else ()),
             config.max_loaded_loras,
             config.max_loras_per_batch - 1,
-            _host_bytes(),
+            _adapter_host_bytes(),
         ),
         AdapterPool(memory, size, config.max_loras_per_batch, config.lora_eviction_policy),
         memory,
@@ -229,7 +229,7 @@ def _made(
     return adapters
 
 
-def _memory(
+def _make_adapter_memory(
     config: EngineConfig, loaded: LoadedModel, model: Decoder, size: PoolSize
 ) -> CpuAdapters | GpuAdapters:
     """Creates the memory for the runner's adapters. A GPU's is allocated immediately, so the cache
@@ -237,11 +237,11 @@ def _memory(
     """
     if model.fused:
         return GpuAdapters(model.spec, size, model.precision.compute, model.device, model.zeros)
-    sizes = config.sized(gpu=False, longest=longest_context(config, loaded.context_length))
+    sizes = config.sizes_in_force(gpu=False, longest=longest_context(config, loaded.context_length))
     return CpuAdapters(size.slots, sizes.max_running)
 
 
-def _host_bytes() -> int | None:
+def _adapter_host_bytes() -> int | None:
     """Returns how many bytes of the host's memory adapters may use; None if the free memory is
     unknown.
     """
@@ -249,15 +249,15 @@ def _host_bytes() -> int | None:
     return None if free is None else int(free * _HOST_SHARE)
 
 
-def no_adapter(name: str | None) -> None:
+def reject_adapter_name(name: str | None) -> None:
     """Stands in for `EngineAdapters.get` in an engine without adapters. Raises ParameterError if
     the request names one.
     """
     if name is not None:
-        no_adapters()
+        raise_no_adapters()
 
 
-def no_adapters(*_: object, **__: object) -> NoReturn:
+def raise_no_adapters(*_: object, **__: object) -> NoReturn:
     """Stands in for methods of `EngineAdapters` in an engine without adapters: always raises
     ParameterError.
     """

@@ -20,7 +20,7 @@ logger = logging.getLogger("sglang_lite")
 _ENCODER_BYTES = 1 << 30  # used by an image encoder while it runs
 
 
-def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
+def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     """Computes the capacity of an engine for a loaded model.
 
     Raises:
@@ -34,13 +34,13 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # for this thread, which launches the kernels
     else:
-        openmp.log_if_unbounded()
-    sizes = config.sized(gpu=device.type == "cuda", longest=context_length)
+        openmp.log_unbounded_spinning()
+    sizes = config.sizes_in_force(gpu=device.type == "cuda", longest=context_length)
     if loaded.media is not None and loaded.media.block:  # a step computes it whole
         least = loaded.media.block + sizes.max_running
         sizes = replace(sizes, step_tokens=max(sizes.step_tokens, least))
     pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
-    window = _window(config, loaded)
+    window = _longest_own_window(config, loaded)
     if device.type == "cuda" and config.max_total_tokens is None:
         assert is_fused(loaded.model), "models on a GPU are made of kernels"
         pool = kv_pool_size.pool_tokens(
@@ -51,14 +51,14 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
             window,
             drafts=config.max_draft > 0,
             taken=0 if loaded.ranks is None else loaded.ranks.wait_loaded(),
-            processes=_processes(config),
+            processes=_processes_per_gpu(config),
             layout=config.sharing,
             images=0 if loaded.tower is None else (config.image_cache_mb << 20) + _ENCODER_BYTES,
         )
     pages = min(-(-pool // sizes.page_size), kv_pool_size.MAX_SLOTS // sizes.page_size - 1)
     longest = min(context_length, pages * sizes.page_size)
     tokens = pages * sizes.page_size
-    window_pages = kv_pool_size.window_pages(window, pages, sizes, longest)
+    window_pages = kv_pool_size.count_window_pages(window, pages, sizes, longest)
     size = kv_pool_size.pool_bytes(loaded.model, pages, window_pages, sizes.page_size)
     parts = {f"{tokens:,} tokens of keys and values": size}
     if device.type == "cpu":
@@ -69,12 +69,12 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     return Capacity(sizes, context_length, pages, longest, window_pages)
 
 
-def _processes(config: EngineConfig) -> int:
+def _processes_per_gpu(config: EngineConfig) -> int:
     """Returns how many of the engine's processes share each of its GPUs."""
     return 1 if config.gpu_id_step else config.dp_size * config.parallel.ranks // config.nnodes
 
 
-def _window(config: EngineConfig, loaded: LoadedModel) -> int | None:
+def _longest_own_window(config: EngineConfig, loaded: LoadedModel) -> int | None:
     """Returns the longest window of the layers that have their own pages; None if there are none."""
     if loaded.model.window is None:
         return None

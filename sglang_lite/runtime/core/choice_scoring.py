@@ -107,7 +107,7 @@ class ChoiceScoring:
                 hint="Use another choices_method.",
             )
         texts = [Span(choice, special=special) for choice in choices]
-        rows = self._rows(log, texts)
+        rows = self._tokenize_choices(log, texts)
         self._start = rows[0][1]
         before = self._make_prompt_request(
             [ids for ids, _ in rows], namespace, log.media, lora_path
@@ -131,7 +131,7 @@ class ChoiceScoring:
         for request in (before, *requests[: len(choices)]):  # the rows that contain the prompt
             request.branch = branch
             request.priority = 0 if branch is None else branch.program.priority
-        self._context.loop.inbox.post(partial(self._begin, before, requests))
+        self._context.loop.inbox.post(partial(self._submit_rows, before, requests))
 
     def abort(self) -> None:
         """Ends the scoring with RequestAbortedError, unless it has ended. Sends no event if it has
@@ -177,7 +177,7 @@ class ChoiceScoring:
         )
         return request
 
-    def _begin(self, before: Request, requests: list[Request]) -> None:
+    def _submit_rows(self, before: Request, requests: list[Request]) -> None:
         """Submits the prompt-only request first if that saves time, otherwise all choices together.
         Runs on the loop's thread.
         """
@@ -194,7 +194,8 @@ class ChoiceScoring:
         submitted = requests
         self._awaited = set(range(len(requests)))
         alike = all(
-            each.space.common(before.space, self._start) == self._start for each in requests[:count]
+            each.space.common_length_with(before.space, self._start) == self._start
+            for each in requests[:count]
         )
         if alike and again * (count - 1) >= self._context.step_cost:
             for row, request in enumerate(requests[:count]):
@@ -204,7 +205,7 @@ class ChoiceScoring:
             self._awaited.add(_PROMPT)
             submitted = [before, *requests[count:]]
         for request in submitted:
-            loop.receive(request)
+            loop.receive_request(request)
 
     def _abort(self) -> None:
         if self._prompt is None:
@@ -213,7 +214,9 @@ class ChoiceScoring:
         for request in (self._prompt, *self._requests):
             self._context.loop.abort(request)
 
-    def _rows(self, log: TokenLog, choices: Sequence[Span]) -> list[tuple[array[int], int]]:
+    def _tokenize_choices(
+        self, log: TokenLog, choices: Sequence[Span]
+    ) -> list[tuple[array[int], int]]:
         """Returns, for each choice, the token ids of prompt and choice and the index of the first
         scored token.
         """
@@ -241,7 +244,7 @@ class ChoiceScoring:
 
     def _done(self, row: int, event: Event) -> None:
         if isinstance(event, SglError):
-            self._end(event)
+            self._finish_scoring(event)
         elif isinstance(event, Generation):
             self._results[row] = event
             self._awaited.discard(row)
@@ -250,9 +253,9 @@ class ChoiceScoring:
                     if choice in self._awaited:
                         self._context.loop.submit(request)
             if not self._awaited:
-                self._end(self._selection())
+                self._finish_scoring(self._build_selection())
 
-    def _end(self, outcome: Selection | SglError) -> None:
+    def _finish_scoring(self, outcome: Selection | SglError) -> None:
         if self._ended:
             return
         if isinstance(outcome, RequestAbortedError):  # of one row
@@ -268,7 +271,7 @@ class ChoiceScoring:
         self._sink = _ignore
         sink(outcome)
 
-    def _selection(self) -> Selection:
+    def _build_selection(self) -> Selection:
         count = len(self._choices)
         firsts: dict[int, float] = {}
         if _PROMPT in self._results:
@@ -291,7 +294,7 @@ class ChoiceScoring:
             )
             scores.append(ChoiceScore(choice, ids, tuple(logprobs), unconditional))
         results = self._results.values()
-        cached = list(map(self._cached, range(len(self._requests))))
+        cached = list(map(self._cached_tokens_of_row, range(len(self._requests))))
         media = [
             (r.media, r.prompt_len, found)
             for r, found in zip(self._requests, cached)
@@ -308,7 +311,7 @@ class ChoiceScoring:
                 image_tokens=sum(images.before(length) for images, length, _ in media),
                 cached_image_tokens=sum(images.before(found) for images, _, found in media),
             ),
-            meta=self._meta(),
+            meta=self._cache_miss_meta(),
         )
 
     @property
@@ -316,12 +319,12 @@ class ChoiceScoring:
         """True if the choices are also scored without the prompt."""
         return len(self._requests) > len(self._choices)
 
-    def _cached(self, row: int) -> int:
+    def _cached_tokens_of_row(self, row: int) -> int:
         """Returns a row's number of cached tokens. The prompt-only request counts as the first row."""
         result = self._results.get(_PROMPT if row == 0 and _PROMPT in self._results else row)
         return self._start if result is None else result.usage.cached_tokens
 
-    def _meta(self) -> dict[str, object]:
+    def _cache_miss_meta(self) -> dict[str, object]:
         """Returns the reason why tokens of the prompt were not cached, taken from the row that
         computed most.
         """

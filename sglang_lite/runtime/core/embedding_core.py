@@ -27,8 +27,8 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.adapters import (
     EngineAdapters,
     make_encoder_adapters,
-    no_adapter,
-    no_adapters,
+    raise_no_adapters,
+    reject_adapter_name,
 )
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.reading_core import ReadingCore, ReadingLoop, fail
@@ -97,7 +97,7 @@ class EmbeddingLoop(ReadingLoop):
         """
         opened = _Open(request, self._encoder.spec.width, future)
         texts = [
-            _Text(opened, index, ids, types, PrefixSpace(adapter=adapter).invoked_in(ids))
+            _Text(opened, index, ids, types, PrefixSpace(adapter=adapter).start_at_invocation(ids))
             for index, ((ids, types), adapter) in enumerate(zip(request.texts(), adapters))
         ]
         # Texts of similar length share a step.
@@ -112,24 +112,24 @@ class EmbeddingLoop(ReadingLoop):
         """Calls back when no text uses any of these adapters. Only on the loop's thread."""
         assert self._adapters is not None, "who unloads has them"
         self._adapters.pool.unload(adapters, done)
-        self._settle()
+        self._settle_unloads()
 
-    def _settle(self) -> None:
+    def _settle_unloads(self) -> None:
         if self._adapters is not None and self._adapters.pool.leaving:
             spaces = (text.space for text in self._waiting)
             self._adapters.pool.settle(
                 {each.adapter.generation for each in spaces if each.adapter is not None}
             )
 
-    def _end(self, error: SglError) -> None:
+    def _fail_all(self, error: SglError) -> None:
         for text in self._waiting:
             fail(text.of.future, error)
         if self._adapters is not None:
             self._adapters.pool.close()
 
     def _step(self) -> None:
-        self._settle()
-        texts = self._planned()
+        self._settle_unloads()
+        texts = self._take_step_texts()
         if not texts:
             return
         try:
@@ -139,7 +139,7 @@ class EmbeddingLoop(ReadingLoop):
                         np.concatenate([text.ids for text in texts]),
                         np.concatenate([text.types for text in texts]),
                         [len(text.ids) for text in texts],
-                        self._lora(texts),
+                        self._adapter_slots(texts),
                     )
                     .cpu()
                     .numpy()
@@ -161,7 +161,7 @@ class EmbeddingLoop(ReadingLoop):
             if not text.of.left and text.of.future.set_running_or_notify_cancel():
                 text.of.future.set_result(text.of.vectors)
 
-    def _planned(self) -> list[_Text]:
+    def _take_step_texts(self) -> list[_Text]:
         """Takes the texts of the next step from the queue, in order of arrival, and sorts them by
         length.
         """
@@ -173,14 +173,14 @@ class EmbeddingLoop(ReadingLoop):
         ):
             text = self._waiting[0]
             if not text.of.future.done():
-                if not self._has_slot(text.space.adapter, in_use):
+                if not self._assign_slot(text.space.adapter, in_use):
                     break
                 texts.append(text)
                 tokens += len(text.ids)
             self._waiting.popleft()
         return sorted(texts, key=lambda text: len(text.ids))
 
-    def _has_slot(self, adapter: Adapter | None, in_use: set[int]) -> bool:
+    def _assign_slot(self, adapter: Adapter | None, in_use: set[int]) -> bool:
         """Assigns an adapter a slot besides those in use. Returns False if no more can run
         together.
         """
@@ -191,7 +191,7 @@ class EmbeddingLoop(ReadingLoop):
             in_use.add(adapter.generation)
         return found
 
-    def _lora(self, texts: Sequence[_Text]) -> CpuLoraStep | None:
+    def _adapter_slots(self, texts: Sequence[_Text]) -> CpuLoraStep | None:
         """Returns the adapter slots of the texts' tokens; None without adapters."""
         if self._adapters is None:
             return None
@@ -253,7 +253,7 @@ class EmbeddingCore(ReadingCore):
         return found
 
     def _submit(self, request: EncodeRequest, found: Future[Vectors]) -> None:
-        get = no_adapter if self.adapters is None else self.adapters.get
+        get = reject_adapter_name if self.adapters is None else self.adapters.get
         try:
             by_name = {name: get(name) for name in {*request.adapters, None}}
             names = request.adapters or (None,) * len(request.lengths)
@@ -262,12 +262,12 @@ class EmbeddingCore(ReadingCore):
             fail(found, error)
 
     def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
-        load = no_adapters if self.adapters is None else self.adapters.load
+        load = raise_no_adapters if self.adapters is None else self.adapters.load
         return self._calls.submit(load, call.name, call.path, pinned=call.pinned)
 
     def _unload_lora(self, call: UnloadLoraAdapter) -> Future[None]:
         if self.adapters is None:
-            return self._calls.submit(no_adapters)
+            return self._calls.submit(raise_no_adapters)
         return self.adapters.unload(call.name, self.loop.unload, self.loop.inbox)
 
     def _flush_cache(self, _: FlushCache) -> Future[int]:

@@ -36,7 +36,7 @@ def shapes_of(pixels: Pixels) -> Shapes:
     return {name: each.shape for name, each in pixels.items()}
 
 
-def encoded_together(shapes: Sequence[Shapes], most_numbers: int) -> list[int]:
+def select_batch(shapes: Sequence[Shapes], most_numbers: int) -> list[int]:
     """Returns the indices of the media to encode in one step: the first, and others whose inputs
     have the same shapes.
 
@@ -68,7 +68,7 @@ def encode(
             features are detected only when they make logits NaN.
     """
     try:
-        return _encoded(encoder, items, pixels, fetch=fetch)
+        return _encode_batch(encoder, items, pixels, fetch=fetch)
     except SglError as error:
         if len(items) == 1:
             return [error]
@@ -77,7 +77,7 @@ def encode(
         ]
 
 
-def _encoded(
+def _encode_batch(
     encoder: MediaEncoder,
     items: Sequence[MediaItem],
     pixels: Sequence[Callable[[], Pixels]],

@@ -16,7 +16,7 @@ from sglang_lite.runtime.core.encoder_step import (
     MediaEncoder,
     Preparer,
     encode,
-    encoded_together,
+    select_batch,
     shapes_of,
 )
 from sglang_lite.runtime.media.prepare import Pixels
@@ -73,8 +73,8 @@ class Encoding:
         """Whether a step has something to do."""
         if self._waiting and (self._waiting[0].ended or self.store.has_room(self._waiting[0])):
             return True
-        return any(map(self._is_decoded, self._lost)) or any(
-            map(self._ready, self._claimed.values())
+        return any(map(self._has_pixels, self._lost)) or any(
+            map(self._can_progress, self._claimed.values())
         )
 
     @property
@@ -100,14 +100,14 @@ class Encoding:
                 f"the images of the request take {needed:,} tokens; the engine has room for {room:,} at a time.",
                 hint="Send fewer or smaller ones, or raise image_cache_mb.",
             )
-        request.move(State.ENCODING)
+        request.change_state(State.ENCODING)
         self._waiting.append(request)
 
     def keep(self, request: Request) -> bool:
         """Claims the features of a request that starts without waiting. Returns False if some are
         missing.
         """
-        entries = self.store.claim(request)
+        entries = self.store.reserve_rows(request)
         if entries is not None and all(entry.filled for entry in entries):
             return True
         for entry in entries or ():
@@ -127,7 +127,7 @@ class Encoding:
             self._waiting.popleft()
         for request in [each for each in self._claimed if each.ended]:
             del self._claimed[request]
-        if batch := self._batch():
+        if batch := self._next_batch():
             self._encode(batch, fail)
         self._lost = [each for each in self._lost if each.used and not each.filled]
         complete = [
@@ -151,9 +151,9 @@ class Encoding:
         """Queues features that requests need to be encoded again, after their memory was released
         or the encoder's weights changed.
         """
-        self._lost = [*self._lost, *self.store.forget()]
+        self._lost = [*self._lost, *self.store.invalidate_features()]
         for entry in self._lost:
-            self._fetch(entry)
+            self._start_decoding(entry)
 
     def close(self) -> None:
         """Shuts down the decoding threads after their current images, and the encoder."""
@@ -166,16 +166,16 @@ class Encoding:
         """
         if request.ended:
             return True
-        entries = self.store.claim(request)
+        entries = self.store.reserve_rows(request)
         if entries is None:
             return False
         self._claimed[request] = entries
         for entry in entries:
             if not entry.filled:
-                self._fetch(entry)
+                self._start_decoding(entry)
         return True
 
-    def _fetch(self, entry: Features) -> None:
+    def _start_decoding(self, entry: Features) -> None:
         """Starts to decode an image, unless that has already begun."""
         if entry.item.key in self._pixels:
             return
@@ -186,24 +186,24 @@ class Encoding:
         self._pixels[entry.item.key] = pixels
         pixels.add_done_callback(lambda _: self.wake())
 
-    def _ready(self, entries: list[Features]) -> bool:
-        return all(each.filled for each in entries) or any(map(self._is_decoded, entries))
+    def _can_progress(self, entries: list[Features]) -> bool:
+        return all(each.filled for each in entries) or any(map(self._has_pixels, entries))
 
-    def _is_decoded(self, entry: Features) -> bool:
+    def _has_pixels(self, entry: Features) -> bool:
         pixels = self._pixels.get(entry.item.key)
         return not entry.filled and pixels is not None and pixels.done()
 
-    def _batch(self) -> list[Features]:
+    def _next_batch(self) -> list[Features]:
         """Returns the images to encode next: the first decoded one, and other decoded ones of its
         size.
         """
         waiting = (self._lost, *self._claimed.values())
-        decoded = dict.fromkeys(e for entries in waiting for e in entries if self._is_decoded(e))
+        decoded = dict.fromkeys(e for entries in waiting for e in entries if self._has_pixels(e))
         if not decoded or self._pixels[next(iter(decoded)).item.key].exception() is not None:
             return [*decoded][:1]
         ready = [entry for entry in decoded if self._pixels[entry.item.key].exception() is None]
         shapes = [shapes_of(self._pixels[entry.item.key].result()) for entry in ready]
-        return [ready[i] for i in encoded_together(shapes, self._most_numbers)]
+        return [ready[i] for i in select_batch(shapes, self._most_numbers)]
 
     def _encode(self, batch: list[Features], fail: Callable[[Request, SglError], None]) -> None:
         """Encodes images of equal size. Fails the requests whose images can't be encoded."""
@@ -213,12 +213,12 @@ class Encoding:
         ):
             del self._pixels[entry.item.key]
             if isinstance(features, SglError):
-                self._fail(entry, features, fail)
+                self._fail_waiting(entry, features, fail)
             else:
                 self.store.fill(entry, features)
                 self.runs += 1
 
-    def _fail(
+    def _fail_waiting(
         self, entry: Features, error: SglError, fail: Callable[[Request, SglError], None]
     ) -> None:
         """Fails all requests that wait for an image."""

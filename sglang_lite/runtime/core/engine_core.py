@@ -55,9 +55,9 @@ from sglang_lite.runtime.calls import (
 )
 from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.core.adapters import make_adapters, no_adapter, no_adapters
+from sglang_lite.runtime.core.adapters import make_adapters, raise_no_adapters, reject_adapter_name
 from sglang_lite.runtime.core.cache_tiers import make_tiers, page_names
-from sglang_lite.runtime.core.capacity import capacity_of
+from sglang_lite.runtime.core.capacity import compute_capacity
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.encoder_step import NUMBERS_TOGETHER
 from sglang_lite.runtime.core.encoding import Encoding
@@ -77,7 +77,7 @@ from sglang_lite.runtime.core.submission import (
     SelectRequest,
     Submission,
     check_priority,
-    check_rank,
+    check_replica_rank,
 )
 from sglang_lite.runtime.core.weight_calls import CALLS, WeightCalls
 from sglang_lite.runtime.drafting.registry import make_drafting
@@ -89,7 +89,7 @@ from sglang_lite.runtime.executor.ranks import LeadRunner
 from sglang_lite.runtime.executor.step_record import append_step
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
-from sglang_lite.runtime.kv_cache.prefix_hash import digested_every
+from sglang_lite.runtime.kv_cache.prefix_hash import digest_interval
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
@@ -164,15 +164,15 @@ class EngineCore:
         self.vocab_size = loaded.vocab_size
         self.eos_ids = loaded.eos_ids
         adapters = self.adapters = make_adapters(config, loaded)
-        self.capacity = capacity_of(config, loaded)
+        self.capacity = compute_capacity(config, loaded)
         self.device = loaded.model.device
-        self.description = _description(loaded, self.capacity)
+        self.description = _describe_engine(loaded, self.capacity)
         sizes = self.capacity.sizes
         longest = self.capacity.longest
-        store = _prefix_cache(config, self.capacity, loaded)
+        store = _make_prefix_cache(config, self.capacity, loaded)
         encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         # before graphs are captured that read its features
-        encoding = _encoding(loaded, self.capacity, config)
+        encoding = _make_encoding(loaded, self.capacity, config)
         drafting = make_drafting(
             config, loaded.vocab_size, loaded.eos_ids, fused=loaded.model.fused
         )
@@ -193,7 +193,7 @@ class EngineCore:
             store,
             sizes.step_tokens,
             POLICIES[config.policy],
-            last_alone=_computes_last_alone(config, loaded),
+            last_alone=_needs_last_token_step(config, loaded),
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
             drafting=drafting,
             adapters=None if adapters is None else adapters.pool,
@@ -224,7 +224,7 @@ class EngineCore:
                 jump=config.jump_forward == "safe",
                 stream_interval_s=config.stream_interval_s,
                 shared=loaded.shared,
-                file=_step_file(self.runner, self.capacity),
+                file=_make_step_file(self.runner, self.capacity),
                 stages=loaded.stages,
             )
             # takes seconds, so only while no request waits
@@ -246,7 +246,7 @@ class EngineCore:
             recorded=config.recorded,
         )
         self.builder.now = lambda: self.loop.clock.now()
-        self.builder.adapters = no_adapter if adapters is None else adapters.get
+        self.builder.adapters = reject_adapter_name if adapters is None else adapters.get
         self.builder.adapter_at_hand = None if adapters is None else adapters.at_hand
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         # for calls that wait for the loop, or for files
@@ -292,7 +292,7 @@ class EngineCore:
         )
 
     def _submit_generation(self, request: GenerateRequest, sink: Sink) -> Ticket:
-        check_rank(request.routed_dp_rank, 1)
+        check_replica_rank(request.routed_dp_rank, 1)
         ids, media = self.builder.prompt_with_images(request)
         params = self.builder.resolved(request.params)
         repeat_rules(request.constraint, params.repeats)  # rejects bad rules now
@@ -309,12 +309,14 @@ class EngineCore:
         )
         winding_down = partial(self.loop.wind_down, requests)
         ticket = Ticket(
-            partial(_abort, self.loop, requests), partial(_cached, requests), winding_down
+            partial(_abort_requests, self.loop, requests),
+            partial(_max_cached_tokens, requests),
+            winding_down,
         )
         counted = self.open_requests.track(sink, len(requests), request.rid, ticket)
         self.open_requests.count("requests_submitted", len(requests))
         for index, sample in enumerate(requests):
-            sample.output.sink = partial(_indexed, counted, index) if index else counted
+            sample.output.sink = partial(_send_with_index, counted, index) if index else counted
             sample.priority = request.priority
             sample.processor = request.logit_processor
             sample.output.origin = request.constraint
@@ -323,9 +325,9 @@ class EngineCore:
             )
         self._context.sessions.join(request.session, requests, request.priority)
         if adapted:
-            _start_when_compiled(self._context, requests, request.constraint)
+            _compile_and_start(self._context, requests, request.constraint)
         else:
-            self._context.encoder.submit(_start_adapted, self._context, requests, request)
+            self._context.encoder.submit(_read_adapter_and_start, self._context, requests, request)
         return ticket
 
     def _submit_selection(
@@ -428,12 +430,12 @@ class EngineCore:
             )
 
     def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
-        load = no_adapters if self.adapters is None else self.adapters.load
+        load = raise_no_adapters if self.adapters is None else self.adapters.load
         return self._calls.submit(load, call.name, call.path, pinned=call.pinned)
 
     def _unload_lora(self, call: UnloadLoraAdapter) -> Future[None]:
         if self.adapters is None or self.scheduler.adapters is None:
-            return self._calls.submit(no_adapters)
+            return self._calls.submit(raise_no_adapters)
         return self.adapters.unload(call.name, self.scheduler.adapters.unload, self.loop.inbox)
 
     def _start_profile(self, call: StartProfile) -> Future[None]:
@@ -553,14 +555,14 @@ class EngineCore:
             self.thread.join()
 
 
-def _computes_last_alone(config: EngineConfig, loaded: LoadedModel) -> bool:
+def _needs_last_token_step(config: EngineConfig, loaded: LoadedModel) -> bool:
     """Returns whether outputs depend through rounding on what is cached, unless the last prompt
     token has its own step.
     """
     return loaded.model.batch_sensitive and not loaded.model.fused and not config.deterministic
 
 
-def _step_file(runner: ModelRunner, capacity: Capacity) -> Path | None:
+def _make_step_file(runner: ModelRunner, capacity: Capacity) -> Path | None:
     """Creates the file of an engine's steps next to its layers' outputs; returns None if these are
     not written.
     """
@@ -571,7 +573,7 @@ def _step_file(runner: ModelRunner, capacity: Capacity) -> Path | None:
     return folder / "steps"
 
 
-def _description(loaded: LoadedModel, capacity: Capacity) -> str:
+def _describe_engine(loaded: LoadedModel, capacity: Capacity) -> str:
     own = capacity.window_pages * capacity.sizes.page_size
     windows = f", for {own:,} in layers with a window" if own else ""
     return (
@@ -580,7 +582,9 @@ def _description(loaded: LoadedModel, capacity: Capacity) -> str:
     )
 
 
-def _prefix_cache(config: EngineConfig, capacity: Capacity, loaded: LoadedModel) -> PrefixCache:
+def _make_prefix_cache(
+    config: EngineConfig, capacity: Capacity, loaded: LoadedModel
+) -> PrefixCache:
     return PrefixCache(
         capacity.pages,
         capacity.sizes.page_size,
@@ -589,14 +593,14 @@ def _prefix_cache(config: EngineConfig, capacity: Capacity, loaded: LoadedModel)
         reuse=config.prefix_cache,
         priority=EVICTION[config.eviction],
         reveal_others=config.explain_cache_misses is not False,
-        windows=_windows(capacity, loaded),
-        changes=TreeChanges(digested_every(capacity.sizes.page_size))
+        windows=_make_window_pages(capacity, loaded),
+        changes=TreeChanges(digest_interval(capacity.sizes.page_size))
         if config.dp_size > 1
         else None,
     )
 
 
-def _windows(capacity: Capacity, loaded: LoadedModel) -> WindowPages | None:
+def _make_window_pages(capacity: Capacity, loaded: LoadedModel) -> WindowPages | None:
     """Creates the pages of layers with a window, if they have their own. Raises ParameterError if
     they are too few for an image that a step computes whole.
     """
@@ -619,7 +623,9 @@ def _windows(capacity: Capacity, loaded: LoadedModel) -> WindowPages | None:
     return made
 
 
-def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> Encoding | None:
+def _make_encoding(
+    loaded: LoadedModel, capacity: Capacity, config: EngineConfig
+) -> Encoding | None:
     """Creates the encoder of images, videos or sounds with its store, if the model takes any."""
     if loaded.tower is None or loaded.media is None or loaded.path is None:
         return None
@@ -661,7 +667,7 @@ def _fail_on_error(
             loop.fail(request, copy(failure))  # copied, as programs add a source location to it
 
 
-def _start_adapted(
+def _read_adapter_and_start(
     context: EngineContext, requests: Sequence[Request], of: GenerateRequest
 ) -> None:
     """Reads the adapter of requests, then starts them."""
@@ -669,58 +675,60 @@ def _start_adapted(
         first = requests[0]
         space = PrefixSpace.of(of.namespace, context.builder.adapter(first.params))
         for request in requests:
-            request.space = space.invoked_in(first.tokens[: first.prompt_len])
-        _start_when_compiled(context, requests, of.constraint)
+            request.space = space.start_at_invocation(first.tokens[: first.prompt_len])
+        _compile_and_start(context, requests, of.constraint)
 
 
-def _start_when_compiled(
+def _compile_and_start(
     context: EngineContext, requests: Sequence[Request], constraint: Constraint | None
 ) -> None:
     def compiled(grammar: Future[CompiledGrammar]) -> None:
         with _fail_on_error(context.loop, requests, "no mask can be made", ConstraintError):
             assert constraint is not None
             for request in requests:
-                _start(context, request, request.constrain(constraint, grammar.result()))
+                _start_request(context, request, request.constrain(constraint, grammar.result()))
 
     if constraint is not None:
         context.compiler.request(constraint).add_done_callback(compiled)
         return
     for request in requests:
         try:
-            matcher = request.free_matcher()
+            matcher = request.make_free_matcher()
         except ParameterError as error:  # reported as an event, like other errors of preparation
             context.loop.fail(request, error)
         else:
-            _start(context, request, matcher)
+            _start_request(context, request, matcher)
 
 
-def _start(context: EngineContext, request: Request, matcher: RequestMatcher | None) -> None:
+def _start_request(
+    context: EngineContext, request: Request, matcher: RequestMatcher | None
+) -> None:
     if not request.replayed_count:
         request.output.matcher = matcher
         context.loop.submit(request)
         return
     try:
-        context.encoder.submit(_resume, context.loop, request, matcher)
+        context.encoder.submit(_resume_request, context.loop, request, matcher)
     except RuntimeError:  # the executor has been shut down
         context.loop.fail(request, EngineClosedError("the engine is closed."))
 
 
-def _resume(loop: StepLoop, request: Request, matcher: RequestMatcher | None) -> None:
+def _resume_request(loop: StepLoop, request: Request, matcher: RequestMatcher | None) -> None:
     with _fail_on_error(loop, [request], "the output can't be continued"):
         request.resume(matcher, jump=loop.jump)
         loop.submit(request)
 
 
-def _abort(loop: StepLoop, requests: Sequence[Request]) -> None:
+def _abort_requests(loop: StepLoop, requests: Sequence[Request]) -> None:
     for request in requests:
         loop.abort(request)
 
 
-def _cached(requests: Sequence[Request]) -> int:
+def _max_cached_tokens(requests: Sequence[Request]) -> int:
     return max(request.cache.tokens for request in requests)
 
 
-def _indexed(sink: Sink, index: int, event: Event) -> None:
+def _send_with_index(sink: Sink, index: int, event: Event) -> None:
     if isinstance(event, RequestAbortedError) and event.partial is not None:
         event.partial = msgspec.structs.replace(event.partial, index=index)
     sink(event if isinstance(event, SglError) else msgspec.structs.replace(event, index=index))

@@ -54,7 +54,7 @@ from sglang_lite.runtime.core.submission import (
     check_nodes,
     check_verdict,
     node_count,
-    too_many_error,
+    too_many_nodes_error,
 )
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
@@ -79,7 +79,7 @@ class ProgramPauses:
         self._program = ScheduledProgram(priority)
         self._branches: dict[Path, ScheduledBranch] = {}
 
-    def branch_of(self, ask: EngineAsk) -> ScheduledBranch:
+    def start_node(self, ask: EngineAsk) -> ScheduledBranch:
         """Returns the branch of a node that is starting. Ends the pauses of idle branches forked
         from it, because most are not continued then.
         """
@@ -123,7 +123,7 @@ class ProgramPauses:
         """Ends all pauses permanently."""
         self._program.open = False
         for branch in self._branches.values():
-            self._pauses.forget(branch)
+            self._pauses.end_branch(branch)
         self._branches = {}  # breaks a reference cycle, so that no garbage collection is needed
 
     def _branch(self, branch: EngineBranch) -> ScheduledBranch:
@@ -297,7 +297,9 @@ class EngineProgram:
         events are sent. Nodes before that answer still run, because the caller runs everything but
         answers itself and may be ahead. A rollback can revive the branch.
         """
-        self.context.loop.inbox.post_if_open(partial(self._input, partial(self._player.drop, path)))
+        self.context.loop.inbox.post_if_open(
+            partial(self._apply_input, partial(self._player.drop, path))
+        )
 
     def judge(self, path: Path, place: int, verdict: Verdict) -> None:
         """Gives a verdict on a node, possibly before the branch reaches the node. Does nothing if
@@ -314,7 +316,7 @@ class EngineProgram:
         check_verdict(path, place, verdict)
         again = None if verdict.again is None else prepared(verdict.again, self.context)
         call = partial(self._player.judge, path, place, verdict.text, again)
-        self.context.loop.inbox.post(partial(self._input, call))
+        self.context.loop.inbox.post(partial(self._apply_input, call))
 
     def expect_pause(self, path: Path, seconds: float) -> None:
         """Sets how long the caller will add nothing to a branch, counted from its last answer or,
@@ -339,7 +341,7 @@ class EngineProgram:
     def close(self) -> None:
         """Closes the program: no more nodes will be added."""
         self.context.loop.inbox.post_if_open(self._pauses.close)
-        self.context.loop.inbox.post_if_open(partial(self._input, self._player.close))
+        self.context.loop.inbox.post_if_open(partial(self._apply_input, self._player.close))
 
     def abort(self) -> None:
         """Ends the program with RequestAbortedError, unless it has ended. Each running generation
@@ -354,7 +356,7 @@ class EngineProgram:
                     self.tell(ask, error)
             self._player.fail(RequestAbortedError("the program was aborted."))
 
-        self.context.loop.inbox.post_if_open(partial(self._input, end))
+        self.context.loop.inbox.post_if_open(partial(self._apply_input, end))
 
     # ----------------------------------------------------- what its jobs call, on the loop's thread
 
@@ -387,7 +389,7 @@ class EngineProgram:
     def failed(self, ask: EngineAsk, error: SglError) -> None:
         """Fails a node."""
         self._player.failed(ask, error)
-        self._give_up(ask)
+        self._abort_job(ask)
         self._perform()
 
     def post(self, call: Callable[[], object]) -> None:
@@ -395,9 +397,9 @@ class EngineProgram:
         try:
             self.context.loop.inbox.post(call)
         except EngineClosedError as error:  # the loop has ended: report it from this thread
-            self._input(partial(self._player.fail, error))
+            self._apply_input(partial(self._player.fail, error))
 
-    def off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
+    def run_off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
         """Runs a job on a tokenisation thread, then the function it returns on the loop's thread."""
 
         def run() -> None:
@@ -409,13 +411,15 @@ class EngineProgram:
                     f"a node of the program can't be prepared: {type(error).__name__}: {error}"
                 )
                 failure.__cause__ = error
-                done = partial(self._input, partial(self._player.fail, failure))
+                done = partial(self._apply_input, partial(self._player.fail, failure))
             self.post(done)
 
         try:
             self.context.encoder.submit(run)
         except RuntimeError:  # the engine is closed
-            self._input(partial(self._player.fail, EngineClosedError("the engine is closed.")))
+            self._apply_input(
+                partial(self._player.fail, EngineClosedError("the engine is closed."))
+            )
 
     # ------------------------------------------------------------------------- inputs of the player
 
@@ -429,13 +433,13 @@ class EngineProgram:
             player.add(path, entries[:back])
         rest = entries[back:]
         count = player.totals.queued + node_count(entry.node for entry in rest)
-        refusal = too_many_error() if count > MAX_QUEUED else None
+        refusal = too_many_nodes_error() if count > MAX_QUEUED else None
         branch = player.add(path, rest, refusal)
         if branch is not None and branch.ask in self._jobs:
             self._jobs[branch.ask].look_ahead()
         self._perform()
 
-    def _input(self, call: Callable[[], object]) -> None:
+    def _apply_input(self, call: Callable[[], object]) -> None:
         call()
         self._perform()
 
@@ -457,9 +461,9 @@ class EngineProgram:
                 for effect in effects:
                     match effect:
                         case Ask() if effect.is_current:
-                            following = self._start(effect, log) or following
+                            following = self._start_node(effect, log) or following
                         case Cancel(ask):
-                            self._give_up(ask)
+                            self._abort_job(ask)
                         case Failed(path, name, error, attempt):
                             self._sink(Played(path, name, error, attempt))
                         case Forked(branch):
@@ -467,14 +471,14 @@ class EngineProgram:
                         case Idle(branch):
                             self._pauses.idle(branch)
                         case Ended(error):
-                            self._end(error)
+                            self._end_program(error)
         finally:  # a sink may raise; the error that ends the engine must still reach this program
             self._performing = False
         if not self._player.totals.asked:
             self._room.release()
         return following
 
-    def _start(self, ask: EngineAsk, log: TokenLog | None = None) -> Request | None:
+    def _start_node(self, ask: EngineAsk, log: TokenLog | None = None) -> Request | None:
         """Starts a node; returns the request that continues in a slot, like `_perform`."""
         node = ask.node
         text = ask.branch.text
@@ -489,12 +493,12 @@ class EngineProgram:
             return None
         if text.grammar is not None:
             text.grammar.asked = True
-        branch = self._pauses.branch_of(ask)
+        branch = self._pauses.start_node(ask)
         request = None
         begun = ask.entry.begun
         ask.entry.begun = None
         job: GenerationJob | SelectionJob
-        if begun is not None and begun.adopt(ask):
+        if begun is not None and begun.adopt_ask(ask):
             job = self._jobs[ask] = begun
         else:
             job = self._jobs[ask] = (
@@ -506,7 +510,7 @@ class EngineProgram:
         job.look_ahead()
         return request
 
-    def _give_up(self, ask: EngineAsk) -> None:
+    def _abort_job(self, ask: EngineAsk) -> None:
         job = self._jobs.pop(ask, None)
         if job is not None:
             job.abort()
@@ -514,21 +518,21 @@ class EngineProgram:
     def _try_room(self) -> None:
         """Starts the nodes that wait for room, after a notice of room."""
         for ask in self._room.try_again():
-            self._start(ask)
+            self._start_node(ask)
         self._perform()
 
-    def _end(self, error: SglError | None) -> None:
+    def _end_program(self, error: SglError | None) -> None:
         text = self._player.main.text
         assert text is not None
         self._room.end()
         self.context.open_requests.count("programs_ended")
         sink = self._sink
-        self._sink = _ignore
+        self._sink = _ignore_event
         self._pauses.end()
         sink(error or ProgramResult("".join(span.text for span in text.added)))
 
 
-def _ignore(event: object) -> None:
+def _ignore_event(event: object) -> None:
     """Ignores an event that comes after the end of the program."""
 
 
@@ -568,6 +572,6 @@ def _end_grammar(program: EngineProgram, ask: EngineAsk) -> None:
             program.failed(ask, error)
 
     if grammar is not None and grammar.asked:
-        program.off_loop(partial(grammar.end, ended))
+        program.run_off_loop(partial(grammar.end, ended))
     else:
         program.answered(ask)

@@ -61,29 +61,32 @@ class EngineSessions:
         first requests open it.
         """
         if name is not None:
-            self._inbox.post_if_open(partial(self._join, name, requests, priority))
+            self._inbox.post_if_open(partial(self._add_to_session, name, requests, priority))
 
     def end(self, name: str) -> Future[None]:
         """Closes a session if it is open. Its pages are then cached like any others."""
-        return self._inbox.ask(partial(self._end, name))
+        return self._inbox.ask(partial(self._close_session, name))
 
     # ---------------------------------------------------------------------------- the loop's thread
 
-    def _join(self, name: str, requests: Sequence[Request], priority: int) -> None:
+    def _add_to_session(self, name: str, requests: Sequence[Request], priority: int) -> None:
         self._open[name] = branch, turns = (
             self._open.pop(name) if name in self._open else _opened(priority)
         )
         if len(self._open) > MAX_SESSIONS:
-            self._end(next(iter(self._open)))
+            self._close_session(next(iter(self._open)))
         for request in requests:
             turns.running += 1
-            request.branch, request.output.sink = branch, partial(_tell, turns, request.output.sink)
+            request.branch, request.output.sink = (
+                branch,
+                partial(_count_end_and_send, turns, request.output.sink),
+            )
 
-    def _end(self, name: str) -> None:
+    def _close_session(self, name: str) -> None:
         branch, _ = self._open.pop(name, (None, None))
         if branch is not None:
             branch.program.open = False
-            self._pauses.forget(branch)
+            self._pauses.end_branch(branch)
 
 
 def _opened(priority: int) -> tuple[ScheduledBranch, _Turns]:
@@ -93,7 +96,7 @@ def _opened(priority: int) -> tuple[ScheduledBranch, _Turns]:
     return branch, turns
 
 
-def _tell(turns: _Turns, sink: Sink, event: Event) -> None:
+def _count_end_and_send(turns: _Turns, sink: Sink, event: Event) -> None:
     if not isinstance(event, Delta):
         turns.running -= 1
     sink(event)

@@ -18,7 +18,7 @@ from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.tower_core import TowerCore, TowerLoop
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.executor import memory_shortage
-from sglang_lite.runtime.executor.token_records import record_tokens
+from sglang_lite.runtime.executor.token_records import enable_recording
 from sglang_lite.runtime.host import openmp
 from sglang_lite.runtime.loading.load_model import Loaded, LoadedTower
 from sglang_lite.runtime.models.weight_memory import save_memory
@@ -99,19 +99,19 @@ def build(config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
     Raises:
         SglError: the model can't be loaded, or the core can't be made.
     """
-    openmp.share_threads(
+    openmp.set_share_of_threads(
         config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1)
     )
     try:
         # not assigned to a local name, so a failure releases the model
-        return _core(config, load())
+        return _build_core_for_model(config, load())
     except BaseException as error:
         # keeps a stored error from keeping tensors alive
         traceback.clear_frames(error.__traceback__)
         raise memory_shortage.startup_error(error) from error.__cause__
 
 
-def _core(config: EngineConfig, loaded: Loaded) -> AnyCore:
+def _build_core_for_model(config: EngineConfig, loaded: Loaded) -> AnyCore:
     if isinstance(loaded, LoadedEncoder):
         return EmbeddingCore(config, loaded)
     if isinstance(loaded, LoadedTower):
@@ -119,7 +119,7 @@ def _core(config: EngineConfig, loaded: Loaded) -> AnyCore:
     try:
         if config.enable_memory_saver:
             save_memory(loaded.model, backup=config.enable_weights_cpu_backup)
-        record_tokens(loaded.model, config)
+        enable_recording(loaded.model, config)
         return EngineCore(config, loaded)
     except BaseException:
         if loaded.compiling is not None:
@@ -128,7 +128,7 @@ def _core(config: EngineConfig, loaded: Loaded) -> AnyCore:
 
 
 @atexit.register
-def _end_all() -> None:
+def _close_all_loops() -> None:
     """Ends all loops before Python exits, because Python kills daemon threads at any point, and
     inside torch's code this aborts the process.
     """

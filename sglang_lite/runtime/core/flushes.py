@@ -36,13 +36,13 @@ class Flushes:
         def send(event: E) -> None:
             sink(event)
             if self._runs_here():
-                self.after_this(flush)
+                self.flush_after_step(flush)
             else:
                 flush()
 
         return send
 
-    def after_this(self, flush: Callable[[], object]) -> None:
+    def flush_after_step(self, flush: Callable[[], object]) -> None:
         """Schedules a callback to run after this step. Called on the thread that sends the events."""
         self._flushes[flush] = None
 

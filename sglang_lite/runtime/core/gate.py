@@ -28,7 +28,7 @@ class Gate:
         self._thread: int | None = None  # id of the engine's own thread, which calls the sinks
         self.reason = ""
 
-    def claim(self) -> None:
+    def claim_thread(self) -> None:
         """Marks the calling thread as the engine's own."""
         self._thread = threading.get_ident()
 

@@ -106,25 +106,25 @@ class GenerationJob:
             if awaited is not None and not awaited.done():
                 awaited.add_done_callback(lambda _: self._program.post(self.start))
                 return None
-        ready = self._take_text(text)
+        ready = self._move_text_to_log(text)
         log = text.log
         assert entry.params is not None
         quick = entry.params.n == 1 and (entry.grammar is None or entry.matcher is not None)
         if in_slot and ready and quick and self._program.context.builder.at_hand(entry.params):
             try:
-                self._make(log, entry.params)
+                self._build_requests(log, entry.params)
             except SglError as error:
                 self._program.failed(ask, error)
                 return None
             self._submitted = True
-            self._wind_down_if_asked()
+            self._wind_down_if_program_does()
             return self._requests[0]
-        self._program.off_loop(
-            partial(self._prepare, log, text.take_new(), entry.params, text.open_grammar())
+        self._program.run_off_loop(
+            partial(self._prepare, log, text.pop_new_spans(), entry.params, text.copy_grammar())
         )
         return None
 
-    def _take_text(self, text: TokenText) -> bool:
+    def _move_text_to_log(self, text: TokenText) -> bool:
         """Moves the text before the generation into the log, if its ids are known. Returns whether
         all ids are known and the generation is outside a grammar.
         """
@@ -133,8 +133,8 @@ class GenerationJob:
         if entry.ids is not None and entry.ids.exception() is None and log.fixed:
             spans = [*log.open, *text.new]
             if entry.text == spans:  # as predicted
-                log.learn(spans, entry.ids.result())
-                text.take_new()
+                log.set_open_text(spans, entry.ids.result())
+                text.pop_new_spans()
         return not text.new and log.ready and text.grammar is None
 
     # -------------------------------------------------------------------------- the next generation
@@ -144,9 +144,9 @@ class GenerationJob:
         if self._following is None and self._ask is not None:
             self._following = prepare_following(self._ask, self._program.context)
         if self._following is not None and self._ahead is None and self._requests:
-            self._program.context.loop.postponed.add(self._make_ahead)
+            self._program.context.loop.postponed.add(self._build_next_request)
 
-    def _make_ahead(self) -> None:
+    def _build_next_request(self) -> None:
         """Builds the next request, if only its prompt is missing."""
         following = self._following
         if (
@@ -156,7 +156,7 @@ class GenerationJob:
             and self._leads_to(following)
         ):
             ahead = GenerationJob(self._program, self._branch, following, self._scheduled)
-            self._ahead = ahead if ahead.make_request() else None
+            self._ahead = ahead if ahead.build_without_prompt() else None
 
     def _leads_to(self, following: PreparedNode) -> bool:
         """Returns whether there is only text between this generation and a following one."""
@@ -165,7 +165,7 @@ class GenerationJob:
                 return entry is following
         return False
 
-    def make_request(self) -> bool:
+    def build_without_prompt(self) -> bool:
         """Builds a request whose prompt is not known yet. Returns False if that can't be done."""
         program = self._program
         node = self._entry.node
@@ -251,20 +251,20 @@ class GenerationJob:
         entry.begun = self
         self._submitted = True
         self._catch_up = postpone()
-        self._wind_down_if_asked()
+        self._wind_down_if_program_does()
         return request
 
-    def go_on(self, _: Generation) -> Request | None:
-        """Continues the program, like `Follower.go_on`."""
+    def continue_program(self, _: Generation) -> Request | None:
+        """Continues the program, like `Follower.continue_program`."""
         # it was given up in the step in which it ended
         if self._ask is None or not self._ask.is_current:
             return None
         following = self._program.answered(self._ask, self._appended, in_slot=not self._begins_next)
         if self._ahead is not None:
-            self._ahead.caught_up()
+            self._ahead.finish_catch_up()
         return following
 
-    def caught_up(self) -> None:
+    def finish_catch_up(self) -> None:
         """Marks the end of the previous request as reported. If this job has not received its
         node's ask by then, it is dropped, and its request is aborted if it has begun.
         """
@@ -273,14 +273,14 @@ class GenerationJob:
             self._entry.begun = None
             self.abort()
 
-    def adopt(self, ask: EngineAsk) -> bool:
+    def adopt_ask(self, ask: EngineAsk) -> bool:
         """Accepts the ask of its node, whose request has begun. Returns False and aborts the
         request if the text before the node differs from the request's.
         """
         text = ask.branch.text
         request = self._requests[0]
         assert text is not None
-        if self._take_text(text) and np.array_equal(
+        if self._move_text_to_log(text) and np.array_equal(
             text.log.ids(), request.tokens[: request.prompt_len]
         ):
             self._ask = ask
@@ -296,12 +296,12 @@ class GenerationJob:
         # May change the log: its branch waits, and doesn't use it meanwhile.
         try:
             log.append(new)
-            self._make(log, params, within)
+            self._build_requests(log, params, within)
         except SglError as error:
-            return partial(self._fail, error)
+            return partial(self._fail_own_node, error)
         return self._submit
 
-    def _make(
+    def _build_requests(
         self, log: TokenLog, params: ResolvedParams, within: OpenGrammar | None = None
     ) -> None:
         """Builds the requests. Can be called on the loop's thread only if no grammar has to be
@@ -350,7 +350,7 @@ class GenerationJob:
                 request.output.matcher = request.constrain(constraint, compiled, made)
         else:
             for request in requests:
-                request.output.matcher = request.free_matcher()
+                request.output.matcher = request.make_free_matcher()
         if len(requests) == 1:
             requests[0].follow = self
         self._requests = requests
@@ -358,9 +358,9 @@ class GenerationJob:
     def _submit(self) -> None:
         if self._is_current:
             self._submitted = True
-            self._wind_down_if_asked()
+            self._wind_down_if_program_does()
             for request in self._requests:
-                self._program.context.loop.receive(request)
+                self._program.context.loop.receive_request(request)
             self.look_ahead()
 
     def wind_down(self) -> None:
@@ -372,11 +372,11 @@ class GenerationJob:
         if self._ahead is not None:
             self._ahead.wind_down()
 
-    def _wind_down_if_asked(self) -> None:
+    def _wind_down_if_program_does(self) -> None:
         if self._program.winds_down:
             self.wind_down()
 
-    def _fail(self, error: SglError) -> None:
+    def _fail_own_node(self, error: SglError) -> None:
         if self._ask is not None:
             self._program.failed(self._ask, error)
 
@@ -399,7 +399,7 @@ class GenerationJob:
                     self._program.context.loop.abort(request)
         self._requests = []  # as at the end
         if self._ahead is not None:
-            self._ahead.caught_up()
+            self._ahead.finish_catch_up()
 
     def _on_event(self, index: int, event: Event) -> None:
         self._catch_up()

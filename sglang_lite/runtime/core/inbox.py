@@ -19,7 +19,7 @@ logger = logging.getLogger("sglang_lite")
 T = TypeVar("T")
 
 
-def _run_logged(command: Callable[[], object]) -> None:
+def _run_and_log_errors(command: Callable[[], object]) -> None:
     try:
         command()
     except Exception:  # the caller's code must not end the loop
@@ -111,7 +111,7 @@ class Inbox:
         whatever locks the thread holds. Exceptions of the command are logged.
         """
         if not self.gate.is_copy:
-            self._put(partial(_run_logged, command))
+            self._put(partial(_run_and_log_errors, command))
 
     def close(self) -> None:
         """Tells the loop to end. Takes no lock, so it can be called during garbage collection,

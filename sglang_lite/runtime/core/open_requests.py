@@ -91,7 +91,7 @@ class OpenRequests:
             if rid in self._tickets:
                 raise ParameterError("rid", f"{rid!r} is the name of a request that has not ended.")
             if self._open + count > self._max_open:
-                raise self._overloaded()
+                raise self._overloaded_error()
             self._open += count
             if rid is not None and ticket is not None:
                 self._tickets[rid] = ticket
@@ -129,9 +129,9 @@ class OpenRequests:
     def acquire(self) -> None:
         """Counts one more as open, like `try_acquire`. Raises OverloadedError if no room is left."""
         if not self.try_acquire():
-            raise self._overloaded()
+            raise self._overloaded_error()
 
-    def _overloaded(self) -> OverloadedError:
+    def _overloaded_error(self) -> OverloadedError:
         return OverloadedError(
             f"{self._open:,} requests are waiting or running.",
             hint="Try again later, or raise max_queued.",
@@ -206,7 +206,7 @@ class OpenRequests:
                     logger.exception("a callback of a caller that waits for room failed")
                     called = False
 
-    async def admitted(self, submit: Callable[[], Ticket], count: int) -> Ticket:
+    async def submit_once_admitted(self, submit: Callable[[], Ticket], count: int) -> Ticket:
         """Submits as soon as the engine has room for `count` requests, and returns the result of
         `submit()`.
 

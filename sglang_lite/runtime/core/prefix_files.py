@@ -76,7 +76,7 @@ class PrefixFiles:
 
     def write(self, tokens: Ints, namespace: str, path: str, secret: str | None) -> int:
         """Writes the cached part of a prefix; see `Engine.export_prefix`."""
-        with self._pinned(partial(self._pin, tokens, namespace)) as pinned:
+        with self._hold_pinned(partial(self._copy_and_pin, tokens, namespace)) as pinned:
             if not len(pinned.slots):
                 raise ParameterError(
                     "prompt", "the cache has no page of it.", hint="Generate from it first."
@@ -108,16 +108,18 @@ class PrefixFiles:
                 tokens = self._tokens(file, path)
                 names = self._names(tokens, namespace)
                 with (
-                    self._pinned(partial(self._reserve, file.pages)) as pinned,
+                    self._hold_pinned(partial(self._reserve_slots, file.pages)) as pinned,
                     ThreadPoolExecutor(THREADS) as threads,
                 ):
                     slots = pinned.slots
                     done = 0
-                    for count in file.read_by(threads, self._host.memory.rows, slots):
+                    for count in file.read_with_threads(threads, self._host.memory.rows, slots):
                         if count == len(slots) or count - done >= file.pages / _STEPS:
-                            self._inbox.call(partial(self._adopt, names[done:count], pinned))
+                            self._inbox.call(partial(self._adopt_slots, names[done:count], pinned))
                             self._inbox.call(
-                                partial(self._fetch, tokens[: count * page_size], namespace)
+                                partial(
+                                    self._fetch_to_device, tokens[: count * page_size], namespace
+                                )
                             )
                             done = count
         except OSError as error:
@@ -152,7 +154,7 @@ class PrefixFiles:
         return np.frombuffer(header.tokens, dtype=np.int32)
 
     @contextmanager
-    def _pinned(self, pin: Callable[[], _Pinned]) -> Iterator[_Pinned]:
+    def _hold_pinned(self, pin: Callable[[], _Pinned]) -> Iterator[_Pinned]:
         """Pins slots of the host, and waits for the copies launched before. Unpins them at the end,
         unless they have been adopted.
         """
@@ -162,11 +164,11 @@ class PrefixFiles:
                 time.sleep(_WAIT_S)
             yield pinned
         finally:
-            self._inbox.post_if_open(lambda: self._host.unpin(pinned.slots))
+            self._inbox.post_if_open(lambda: self._host.unpin_slots(pinned.slots))
 
     # ------------------------------------------------------------------------- on the loop's thread
 
-    def _pin(self, tokens: Ints, namespace: str) -> _Pinned:
+    def _copy_and_pin(self, tokens: Ints, namespace: str) -> _Pinned:
         """Copies the device's pages of a prefix to the host, and pins the run of first pages that
         the host then has.
         """
@@ -178,19 +180,21 @@ class PrefixFiles:
         host.pin(slots)
         return _Pinned(self._tiers.names.key, slots, host.memory.launched)
 
-    def _reserve(self, pages: int) -> _Pinned:
-        return _Pinned(self._tiers.names.key, self._host.reserve(pages), self._host.memory.launched)
+    def _reserve_slots(self, pages: int) -> _Pinned:
+        return _Pinned(
+            self._tiers.names.key, self._host.reserve_pinned(pages), self._host.memory.launched
+        )
 
-    def _adopt(self, names: list[bytes], pinned: _Pinned) -> None:
+    def _adopt_slots(self, names: list[bytes], pinned: _Pinned) -> None:
         if pinned.key != self._tiers.names.key:
             raise ParameterError(
                 "path", "the engine's weights were replaced while the file was read."
             )
         slots = pinned.slots[: len(names)]
         pinned.slots = pinned.slots[len(names) :]
-        self._host.adopt(names, slots)
+        self._host.name_reserved(names, slots)
 
-    def _fetch(self, tokens: Ints, namespace: str) -> None:
+    def _fetch_to_device(self, tokens: Ints, namespace: str) -> None:
         """Starts copying the host's pages of a prefix to the device's free pages."""
         store = self._store
         match = store.tree.match(tokens, namespace)

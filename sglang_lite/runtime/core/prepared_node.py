@@ -33,9 +33,9 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.token_text import PreparedImage, TokenText
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
-from sglang_lite.runtime.requests.scheduled_branch import expected_tokens
+from sglang_lite.runtime.requests.scheduled_branch import estimate_node_tokens
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
-from sglang_lite.runtime.structured_output.shortest import fewest_above
+from sglang_lite.runtime.structured_output.shortest import fewest_tokens_above
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.generation_job import GenerationJob
@@ -72,30 +72,30 @@ def prepared(node: Node, context: EngineContext) -> PreparedNode:
     error.
     """
     if isinstance(node, ImagePart):
-        node = _prepared_image(node, context)
+        node = _prepare_image(node, context)
     entry = PreparedNode(node)
     if isinstance(node, Gen | GrammarBegin) and node.constraint is not None:
         entry.grammar = context.compiler.request(node.constraint)
     if isinstance(node, Gen | Select):
         try:
-            entry.params = context.builder.resolved_of(node)
+            entry.params = context.builder.resolve_node_params(node)
         except ParameterError as error:  # raised when the node would run
             entry.params = error
         else:
             for stop in entry.params.stop:  # slow for a new byte: done here, off the loop's thread
-                context.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
+                context.tokenizer.tokens_containing(stop.encode("utf-8", "surrogatepass")[-1])
     elif isinstance(node, Fork):
         entry.branches = [[prepared(each, context) for each in nodes] for nodes in node.branches]
     branches = tuple(
         sum((each.expected for each in entries), NOTHING_EXPECTED) for entries in entry.branches
     )
-    entry.expected = expected_tokens(
+    entry.expected = estimate_node_tokens(
         node, entry.params if isinstance(entry.params, ResolvedParams) else None, branches
     )
     return entry
 
 
-def _prepared_image(node: ImagePart, context: EngineContext) -> PreparedImage:
+def _prepare_image(node: ImagePart, context: EngineContext) -> PreparedImage:
     """Returns a medium with its placeholders, or with an error that is raised when the node runs."""
     spans: tuple[Span, ...] = ()
     error: SglError | None = None
@@ -172,7 +172,7 @@ def _matcher(
     def make() -> None:
         try:
             if isinstance(params, ResolvedParams):
-                fewest_above(grammar.result(), params.max_tokens)  # slow the first time
+                fewest_tokens_above(grammar.result(), params.max_tokens)  # slow the first time
             made.set_result(grammar.result().matcher())
         except SglError as error:
             made.set_exception(error)

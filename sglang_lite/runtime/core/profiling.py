@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from sglang_lite.protocol import ParameterError
-from sglang_lite.runtime.models.layer_watch import marked
+from sglang_lite.runtime.models.layer_watch import profiler_range
 
 
 class Profiler:
@@ -61,4 +61,4 @@ class Profiler:
 
     def span(self, name: str) -> AbstractContextManager[None]:
         """Marks the code run in this context as a span of the trace."""
-        return marked(name, self._device)
+        return profiler_range(name, self._device)

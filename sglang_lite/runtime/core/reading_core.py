@@ -48,7 +48,7 @@ class ReadingLoop(ABC):
         the model.
         """
         inbox = self.inbox
-        inbox.gate.claim()
+        inbox.gate.claim_thread()
         try:
             while not inbox.closing:
                 if not self._waiting:
@@ -65,14 +65,14 @@ class ReadingLoop(ABC):
             self.stepping_since = None
             inbox.end()
             inbox.run()
-            self._end(EngineClosedError("the engine was closed before the request finished."))
+            self._fail_all(EngineClosedError("the engine was closed before the request finished."))
 
     @abstractmethod
     def _step(self) -> None:
         """Computes waiting work, if any. An exception ends the loop."""
 
     @abstractmethod
-    def _end(self, error: SglError) -> None:
+    def _fail_all(self, error: SglError) -> None:
         """Fails all waiting work with an error."""
 
 

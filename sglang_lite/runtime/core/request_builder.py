@@ -27,7 +27,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat, no_media_error, prompt_spans
 from sglang_lite.runtime.requests.output_builder import DrawnBy, LoadedWeights, OutputBuilder, Sink
-from sglang_lite.runtime.requests.random_uniforms import sample_seed
+from sglang_lite.runtime.requests.random_uniforms import seed_of_sample
 from sglang_lite.runtime.requests.request import Request, Times
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
@@ -101,7 +101,7 @@ class RequestBuilder:
         # seeded once: each system call would release the GIL
         self._fresh = random.Random(secrets.randbits(256))
         self._thoughts = lru_cache(64)(
-            lambda kind: _thought_limiter(kind, self, tokenizer, vocab_size)
+            lambda kind: _make_thought_limiter(kind, self, tokenizer, vocab_size)
         )
         self._ids = itertools.count()
         self._draws = itertools.count()
@@ -140,7 +140,7 @@ class RequestBuilder:
             return log.ids(), log.media
         return self.prompt_ids(request.prompt), request.media
 
-    def validated(self, request: GenerateRequest) -> GenerateRequest:
+    def validate_request(self, request: GenerateRequest) -> GenerateRequest:
         """Returns the request with its prompt as token ids and images. Raises ParameterError if it
         could not run.
         """
@@ -168,7 +168,7 @@ class RequestBuilder:
             for kind in {image.kind for image in prompt.images}:
                 if self.media is None or kind not in self.media.kinds:
                     raise no_media_error(kind, self._model_name)
-            _check_counts(prompt.images, self.media)
+            _check_media_counts(prompt.images, self.media)
 
     def build(
         self,
@@ -204,9 +204,9 @@ class RequestBuilder:
         """
         tokens = self.tokens(ids, params, media)
         output = self.output(output_ids, len(tokens), params)
-        space = PrefixSpace.of(namespace, self.adapter(params) if adapted else None).invoked_in(
-            tokens
-        )
+        space = PrefixSpace.of(
+            namespace, self.adapter(params) if adapted else None
+        ).start_at_invocation(tokens)
         start = params.logprob_start_len if params.return_logprob else -1
         scored = score_from if score_from is not None else start if start >= 0 else None
         if (
@@ -220,10 +220,10 @@ class RequestBuilder:
             )
         seen = RequestMedia.of(media, tokens, self._vocab_size) if media else None
         if seen is not None:
-            _check_counts([item.medium for item in seen.items], self.media)
+            _check_media_counts([item.medium for item in seen.items], self.media)
         requests = []
         for index in range(params.n):
-            request = self._without_prompt(params, space, sink, stream=stream)
+            request = self._build_without_prompt(params, space, sink, stream=stream)
             self._give_prompt(request, tokens, index)
             if len(output):
                 request.tokens = np.concatenate((tokens, output))
@@ -239,13 +239,13 @@ class RequestBuilder:
         Raises:
             ParameterError: its adapter is missing.
         """
-        return self._without_prompt(
+        return self._build_without_prompt(
             params, PrefixSpace.of(namespace, self.adapter(params)), sink, stream=stream
         )
 
     def at_hand(self, params: ResolvedParams) -> bool:
         """Returns whether requests with these parameters can be built without reading an adapter."""
-        return self.adapter_at_hand is None or self.adapter_at_hand(_named(params))
+        return self.adapter_at_hand is None or self.adapter_at_hand(_adapter_name(params))
 
     def adapter(self, params: ResolvedParams) -> Adapter | None:
         """Returns the adapter of requests with these parameters, or None.
@@ -255,7 +255,7 @@ class RequestBuilder:
         Raises:
             ParameterError, ModelError: it is missing, or can't be read.
         """
-        return None if self.adapters is None else self.adapters(_named(params))
+        return None if self.adapters is None else self.adapters(_adapter_name(params))
 
     def begin(self, request: Request, tokens: Ints) -> bool:
         """Sets the prompt of a request built by `build_ahead`. Returns False if that leaves no room
@@ -264,10 +264,10 @@ class RequestBuilder:
         if len(tokens) >= self._longest:
             return False
         self._give_prompt(request, tokens, 0)
-        request.times, request.space = Times(), request.space.invoked_in(tokens)
+        request.times, request.space = Times(), request.space.start_at_invocation(tokens)
         return True
 
-    def _without_prompt(
+    def _build_without_prompt(
         self, params: ResolvedParams, space: PrefixSpace, sink: Sink, *, stream: bool
     ) -> Request:
         number = next(self._ids)
@@ -303,7 +303,7 @@ class RequestBuilder:
         count = len(tokens)
         request.tokens = tokens
         request.prompt_len = count
-        request.seed = self._seed(params, sample)
+        request.seed = self._seed_of_sample(params, sample)
         request.limit = (
             count + 1 if params.scores_next_token else min(count + params.max_tokens, self._longest)
         )
@@ -323,7 +323,7 @@ class RequestBuilder:
                 raise ParameterError(f"return_{name}", "this engine records none.", hint=hint)
         return resolved
 
-    def resolved_of(self, node: Gen | Select) -> ResolvedParams:
+    def resolve_node_params(self, node: Gen | Select) -> ResolvedParams:
         """Resolves the parameters of a generation, or of a selection, which only has an adapter.
         Raises ParameterError like `resolve_with_defaults`.
         """
@@ -339,7 +339,7 @@ class RequestBuilder:
         for i, node in enumerate(nodes):
             if isinstance(node, Gen | Select):
                 try:
-                    self.resolved_of(node)
+                    self.resolve_node_params(node)
                 except ParameterError as error:
                     errors[i] = error
             elif isinstance(node, Fork):
@@ -417,7 +417,7 @@ class RequestBuilder:
         return self._as_tokens("output_ids", output_ids)
 
     def _as_tokens(self, name: str, ids: Sequence[int]) -> Ints:
-        tokens = _whole_numbers(ids)
+        tokens = _to_integer_array(ids)
         vocab_size = self._vocab_size
         # negative ones are large
         if tokens is None or int(tokens.view(f"u{tokens.itemsize}").max()) >= vocab_size:
@@ -425,15 +425,15 @@ class RequestBuilder:
             raise ParameterError(name, f"{shown(bad)} is no token id (0 to {vocab_size - 1:,}).")
         return tokens.astype(np.int32, copy=False)
 
-    def _seed(self, params: ResolvedParams, index: int) -> int:
+    def _seed_of_sample(self, params: ResolvedParams, index: int) -> int:
         if params.seed is not None:
-            return sample_seed(params.seed, index)
+            return seed_of_sample(params.seed, index)
         if self._first_seed is None:
             return self._fresh.getrandbits(64)
         return (self._first_seed << 32) + next(self._draws)
 
 
-def _thought_limiter(
+def _make_thought_limiter(
     model_type: tuple[str, ...], builder: RequestBuilder, tokenizer: Tokenizer, vocab_size: int
 ) -> ThoughtLimiter:
     """Creates the limiter of thoughts for a model type, which may be empty. Raises ParameterError
@@ -446,12 +446,12 @@ def _thought_limiter(
 _NO_TOKENS: Ints = np.empty(0, dtype=np.int32)
 
 
-def _named(params: ResolvedParams) -> str | None:
+def _adapter_name(params: ResolvedParams) -> str | None:
     """Returns the name of the requested adapter, or None."""
     return params.lora_path[0] if params.lora_path else None
 
 
-def _whole_numbers(ids: Sequence[int]) -> NDArray[np.integer] | None:
+def _to_integer_array(ids: Sequence[int]) -> NDArray[np.integer] | None:
     """Converts ids to a one-dimensional integer array; returns None if an id is not an integer or
     exceeds 32 bits.
     """
@@ -475,7 +475,7 @@ def _check_not_empty(ids: Sequence[int]) -> None:
         )
 
 
-def _check_counts(images: Sequence[Media], media: MediaFormat | None) -> None:
+def _check_media_counts(images: Sequence[Media], media: MediaFormat | None) -> None:
     """Raises ParameterError if there are more media of a kind than its limit."""
     for kind, each in ({} if media is None else media.kinds).items():
         count = sum(image.kind == kind for image in images)

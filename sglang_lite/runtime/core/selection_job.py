@@ -35,7 +35,7 @@ class SelectionJob:
         self._program = program
         self._ask = ask
         self._branch = branch
-        self._scoring = ChoiceScoring(program.context, self._scored)
+        self._scoring = ChoiceScoring(program.context, self._finish_selection)
         self._following: PreparedNode | None = None  # next generation, once prepared
 
     def look_ahead(self) -> None:
@@ -51,8 +51,8 @@ class SelectionJob:
         assert isinstance(node, Select)
         assert text is not None
         if node.choices:
-            self._program.off_loop(
-                partial(self._prepare, node, text.log, text.take_new(), text.open_grammar())
+            self._program.run_off_loop(
+                partial(self._prepare, node, text.log, text.pop_new_spans(), text.copy_grammar())
             )
         else:
             self._program.failed(self._ask, no_choices_error())
@@ -69,7 +69,7 @@ class SelectionJob:
             log.ids()
             self._scoring.start(
                 log,
-                node.choices if within is None else within.possible(node.choices),
+                node.choices if within is None else within.allowed_choices(node.choices),
                 unconditional=unconditional,
                 namespace=self._program.namespace,
                 special=node.special,
@@ -77,7 +77,7 @@ class SelectionJob:
                 branch=self._branch,
             )
         except SglError as error:
-            return partial(self._scored, error)
+            return partial(self._finish_selection, error)
         return _nothing
 
     def partials(self) -> list[Generation]:
@@ -91,7 +91,7 @@ class SelectionJob:
         """Aborts the scoring, because the node was given up."""
         self._scoring.abort()
 
-    def _scored(self, outcome: Selection | SglError) -> None:
+    def _finish_selection(self, outcome: Selection | SglError) -> None:
         ask = self._ask
         node = self._ask.node
         if not ask.is_current:

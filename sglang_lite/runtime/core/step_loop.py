@@ -27,7 +27,7 @@ from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.recount import Recount
 from sglang_lite.runtime.core.step_clock import DeviceTime, StepClock
-from sglang_lite.runtime.core.step_masks import MaskedRows, StepMasks, draws_of
+from sglang_lite.runtime.core.step_masks import MaskedRows, StepMasks, build_draws
 from sglang_lite.runtime.core.token_reader import TokenReader
 from sglang_lite.runtime.core.token_watch import TokenWatch
 from sglang_lite.runtime.executor import memory_shortage
@@ -156,7 +156,7 @@ class StepLoop:
             scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s
         )
         self._reader = TokenReader(scheduler, self._watch, self.clock, jump=jump)
-        self._ends = RequestEnds(self, self._reader, self._fail)
+        self._ends = RequestEnds(self, self._reader, self._fail_now)
         draws = 1 if scheduler.drafts is None else 1 + scheduler.drafts.drafting.most
         words = runner.allocate_masks(
             len(scheduler.store.table.length) * draws, -(-vocab_size // 32)
@@ -166,19 +166,19 @@ class StepLoop:
         self._launched = deque[_Launched](maxlen=stages)
         for each in (encoding, shared):
             if each is not None:
-                each.wake = partial(inbox.post_if_open, _do_nothing)
+                each.wake = partial(inbox.post_if_open, _wake_only)
         self.masks = StepMasks(scheduler, filler, words, lambda: not inbox.empty)
 
     # ----------------------------------------------------------------------------------- any thread
 
     def submit(self, request: Request) -> None:
-        self.inbox.post(partial(self.receive, request))
+        self.inbox.post(partial(self.receive_request, request))
 
     def abort(self, request: Request) -> None:
         """Ends a request with RequestAbortedError, which carries the partial result. Does nothing
         if it has ended. Takes effect between two steps.
         """
-        self.inbox.post_if_open(lambda: self._abort(request))
+        self.inbox.post_if_open(lambda: self._abort_now(request))
 
     def wind_down(self, requests: Sequence[Request]) -> None:
         """Ends requests at the first place where a limit may cut them; see `TokenReader.wind_down`.
@@ -197,7 +197,7 @@ class StepLoop:
     def fail(self, request: Request, error: SglError) -> None:
         """Ends a request whose preparation has failed."""
         try:
-            self.inbox.post(lambda: self._fail(request, error))
+            self.inbox.post(lambda: self._fail_now(request, error))
         except EngineClosedError:  # the loop has ended, and never received the request
             if not request.ended:
                 request.output.send(error)
@@ -208,7 +208,7 @@ class StepLoop:
         """Runs the loop on the calling thread until its inbox is closed. Then every request that
         has not ended fails with EngineClosedError.
         """
-        self.inbox.gate.claim()
+        self.inbox.gate.claim_thread()
         this_thread.runs_engine = True
         try:
             busy = self.busy
@@ -237,7 +237,7 @@ class StepLoop:
         except BaseException as crash:  # any exception: every waiting caller must be notified
             logger.exception("the engine's loop crashed")
             self.inbox.crash = crash
-            error = _crashed(crash)
+            error = _crash_error(crash)
         self._in_flight = None
         self._launched.clear()
         self.postponed.close()
@@ -250,7 +250,7 @@ class StepLoop:
             request.state = State.FAILED
             request.output.send(error)
         self.inbox.run()
-        _close(self.scheduler)
+        _close_scheduler(self.scheduler)
         self.runner.close()
 
     @property
@@ -282,7 +282,7 @@ class StepLoop:
         """Whether no step may be planned now."""
         return bool(self.holds) or (self.encoding is not None and self.encoding.renewing)
 
-    def receive(self, request: Request) -> None:
+    def receive_request(self, request: Request) -> None:
         """Starts a request like `submit`, but on the loop's own thread."""
         if request.ended:
             return  # aborted while its grammar was compiled
@@ -297,7 +297,7 @@ class StepLoop:
                 self.encoding.add(request)
                 return
         except SglError as error:
-            self._fail(request, error)
+            self._fail_now(request, error)
         else:
             self.scheduler.add(request)
 
@@ -312,20 +312,20 @@ class StepLoop:
     def step(self) -> None:
         """Runs one step. If it runs out of memory, its requests are retracted and tried one by one."""
         if self.encoding is not None and not self.holds:
-            for request in self.encoding.step(self._fail):
+            for request in self.encoding.step(self._fail_now):
                 self.scheduler.add(request)
         began = self.clock.now()
-        batch = self._plan()
+        batch = self._plan_batch()
         shortage = None
         try:
-            self._run_planned(batch)
+            self._run_batch(batch)
         except Exception as error:  # kinds of shortage are recognised by their message
             if not memory_shortage.is_shortage(error):
                 raise
             shortage = str(error).partition("\n")[0]
         # outside the except block, where the memory held by the error is free
         if shortage is not None:
-            self._isolate(shortage)
+            self._recover_from_shortage(shortage)
         elif batch is not None:
             self.clock.record(self.clock.now() - began)
 
@@ -336,7 +336,7 @@ class StepLoop:
         if self.encoding is not None:
             self.encoding.renew()
 
-    def _plan(self) -> Batch | None:
+    def _plan_batch(self) -> Batch | None:
         self._planned = time.perf_counter()
         batch = None if self._held else self.scheduler.plan()
         stuck = batch is None and not self._computes and not self._held
@@ -344,19 +344,19 @@ class StepLoop:
             raise AssertionError("requests are waiting, nothing runs, and nothing can be admitted")
         return batch
 
-    def _run_planned(self, batch: Batch | None) -> None:
+    def _run_batch(self, batch: Batch | None) -> None:
         """Launches a step, and reads the tokens of the previous step while it runs (overlap) or its
         own (no overlap). A step's draws may depend on all earlier tokens, so they are launched
         last, after the steps of other stages.
         """
         began = time.perf_counter()
         if batch is not None:
-            self._launched.append(self._launch(batch))
+            self._launched.append(self._launch_batch(batch))
             if self.scheduler.drafts is not None:
-                self.scheduler.drafts.record_checked()
+                self.scheduler.drafts.record_outcomes()
         elif self._shared is not None and self._joins:
             self._shared.join()
-        self._read()
+        self._read_step_in_flight()
         if self._launched and (batch is None or len(self._launched) == self._launched.maxlen):
             step = self._draw_next()
             self.scheduler.record_duration(step.batch, time.perf_counter() - began)
@@ -365,52 +365,54 @@ class StepLoop:
 
     def settle(self) -> None:
         """Draws and reads the tokens of all launched steps."""
-        self._read()
+        self._read_step_in_flight()
         while self._launched:
             self._draw_next()
-            self._read()
+            self._read_step_in_flight()
 
-    def _isolate(self, shortage: str) -> None:
+    def _recover_from_shortage(self, shortage: str) -> None:
         """Discards a step that ran out of memory. Keeps the results of the previous step if they
         can still be read; otherwise its tokens are drawn again.
         """
         self._launched.clear()
         try:
-            self._read()
+            self._read_step_in_flight()
         except Exception as error:  # as in `step`
             if not memory_shortage.is_shortage(error):
                 raise
         memory_shortage.release_cached()
-        self._writer.forget()
+        self._writer.invalidate()
         # its launched work runs before any later step
         self.scheduler.store.settle(self.scheduler.store.step)
         if not self.scheduler.isolated:
             logger.warning("%s The rows of the step are tried one by one.", shortage)
-            self.scheduler.isolate()
+            self.scheduler.isolate_running()
             return
         for request in list(self.scheduler.queues.running()):
-            self._fail(request, memory_shortage.request_error(shortage, ISOLATED_TOKENS))
+            self._fail_now(request, memory_shortage.request_error(shortage, ISOLATED_TOKENS))
 
-    def _launch(self, batch: Batch) -> _Launched:
+    def _launch_batch(self, batch: Batch) -> _Launched:
         self.steps += 1
         for request in batch.started:
             self._watch.begin(request)
         began = time.perf_counter()
-        with self.span(_kind(batch)):
+        with self.span(_span_name(batch)):
             forward = self.runner.forward(self._writer.write(batch))
         took = time.perf_counter() - began
-        patience = max(min(took, self.scheduler.remaining_s(batch, took), _MAX_PATIENCE), _PATIENCE)
+        patience = max(
+            min(took, self.scheduler.remaining_step_s(batch, took), _MAX_PATIENCE), _PATIENCE
+        )
         return _Launched(
             batch, forward, self.scheduler.record_launch(batch), patience, self._planned, began
         )
 
-    def _read(self) -> None:
+    def _read_step_in_flight(self) -> None:
         """Reads the tokens of the step in flight, if any."""
         before = self._in_flight
         self._in_flight = None
         self.postponed.run(lambda: before is None or not before.pending.ready)
         if before is not None:
-            self._settle(before)
+            self._settle_step(before)
 
     def _draw_next(self) -> _Launched:
         """Launches the draws of the first step without any, and returns it."""
@@ -419,12 +421,12 @@ class StepLoop:
             masked = self.masks.make(step.batch, step.patience)
         batch = step.batch
         table = self.scheduler.store.table
-        pending = self.runner.sample(step.forward, draws_of(batch, masked, table, self._eos_ids))
+        pending = self.runner.sample(step.forward, build_draws(batch, masked, table, self._eos_ids))
         self.scheduler.count_draws(batch.slots[masked.rows[masked.offsets == 0]])
         self._in_flight = _InFlight(step, masked, pending)
         return step
 
-    def _settle(self, before: _InFlight) -> None:
+    def _settle_step(self, before: _InFlight) -> None:
         """Reads the results of a step: appends the drawn tokens, and processes those that may end a
         request or that a stream needs. Skips rows whose request has changed since the step was
         planned.
@@ -438,18 +440,18 @@ class StepLoop:
         on_cpu = before.pending is sampled  # there it waits only for masks
         self.masks.record(before.masked, before.masked.filling if on_cpu else sampled.waited)
         scheduler.store.settle(batch.step)
-        live = scheduler.live(batch)
+        live = scheduler.live_rows(batch)
         for row, scored in step.forward.scored.items():
             if live[row]:
                 try:
                     batch.requests[row].score(scored.first, scored.read())
                 except SglError as error:
-                    self._fail(batch.requests[row], error)
+                    self._fail_now(batch.requests[row], error)
         for i, why in sampled.errors.items():
             # after a draft, the error may come from a wrong guess
             if live[rows[i]] and not before.masked.offsets[i]:
-                self._fail(batch.requests[rows[i]], why)
-        live = scheduler.live(batch)
+                self._fail_now(batch.requests[rows[i]], why)
+        live = scheduler.live_rows(batch)
         now = time.perf_counter()
         for row in step.completed_rows:
             if live[row]:
@@ -459,7 +461,7 @@ class StepLoop:
                     self._ends.finish(request, request.ending)
         for request, end in self._reader.read(batch, before.masked, live, sampled):
             if isinstance(end, SglError):
-                self._fail(request, end)
+                self._fail_now(request, end)
             else:
                 self._ends.finish(request, end)
         if scheduler.drafts is not None:
@@ -467,7 +469,7 @@ class StepLoop:
         if before.pending is sampled:  # on a CPU, which computes nothing meanwhile
             self.postponed.run_all()
 
-    def _abort(self, request: Request) -> None:
+    def _abort_now(self, request: Request) -> None:
         if request.ended:
             return
         self._ends.read_records(request)
@@ -476,7 +478,7 @@ class StepLoop:
         error.partial = request.generation(Finish("abort", None))
         request.output.send(error)
 
-    def _fail(self, request: Request, error: SglError) -> None:
+    def _fail_now(self, request: Request, error: SglError) -> None:
         if request.ended:
             return
         self.scheduler.finish(request, State.FAILED)
@@ -486,7 +488,7 @@ class StepLoop:
 _NOTHING = nullcontext()
 
 
-def _do_nothing() -> None:
+def _wake_only() -> None:
     """Command that only makes the loop run."""
 
 
@@ -495,14 +497,14 @@ def no_span(_: str) -> AbstractContextManager[object]:
     return _NOTHING
 
 
-def _kind(batch: Batch) -> str:
+def _span_name(batch: Batch) -> str:
     """Returns the name of a step in a profile: "prefill", "decode" or both."""
     if not batch.decoding:
         return "prefill"
     return "decode" if batch.decoding == len(batch.requests) else "prefill and decode"
 
 
-def _close(scheduler: Scheduler) -> None:
+def _close_scheduler(scheduler: Scheduler) -> None:
     """Shuts down a scheduler's adapters and cache tiers, and what waits for them."""
     if scheduler.adapters is not None:
         scheduler.adapters.pool.close()
@@ -530,7 +532,7 @@ class RequestEnds:
     def finish(self, request: Request, finish: Finish) -> None:
         """Ends a request with its result, or starts the next request of its program in its slot."""
         if self._scheduler.drafts is not None:
-            self._scheduler.drafts.learn(request)
+            self._scheduler.drafts.learn_from_request(request)
         self.read_records(request)
         if request.follow is None:
             self._scheduler.finish(request, State.FINISHED)
@@ -539,19 +541,19 @@ class RequestEnds:
         table = self._scheduler.store.table
         slot = request.slot
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
-        report = partial(self._report, request, finish)
+        report = partial(self._send_and_continue, request, finish)
         begun = request.follow.begin(
             request.tokens, finish, partial(self._loop.postponed.add, report)
         )
         if begun is not None:
-            self._keep_images(begun)
+            self._claim_image_features(begun)
             self._scheduler.continue_in_slot(request, begun, appended=True)
             return
         following = report()
-        if following is None or not self._keep_images(following):
+        if following is None or not self._claim_image_features(following):
             self._scheduler.finish(request, State.FINISHED)
             if following is not None:
-                self._loop.receive(following)
+                self._loop.receive_request(following)
             return
         try:
             self._reader.prepare(following)
@@ -568,11 +570,11 @@ class RequestEnds:
             table = self._scheduler.store.table
             slot = request.slot
             count = min(int(table.computed[slot]), int(table.known[slot]) - 1)
-            request.output.recorded = self._loop.runner.recorded(
+            request.output.recorded = self._loop.runner.read_recorded(
                 table.token_slots(slot, 0, count), names
             )
 
-    def _keep_images(self, request: Request) -> bool:
+    def _claim_image_features(self, request: Request) -> bool:
         """Claims the features of a request that continues in a slot. Returns False if some are
         missing.
         """
@@ -580,14 +582,14 @@ class RequestEnds:
             self._loop.encoding is not None and self._loop.encoding.keep(request)
         )
 
-    def _report(self, request: Request, finish: Finish) -> Request | None:
+    def _send_and_continue(self, request: Request, finish: Finish) -> Request | None:
         """Sends the result of a request, and continues its program. Returns the request that
         follows in its slot, unless that has already begun.
         """
         assert request.follow is not None
         generation = request.generation(finish)
         request.output.send(generation)
-        return request.follow.go_on(generation)
+        return request.follow.continue_program(generation)
 
 
 _SHARE = 4  # a step runs at least one in this many of the waiting calls, so none waits long
@@ -635,7 +637,7 @@ class Postponed:
             call()
 
 
-def _crashed(crash: BaseException) -> EngineClosedError:
+def _crash_error(crash: BaseException) -> EngineClosedError:
     """Returns the error callers get when an exception has ended the loop."""
     error = EngineClosedError(f"the engine's loop crashed: {crash!r}")
     error.__cause__ = crash

@@ -126,7 +126,7 @@ class StepMasks:
             batch: rows of the step.
             patience: maximum time to wait for masks, in seconds.
         """
-        rows = (batch.draws & self._scheduler.live(batch)).nonzero()[0]
+        rows = (batch.draws & self._scheduler.live_rows(batch)).nonzero()[0]
         watched = (
             (self._scheduler.store.table.watched[batch.slots[rows]] >= GRAMMAR)
             .nonzero()[0]
@@ -145,14 +145,14 @@ class StepMasks:
         rows, offsets = (
             (rows, np.zeros(len(rows), dtype=np.int32))
             if not batch.drafts
-            else _with_drafts(batch, rows)
+            else _append_draft_draws(batch, rows)
         )
         if matchers and len(rows) > undrafted:
             places = range(undrafted, len(rows))
             ahead = [
                 m
                 for row in dict.fromkeys(rows[undrafted:].tolist())
-                for m in _matchers(batch.drafts[row])
+                for m in _draft_matchers(batch.drafts[row])
             ]
             masked += [
                 place for place, matcher in zip(places, ahead, strict=True) if matcher is not None
@@ -202,7 +202,7 @@ class StepMasks:
         self._filler.close()
 
 
-def _with_drafts(batch: Batch, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Ints]:
+def _append_draft_draws(batch: Batch, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Ints]:
     """Returns rows with a draw, repeated at the end for each draw after their drafts, and the
     number of drafted tokens before each draw.
     """
@@ -217,25 +217,27 @@ def _with_drafts(batch: Batch, rows: NDArray[np.int64]) -> tuple[NDArray[np.int6
     return np.concatenate((rows, np.array(after, dtype=np.int64))), counts
 
 
-def _matchers(draft: Draft) -> Sequence[Matcher | None]:
+def _draft_matchers(draft: Draft) -> Sequence[Matcher | None]:
     """Returns the matcher of each draw after a draft, if any."""
     return draft.matchers or [None] * len(draft.drawn)
 
 
-def draws_of(batch: Batch, drawn: MaskedRows, table: SlotTable, eos_ids: frozenset[int]) -> Draws:
+def build_draws(
+    batch: Batch, drawn: MaskedRows, table: SlotTable, eos_ids: frozenset[int]
+) -> Draws:
     """Returns a step's draws, for a runner."""
     rows = drawn.rows
     behind = batch.drafted[rows] - drawn.offsets if batch.drafts else None
     return Draws(
         rows,
-        _adjustments(batch, drawn, table, eos_ids),
+        _draw_adjustments(batch, drawn, table, eos_ids),
         drawn.masks,
         table.scored[batch.slots[rows]],
         behind,
     )
 
 
-def _adjustments(
+def _draw_adjustments(
     batch: Batch, drawn: MaskedRows, table: SlotTable, eos_ids: frozenset[int]
 ) -> dict[int, DrawAdjustments]:
     """Returns adjustments for draws that need more than the sampling table and masks, by index into

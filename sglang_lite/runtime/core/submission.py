@@ -108,9 +108,9 @@ class ProgramRequest(msgspec.Struct, frozen=True, array_like=True, tag="play"):
         check_kind("program", self.program, Program)
         check_kind("program", self.program.nodes, list, tuple)
         check_nodes(self.program.nodes)
-        check_unpaused(self.program.nodes)
+        check_without_pauses(self.program.nodes)
         if node_count(self.program.nodes) > MAX_QUEUED:
-            raise too_many_error()
+            raise too_many_nodes_error()
 
 
 Submission: TypeAlias = GenerateRequest | SelectRequest | ProgramRequest  # complete from the start
@@ -143,7 +143,7 @@ def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:
             raise ParameterError("nodes", f"{shown(node)} is no node of a program.")
 
 
-def check_unpaused(nodes: Sequence[Node]) -> None:
+def check_without_pauses(nodes: Sequence[Node]) -> None:
     """Raises ParameterError if a node is a pause, which would never end in a program that is not
     open.
     """
@@ -153,7 +153,7 @@ def check_unpaused(nodes: Sequence[Node]) -> None:
                 "program", "a pause needs a verdict, which only an open program can get. Open it."
             )
         for branch in node.branches if isinstance(node, Fork) else ():
-            check_unpaused(branch)
+            check_without_pauses(branch)
 
 
 def node_count(nodes: Iterable[Node]) -> int:
@@ -186,7 +186,7 @@ def check_kind(name: str, value: object, *kinds: type) -> None:
         )
 
 
-def check_prefix(namespace: object, secret: object, *, trusted: bool = True) -> None:
+def check_prefix_file(namespace: object, secret: object, *, trusted: bool = True) -> None:
     """Raises ParameterError if a prefix file is not trusted, or an argument for one has the wrong
     type.
     """
@@ -204,7 +204,7 @@ def check_prefix(namespace: object, secret: object, *, trusted: bool = True) -> 
         )
 
 
-def check_rank(rank: int | None, replicas: int) -> None:
+def check_replica_rank(rank: int | None, replicas: int) -> None:
     """Raises ParameterError if an engine has no replica with that number."""
     if rank is not None and (isinstance(rank, bool) or not 0 <= rank < replicas):
         known = (
@@ -230,7 +230,7 @@ def no_choices_error() -> ParameterError:
     return ParameterError("choices", "at least one is needed.")
 
 
-def too_many_error() -> OverloadedError:
+def too_many_nodes_error() -> OverloadedError:
     """Returns the error for a program with too many queued nodes."""
     return OverloadedError(
         f"more than {MAX_QUEUED:,} nodes of the program wait to be played.",

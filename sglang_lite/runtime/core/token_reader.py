@@ -100,10 +100,10 @@ class TokenReader:
         if verification is not None:
             which = verification.skip(which, drawn.rows)
         while len(which):
-            yield from self._read(batch, drawn.rows, which, sampled)
+            yield from self._read_one_draw(batch, drawn.rows, which, sampled)
             which = _NO_DRAWS if verification is None else verification.next_draws()
 
-    def _read(
+    def _read_one_draw(
         self, batch: Batch, rows: NDArray[np.int64], which: NDArray[np.int64], sampled: Sampled
     ) -> Iterator[tuple[Request, Finish | SglError]]:
         """Reads one draw of each row, like `read_draws`.
@@ -136,9 +136,9 @@ class TokenReader:
                     request.output.score(*sampled.scores[:, i].tolist())
                 finish = self._process(request, kind, token, sampled.logprobs.get(i))
                 if finish is None and not at_end and request.times.deadline is not None:
-                    at_end = self._ends_in_time(request, request.times.deadline)
+                    at_end = self._must_cut_now(request, request.times.deadline)
                 if finish is None and not at_end and request.times.winds_down:
-                    at_end = self._closes(request)
+                    at_end = self._would_close(request)
                 if (
                     finish is None
                     and not at_end
@@ -167,19 +167,19 @@ class TokenReader:
             return request.output.process(request.undecoded_tokens(known), None)
         return Finish("stop", token) if token in request.output.ends else None
 
-    def _ends_in_time(self, request: Request, deadline: float) -> bool:
+    def _must_cut_now(self, request: Request, deadline: float) -> bool:
         """Returns whether a request's time is nearly up and its output would be a value if it were
         cut now.
         """
         if request.output.cut is None or self._clock.steps_until(deadline) > _SPARE_STEPS:
             return False
-        return self._closes(request)
+        return self._would_close(request)
 
-    def _closes(self, request: Request) -> bool:
+    def _would_close(self, request: Request) -> bool:
         """Returns whether a request's output would be a value if it were cut now."""
         table = self._scheduler.store.table
         slot = request.slot
-        return request.output.closes(
+        return request.output.would_close_if_cut(
             table.tokens[slot, request.prompt_len : table.known[slot]].tolist()
         )
 
@@ -293,7 +293,7 @@ class Verification:
             if (
                 request.handle is not None
                 and limit == self._limits[row]
-                and self._came(row, count, token)
+                and self._matches_draft(row, count, token)
             ):
                 self._last[row] = count
                 draw = self._draws.get((row, count))
@@ -305,7 +305,7 @@ class Verification:
                 found.append(draw)
         return np.array(found, dtype=np.int64)
 
-    def _came(self, row: int, count: int, newest: int) -> bool:
+    def _matches_draft(self, row: int, count: int, newest: int) -> bool:
         """Returns whether the tokens of a row since its last draw, `count` in all, are the drafted
         ones.
         """

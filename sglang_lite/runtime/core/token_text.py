@@ -35,11 +35,11 @@ class OpenGrammar:
     text: str
     asked: bool = False
 
-    def possible(self, choices: Sequence[str]) -> list[str]:
+    def allowed_choices(self, choices: Sequence[str]) -> list[str]:
         """Returns the choices that the grammar allows after the text. Raises ConstraintError if it
         allows none of them.
         """
-        found = [choice for choice in choices if self._begins(self.text + choice)]
+        found = [choice for choice in choices if self._can_begin_with(self.text + choice)]
         if not found:
             raise ConstraintError(
                 f"the grammar allows none of the choices here: {', '.join(map(repr, choices))}."
@@ -60,7 +60,7 @@ class OpenGrammar:
             error = why
         return partial(ended, error)
 
-    def _begins(self, text: str) -> bool:
+    def _can_begin_with(self, text: str) -> bool:
         try:
             matcher_after(self.grammar, text)
         except ConstraintError:
@@ -119,7 +119,7 @@ class TokenText(BranchText[Span]):
         if self.grammar is not None:
             self.grammar.text += "".join(span.text for span in pieces)
 
-    def take_new(self) -> list[Span]:
+    def pop_new_spans(self) -> list[Span]:
         """Removes and returns the spans that are not in the log yet. The caller must append them to
         the log.
         """
@@ -127,7 +127,7 @@ class TokenText(BranchText[Span]):
         self.new = []
         return new
 
-    def open_grammar(self) -> OpenGrammar | None:
+    def copy_grammar(self) -> OpenGrammar | None:
         """Returns a copy of the grammar that the branch is in, or None."""
         return None if self.grammar is None else replace(self.grammar)
 
@@ -143,4 +143,4 @@ class TokenText(BranchText[Span]):
         del self.added[added:]
 
     def fork(self) -> TokenText:
-        return TokenText(self.log.copy(), self.new, self.open_grammar())
+        return TokenText(self.log.copy(), self.new, self.copy_grammar())

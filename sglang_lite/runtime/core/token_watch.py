@@ -63,12 +63,14 @@ class TokenWatch:
         watch = full | (kinds >= TEXT) | (tokens[:, None] == self._eos).any(1)
         watch |= (kinds == STOPS) & self._stop_tokens[slots, tokens]
         if paces.any():
-            watch |= (paces == _FIRST_TOKEN) | ((paces == _INTERVAL) & self._streams_due())
+            watch |= (paces == _FIRST_TOKEN) | (
+                (paces == _INTERVAL) & self._start_interval_if_due()
+            )
             self._table.paced[slots[watch & (paces == _FIRST_TOKEN)]] = _INTERVAL
         rows: NDArray[np.int64] = watch.nonzero()[0]
         return rows
 
-    def _streams_due(self) -> bool:
+    def _start_interval_if_due(self) -> bool:
         """Returns whether the stream interval has passed; if so, starts the next one."""
         now = time.monotonic()
         if now - self._streams_told < self._stream_interval_s:

@@ -27,7 +27,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.encoder_step import (
     NUMBERS_TOGETHER,
     encode,
-    encoded_together,
+    select_batch,
     shapes_of,
 )
 from sglang_lite.runtime.core.gate import CLOSED
@@ -98,7 +98,7 @@ class TowerLoop(ReadingLoop):
         asked.answer.add_done_callback(lambda _: self._asked.discard(asked))
         for each in media:
             try:
-                self._pool.submit(self._prepare, asked, each)
+                self._pool.submit(self._decode_medium, asked, each)
             except RuntimeError:  # the executor has been shut down
                 fail(asked.answer, EngineClosedError(CLOSED))
         return asked.answer
@@ -107,11 +107,11 @@ class TowerLoop(ReadingLoop):
     def kept(self) -> int:
         return len(self._kept)
 
-    def forget(self) -> None:
+    def drop_kept(self) -> None:
         """Drops all kept features. Called on the loop's thread."""
         self._kept.clear()
 
-    def _end(self, error: SglError) -> None:
+    def _fail_all(self, error: SglError) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         with self._room:
             self._ended = True
@@ -119,7 +119,7 @@ class TowerLoop(ReadingLoop):
         for each in list(self._asked):
             fail(each.answer, error)
 
-    def _prepare(self, asked: _Asked, medium: Media) -> None:
+    def _decode_medium(self, asked: _Asked, medium: Media) -> None:
         """Decodes a medium, unless its features are kept, on a thread of the pool."""
         with self._room:
             self._room.wait_for(lambda: self._decoded < _MAX_DECODED or self._ended)
@@ -127,7 +127,7 @@ class TowerLoop(ReadingLoop):
             return
         try:
             item = self._loaded.media.item(medium)
-            if self.inbox.call(partial(self._answered, asked, item)):
+            if self.inbox.call(partial(self._add_kept_features, asked, item)):
                 return
             pixels = self._loaded.preparer.prepare(item)
             size = sum(each.nbytes for each in pixels.values())
@@ -142,7 +142,7 @@ class TowerLoop(ReadingLoop):
     def _receive(self, waiting: _Waiting) -> None:
         self._waiting.append(waiting)
 
-    def _answered(self, asked: _Asked, item: MediaItem) -> bool:
+    def _add_kept_features(self, asked: _Asked, item: MediaItem) -> bool:
         """Adds the features of a medium to an answer, if they are kept. Returns whether they are."""
         features = self._kept.get(item.key)
         if features is None:
@@ -151,7 +151,7 @@ class TowerLoop(ReadingLoop):
         asked.found[item.key.hex()] = features
         asked.left -= 1
         if not asked.left and not asked.answer.done():
-            _settle(asked)
+            _answer_with_features(asked)
         return True
 
     def _step(self) -> None:
@@ -160,21 +160,21 @@ class TowerLoop(ReadingLoop):
         self._waiting = [
             each
             for each in before
-            if not each.of.answer.done() and not self._answered(each.of, each.item)
+            if not each.of.answer.done() and not self._add_kept_features(each.of, each.item)
         ]
         if self._waiting:
-            together = encoded_together(
+            together = select_batch(
                 [shapes_of(each.pixels) for each in self._waiting], self._together
             )
             batch = [self._waiting[i] for i in together]
-            self._encode(batch)
+            self._encode_media(batch)
             self._waiting = [each for each in self._waiting if each not in batch]
         if freed := sum(each.size for each in before) - sum(each.size for each in self._waiting):
             with self._room:
                 self._decoded -= freed
                 self._room.notify_all()
 
-    def _encode(self, batch: Sequence[_Waiting]) -> None:
+    def _encode_media(self, batch: Sequence[_Waiting]) -> None:
         """Encodes media of equal size together."""
         items = [each.item for each in batch]
         pixels = [lambda each=each: each.pixels for each in batch]
@@ -186,7 +186,7 @@ class TowerLoop(ReadingLoop):
                 continue
             self.runs += 1
             self._kept[each.item.key] = features
-            self._answered(each.of, each.item)
+            self._add_kept_features(each.of, each.item)
         while (
             len(self._kept) > 1
             and sum(each.nbytes for each in self._kept.values()) > self._most_bytes
@@ -194,7 +194,7 @@ class TowerLoop(ReadingLoop):
             self._kept.popitem(last=False)
 
 
-def _settle(asked: _Asked) -> None:
+def _answer_with_features(asked: _Asked) -> None:
     from safetensors.torch import save
 
     size = sum(each.nbytes for each in asked.found.values())
@@ -254,7 +254,7 @@ class TowerCore(ReadingCore):
         return found
 
     def _flush_cache(self, _: FlushCache) -> Future[int]:
-        self.loop.inbox.post(self.loop.forget)
+        self.loop.inbox.post(self.loop.drop_kept)
         return self.loop.inbox.ask(int)  # no tokens to count
 
     def _stats(self, _: Stats) -> Future[dict[str, Any]]:

@@ -45,7 +45,7 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weight_memory import DroppedTensors, storage_bytes
 from sglang_lite.runtime.models.weight_parts import drop_parts
-from sglang_lite.runtime.models.weights.given import by_name, unpacked
+from sglang_lite.runtime.models.weights.given import tensors_by_name, unpack_bucket
 from sglang_lite.runtime.models.weights.groups import UpdateGroups, tensor_forms
 from sglang_lite.runtime.models.weights.handles import read_bucket
 from sglang_lite.runtime.requests.output_builder import LoadedWeights
@@ -102,10 +102,10 @@ class Sleep:
                 `enable_memory_saver` on a GPU.
             ModelError: the host has no memory for the weights; the engine stays awake.
         """
-        chosen = _chosen(tags)
+        chosen = _select_tags(tags)
         if again := chosen & self.released:
             raise CapabilityError(
-                f"the engine is asleep: the memory of {_listed(again)} is given back already."
+                f"the engine is asleep: the memory of {_join_tags(again)} is given back already."
             )
         loop = self._loop
         runner = self._loop.runner
@@ -139,14 +139,14 @@ class Sleep:
             if model.weight_memory is not None:
                 model.weight_memory.release(keep=keep)
             elif not keep:
-                self._drop(model)
+                self._drop_cpu_tensors(model)
             self._updates.absent = True
         if "kv_cache" in chosen:
             runner.cache_memory.release()
         if on_device:
             torch.cuda.empty_cache()
 
-    def _drop(self, model: Decoder) -> None:
+    def _drop_cpu_tensors(self, model: Decoder) -> None:
         """Frees what belongs to the weights on a CPU: weights of decoder and encoder, features and
         adapters.
         """
@@ -181,19 +181,19 @@ class Sleep:
             ModelError: weights that were not kept can't be read.
             OverloadedError: others use the memory; the parts without memory stay asleep.
         """
-        chosen = _chosen(tags) if tags else set(self.released)
+        chosen = _select_tags(tags) if tags else set(self.released)
         if self._graphs_follow and chosen == {"cuda_graph"} and not self.released:
             return  # already restored
         if self._graphs_follow and self.released - chosen == {"cuda_graph"}:
             chosen.add("cuda_graph")
         if awake := chosen - self.released:
             raise CapabilityError(
-                f"the engine is awake: the memory of {_listed(awake)} is not given back."
+                f"the engine is awake: the memory of {_join_tags(awake)} is not given back."
             )
         if not self.released:
             raise CapabilityError("the engine is awake: no memory is given back.")
         try:
-            self._restore(chosen)
+            self._restore_parts(chosen)
         except Exception as error:  # kinds of shortage are recognised by their message
             if not memory_shortage.is_shortage(error):
                 raise
@@ -204,7 +204,7 @@ class Sleep:
         if not self.released:
             del self._loop.holds[ASLEEP]
 
-    def _restore(self, chosen: set[str]) -> None:
+    def _restore_parts(self, chosen: set[str]) -> None:
         runner = self._loop.runner
         model = runner.model
         assert isinstance(model, Decoder)
@@ -239,13 +239,13 @@ class Sleep:
         self.released.discard("weights")
 
 
-def _chosen(tags: Sequence[str]) -> set[str]:
+def _select_tags(tags: Sequence[str]) -> set[str]:
     if unknown := sorted(set(tags) - set(MEMORY_TAGS)):
         raise ParameterError("tags", f"{unknown[0]!r} is none of {', '.join(MEMORY_TAGS)}.")
     return set(tags) or set(MEMORY_TAGS)
 
 
-def _listed(tags: set[str]) -> str:
+def _join_tags(tags: set[str]) -> str:
     return " and ".join(sorted(tags))
 
 
@@ -288,7 +288,11 @@ class WeightCalls:
         self._updates.given = config.load_format == "remote_instance"
         self._experts = ExpertRecord()
         self.sleep = Sleep(
-            loop, self._updates, self._reload, adapters, refuses=config.refuse_while_asleep
+            loop,
+            self._updates,
+            self._reread_checkpoint,
+            adapters,
+            refuses=config.refuse_while_asleep,
         )
         self._offered: dict[str, int] = {}  # by group, the number of updates before
         self.groups = UpdateGroups(loop.runner.model.device, config.dist_timeout or DIST_TIMEOUT_S)
@@ -309,17 +313,17 @@ class WeightCalls:
             config = EngineConfig.make(**{**asdict(self._config), **changes})
             return self._calls.submit(
                 lambda: self._loop.inbox.call(
-                    partial(self._update, config, resolve(call.path, None))
+                    partial(self._update_from_disk, config, resolve(call.path, None))
                 )
             )
         if answer := self.in_groups.get(type(call)):
             return self.groups.ask(partial(answer, self, call))
         return self._loop.inbox.ask(partial(self.on_loop[type(call)], self, call))
 
-    def _update(self, config: EngineConfig, location: Path) -> str:
+    def _update_from_disk(self, config: EngineConfig, location: Path) -> str:
         opener = checkpoint_opener(config, location, self._updates.model)
         self._updates.write(opener, whole=True)
-        self._change(config, location)
+        self._apply_settings(config, location)
         return config.model
 
     def _update_tensors(self, call: UpdateTensors | WriteTensors) -> str:
@@ -329,14 +333,16 @@ class WeightCalls:
         return self._name(self._config.weight_version if call.version is None else call.version)
 
     def _open_tensors(self, call: OpenTensors) -> str:
-        tensors = by_name(unpacked(read_bucket(call.bucket, self._updates.model.device)))
+        tensors = tensors_by_name(
+            unpack_bucket(read_bucket(call.bucket, self._updates.model.device))
+        )
         return self._update_tensors(WriteTensors(tensors, call.last, call.version))
 
     def _name(self, version: str) -> str:
-        self._change(replace(self._config, weight_version=version), None)
+        self._apply_settings(replace(self._config, weight_version=version), None)
         return version
 
-    def _receive(self, call: ReceiveWeights) -> str:
+    def _receive_and_write(self, call: ReceiveWeights) -> str:
         """Receives tensors on this thread, while requests continue, and writes them on the loop's."""
         forms = tensor_forms(call.names, call.dtypes, call.shapes)
         without = {each.name: each.empty for each in forms}
@@ -346,11 +352,11 @@ class WeightCalls:
         write = WriteTensors(received, call.last, call.version)
         return self._loop.inbox.call(partial(self._update_tensors, write))
 
-    def _offer(self, call: OfferWeights) -> dict[str, Any]:  # JSON
+    def _offer_weights(self, call: OfferWeights) -> dict[str, Any]:  # JSON
         """Creates a group in which another engine can receive these weights, and returns their
         forms.
         """
-        forms, updates = self._loop.inbox.call(self._updates.forms)
+        forms, updates = self._loop.inbox.call(self._updates.list_tensor_forms)
         port = self.groups.host(call.address, call.port, call.group, call.backend)
         self._offered[call.group] = updates
         return {
@@ -361,7 +367,7 @@ class WeightCalls:
             "weight_version": self._config.weight_version,
         }
 
-    def _send(self, call: SendWeights) -> str:
+    def _send_tensors(self, call: SendWeights) -> str:
         """Sends tensors as one, while requests continue. Ends the group if there are no names."""
         if call.group not in self._offered:
             raise ParameterError(
@@ -384,12 +390,12 @@ class WeightCalls:
             raise
         return self._config.weight_version
 
-    def _change(self, config: EngineConfig, path: Path | None) -> None:
+    def _apply_settings(self, config: EngineConfig, path: Path | None) -> None:
         self._config = config
         self._version.version = config.weight_version
         self._changed(config, path)
 
-    def _reload(self) -> None:
+    def _reread_checkpoint(self) -> None:
         """Reads the weights again from their checkpoint."""
         location = resolve(self._config.model, self._config.revision)
         self._updates.write(
@@ -402,9 +408,9 @@ class WeightCalls:
             call.address, call.port, call.rank, call.size, call.name, call.backend
         ),
         LeaveGroup: lambda self, call: self.groups.leave(call.name),
-        ReceiveWeights: _receive,
-        OfferWeights: _offer,
-        SendWeights: _send,
+        ReceiveWeights: _receive_and_write,
+        OfferWeights: _offer_weights,
+        SendWeights: _send_tensors,
     }
     # on the loop's thread
     on_loop: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., object]]] = {

@@ -98,7 +98,7 @@ class WeightUpdates:
         """
         model = self.model
         staged = StagedWeights(model, open_source, whole=whole)
-        self._begin()
+        self._begin_update()
         try:
             staged.write()
             if model.kv_scales is not None:
@@ -113,7 +113,7 @@ class WeightUpdates:
         if whole or (last and PAUSED not in self._loop.holds):
             self.complete()
         else:
-            self._refuse()
+            self._reject_new_requests()
 
     def lose(self) -> None:
         """Rejects requests until all tensors have been written again, because their values are
@@ -121,7 +121,7 @@ class WeightUpdates:
         """
         self._missing = set(WeightParts(self.model).names())
         self.model.forget_small_batches()
-        self._refuse()
+        self._reject_new_requests()
 
     def complete(self) -> None:
         """Ends an update of several calls. Does nothing while a failed write has left tensors
@@ -131,7 +131,7 @@ class WeightUpdates:
             del self._loop.holds[INCOMPLETE]
             self._loop.renew_features()
 
-    def _begin(self) -> None:
+    def _begin_update(self) -> None:
         """Lets requests continue with the new weights. Nothing computed with the old ones is
         reused, except by rows paused in place.
         """
@@ -143,14 +143,14 @@ class WeightUpdates:
             scheduler.retraction.retract_all()
         scheduler.flush()
         if self._in_place:
-            self._retire()
+            self._retire_cached_pages()
         known = scheduler.store.table.known
         for request in scheduler.queues:
             count = len(request.tokens) if request.handle is None else int(known[request.slot])
-            request.output.drawn_by.replaced(count - request.prompt_len)
+            request.output.drawn_by.record_replacement(count - request.prompt_len)
         loop.holds.setdefault(INCOMPLETE, None)
 
-    def _retire(self) -> None:
+    def _retire_cached_pages(self) -> None:
         """Renames all cached pages, and those that running requests will add, so that no request
         can match them.
         """
@@ -161,7 +161,7 @@ class WeightUpdates:
             request.space = replace(request.space, namespace=request.space.namespace + suffix)
             request.handle.space = request.space
 
-    def _refuse(self) -> None:
+    def _reject_new_requests(self) -> None:
         """Rejects new requests, unless a pause lets them wait for the rest of an update."""
         if PAUSED not in self._loop.holds or self._missing:
             self._loop.holds[INCOMPLETE] = BackendError(
@@ -220,7 +220,7 @@ class WeightUpdates:
         self._in_place = False
         self.complete()
         if self._missing:
-            self._refuse()
+            self._reject_new_requests()
             error = self._loop.holds[INCOMPLETE]
             assert error is not None, "just refused"
             raise error
@@ -236,7 +236,7 @@ class WeightUpdates:
         return found
 
     @torch.inference_mode()
-    def forms(self) -> tuple[list[TensorForm], int]:
+    def list_tensor_forms(self) -> tuple[list[TensorForm], int]:
         """Returns the forms of all tensors, and the number of updates so far. Raises ModelError if
         one can't be read back.
         """

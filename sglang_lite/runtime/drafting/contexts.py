@@ -34,7 +34,7 @@ class ContextTable:
         self._older: dict[int, int] = {}
         self._salt = random.getrandbits(62)  # prevents texts crafted to collide with another's hash
 
-    def learn(self, kind: int, text: Sequence[int], start: int) -> None:
+    def record_text(self, kind: int, text: Sequence[int], start: int) -> None:
         """Records the tokens of a text from index `start` on."""
         for at in range(start, len(text)):
             for length in self._lengths:
@@ -88,10 +88,10 @@ class ContextDrafter:
     def drafts(self, request: Request) -> bool:
         return True
 
-    def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
-        return partial(self._guess, self._kind_of(request), chance)
+    def make_guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
+        return partial(self._best_guess, self._kind_of(request), chance)
 
-    def _guess(
+    def _best_guess(
         self, kind: int, chance: Chance, text: Sequence[int], state: Hashable
     ) -> Guess | None:
         """Returns the guess with the best chance among all contexts."""
@@ -107,8 +107,8 @@ class ContextDrafter:
                 likeliest = chance(evidence)
         return best
 
-    def learn(self, request: Request, text: Sequence[int], start: int) -> None:
-        self._table.learn(self._kind_of(request), text, start)
+    def learn_tokens(self, request: Request, text: Sequence[int], start: int) -> None:
+        self._table.record_text(self._kind_of(request), text, start)
 
     def _kind_of(self, request: Request) -> int:
         kinds = request.output.draft.kinds

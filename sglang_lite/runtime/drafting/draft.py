@@ -105,7 +105,7 @@ class DraftWriter:
         """
         forced: list[int] = []
         if self._matcher is not None:
-            moved = self._moved(self._matcher, token)
+            moved = self._advance_copy(self._matcher, token)
             if moved is None:
                 return []
             self._matcher, forced = moved
@@ -120,12 +120,12 @@ class DraftWriter:
             self.is_open = len(self.tokens) < self._room
         return new
 
-    def _moved(self, before: Matcher, token: int) -> tuple[Matcher, list[int]] | None:
+    def _advance_copy(self, before: Matcher, token: int) -> tuple[Matcher, list[int]] | None:
         """Copies and advances a matcher by a token and the text forced after it. Returns the copy
         and that text.
         """
         try:
-            matcher = before.copy() if _allows(before, token) else None
+            matcher = before.copy() if _is_allowed_by_mask(before, token) else None
             if matcher is None or not matcher.accept(token):
                 return None
             forced = matcher.forced() if self._jump and not matcher.finished else []
@@ -142,7 +142,7 @@ class DraftWriter:
         return Draft(tokens, guesses, tuple(self._drawn), tuple(self._matchers))
 
 
-def _allows(matcher: Matcher, token: int) -> bool:
+def _is_allowed_by_mask(matcher: Matcher, token: int) -> bool:
     """Returns False if a known mask forbids a token."""
     mask = matcher.cached_mask()
     return mask is None or bool(mask[token >> 5] >> (token & 31) & 1)

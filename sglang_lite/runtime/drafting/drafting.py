@@ -115,7 +115,9 @@ class Drafting:
         self._records = defaultdict[tuple[str, int], _Record](_Record)
         # tokens, and the index of the first new one
         self._unlearned: list[tuple[Request, list[int], int]] = []
-        self._chances = {drafter.name: partial(self.chance, drafter.name) for drafter in drafters}
+        self._chances = {
+            drafter.name: partial(self.chance_of, drafter.name) for drafter in drafters
+        }
 
     def drafts(self, request: Request) -> bool:
         """Returns False if no drafter has guesses for any text of the request."""
@@ -139,8 +141,8 @@ class Drafting:
             tokens: number of tokens of the step without drafts.
             budget: maximum number of drafted tokens.
         """
-        likeliest = self.likeliest()
-        bounds = [min(likeliest * _luck(row.request.output.draft), 1.0) for row in rows]
+        likeliest = self.best_share()
+        bounds = [min(likeliest * _relative_luck(row.request.output.draft), 1.0) for row in rows]
         heap: list[tuple[float, int, DraftedGuess | None]] = [
             (-bound, i, None) for i, bound in enumerate(bounds)
         ]
@@ -162,7 +164,7 @@ class Drafting:
                     heapreplace(heap, (-guess.likely, i, guess))
                 continue
             if tokens >= most:
-                most = self.cost.worth_asking(tokens, expected, guess.likely, best)
+                most = self.cost.next_worthwhile_size(tokens, expected, guess.likely, best)
                 if not most:
                     break
             row = asked[i]
@@ -183,7 +185,7 @@ class Drafting:
         for i, row in asked.items():
             left_out = row.guesses[counts[i]] if counts[i] < len(row.guesses) else unwritten.get(i)
             if left_out is not None:
-                self._leave_out(left_out)
+                self._decay_evidence(left_out)
         return {rows[i].request.id: asked[i].draft(count) for i, count in counts.items()}
 
     def _asked(self, row: OpenRow) -> _AskedRow:
@@ -194,23 +196,25 @@ class Drafting:
         drafts = params.speculation and row.request.processor is None and not in_use
         jump = self._jump and not params.scores_tokens
         writer = DraftWriter(matcher, row.room if drafts else 0, jump=jump)
-        return _AskedRow(writer, self._candidates(row, writer), [])
+        return _AskedRow(writer, self._candidate_guesses(row, writer), [])
 
-    def _candidates(self, row: OpenRow, writer: DraftWriter) -> Iterator[DraftedGuess]:
+    def _candidate_guesses(self, row: OpenRow, writer: DraftWriter) -> Iterator[DraftedGuess]:
         """Yields guesses of a row, the likeliest first. Once one is written, the next is for the
         following place; otherwise for the same place.
         """
-        self.observe(row.request, row.known)
+        self.observe_tokens(row.request, row.known)
         if not writer.is_open:
             return
         output = row.request.output
         text = row.known[-TAIL:].tolist()
         guessers = self._guessers(row.request, row.known)
-        luck = _luck(output.draft)
+        luck = _relative_luck(output.draft)
         likely = 1.0
         for _ in range(self.most):
             place = len(writer.tokens)
-            for chance, name, (token, evidence) in self._guesses(guessers, text, writer.state):
+            for chance, name, (token, evidence) in self._ranked_guesses(
+                guessers, text, writer.state
+            ):
                 if (
                     not 0 <= token < self._vocab_size
                     or token in self._eos_ids
@@ -228,7 +232,7 @@ class Drafting:
                 return
             text += writer.tokens[place:]
 
-    def _leave_out(self, guess: DraftedGuess) -> None:
+    def _decay_evidence(self, guess: DraftedGuess) -> None:
         """Lets the evidence for a guess that was too unlikely fade, so such guesses are eventually
         tried again.
         """
@@ -236,13 +240,13 @@ class Drafting:
         record.right = record.right * _KEPT_UNTRIED
         record.tried = record.tried * _KEPT_UNTRIED
 
-    def chance(self, drafter: str, evidence: int) -> float:
+    def chance_of(self, drafter: str, evidence: int) -> float:
         """Returns the share of a drafter's guesses with the same evidence that were right."""
-        return _share(self._records[drafter, evidence])
+        return _smoothed_share(self._records[drafter, evidence])
 
-    def likeliest(self) -> float:
+    def best_share(self) -> float:
         """Returns the largest share of right guesses among all kinds of evidence."""
-        return max((_UNKNOWN, *map(_share, self._records.values())))
+        return max((_UNKNOWN, *map(_smoothed_share, self._records.values())))
 
     def record(self, draft: Draft, matched: int, came: int, progress: DraftProgress) -> None:
         """Records the outcome of a draft, and updates the progress of its request.
@@ -271,7 +275,7 @@ class Drafting:
 
     # ------------------------------------------------------------------------------------- drafters
 
-    def observe(self, request: Request, known: Ints) -> None:
+    def observe_tokens(self, request: Request, known: Ints) -> None:
         """Queues the tokens of a request that drafters have not seen, which they learn at the next
         `learn_observed`.
 
@@ -285,12 +289,12 @@ class Drafting:
             first = max(start - TAIL, 0)
             self._unlearned.append((request, known[first:].tolist(), start - first))
 
-    def learn(self) -> None:
+    def learn_observed(self) -> None:
         """Lets drafters learn the queued tokens."""
         for request, text, start in self._unlearned:
             for drafter in self._drafters:
                 try:
-                    drafter.learn(request, text, start)
+                    drafter.learn_tokens(request, text, start)
                 except Exception:  # requests continue without it
                     self._turn_off(drafter)
         self._unlearned = []
@@ -301,13 +305,13 @@ class Drafting:
             try:
                 if drafter.drafts(request):
                     found.append(
-                        (drafter, drafter.guesser(request, known, self._chances[drafter.name]))
+                        (drafter, drafter.make_guesser(request, known, self._chances[drafter.name]))
                     )
             except Exception:
                 self._turn_off(drafter)
         return found
 
-    def _guesses(
+    def _ranked_guesses(
         self, guessers: Sequence[tuple[Drafter, Guesser]], text: Sequence[int], state: Hashable
     ) -> list[tuple[float, str, Guess]]:
         """Returns guesses of the next token with their chances and the names of their drafters, the
@@ -321,7 +325,7 @@ class Drafting:
                 self._turn_off(drafter)
                 continue
             if guess is not None:
-                found.append((self.chance(drafter.name, guess.evidence), drafter.name, guess))
+                found.append((self.chance_of(drafter.name, guess.evidence), drafter.name, guess))
         if len(found) > 1:
             found.sort(key=itemgetter(0), reverse=True)
         return found
@@ -332,15 +336,15 @@ class Drafting:
         self._drafters = [other for other in self._drafters if other is not drafter]
 
 
-def _share(record: _Record) -> float:
+def _smoothed_share(record: _Record) -> float:
     """Returns the smoothed share of right guesses, as expected of the next one."""
     return (record.right + 1) / (record.tried + 2)
 
 
-_UNKNOWN = _share(_Record())
+_UNKNOWN = _smoothed_share(_Record())
 
 
-def _luck(progress: DraftProgress) -> float:
+def _relative_luck(progress: DraftProgress) -> float:
     """Returns the ratio of a row's recent right guesses to the expected number."""
     return (progress.right + 8) / (progress.hoped + 8)
 
@@ -363,7 +367,7 @@ class StepCost:
         self._sizes: list[int] = []  # numbers of tokens that were measured, ascending
         self._most = _MAX_TOKENS
 
-    def set_measured(self, seconds: Mapping[int, float]) -> None:
+    def use_measured_times(self, seconds: Mapping[int, float]) -> None:
         """Sets measured times of steps by numbers of tokens. Other steps take as long as the next
         larger one.
         """
@@ -396,7 +400,7 @@ class StepCost:
         measured = self._measured[min(tokens, self._most)] if self._measured else 0.0
         return max(measured + self._step + self._token * tokens, 1e-9)
 
-    def worth_asking(self, tokens: int, expected: float, likely: float, best: float) -> int:
+    def next_worthwhile_size(self, tokens: int, expected: float, likely: float, best: float) -> int:
         """Returns the next number of tokens up to which a step takes hardly longer than with one
         more.
 

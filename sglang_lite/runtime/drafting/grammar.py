@@ -28,10 +28,10 @@ class GrammarDrafter:
         matcher = request.output.matcher
         return matcher is not None and (request.params.scores_tokens or bool(matcher.sources))
 
-    def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
+    def make_guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
         return _Following(request)
 
-    def learn(self, request: Request, text: Sequence[int], start: int) -> None:
+    def learn_tokens(self, request: Request, text: Sequence[int], start: int) -> None:
         """Remembers nothing, because it only needs the grammar."""
 
 
@@ -55,14 +55,16 @@ class _Following:
         came = self._next[: len(new)]
         self._next = self._next[len(new) :]
         if came != new or not self._next:
-            self._next = self._following(self._output.text_of(text).decode("utf-8", "ignore"))
+            self._next = self._copy_from_source(
+                self._output.text_of(text).decode("utf-8", "ignore")
+            )
         self._seen = len(text)
         return Guess(self._next[0], self._evidence) if self._next else None
 
-    def _following(self, text: str) -> list[int]:
+    def _copy_from_source(self, text: str) -> list[int]:
         """Returns the tokens of the text that follows in a source, and sets the evidence for it."""
         length, at, source = max(
-            (_match(source, text) for source in self._sources), default=(0, 0, "")
+            (_longest_suffix_in(source, text) for source in self._sources), default=(0, 0, "")
         )
         if not length:
             return []
@@ -72,7 +74,7 @@ class _Following:
         return self._output.tokens_of(source[end : end + _AHEAD])
 
 
-def _match(source: str, text: str) -> tuple[int, int, str]:
+def _longest_suffix_in(source: str, text: str) -> tuple[int, int, str]:
     """Returns the length of the longest end of a text found in a source, up to a limit, the index
     of its first occurrence, and the source.
     """

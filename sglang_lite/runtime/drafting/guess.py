@@ -38,7 +38,7 @@ class Drafter(Protocol):
         """Returns False if it has no guesses for any text of the request."""
         ...
 
-    def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
+    def make_guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
         """Creates the function that guesses the next tokens of a request's text one by one, each
         after those before.
 
@@ -49,7 +49,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def learn(self, request: Request, text: Sequence[int], start: int) -> None:
+    def learn_tokens(self, request: Request, text: Sequence[int], start: int) -> None:
         """Records new tokens of a request.
 
         Args:

@@ -35,10 +35,10 @@ class PromptDrafter:
     def drafts(self, request: Request) -> bool:
         return True
 
-    def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
+    def make_guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
         return _Copy(known[-_SEARCHED:], self._most)
 
-    def learn(self, request: Request, text: Sequence[int], start: int) -> None:
+    def learn_tokens(self, request: Request, text: Sequence[int], start: int) -> None:
         """Remembers nothing, because it only needs the row's own text."""
 
 
@@ -65,14 +65,14 @@ class _Copy:
             self._next = self._next + 1
             self._length = self._length + 1
         else:
-            self._find(text)
+            self._find_match(text)
         if self._length < _MIN or self._next >= len(self._known):
             self._guess = None
             return None
         self._guess = int(self._known[self._next])
         return Guess(self._guess, min(self._length, self._most))
 
-    def _find(self, text: Sequence[int]) -> None:
+    def _find_match(self, text: Sequence[int]) -> None:
         known = self._known
         count = min(self._most, len(text))
         ends = np.flatnonzero(known[:-1] == text[-1]) + 1  # ends of matches
@@ -86,10 +86,10 @@ class _Copy:
             ends = longer
             length = length + 1
         if len(ends) > 1:
-            ends = self._alike(ends[-_COMPARED:], text)
+            ends = self._most_similar(ends[-_COMPARED:], text)
         self._next, self._length = (int(ends[-1]), length) if len(ends) else (0, 0)
 
-    def _alike(self, ends: NDArray[np.int64], text: Sequence[int]) -> NDArray[np.int64]:
+    def _most_similar(self, ends: NDArray[np.int64], text: Sequence[int]) -> NDArray[np.int64]:
         """Returns the ends of the matches whose preceding tokens overlap most with the end of the
         text. So a copy with a change continues after the change, whatever its length.
         """

@@ -31,14 +31,14 @@ class StateDrafter:
     def drafts(self, request: Request) -> bool:
         return request.output.matcher is not None
 
-    def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
-        return partial(self._guess, request.space.namespace)
+    def make_guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
+        return partial(self._guess_in_state, request.space.namespace)
 
-    def _guess(self, namespace: str, text: Sequence[int], state: Hashable) -> Guess | None:
+    def _guess_in_state(self, namespace: str, text: Sequence[int], state: Hashable) -> Guess | None:
         token, weight = self._table.following(hash((namespace, state)), ())
         return Guess(token, weight) if weight else None
 
-    def learn(self, request: Request, text: Sequence[int], start: int) -> None:
+    def learn_tokens(self, request: Request, text: Sequence[int], start: int) -> None:
         matcher = request.output.matcher
         kinds = request.output.draft.kinds
         if matcher is None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.embedding.layers import Bert, PackedDecoder, Weights, equal_lengths
+from sglang_lite.runtime.embedding.layers import Bert, PackedDecoder, Weights, group_equal_lengths
 from sglang_lite.runtime.embedding.sentence_transformers import DenseLayer
 from sglang_lite.runtime.embedding.spec import BertSpec, Classifier, EncoderSpec
 from sglang_lite.runtime.models.layers.linear import Linear
@@ -50,10 +50,10 @@ class Encoder:
         self._head = (
             None
             if spec.classifier is None
-            else _head(Weights(source, dtype, device), spec.classifier, hidden)
+            else _make_head(Weights(source, dtype, device), spec.classifier, hidden)
         )
         self._dense = [
-            _dense(Weights(each, torch.float32, device), layer)
+            _make_dense(Weights(each, torch.float32, device), layer)
             for each, layer in zip(dense, spec.dense)
         ]
         self._layers: Bert | PackedDecoder
@@ -77,12 +77,12 @@ class Encoder:
                 one batch.
             lora: adapters of the tokens, for a decoder's layers, or None.
         """
-        x = self._pooled(self._layers(ids, types, lengths, lora), equal_lengths(lengths))
+        x = self._pool_texts(self._layers(ids, types, lengths, lora), group_equal_lengths(lengths))
         for layer in self._dense:
             x = layer(x)
         return x if self._head is None else self._head(x.to(self.dtype)).float()
 
-    def _pooled(self, x: torch.Tensor, groups: list[tuple[int, int]]) -> torch.Tensor:
+    def _pool_texts(self, x: torch.Tensor, groups: list[tuple[int, int]]) -> torch.Tensor:
         """Returns the pooled vectors of texts, float32 [N, H]."""
         out = []
         at = 0
@@ -99,7 +99,7 @@ class Encoder:
         return torch.cat(out)
 
 
-def _head(weights: Weights, classifier: Classifier, hidden: int) -> Linear:
+def _make_head(weights: Weights, classifier: Classifier, hidden: int) -> Linear:
     outer = weights.linear([classifier.outer], len(classifier.labels), hidden, bias=classifier.bias)
     if not classifier.inner:
         return outer
@@ -107,7 +107,7 @@ def _head(weights: Weights, classifier: Classifier, hidden: int) -> Linear:
     return lambda x: outer(torch.tanh(inner(x)))
 
 
-def _dense(weights: Weights, layer: DenseLayer) -> Linear:
+def _make_dense(weights: Weights, layer: DenseLayer) -> Linear:
     product = weights.linear(["linear"], layer.outputs, layer.inputs, bias=layer.bias)
     activation: torch.nn.Module = getattr(torch.nn, layer.activation)()
     weights.source.check_all_used()

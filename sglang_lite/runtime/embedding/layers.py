@@ -32,7 +32,7 @@ def positions(lengths: list[int]) -> NDArray[np.int64]:
     return np.concatenate([np.arange(length) for length in lengths])
 
 
-def equal_lengths(lengths: list[int]) -> list[tuple[int, int]]:
+def group_equal_lengths(lengths: list[int]) -> list[tuple[int, int]]:
     """Returns runs of equal lengths as (number of texts, length) pairs."""
     return [(len(list(run)), length) for length, run in groupby(lengths)]
 
@@ -81,7 +81,7 @@ class Weights:
         weight = torch.cat([self.take(f"{name}.weight", outputs, inputs) for name in names])
         offset = torch.cat([self.take(f"{name}.bias", outputs) for name in names]) if bias else None
         if self._device.type == "cpu" and self._dtype == torch.float32:
-            return _packed(weight, offset, gelu)
+            return _make_packed_linear(weight, offset, gelu)
         if gelu is None:
             return lambda x: F.linear(x, weight, offset)
         return lambda x: F.gelu(F.linear(x, weight, offset), approximate=gelu)
@@ -97,7 +97,9 @@ class Weights:
         return lambda x: F.layer_norm(x, (size,), weight, bias, eps)
 
 
-def _packed(weight: torch.Tensor, bias: torch.Tensor | None, gelu: str | None) -> Linear:
+def _make_packed_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, gelu: str | None
+) -> Linear:
     """Returns a linear layer that uses oneDNN with packed weights and a fused activation, which is
     twice as fast as torch's.
     """
@@ -171,13 +173,17 @@ class Bert:
             torch.from_numpy(a.astype(np.int64)).to(self._device) for a in (ids, types, places)
         )
         x = self._norm(self._words[at] + self._positions[where] + self._types[kinds])
-        groups = equal_lengths(lengths)
+        groups = group_equal_lengths(lengths)
         for layer in self._layers:
-            x = layer.attention_norm(layer.output(self._attention(layer.qkv(x), groups)).add_(x))
+            x = layer.attention_norm(
+                layer.output(self._attend_within_texts(layer.qkv(x), groups)).add_(x)
+            )
             x = layer.norm(layer.down(layer.up(x)).add_(x))
         return x
 
-    def _attention(self, qkv: torch.Tensor, groups: list[tuple[int, int]]) -> torch.Tensor:
+    def _attend_within_texts(
+        self, qkv: torch.Tensor, groups: list[tuple[int, int]]
+    ) -> torch.Tensor:
         """Computes attention outputs [T, H] from queries, keys and values [T, 3 H]. Tokens attend
         only within their own text.
         """
@@ -266,9 +272,9 @@ class PackedDecoder:
         rows = tuple(ExtendRow(start, end, slice(start, end)) for start, end in ends)
         plan = AttentionPlan(torch.arange(len(ids)), (), rows, lora=lora)
         at, where = (torch.from_numpy(a.astype(np.int64)) for a in (ids, positions(lengths)))
-        return self._decoder.forward(at, where, plan, self._cache(len(ids)))
+        return self._decoder.forward(at, where, plan, self._make_shared_cache(len(ids)))
 
-    def _cache(self, tokens: int) -> KVCache:
+    def _make_shared_cache(self, tokens: int) -> KVCache:
         """Returns a cache with room for one layer, shared by all layers: each layer finishes
         reading before the next one writes.
         """

@@ -89,7 +89,7 @@ def load_encoder(
                 f"{path}: {spec.architecture} reads texts by a decoder's layers, and those run so on a CPU only.",
                 hint='Use device="cpu".',
             )
-        onednn.bound_caches()
+        onednn.limit_primitive_caches()
         hint = "Take a smaller model or dtype."
         check_room({"weights": weight_bytes(spec.layers, dtype.itemsize)}, device, str(path), hint)
     with torch.inference_mode():

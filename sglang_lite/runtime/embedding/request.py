@@ -76,15 +76,15 @@ def encode_request(
         raise ParameterError(field, "has no texts.")
     names = [f"{field}[{first + index}]" for index in range(len(texts))]
     for each, name in zip(texts, names):
-        _check(each, name, spec)
+        _check_input(each, name, spec)
     tokens: list[tuple[Sequence[int], Sequence[int]]] = [([], [])] * len(texts)
     for kind in (str, tuple, list):
-        mine = [index for index, each in enumerate(texts) if _kind(each) is kind]
+        mine = [index for index, each in enumerate(texts) if _input_kind(each) is kind]
         if kind is list:
             for index in mine:
                 ids: Any = texts[index]
                 if len(ids) > spec.limit and not truncate:
-                    raise too_long(names[index], len(ids), spec.limit)
+                    raise too_long_error(names[index], len(ids), spec.limit)
                 tokens[index] = ids[: spec.limit], [0] * min(len(ids), spec.limit)
         elif mine:
             sides: Any = (
@@ -92,7 +92,7 @@ def encode_request(
                 if kind is tuple
                 else [[f"{prompt}{texts[i]}" for i in mine]]
             )
-            enclosed = _enclosed(
+            enclosed = _encode_with_special_tokens(
                 sides, tokenizer, spec.limit, [names[i] for i in mine], truncate=truncate
             )
             for index, encoding in zip(mine, enclosed):
@@ -114,11 +114,11 @@ def are_ids(given: object) -> bool:
     )
 
 
-def _kind(given: EncoderInput) -> type:
+def _input_kind(given: EncoderInput) -> type:
     return str if isinstance(given, str) else list if are_ids(given) else tuple
 
 
-def _check(given: EncoderInput, name: str, spec: EncoderSpec) -> None:
+def _check_input(given: EncoderInput, name: str, spec: EncoderSpec) -> None:
     if are_ids(given):
         for each in given:
             if not 0 <= int(each) < spec.vocab_size:
@@ -131,7 +131,7 @@ def _check(given: EncoderInput, name: str, spec: EncoderSpec) -> None:
             raise ParameterError(name, "is an empty text.")
 
 
-def too_long(name: str, tokens: int, limit: int) -> ParameterError:
+def too_long_error(name: str, tokens: int, limit: int) -> ParameterError:
     """Returns the error for a text with more tokens than the model reads."""
     return ParameterError(
         name,
@@ -140,7 +140,7 @@ def too_long(name: str, tokens: int, limit: int) -> ParameterError:
     )
 
 
-def _enclosed(
+def _encode_with_special_tokens(
     sides: Iterable[Sequence[str]],
     tokenizer: Tokenizer,
     limit: int,
@@ -161,12 +161,12 @@ def _enclosed(
         length = sum(map(len, encodings))
         if length > room:
             if not truncate:
-                raise too_long(name, length + limit - room, limit)
-            _cut(encodings, room)
+                raise too_long_error(name, length + limit - room, limit)
+            _truncate_to_room(encodings, room)
         yield backend.post_process(*encodings)
 
 
-def _cut(encodings: tuple[Encoding, ...], room: int) -> None:
+def _truncate_to_room(encodings: tuple[Encoding, ...], room: int) -> None:
     """Truncates a text or pair to `room` tokens: the longer text first, then both equally."""
     lengths = [len(each) for each in encodings]
     while (over := sum(lengths) - room) > 0:

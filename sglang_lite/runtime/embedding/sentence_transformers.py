@@ -113,13 +113,13 @@ def read_modules(path: Path, hidden_size: int) -> Modules:
     for kind, module in zip(kinds, modules):
         folder = path / str(module.get("path"))
         if kind == "Pooling":
-            pooling = _pooling(folder / "config.json")
+            pooling = _read_pooling(folder / "config.json")
         elif kind == "Dense":
-            dense.append(_dense(folder, dense[-1].outputs if dense else hidden_size))
+            dense.append(_read_dense(folder, dense[-1].outputs if dense else hidden_size))
     return Modules(pooling, tuple(dense), "Normalize" in kinds)
 
 
-def _pooling(file: Path) -> Pooling:
+def _read_pooling(file: Path) -> Pooling:
     config = read_json(file)
     if config.get("include_prompt") is False:
         raise ModelError(f"{file}: include_prompt false is not supported.")
@@ -140,7 +140,7 @@ def _pooling(file: Path) -> Pooling:
     )
 
 
-def _dense(folder: Path, inputs: int) -> DenseLayer:
+def _read_dense(folder: Path, inputs: int) -> DenseLayer:
     file = folder / "config.json"
     config = read_json(file)
     check(config, _DENSE, str(file))

@@ -194,14 +194,14 @@ def encoder_spec(path: Path) -> EncoderSpec:
         limit = layers.limit
         pooling = "mean"
         if names := ENCODERS[architecture][1]:
-            classifier = _classifier(config, names, file)
+            classifier = _read_classifier(config, names, file)
             pooling = "cls"
     else:
-        layers = _layers(config, architecture, file)
+        layers = _decoder_layers(config, architecture, file)
         limit = layers.max_positions
         pooling = "last"
         if architecture.endswith("ForSequenceClassification"):
-            classifier = _classifier(config, ("", "score"), file)
+            classifier = _read_classifier(config, ("", "score"), file)
     modules = read_modules(path, layers.hidden_size)
     if classifier is not None and (modules.pooling or modules.dense):
         raise ModelError(
@@ -256,7 +256,7 @@ def _bert_spec(config: Mapping[str, Json], architecture: str, file: Path) -> Ber
     return spec
 
 
-def _layers(config: Mapping[str, Json], architecture: str, file: Path) -> ModelSpec:
+def _decoder_layers(config: Mapping[str, Json], architecture: str, file: Path) -> ModelSpec:
     """Returns the specification of a decoder's layers, without the settings of its language model
     head.
     """
@@ -266,7 +266,7 @@ def _layers(config: Mapping[str, Json], architecture: str, file: Path) -> ModelS
     return replace(found, tied_embeddings=True, logit_scale=1.0, logit_softcap=None)
 
 
-def _classifier(config: Mapping[str, Json], layers: tuple[str, str], file: Path) -> Classifier:
+def _read_classifier(config: Mapping[str, Json], layers: tuple[str, str], file: Path) -> Classifier:
     check(config, _CLASSIFIER_FIELDS, str(file))
     names = config.get("id2label") or {
         str(i): f"LABEL_{i}" for i in range(config.get("num_labels", 2))

@@ -25,7 +25,7 @@ def encoder_tokenizer(path: Path, spec: EncoderSpec) -> Tokenizer:
         tokenizer = word_tokenizer_from_folder(path)
     else:
         tokenizer = tokenizer_from_folder(path, spec.vocab_size)
-        _end_texts(tokenizer, path / "tokenizer_config.json")
+        _append_eos(tokenizer, path / "tokenizer_config.json")
     if tokenizer.vocab_size > spec.vocab_size:
         raise ModelError(
             f"{path}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model {spec.vocab_size:,}."
@@ -33,7 +33,7 @@ def encoder_tokenizer(path: Path, spec: EncoderSpec) -> Tokenizer:
     return tokenizer
 
 
-def _end_texts(tokenizer: Tokenizer, settings: Path) -> None:
+def _append_eos(tokenizer: Tokenizer, settings: Path) -> None:
     """Appends the end-of-sequence token to texts if the config requests it and `tokenizer.json`
     does not add it.
 

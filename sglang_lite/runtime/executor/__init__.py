@@ -79,8 +79,10 @@ def make_runner(
             cores_contended=cores_contended if has_all and not config.deterministic else None,
             adapters=adapters,
         )
-        _begin_files(model, config)
-        return runner if links is None else CpuLeadRunner(runner, links, _balance(model, config))
+        _start_tensor_dump(model, config)
+        return (
+            runner if links is None else CpuLeadRunner(runner, links, _make_balance(model, config))
+        )
     from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
     from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 
@@ -108,16 +110,18 @@ def make_runner(
             gpu_runner.warm_up()
             # on all ranks or none
             if gpu_runner.graphs.sizes and (drafting is not None or model.parts is not None):
-                measured = gpu_runner.graphs.step_seconds()
+                measured = gpu_runner.graphs.measure_steps()
                 if drafting is not None:
-                    drafting.cost.set_measured(measured)
-    _begin_files(model, config)
+                    drafting.cost.use_measured_times(measured)
+    _start_tensor_dump(model, config)
     return (
-        gpu_runner if links is None else GpuLeadRunner(gpu_runner, links, _balance(model, config))
+        gpu_runner
+        if links is None
+        else GpuLeadRunner(gpu_runner, links, _make_balance(model, config))
     )
 
 
-def _begin_files(model: Model, config: EngineConfig) -> None:
+def _start_tensor_dump(model: Model, config: EngineConfig) -> None:
     """Starts writing the outputs of a model's layers to files, if the config asks for it."""
     if config.debug_tensor_dump_output_folder is not None:
         assert isinstance(model, Decoder), "others are refused"
@@ -126,7 +130,7 @@ def _begin_files(model: Model, config: EngineConfig) -> None:
         )
 
 
-def _balance(model: Model, config: EngineConfig) -> ExpertBalance | None:
+def _make_balance(model: Model, config: EngineConfig) -> ExpertBalance | None:
     """Returns the balancing of experts between ranks, or None if the model was not loaded for it."""
     return (
         ExpertBalance(model, config)

@@ -36,7 +36,7 @@ from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 from sglang_lite.runtime.executor.step_record import SlotPages
 from sglang_lite.runtime.kernels.all_reduce import Peers, memory_shape
 from sglang_lite.runtime.kernels.cache import prepare_cache
-from sglang_lite.runtime.kernels.compile_process import MARKS, CompileProcess, mark_of
+from sglang_lite.runtime.kernels.compile_process import MARKS, CompileProcess, marker_path
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVScales
 from sglang_lite.runtime.kernels.two_shot import PartPeers
@@ -215,7 +215,7 @@ class BackgroundCompilation:
     ) -> None:
         folder = prepare_cache()
         self._done = folder / MARKS / _name(runner, properties)
-        self._model_mark = mark_of(model)
+        self._model_mark = marker_path(model)
         self._process: CompileProcess | None = None
         cores = len(os.sched_getaffinity(0))
         count = min(cores, _MAX_FORKS) if processes is None else processes
@@ -283,7 +283,7 @@ def start_compiling(
         parallel: layout of the ranks, and this rank's place in it.
         stored: same as in `RunnerShape`.
     """
-    sizes = config.sized(gpu=True, longest=longest)
+    sizes = config.sizes_in_force(gpu=True, longest=longest)
     adapters = None
     own = [] if adapter_base(config.model) is None else [config.model]
     if config.enable_lora or own:
@@ -355,7 +355,7 @@ def compile_all(variants: list[KernelVariant], count: int, line: socket.socket) 
     """
     tasks: list[Callable[[], None]] = []
     launchers: set[str] = set()
-    for variant in sorted(variants, key=_rank):
+    for variant in sorted(variants, key=_compilation_rank):
         tasks.append(
             partial(_compile, variant, line, with_launcher=variant.launcher not in launchers)
         )
@@ -372,7 +372,7 @@ def compile_all(variants: list[KernelVariant], count: int, line: socket.socket) 
     return failed
 
 
-def _rank(variant: KernelVariant) -> int:
+def _compilation_rank(variant: KernelVariant) -> int:
     """Returns a variant's rank in the order of compilation. The kernels that take longest come
     first.
     """

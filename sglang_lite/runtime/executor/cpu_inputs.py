@@ -61,10 +61,12 @@ def build_cpu_inputs(
         one_by_one: whether to compute each token's attention separately, so that it doesn't depend
             on the record.
     """
-    ids = drawn_ids(record, last_tokens)
-    plan = _plan(record, table, table, one_by_one=one_by_one)
+    ids = fill_in_drawn_ids(record, last_tokens)
+    plan = _plan_attention(record, table, table, one_by_one=one_by_one)
     if table.windows is not None:
-        plan = replace(plan, windowed=_plan(record, table, table.windows, one_by_one=one_by_one))
+        plan = replace(
+            plan, windowed=_plan_attention(record, table, table.windows, one_by_one=one_by_one)
+        )
     if adapters is not None and record.lora:
         plan = replace(plan, lora=adapters.step(record.token_slots))
     return CpuInputs(
@@ -77,12 +79,12 @@ def build_cpu_inputs(
     )
 
 
-def drawn_ids(record: StepRecord, last_tokens: Ints) -> Ints:
+def fill_in_drawn_ids(record: StepRecord, last_tokens: Ints) -> Ints:
     """Returns the ids of a step's tokens, replacing -1 by the token last drawn in the slot."""
     return np.where(record.ids == -1, last_tokens[record.token_slots], record.ids)
 
 
-def _plan(
+def _plan_attention(
     record: StepRecord, table: SlotPages, read: SlotPages, *, one_by_one: bool
 ) -> AttentionPlan:
     """Returns the plan of a step's attention.
@@ -108,14 +110,14 @@ def _plan(
     groups: tuple[ExtendGroup, ...] = ()
     grouped = np.zeros(len(counts), dtype=bool)
     if not one_by_one:
-        groups, grouped = _groups(record, table, read, first, last, ~both_ways)
+        groups, grouped = _group_by_prefix(record, table, read, first, last, ~both_ways)
     # A batch of one decoding row is faster as an extend row than as a group.
     singles = np.arange(record.singles if record.singles > 1 and not one_by_one else 0)
     extends = list[ExtendRow]()
     for i in range(len(singles), len(counts)):
         if not grouped[i]:
             limits = torch.from_numpy(lengths[first[i] : last[i] + 1]) if both_ways[i] else None
-            read_at = _read_at(read, record.slots[i], record.ends[i])
+            read_at = _token_slots_of(read, record.slots[i], record.ends[i])
             extends.append(ExtendRow(int(first[i]), int(last[i]) + 1, read_at, limits))
     decode_groups: list[slice | NDArray[np.int64]] = []
     if one_by_one:
@@ -131,7 +133,7 @@ def _plan(
                 *(np.arange(start, end) for start, end in short_rows.items()),
             ]
         )
-        separate, decode_groups = _by_length(at, lengths[at])
+        separate, decode_groups = _group_by_length(at, lengths[at])
     extends += [
         _one_token(read, t, slots[t], lengths[t], lengths[t] - positions[t] - 1) for t in separate
     ]
@@ -152,7 +154,7 @@ def _one_token(read: SlotPages, token: int, slot: int, length: int, behind: int)
     `behind` come after it.
     """
     limits = torch.tensor([length]) if behind else None
-    return ExtendRow(token, token + 1, _read_at(read, slot, length), limits, int(behind))
+    return ExtendRow(token, token + 1, _token_slots_of(read, slot, length), limits, int(behind))
 
 
 def _short_rows(extends: list[ExtendRow]) -> dict[int, int]:
@@ -167,7 +169,7 @@ def _short_rows(extends: list[ExtendRow]) -> dict[int, int]:
     }
 
 
-def _groups(
+def _group_by_prefix(
     record: StepRecord,
     table: SlotPages,
     read: SlotPages,
@@ -192,7 +194,7 @@ def _groups(
         table.pages[record.slots, : int(shareable_pages.max())], shareable_pages
     ):
         shared = group.pages * table.page_size
-        for rows in _of_one_size(group.rows, last + 1 - first, record.ends - shared, shared):
+        for rows in _split_by_size(group.rows, last + 1 - first, record.ends - shared, shared):
             if (len(rows) - 1) * shared < MIN_SAVED_TOKENS:
                 continue
             grouped[rows] = True
@@ -202,7 +204,7 @@ def _groups(
                         ExtendRow(
                             int(first[i]),
                             int(last[i]) + 1,
-                            _read_at(read, record.slots[i], record.ends[i]),
+                            _token_slots_of(read, record.slots[i], record.ends[i]),
                         )
                         for i in rows
                     ),
@@ -212,7 +214,7 @@ def _groups(
     return tuple(groups), grouped
 
 
-def _of_one_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[int]]:
+def _split_by_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[int]]:
     """Splits the rows of a group into parts if padding all to one size would cost more than sharing
     saves.
 
@@ -237,7 +239,7 @@ def _of_one_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[
     return [sorted(each) for each in found]
 
 
-def _read_at(table: SlotPages, slot: int, length: int) -> torch.Tensor | slice:
+def _token_slots_of(table: SlotPages, slot: int, length: int) -> torch.Tensor | slice:
     """Returns the token slots of a slot's first `length` tokens, as a slice if they are contiguous
     and in order.
     """
@@ -249,7 +251,7 @@ def _read_at(table: SlotPages, slot: int, length: int) -> torch.Tensor | slice:
     return torch.from_numpy(slots)
 
 
-def _by_length(
+def _group_by_length(
     tokens: NDArray[np.int64], lengths: Ints
 ) -> tuple[list[int], list[slice | NDArray[np.int64]]]:
     """Divides tokens into those that are computed separately and groups that are computed together.

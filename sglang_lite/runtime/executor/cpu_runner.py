@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import RecordName, TokenArray
-from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs, drawn_ids
+from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs, fill_in_drawn_ids
 from sglang_lite.runtime.executor.page_memory import CpuPageMemory
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score
 from sglang_lite.runtime.executor.sampler import Draws, Sampled, SamplingTable, sample
@@ -91,7 +91,9 @@ class CpuRunner:
     def model(self) -> Model:
         return self._model
 
-    def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
+    def read_recorded(
+        self, token_slots: Ints, names: Iterable[RecordName]
+    ) -> dict[str, TokenArray]:
         """Returns what the cache has recorded for the tokens in slots, int32 [N], as arrays by
         name.
         """
@@ -121,8 +123,8 @@ class CpuRunner:
         self._sampling.set(record.started, record.sampling)
         if self._adapters is not None:
             self._adapters.change(record.adapted, record.adapters)
-        with torch.inference_mode(), self._team(record):
-            self._copy(record)
+        with torch.inference_mode(), self._thread_team(record):
+            self._copy_token_slots(record)
             inputs = build_cpu_inputs(
                 record, self._pages, self._last_tokens, self._adapters, one_by_one=self._one_by_one
             )
@@ -132,7 +134,7 @@ class CpuRunner:
             scored = score(self._model, record, inputs.last.numpy(), hidden)
         return CpuForward(record, hidden, inputs.last, scored)
 
-    def _copy(self, record: StepRecord) -> None:
+    def _copy_token_slots(self, record: StepRecord) -> None:
         """Copies the token slots that a record lists."""
         if not record.copies.shape[1]:
             return
@@ -157,7 +159,7 @@ class CpuRunner:
         record = forward.record
         slots = record.slots[rows]
         positions = record.ends[rows] if behind is None else record.ends[rows] - behind
-        with torch.inference_mode(), self._team(record):
+        with torch.inference_mode(), self._thread_team(record):
             sampled = sample(
                 self.logits(forward, rows, behind),
                 self._sampling,
@@ -183,9 +185,9 @@ class CpuRunner:
 
     def with_drawn(self, record: StepRecord) -> StepRecord:
         """Returns the record with the ids of the tokens last drawn filled in."""
-        return replace(record, ids=drawn_ids(record, self._last_tokens))
+        return replace(record, ids=fill_in_drawn_ids(record, self._last_tokens))
 
-    def _team(self, record: StepRecord) -> AbstractContextManager[None]:
+    def _thread_team(self, record: StepRecord) -> AbstractContextManager[None]:
         """Returns a context that sets the number of threads for the computations of a step."""
         leaves_one = (
             self._cores_contended is not None and record.streams > 0 and self._cores_contended()

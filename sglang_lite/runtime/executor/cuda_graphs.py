@@ -17,10 +17,10 @@ import torch
 from sglang_lite.runtime.executor.gpu_inputs import NO_TOKENS, GpuInputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS, SharedPrefixArrays
-from sglang_lite.runtime.executor.staging import Staging, aligned, make_event
+from sglang_lite.runtime.executor.staging import Staging, make_event, round_up_to_16_bytes
 from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
-from sglang_lite.runtime.kernels.lora_own import pays
+from sglang_lite.runtime.kernels.lora_own import pays_off
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kv_cache.pages import Ints
 
@@ -100,12 +100,12 @@ class CudaGraphs:
             if self.sizes
         ]
         for (size, several, can_share), lora in itertools.product(sizes, adapters):
-            if lora is not None and lora.own and not pays(size, size):
+            if lora is not None and lora.own and not pays_off(size, size):
                 continue
             for shared in sharing if can_share else (False,):
-                self._captured(compute, size, several, shared, lora)
+                self._graph_for_key(compute, size, several, shared, lora)
 
-    def step_seconds(self) -> dict[int, float]:
+    def measure_steps(self) -> dict[int, float]:
         """Measures the captured steps on tokens of the dummy slot. Returns their seconds by number
         of tokens.
         """
@@ -178,9 +178,9 @@ class CudaGraphs:
             lora: adapters of the slots, or None if no row has one.
         """
         multi_token_rows = len(inputs.ids) > len(inputs.last) or size not in self.sizes
-        return self._captured(compute, size, multi_token_rows, shared, lora)
+        return self._graph_for_key(compute, size, multi_token_rows, shared, lora)
 
-    def _captured(
+    def _graph_for_key(
         self,
         compute: Compute,
         tokens: int,
@@ -223,7 +223,7 @@ class CudaGraphs:
         """
         slots = self._slots
         items = tokens + self._extra_items
-        stride = aligned(tokens)
+        stride = round_up_to_16_bytes(tokens)
         device = slots.page_table.device
         rows_of_inputs = 4 if slots.axes is None else 7
         arrays = rows_of_inputs * stride
@@ -284,7 +284,7 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         # Only the mode "relaxed" allows loading kernels that have not been launched before.
         with (
-            _no_collection(),
+            _without_garbage_collection(),
             torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"),
         ):
             logits = compute()
@@ -294,7 +294,7 @@ class CudaGraphs:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Prevents garbage collection during a capture. Freeing an object may wait for the device
     (pinned memory of another engine does), and a device can't be waited for while it captures.
     """

@@ -12,7 +12,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.expert_moves import expert_counts
 from sglang_lite.runtime.models.spec import ExpertsSpec
-from sglang_lite.runtime.parallel.placement import balanced, heaviest
+from sglang_lite.runtime.parallel.placement import balance_experts, rows_of_heaviest_group
 
 _STEPS_A_LAYER = 8  # steps from starting to read a layer's experts to their use
 _Move: TypeAlias = tuple[int | None, tuple[int, ...]]  # arguments of `ExpertMoves.move`
@@ -61,13 +61,13 @@ class ExpertBalance:
             ]
             self._before = counts
             self._found = self._thread.submit(
-                self._moves, loads, list(self._model.expert_moves.placed)
+                self._find_moves, loads, list(self._model.expert_moves.placed)
             )
         if not self._pending or self._steps % min(_STEPS_A_LAYER, self._every):
             return None
         return self._pending.popleft()
 
-    def _moves(self, loads: list[list[int]], placed: list[tuple[int, ...]]) -> list[_Move]:
+    def _find_moves(self, loads: list[list[int]], placed: list[tuple[int, ...]]) -> list[_Move]:
         """Returns the worthwhile moves, followed by one that puts the last moved experts into use.
         Runs on its own thread.
 
@@ -82,7 +82,9 @@ class ExpertBalance:
             spec = layer.feed_forward
             ep = self._parallel.ep
             if isinstance(spec, ExpertsSpec) and any(rows):
-                new = balanced(rows, len(own), ep, spec.groups, self._nodes)
-                if heaviest(rows, new, ep) < _GAIN * heaviest(rows, own, ep):
+                new = balance_experts(rows, len(own), ep, spec.groups, self._nodes)
+                if rows_of_heaviest_group(rows, new, ep) < _GAIN * rows_of_heaviest_group(
+                    rows, own, ep
+                ):
                     found.append((i, new))
         return [*found, (None, ())] if found else []

@@ -65,7 +65,9 @@ class GpuAdapters:
         """Returns the adapters in the form that plans need, given each slot's adapter number. They
         change as adapters are written.
         """
-        return LoraStep(of_slot, self._pages, self._ranks, _views(self._memory, self._shapes))
+        return LoraStep(
+            of_slot, self._pages, self._ranks, _view_matrices(self._memory, self._shapes)
+        )
 
     def room(self, rank: int) -> AdapterRoom:
         """Allocates pages for an adapter of a rank, in pinned memory, and returns them with views
@@ -73,7 +75,7 @@ class GpuAdapters:
         """
         shape = (rank // RANKS, self._memory.shape[1])
         pages = torch.zeros(shape, dtype=self._memory.dtype, pin_memory=self._stream is not None)
-        return pages, _views(pages, self._shapes)
+        return pages, _view_matrices(pages, self._shapes)
 
     def write(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
         """Stores an adapter under a number while steps keep running. The first step that uses it
@@ -116,15 +118,15 @@ _Shapes = Sequence[Mapping[str, ProductShape]]
 
 
 def _page_elements(shapes: _Shapes) -> int:
-    return sum(RANKS * _width(shape) for layer in shapes for shape in layer.values())
+    return sum(RANKS * _elements_per_rank(shape) for layer in shapes for shape in layer.values())
 
 
-def _width(shape: ProductShape) -> int:
+def _elements_per_rank(shape: ProductShape) -> int:
     """Returns the number of elements that a product has per rank."""
     return len(shape.outputs) * shape.inputs + sum(shape.outputs)
 
 
-def _views(pages: torch.Tensor, shapes: _Shapes) -> tuple[Mapping[str, LoraWeights], ...]:
+def _view_matrices(pages: torch.Tensor, shapes: _Shapes) -> tuple[Mapping[str, LoraWeights], ...]:
     """Returns the matrices of each layer by product, as views of pages [pages, elements of a page]."""
     at = 0
     layers = []
@@ -132,7 +134,7 @@ def _views(pages: torch.Tensor, shapes: _Shapes) -> tuple[Mapping[str, LoraWeigh
         products = {}
         for name, shape in layer.items():
             split = at + RANKS * len(shape.outputs) * shape.inputs
-            end = at + RANKS * _width(shape)
+            end = at + RANKS * _elements_per_rank(shape)
             a = pages[:, at:split].view(len(pages), len(shape.outputs), RANKS, shape.inputs)
             products[name] = LoraWeights(
                 a, pages[:, split:end].view(len(pages), RANKS, -1), shape.outputs

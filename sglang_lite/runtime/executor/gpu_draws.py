@@ -33,7 +33,7 @@ from sglang_lite.runtime.kernels.sampling import (
 from sglang_lite.runtime.kernels.sizes import cdiv
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.gpu_ranks import LogitParts
-from sglang_lite.runtime.requests.request import not_finite
+from sglang_lite.runtime.requests.request import not_finite_error
 
 _MAX_CAPTURED_DRAWS = 64  # most rows of a graph whose draws are captured, too
 
@@ -79,7 +79,7 @@ class GpuPendingTokens:
             if token >= 0 or i in errors:
                 continue
             if token == draws.NOT_FINITE:
-                errors[i] = not_finite(int(self.positions[i]))
+                errors[i] = not_finite_error(int(self.positions[i]))
             # otherwise the grammar's error explains it better
             elif self.masks is None or self.masks.rows[i] < 0:
                 errors[i] = ModelError(
@@ -188,7 +188,7 @@ class GpuDraws:
         captured.
         """
         captured = graph.plan.separate and graph.draws is not None
-        return captured and (self._parts is None or not self._slots.filtered(slots))
+        return captured and (self._parts is None or not self._slots.any_filtered(slots))
 
     def replay(
         self,
@@ -211,7 +211,7 @@ class GpuDraws:
         if scored:
             logits = graph.logits[:rows]
             whole = logits if self._parts is None else self._parts.whole(logits)
-            scores = self._scores(whole, tokens, masks, softcap)
+            scores = self._score_tokens(whole, tokens, masks, softcap)
         done = self._staging.record_event()
         return GpuPendingTokens(tokens, done, positions, {}, masks, {}, {}, waiting, scores)
 
@@ -242,7 +242,7 @@ class GpuDraws:
         errors: dict[int, SglError] = {}
         parts = self._parts
         if parts is not None and (
-            adjustments or self._alike or scored or self._slots.filtered(slots)
+            adjustments or self._alike or scored or self._slots.any_filtered(slots)
         ):
             logits = parts.whole(logits)
             parts = None
@@ -262,7 +262,7 @@ class GpuDraws:
         if not self._original_logprobs:
             for i in reported:
                 if masks is not None and device_masks is not None and masks.rows[i] >= 0:
-                    _forbid(logits[i], device_masks.words[masks.rows[i]].to(logits.device))
+                    _mask_out(logits[i], device_masks.words[masks.rows[i]].to(logits.device))
                 logprobs[i] = draw_logprobs(logits[i], adjustments[i].params)
         if parts is not None:
             self._draw_parts(parts, logits, where[0], where[1], tokens, device_masks, softcap)
@@ -277,9 +277,9 @@ class GpuDraws:
                 masks=device_masks,
                 softcap=softcap,
             )
-        scores = self._scores(raw, tokens, masks, raw_softcap) if scored else None
+        scores = self._score_tokens(raw, tokens, masks, raw_softcap) if scored else None
         if self._parts is not None and adjustments:
-            self._take_drawn(self._parts, where[0].long())
+            self._adopt_tokens_of_rank_0(self._parts, where[0].long())
         done = self._staging.record_event()
         return GpuPendingTokens(
             tokens, done, positions, adjustments, masks, logprobs, errors, waiting, scores
@@ -295,10 +295,10 @@ class GpuDraws:
         """
         assert self._parts is not None
         self._parts.whole(logits)
-        self._take_drawn(self._parts, self._staging.send(slots).long())
+        self._adopt_tokens_of_rank_0(self._parts, self._staging.send(slots).long())
         return Sampled((), {})
 
-    def _take_drawn(self, parts: LogitParts, slots: torch.Tensor) -> None:
+    def _adopt_tokens_of_rank_0(self, parts: LogitParts, slots: torch.Tensor) -> None:
         """Copies rank 0's last tokens of some slots to all ranks."""
         last_tokens = self._slots.last_tokens
         last_tokens[slots] = parts.ranks.stack(last_tokens[slots])[0]
@@ -331,7 +331,7 @@ class GpuDraws:
             winners, parts.blocks, slots, self._slots.sampling, self._slots.last_tokens, tokens
         )
 
-    def _scores(
+    def _score_tokens(
         self, logits: torch.Tensor, tokens: torch.Tensor, masks: Masks | None, softcap: float | None
     ) -> torch.Tensor:
         """Launches the scoring of the drawn tokens by logits that have not been adjusted. Returns
@@ -389,7 +389,7 @@ def _adjustable(logits: torch.Tensor, softcap: float | None) -> tuple[torch.Tens
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap, None
 
 
-def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:
+def _mask_out(logits: torch.Tensor, words: torch.Tensor) -> None:
     """Sets the logits [V] of tokens to -inf if their bit in the int32 words [ceil(V / 32)] is 0,
     like the kernel of draws.
     """

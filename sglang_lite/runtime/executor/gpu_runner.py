@@ -32,7 +32,7 @@ from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.mask_events import MaskEvents
 from sglang_lite.runtime.executor.page_memory import GpuPageMemory
-from sglang_lite.runtime.executor.prefill_graphs import PrefillGraphs, captured_tokens
+from sglang_lite.runtime.executor.prefill_graphs import PrefillGraphs, max_captured_tokens
 from sglang_lite.runtime.executor.prefix_groups import (
     LATENT_SAVING_FACTOR,
     MAX_CHUNKS,
@@ -55,7 +55,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPre
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.invariant_attention import piece_borders, wide_queries
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
-from sglang_lite.runtime.kernels.lora_own import pays
+from sglang_lite.runtime.kernels.lora_own import pays_off
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_prefix_module
@@ -158,7 +158,7 @@ class GpuRunner:
         # One latent counts as one KV head for every four query heads.
         kv_heads = max(heads.heads // 4, 1) if isinstance(heads, LatentSpec) else heads.kv_heads
         self._max_token_reads = MAX_TOKEN_READS // kv_heads
-        self._attention = _attention(attention, model, self._max_decoded_tokens, self._longest)
+        self._attention = _make_attention(attention, model, self._max_decoded_tokens, self._longest)
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         self._slots = GpuSlots(
             slot_pages, pages, self._staging, device, window_pages, adapters, model.rope_axes
@@ -167,18 +167,22 @@ class GpuRunner:
             adapters,
             None if adapters is None else adapters.step(self._slots.adapters),
         )
-        self._own = _own_matrices(self._lora, adapters)
+        self._own = _step_of_own_matrices(self._lora, adapters)
         # first token slots of the dummy pages
         self._dummy_tokens = pages * page_size, window_pages * page_size
         self._events = MaskEvents(device)
         self._target_chunks = -(-properties_of(device).programs_to_fill // heads.kv_heads)
         shares = model.shares_prefixes and self._attention.shares_prefixes
-        self._prefixes = _prefix_groups(model, slot_pages, self._target_chunks) if shares else None
+        self._prefixes = (
+            _make_prefix_groups(model, slot_pages, self._target_chunks) if shares else None
+        )
         self._sharing = (False,) if self._prefixes is None else (False, True)
         captured = self._attention.capturable and model.uncapturable is None
         parallel = ALONE if model.parts is None else model.parts.ranks.parallel
         self._staged = parallel.pp > 1
-        received = empty_rows(model, 2 * self._max_decoded_tokens) if parallel.stage > 0 else None
+        received = (
+            allocate_rows(model, 2 * self._max_decoded_tokens) if parallel.stage > 0 else None
+        )
         self.graphs = CudaGraphs(
             graphs if captured else (),
             self._max_decoded_tokens,
@@ -200,11 +204,11 @@ class GpuRunner:
             parts=model.parts,
         )
         alone = not self._staged and model.steps is UNSHARED
-        max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes and alone else 0
+        max_captured = max_captured_tokens(model, step_tokens) if self.graphs.sizes and alone else 0
         self.prompts = PrefillGraphs(
             max_captured, self._slots, self._staging, page_size, self.graphs.record
         )
-        model.steps.replay_by(
+        model.steps.set_replay(
             partial(self.graphs.run_idle, self._compute), min(self.graphs.sizes, default=0)
         )
 
@@ -212,7 +216,9 @@ class GpuRunner:
     def model(self) -> DeviceModel:
         return self._model
 
-    def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
+    def read_recorded(
+        self, token_slots: Ints, names: Iterable[RecordName]
+    ) -> dict[str, TokenArray]:
         """Waits for the forwards so far, and returns what the cache has recorded for the tokens in
         slots, int32 [N].
         """
@@ -291,7 +297,7 @@ class GpuRunner:
             if prefixes is None or inputs.decoding > self._max_decoded_tokens
             else prefixes.find(record, self.graphs.padded_rows, multi_token_rows=multi_token_rows)
         )
-        decoded = self._own if pays(record.lora, len(inputs.ids)) else lora
+        decoded = self._own if pays_off(record.lora, len(inputs.ids)) else lora
         with self._model.steps.begin(
             len(inputs.ids), self.graphs.size_of(inputs) if captured else 0
         ) as size:
@@ -301,15 +307,21 @@ class GpuRunner:
                 graph = self.graphs.find(self._compute, inputs, size, shared is not None, decoded)
                 logits, last = graph.run(inputs, shared, rows)
                 if self._staged:
-                    return self._in_stage(record, logits, last, graph.plan)
+                    return self._forward_of_stage(record, logits, last, graph.plan)
                 if graph.draws is None:
                     self._draws.capture(graph, self._model.logit_softcap)
                 return GpuForward(
-                    record, logits[:0], logits, last, {}, graph, self._events.after_forward(record)
+                    record,
+                    logits[:0],
+                    logits,
+                    last,
+                    {},
+                    graph,
+                    self._events.record_after_forward(record),
                 )
             if self._staged:
                 plan = replace(self._plan(inputs, shared), rows=rows)
-                return self._in_stage(record, self._run(plan), inputs.last, plan)
+                return self._forward_of_stage(record, self._run(plan), inputs.last, plan)
             prefilled = self.prompts.run(self._run, inputs, lora) if shared is None else None
             hidden, last = prefilled or (
                 self._run(replace(self._plan(inputs, shared), lora=lora, features=record.features)),
@@ -317,16 +329,16 @@ class GpuRunner:
             )
         scored = score(self._model, record, last, hidden, self._staging.fetch)
         return GpuForward(
-            record, hidden, None, last, scored, None, self._events.after_forward(record)
+            record, hidden, None, last, scored, None, self._events.record_after_forward(record)
         )
 
-    def _in_stage(
+    def _forward_of_stage(
         self, record: StepRecord, rows: torch.Tensor, last: Ints, plan: DevicePlan
     ) -> GpuForward:
         """Returns the forward of one stage."""
         at = None if self._cache.hidden is None else plan.token_slots[: len(record.ids)]
         return GpuForward(
-            record, rows, None, last, {}, None, self._events.after_forward(record), at
+            record, rows, None, last, {}, None, self._events.record_after_forward(record), at
         )
 
     @torch.inference_mode()
@@ -408,7 +420,7 @@ class GpuRunner:
     def _compute(
         self, plan: DevicePlan, last: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        self._model.steps.pad(len(plan.ids))
+        self._model.steps.set_rows_of_all(len(plan.ids))
         hidden = self._run(plan)
         return (
             hidden
@@ -422,7 +434,7 @@ class GpuRunner:
         """Compiles every kernel, captures the graphs and runs first steps, so that no request has
         to wait for these.
         """
-        for count in _doubled(2 * self._max_decoded_tokens):
+        for count in _powers_of_two_up_to(2 * self._max_decoded_tokens):
             for shared in self._sharing if 1 < count <= self._max_decoded_tokens else (False,):
                 self._warm_up_step(
                     count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared
@@ -514,14 +526,14 @@ class GpuRunner:
                 self._run(replace(plan, separate=True))
             if self._lora is not None:
                 self._run(replace(plan, lora=self._lora))
-            if self._own is not None and pays(count, count):
+            if self._own is not None and pays_off(count, count):
                 self._run(replace(plan, lora=self._own))
             if blocks and self._model.both_ways:
                 self._run(replace(plan, limits=plan.positions + 1))
             if blocks:
                 self._run(replace(plan, longest_uncached=self._longest + 1))
             hidden = self._run(plan)
-        for rows in _doubled(min(count, self._slots.dummy)):
+        for rows in _powers_of_two_up_to(min(count, self._slots.dummy)):
             logits = self._model.raw_logits(hidden[:rows])
         self._draws.warm_up(logits[:1], slots[:1], plan.positions[:1], self._model.logit_softcap)
 
@@ -545,7 +557,7 @@ class GpuRunner:
         return replace(plan, longest_uncached=inputs.longest_uncached, limits=limits)
 
 
-def empty_rows(model: DeviceModel, count: int) -> torch.Tensor:
+def allocate_rows(model: DeviceModel, count: int) -> torch.Tensor:
     """Allocates memory for rows [count, hidden_size] of a model's layers."""
     assert model.spec is not None, "a decoder's layers"
     return torch.zeros(
@@ -561,7 +573,9 @@ def _send_shared(staging: Staging, shared: SharedPrefixArrays, rows: int) -> Sha
     return SharedPrefixes(lengths, chunks, order, items.view(-1, 6), MAX_CHUNKS)
 
 
-def _attention(name: str, model: DeviceModel, max_decoded: int, longest: int) -> ModelAttention:
+def _make_attention(
+    name: str, model: DeviceModel, max_decoded: int, longest: int
+) -> ModelAttention:
     """Returns the attention of all layers of a model.
 
     Args:
@@ -598,7 +612,9 @@ def _attention(name: str, model: DeviceModel, max_decoded: int, longest: int) ->
     return made if model.sound is None else CrossAttention(made, model.sound)
 
 
-def _prefix_groups(model: DeviceModel, slot_pages: SlotPages, target_chunks: int) -> PrefixGroups:
+def _make_prefix_groups(
+    model: DeviceModel, slot_pages: SlotPages, target_chunks: int
+) -> PrefixGroups:
     """Returns prefix groups of the size that the kernel for shared prefixes reads at once."""
     heads = model.attentions[0]
     precision = model.precision
@@ -645,17 +661,17 @@ def _one_row(slots: Ints, start: int, end: int) -> StepRecord:
     )
 
 
-def _doubled(limit: int) -> list[int]:
+def _powers_of_two_up_to(limit: int) -> list[int]:
     """Returns 1, 2, 4 and so on, then `limit`. Kernels are compiled for ranges of row counts
     between powers of two.
     """
     return [*(1 << i for i in range((limit - 1).bit_length())), limit]
 
 
-def _own_matrices(step: LoraStep | None, adapters: GpuAdapters | None) -> LoraStep | None:
+def _step_of_own_matrices(step: LoraStep | None, adapters: GpuAdapters | None) -> LoraStep | None:
     """Returns the LoRA step for rows that mostly have different adapters, or None if there are
     never enough adapters for it to pay.
     """
-    if step is None or adapters is None or not pays(adapters.most, 1):
+    if step is None or adapters is None or not pays_off(adapters.most, 1):
         return None
     return replace(step, own=True)

@@ -70,7 +70,7 @@ class GpuSlots:
         self._parameters = torch.zeros((_WORDS + 1) * (slots + 1), dtype=torch.int32, device=device)
         self.adapters = self._parameters[_WORDS * (slots + 1) :]
         self.adapters.fill_(self._no_adapter)
-        self.sampling = _views(self._parameters, slots + 1)
+        self.sampling = _view_parameters(self._parameters, slots + 1)
 
     def plan(
         self,
@@ -104,9 +104,9 @@ class GpuSlots:
             else RotaryPositions(rotary, self.axes),
         )
 
-    def filtered(self, slots: Ints) -> bool:
+    def any_filtered(self, slots: Ints) -> bool:
         """Returns True if a filter applies to the draws of any of these slots."""
-        return bool((self._sampling.filtered(slots) & self._sampling.drawn(slots)).any())
+        return bool((self._sampling.has_filter(slots) & self._sampling.drawn(slots)).any())
 
     def update(self, record: StepRecord) -> None:
         """Applies the changes of a record, on the host and on the device."""
@@ -116,7 +116,7 @@ class GpuSlots:
                 record.adapters < 0, self._no_adapter, record.adapters
             )
             self._staging.send(
-                np.concatenate((_packed(self._sampling), self._adapters)), self._parameters
+                np.concatenate((_pack_parameters(self._sampling), self._adapters)), self._parameters
             )
         self._pages.update(record)
         if len(record.pages):
@@ -134,7 +134,7 @@ class GpuSlots:
 _WORDS = SAMPLING.itemsize // 4
 
 
-def _packed(sampling: SamplingTable) -> Ints:
+def _pack_parameters(sampling: SamplingTable) -> Ints:
     """Returns the sampling parameters of all slots and of the dummy slot as one int32 array, in the
     layout of `_view_parameters`.
     """
@@ -146,7 +146,7 @@ def _packed(sampling: SamplingTable) -> Ints:
     return packed.reshape(-1)
 
 
-def _views(packed: torch.Tensor, slots: int) -> DeviceSampling:
+def _view_parameters(packed: torch.Tensor, slots: int) -> DeviceSampling:
     """Returns each parameter of all slots as a view of the packed array: the seeds first, then one
     after another, as in SAMPLING.
     """

@@ -10,11 +10,11 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.capacity import Sizes
 from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS
 from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, MAX_LOGITS
-from sglang_lite.runtime.kv_cache.window_pages import pages_behind
+from sglang_lite.runtime.kv_cache.window_pages import count_kept_pages
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.model import DeviceModel, Model
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
-from sglang_lite.runtime.scheduler.drafted_rows import max_drafted
+from sglang_lite.runtime.scheduler.drafted_rows import max_draft_tokens
 
 _SPARE = 512 << 20  # bytes for graphs, the allocator's rounding and the libraries
 _CONTEXT = 640 << 20  # bytes that CUDA and the libraries' kernels take per process on a Hopper GPU
@@ -25,7 +25,7 @@ MAX_SLOTS = 2**31 - 1
 _TYPICAL = 2048
 
 
-def window_pages(window: int | None, pages: int, sizes: Sizes, longest: int) -> int:
+def count_window_pages(window: int | None, pages: int, sizes: Sizes, longest: int) -> int:
     """Returns the number of pages of a pool for layers with a window, or 0 if they need as many as
     the others.
 
@@ -41,7 +41,7 @@ def window_pages(window: int | None, pages: int, sizes: Sizes, longest: int) -> 
     if window is None or longest <= window:
         return 0
     size = sizes.page_size
-    kept = pages_behind(window, size)
+    kept = count_kept_pages(window, size)
     chunk = -(-sizes.step_tokens // size) + 1
     typical = -(-min(longest, _TYPICAL + 2 * window) // size)
     shared = -(-pages * kept // typical) + min(chunk, pages // 48)
@@ -109,7 +109,7 @@ def pool_tokens(
     Raises:
         ModelError: the pool would be smaller than this minimum; the message contains the numbers.
     """
-    from sglang_lite.runtime.executor.prefill_graphs import captured_tokens  # needs Triton
+    from sglang_lite.runtime.executor.prefill_graphs import max_captured_tokens  # needs Triton
     from sglang_lite.runtime.kernels.invariant_attention import piece_borders
 
     device = model.device
@@ -117,11 +117,11 @@ def pool_tokens(
     taken = max(taken_bytes(device), taken) if processes == 1 else own_bytes(model)
     total = torch.cuda.mem_get_info(device)[1] // processes
     # captured prefill graphs keep separate memory
-    captured = captured_tokens(model, sizes.step_tokens)
+    captured = max_captured_tokens(model, sizes.step_tokens)
     step = (layout.dp * sizes.step_tokens + captured) * model.activation_elements * item
     if model.spec is not None:
         step += (layout.pp - 1) * sizes.step_tokens * model.spec.hidden_size * item
-    drafted = max_drafted(sizes.max_running) if drafts else 0
+    drafted = max_draft_tokens(sizes.max_running) if drafts else 0
     rows = max(sizes.max_running + drafted, FIRST_ROWS)  # rows whose logits are in memory at once
     # Logits of graphs and of other steps, and the float32 copies that some draws and
     # log-probabilities need.
@@ -141,7 +141,7 @@ def pool_tokens(
         * sizes.page_size
     )
     if window is not None and tokens > 0:
-        tokens = more_tokens(model, available, tokens, sizes, context_length, window)
+        tokens = tokens_with_window_pages(model, available, tokens, sizes, context_length, window)
     if tokens < sizes.page_size + min(context_length, 1024):
         others = "libraries" if processes > 1 else "other programs"
         raise ModelError(
@@ -155,7 +155,7 @@ def pool_tokens(
     return tokens
 
 
-def more_tokens(
+def tokens_with_window_pages(
     model: DeviceModel,
     available: float,
     tokens: int,
@@ -168,7 +168,7 @@ def more_tokens(
     """
 
     def fits(pages: int) -> bool:
-        own = window_pages(window, pages, sizes, min(context_length, pages * sizes.page_size))
+        own = count_window_pages(window, pages, sizes, min(context_length, pages * sizes.page_size))
         return pool_bytes(model, pages, own, sizes.page_size) <= available
 
     least = tokens // sizes.page_size

@@ -63,24 +63,24 @@ def adjust_logits(
     )
     biased = [(i, row.params.logit_bias) for i, row in rows if row.params.logit_bias]
     if biased:
-        at = _positions(logits, [(i, [token for token, _ in biases]) for i, biases in biased])
+        at = _flat_positions(logits, [(i, [token for token, _ in biases]) for i, biases in biased])
         added = [bias for _, biases in biased for _, bias in biases]
         logits.view(-1)[at] += torch.tensor(added, dtype=torch.float32, device=logits.device)
     for i, row in rows:
         if row.processor is not None:
             try:
-                logits[i] = _processed(
+                logits[i] = _call_processor(
                     row.processor, row.tokens.tolist(), logits[i].cpu().clone()
                 ).to(logits.device)
             except SglError as error:
                 errors[i] = error
     banned = [(i, row.banned) for i, row in rows if row.banned]
     if banned:
-        logits.view(-1)[_positions(logits, banned)] = float("-inf")
+        logits.view(-1)[_flat_positions(logits, banned)] = float("-inf")
     return errors
 
 
-def _positions(
+def _flat_positions(
     logits: torch.Tensor, ids: Sequence[tuple[int, Sequence[int] | Ints]]
 ) -> torch.Tensor:
     """Returns the positions of token ids in the flattened logits, int64 [sum of their numbers], on
@@ -94,7 +94,9 @@ def _positions(
     return torch.from_numpy(np.concatenate(flat)).to(logits.device)
 
 
-def _per_token(values: Sequence[float], tokens: Sequence[Ints], like: torch.Tensor) -> torch.Tensor:
+def _repeat_per_token(
+    values: Sequence[float], tokens: Sequence[Ints], like: torch.Tensor
+) -> torch.Tensor:
     """Repeats one float64 value per row for each of the row's tokens."""
     return torch.from_numpy(
         np.repeat(np.array(values, dtype=np.float64), [len(each) for each in tokens])
@@ -109,8 +111,10 @@ def _divide_repeated(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustm
     if not rows:
         return
     tokens = [real_ids(row.tokens, logits.shape[1]) for _, row in rows]
-    at = _positions(logits, [(i, each) for (i, _), each in zip(rows, tokens)])
-    factor = _per_token([row.params.repetition_penalty for _, row in rows], tokens, at).float()
+    at = _flat_positions(logits, [(i, each) for (i, _), each in zip(rows, tokens)])
+    factor = _repeat_per_token(
+        [row.params.repetition_penalty for _, row in rows], tokens, at
+    ).float()
     scores = logits.view(-1)[at]
     logits.view(-1)[at] = torch.where(scores > 0, scores / factor, scores * factor)
 
@@ -122,16 +126,18 @@ def _subtract_counted(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjust
     outputs = [(i, row.tokens[row.prompt_len :]) for i, row in rows]
     if not any(len(output) for _, output in outputs):
         return
-    at = _positions(logits, outputs)
+    at = _flat_positions(logits, outputs)
     tokens = [output for _, output in outputs]
     ordered = at.sort().values
     count = torch.searchsorted(ordered, at, right=True) - torch.searchsorted(ordered, at)
-    frequency = _per_token([row.params.frequency_penalty for _, row in rows], tokens, at)
-    presence = _per_token([row.params.presence_penalty for _, row in rows], tokens, at)
+    frequency = _repeat_per_token([row.params.frequency_penalty for _, row in rows], tokens, at)
+    presence = _repeat_per_token([row.params.presence_penalty for _, row in rows], tokens, at)
     logits.view(-1)[at] = logits.view(-1)[at] - (frequency * count + presence).float()
 
 
-def _processed(processor: LogitProcessor, tokens: list[int], logits: torch.Tensor) -> torch.Tensor:
+def _call_processor(
+    processor: LogitProcessor, tokens: list[int], logits: torch.Tensor
+) -> torch.Tensor:
     try:
         result = torch.as_tensor(processor(tokens, logits), dtype=torch.float32)
     except Exception as error:  # code of the caller may raise anything

@@ -26,7 +26,7 @@ class MaskEvents:
         self._on_gpu = device.type == "cuda"
         self._masked_steps = 0
 
-    def after_forward(self, record: StepRecord) -> torch.cuda.Event | None:
+    def record_after_forward(self, record: StepRecord) -> torch.cuda.Event | None:
         """Records an event after the forward in some of the steps that may wait for masks, because
         the host must check a row's new tokens. Returns None in all other steps.
         """

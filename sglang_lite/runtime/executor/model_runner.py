@@ -70,7 +70,9 @@ class ModelRunner(Protocol):
         """Launches draws from the logits of a forward."""
         ...
 
-    def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
+    def read_recorded(
+        self, token_slots: Ints, names: Iterable[RecordName]
+    ) -> dict[str, TokenArray]:
         """Waits for the forwards so far, and returns what the cache has recorded for the tokens in
         slots, int32 [N].
         """

@@ -67,7 +67,7 @@ class CpuPageMemory:
         began = time.perf_counter()
         self.launched += 1
         self._copy(torch.from_numpy(pages), torch.from_numpy(slots), to_host=False)
-        self.page_s = _averaged(self.page_s, (time.perf_counter() - began) / len(pages))
+        self.page_s = _moving_average(self.page_s, (time.perf_counter() - began) / len(pages))
 
 
 class GpuPageMemory:
@@ -127,7 +127,7 @@ class GpuPageMemory:
         while self._running and self._running[0][1].query():
             self._completed, ended, began, pages = self._running.popleft()
             if pages:
-                self.page_s = _averaged(self.page_s, began.elapsed_time(ended) / 1000 / pages)
+                self.page_s = _moving_average(self.page_s, began.elapsed_time(ended) / 1000 / pages)
         return self.launched if self._stream is None else self._completed
 
     def read(self, pages: Ints, slots: Ints) -> None:
@@ -171,5 +171,5 @@ class GpuPageMemory:
         self._running.append((self.launched, ended, began, 0 if to_host else count))
 
 
-def _averaged(average: float, new: float) -> float:
+def _moving_average(average: float, new: float) -> float:
     return average + (new - average) / _MEASURED if average else new

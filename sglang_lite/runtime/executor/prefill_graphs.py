@@ -16,7 +16,7 @@ import torch
 from sglang_lite.runtime.attention.expanded import MIN_EXPANDED_TOKENS as MIN_EXPANDED_TOKENS
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, GpuInputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
-from sglang_lite.runtime.executor.staging import Staging, aligned
+from sglang_lite.runtime.executor.staging import Staging, round_up_to_16_bytes
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -32,7 +32,7 @@ _Array = TypeVar("_Array", torch.Tensor, Ints)
 _ROWS = 32  # spare blocks of a graph, for rows that don't fill their last block
 
 
-def captured_tokens(model: DeviceModel, step_tokens: int) -> int:
+def max_captured_tokens(model: DeviceModel, step_tokens: int) -> int:
     """Returns the number of tokens of the largest step that is worth a captured graph."""
     latent = any(isinstance(each, LatentSpec) for each in model.attentions)
     longest = (
@@ -97,7 +97,7 @@ class PrefillGraphs:
         decoding = inputs.decoding
         prefilled = len(inputs.ids) - inputs.decoding
         size = min(_padded_rows(decoding), self._slots.dummy), _padded_tokens(prefilled)
-        padding = self._padding(*size, prefilled)
+        padding = self._padding_blocks(*size, prefilled)
         if len(inputs.blocks) + len(padding) > _blocks(size[1]):
             return None
         key = *size, lora is not None
@@ -106,7 +106,7 @@ class PrefillGraphs:
         graph = self.captured[key]
         shift = size[0] - decoding
         host = np.zeros(len(graph.static), dtype=np.int32)
-        tokens, blocks = _parts(host, sum(size), self._rows)
+        tokens, blocks = _split_inputs(host, sum(size), self._rows)
         tokens[1] = self._slots.dummy
         threefold = () if self._slots.axes is None else inputs.three_positions
         for to, of in zip(tokens, (inputs.ids, inputs.slots, inputs.positions, *threefold)):
@@ -126,7 +126,7 @@ class PrefillGraphs:
         """
         return min(_BLOCK, self._slots.page_table.shape[1] * self._page_size)
 
-    def _padding(self, decoding: int, tokens: int, prefilled: int) -> Ints:
+    def _padding_blocks(self, decoding: int, tokens: int, prefilled: int) -> Ints:
         """Returns blocks of the dummy slot for the padding tokens of the graph, so that all results
         are defined.
 
@@ -152,9 +152,11 @@ class PrefillGraphs:
         count = decoding + tokens
         device = slots.page_table.device
         static = torch.zeros(
-            self._rows * aligned(count) + 4 * _blocks(tokens), dtype=torch.int32, device=device
+            self._rows * round_up_to_16_bytes(count) + 4 * _blocks(tokens),
+            dtype=torch.int32,
+            device=device,
         )
-        arrays, blocks = _parts(static, count, self._rows)
+        arrays, blocks = _split_inputs(static, count, self._rows)
         ids, of_slots, positions = arrays[:3]
         of_slots.fill_(slots.dummy)
         plan = slots.plan(
@@ -186,11 +188,11 @@ class _Captured:
     hidden: torch.Tensor
 
 
-def _parts(static: _Array, tokens: int, rows: int) -> tuple[_Array, _Array]:
+def _split_inputs(static: _Array, tokens: int, rows: int) -> tuple[_Array, _Array]:
     """Returns views of a graph's inputs: ids, slots and positions of its tokens, possibly with
     `DevicePlan.rotary`, as [rows, T], and their blocks [blocks, 4].
     """
-    stride = aligned(tokens)
+    stride = round_up_to_16_bytes(tokens)
     return static[: rows * stride].reshape(rows, stride)[:, :tokens], static[
         rows * stride :
     ].reshape(-1, 4)

@@ -36,11 +36,13 @@ def find_groups(pages: Ints, shareable_pages: Ints) -> list[Group]:
         pages: int32 [rows, pages], pages of each row.
         shareable_pages: int32 [rows], number of pages of each row that may be shared.
     """
-    _, groups = _best(pages, shareable_pages, np.arange(len(pages), dtype=np.int32), 0)
+    _, groups = _find_best_groups(pages, shareable_pages, np.arange(len(pages), dtype=np.int32), 0)
     return groups
 
 
-def _best(pages: Ints, shareable_pages: Ints, rows: Ints, matched: int) -> tuple[int, list[Group]]:
+def _find_best_groups(
+    pages: Ints, shareable_pages: Ints, rows: Ints, matched: int
+) -> tuple[int, list[Group]]:
     """Returns the number of page reads saved, and the groups that save them, among `rows`, whose
     first `matched` pages are the same.
     """
@@ -59,7 +61,7 @@ def _best(pages: Ints, shareable_pages: Ints, rows: Ints, matched: int) -> tuple
         same = (pages[alike, matched:limit] == pages[alike[:1], matched:limit]).all(0)
         common = matched + (int(same.argmin()) if not same.all() else len(same))
         together = (len(alike) - 1) * common
-        apart, smaller = _best(pages, shareable_pages, alike, common)
+        apart, smaller = _find_best_groups(pages, shareable_pages, alike, common)
         if apart > together:
             saved = saved + apart
             groups = groups + smaller
@@ -152,7 +154,7 @@ class GroupArrays:
         )
         return cls(rows, np.array(sizes, dtype=np.int64), np.array(pages, dtype=np.int64))
 
-    def of_sharing(self, sharing: NDArray[np.bool_]) -> GroupArrays:
+    def select_groups(self, sharing: NDArray[np.bool_]) -> GroupArrays:
         """Returns the groups for which `sharing` [G] is True."""
         return GroupArrays(
             self.rows[np.repeat(sharing, self.sizes)], self.sizes[sharing], self.pages[sharing]
@@ -181,7 +183,7 @@ def _split_groups(
 ) -> SharedPrefixArrays | None:
     """Implements `split_shared_prefixes` for groups that are already known."""
     if borders is not None:
-        groups = groups.of_sharing(groups.pages * page_size >= borders[1])
+        groups = groups.select_groups(groups.pages * page_size >= borders[1])
     sizes = groups.sizes
     tokens = groups.pages * page_size
     if not len(sizes):
@@ -191,7 +193,7 @@ def _split_groups(
     at = np.cumsum(sizes) - sizes  # index of each block of a group's rows in `groups.rows`
     owners = slots[groups.rows[at]]
     if (blocks := -(-sizes // rows_per_block)).max() > 1:
-        group, block = _numbered(blocks)
+        group, block = _number_items(blocks)
         at = at[group] + block * rows_per_block
         sizes = sizes[group] - block * rows_per_block
         sizes = np.minimum(sizes, rows_per_block)
@@ -202,7 +204,7 @@ def _split_groups(
     spare_items = max_items - len(tokens)
     counts = np.minimum(-(-tokens // 256), np.maximum(target_chunks * tokens // work, 1))
     counts = np.minimum(np.minimum(counts, MAX_CHUNKS), 1 + spare_items * tokens // work)
-    block, chunk = _numbered(counts)
+    block, chunk = _number_items(counts)
     length = tokens[block]
     if borders is None:
         step = (-(-tokens // (counts * 64)) * 64)[block]
@@ -217,7 +219,7 @@ def _split_groups(
         starts = starts[kept]
         ends = ends[kept]
         counts = np.bincount(block[kept], minlength=len(counts))
-        block, chunk = _numbered(counts)
+        block, chunk = _number_items(counts)
     if len(block) > max_items:
         return None
     items = np.empty((len(block), 6), dtype=np.int32)
@@ -229,7 +231,7 @@ def _split_groups(
     return SharedPrefixArrays(found[0], found[1], groups.rows, items)
 
 
-def _numbered(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _number_items(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Numbers the items that `counts` counts: returns each item's index into `counts`, and its
     number among the items with that index.
     """
@@ -327,4 +329,4 @@ class PrefixGroups:
         if int(((counts - 1) * pages).sum()) * size < self._min_saving_factor * MIN_SAVED_TOKENS:
             return None
         tokens = GroupArrays(np.arange(len(record.ids), dtype=np.int32), counts, pages)
-        return tokens.of_sharing((counts > 1) & (pages > 0))
+        return tokens.select_groups((counts > 1) & (pages > 0))

@@ -143,8 +143,8 @@ def score_rows(
         fetch: function that starts copying a tensor to the host.
     """
     states = torch.cat([row.states for row in rows]) if len(rows) > 1 else rows[0].states
-    following = _sent(np.concatenate([row.tokens for row in rows]), states.device)
-    reported = _sent(requested, states.device)
+    following = _send_ids(np.concatenate([row.tokens for row in rows]), states.device)
+    reported = _send_ids(requested, states.device)
     values = list[torch.Tensor]()
     likeliest = list[torch.Tensor]()
     at = 0
@@ -168,7 +168,7 @@ def score_rows(
     ]
 
 
-def _sent(ids: Sequence[int] | NDArray[np.int32], device: torch.device) -> torch.Tensor:
+def _send_ids(ids: Sequence[int] | NDArray[np.int32], device: torch.device) -> torch.Tensor:
     """Returns int64 ids on the device without waiting for the copy."""
     tensor = torch.from_numpy(np.array(ids, dtype=np.int64))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

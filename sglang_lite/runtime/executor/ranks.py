@@ -19,7 +19,7 @@ from sglang_lite.runtime.executor.cpu_runner import CpuForward, CpuRunner
 from sglang_lite.runtime.executor.expert_balance import ExpertBalance
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.sampler import Draws, Masks, Sampled
-from sglang_lite.runtime.executor.step_record import StepRecord, array_as_data, array_of_data
+from sglang_lite.runtime.executor.step_record import StepRecord, array_from_data, array_to_data
 from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import Model
@@ -93,8 +93,8 @@ class MoveExperts(msgspec.Struct, frozen=True, tag="experts"):
 
 
 RankMessage: TypeAlias = Begin | Forward | Draw | DrawParts | AllocateMasks | MoveExperts
-_encoder = msgspec.msgpack.Encoder(enc_hook=array_as_data)
-_decoder = msgspec.msgpack.Decoder(RankMessage, dec_hook=array_of_data)
+_encoder = msgspec.msgpack.Encoder(enc_hook=array_to_data)
+_decoder = msgspec.msgpack.Decoder(RankMessage, dec_hook=array_from_data)
 
 
 def read_message(content: bytes | memoryview) -> RankMessage:
@@ -170,7 +170,7 @@ class LeadRunner(Generic[_Runner]):
         moved = {} if self._balance is None else {"expert_layers_moved": self._balance.moved}
         return {"ranks": self._links.states(), **moved}
 
-    def together(self, message: RankMessage, compute: Callable[[], _T]) -> _T:
+    def compute_with_ranks(self, message: RankMessage, compute: Callable[[], _T]) -> _T:
         """Sends a message to the other ranks, computes rank 0's part meanwhile, and returns its
         result.
         """
@@ -180,17 +180,19 @@ class LeadRunner(Generic[_Runner]):
         except Exception as error:  # any error, as the ranks are no longer in step
             self._links.fail(error)
 
-    def tell_forward(self, record: StepRecord, compute: Callable[[StepRecord], _T]) -> _T:
+    def forward_on_ranks(self, record: StepRecord, compute: Callable[[StepRecord], _T]) -> _T:
         """Runs a forward on all ranks, after any move of experts that is due."""
         if self._balance is not None and (move := self._balance.next_move()) is not None:
-            self.together(MoveExperts(*move), partial(move_experts, self.model, *move))
-        return self.together(Forward(record), partial(compute, record))
+            self.compute_with_ranks(MoveExperts(*move), partial(move_experts, self.model, *move))
+        return self.compute_with_ranks(Forward(record), partial(compute, record))
 
-    def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
+    def read_recorded(
+        self, token_slots: Ints, names: Iterable[RecordName]
+    ) -> dict[str, TokenArray]:
         """Returns the arrays of rank 0, since all ranks route alike and have the whole hidden
         state.
         """
-        return self._runner.recorded(token_slots, names)
+        return self._runner.read_recorded(token_slots, names)
 
     def page_memory(self, slots: int) -> NoReturn:
         raise AssertionError("pages of several ranks have no copies in the host's memory")
@@ -210,13 +212,15 @@ class CpuLeadRunner(LeadRunner[CpuRunner]):
     """Runner of rank 0 on a CPU."""
 
     def forward(self, record: StepRecord) -> CpuForward:
-        return self.tell_forward(self._runner.with_drawn(record), self._runner.forward)
+        return self.forward_on_ranks(self._runner.with_drawn(record), self._runner.forward)
 
     def sample(self, forward: CpuForward, draws: Draws) -> Sampled:
         draw = partial(self._runner.sample, forward, draws)
         if not len(draws.rows):
             return draw()
-        return self.together(Draw(draws.rows.astype(np.int32), _of_message(draws.behind)), draw)
+        return self.compute_with_ranks(
+            Draw(draws.rows.astype(np.int32), _as_int32(draws.behind)), draw
+        )
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
         return self._runner.allocate_masks(rows, words)
@@ -227,10 +231,10 @@ class GpuLeadRunner(LeadRunner["GpuRunner"]):
 
     def __init__(self, runner: GpuRunner, links: RankLinks, balance: ExpertBalance | None) -> None:
         super().__init__(runner, links, balance)
-        self._stages = _stages(runner)
+        self._stages = _make_stages(runner)
 
     def forward(self, record: StepRecord) -> GpuForward:
-        forward = self.tell_forward(record, self._stages.begin)
+        forward = self.forward_on_ranks(record, self._stages.begin)
         assert forward is not None, "rank 0 is of the first stage"
         return forward
 
@@ -246,21 +250,21 @@ class GpuLeadRunner(LeadRunner["GpuRunner"]):
         message = DrawParts(
             step,
             draws.rows.astype(np.int32),
-            _of_message(draws.behind),
+            _as_int32(draws.behind),
             bool(draws.adjustments),
             draws.reports,
             None if masks is None else masks.words,
             None if masks is None else masks.rows,
         )
-        return self.together(message, draw)
+        return self.compute_with_ranks(message, draw)
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
-        return self.together(
+        return self.compute_with_ranks(
             AllocateMasks(rows, words), partial(self._runner.allocate_masks, rows, words)
         )
 
 
-def _of_message(behind: Ints | None) -> Ints | None:
+def _as_int32(behind: Ints | None) -> Ints | None:
     return None if behind is None else behind.astype(np.int32)
 
 
@@ -272,7 +276,7 @@ def begin(links: RankLinks, capacity: Capacity) -> None:
     links.send(_encoder.encode(Begin(capacity)))
 
 
-def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunner]) -> None:
+def follow_rank_0(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunner]) -> None:
     """Computes a rank's part of the work that rank 0 sends, until no more messages come.
 
     Args:
@@ -290,7 +294,9 @@ def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunn
             case Begin():
                 runner = make(message.capacity)
                 stages = (
-                    None if isinstance(runner, CpuRunner) else _stages(cast("GpuRunner", runner))
+                    None
+                    if isinstance(runner, CpuRunner)
+                    else _make_stages(cast("GpuRunner", runner))
                 )
             case Forward() if stages is not None:
                 stages.begin(message.record)
@@ -305,12 +311,12 @@ def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunn
             case AllocateMasks() if runner is not None:
                 words = runner.allocate_masks(message.rows, message.words)
             case DrawParts() if stages is not None:
-                pending = _drawn(
+                pending = _draw_like_rank_0(
                     cast("GpuRunner", runner), stages.ended(message.step), message, words, pending
                 )
 
 
-def _stages(runner: GpuRunner) -> Stages:
+def _make_stages(runner: GpuRunner) -> Stages:
     """Returns the steps of a rank's runner."""
     from sglang_lite.runtime.executor.stages import Stages  # imports Triton
 
@@ -326,7 +332,7 @@ def move_experts(model: Model, layer: int | None, slots: tuple[int, ...]) -> Non
     moves.move(layer, slots)
 
 
-def _drawn(
+def _draw_like_rank_0(
     runner: GpuRunner,
     forward: GpuForward,
     message: DrawParts,

@@ -18,7 +18,7 @@ from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adju
 from sglang_lite.runtime.executor.step_record import SAMPLING
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.random_uniforms import uniforms
-from sglang_lite.runtime.requests.request import not_finite
+from sglang_lite.runtime.requests.request import not_finite_error
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 
 _CANDIDATES = 4096  # tokens that top-p sorts first
@@ -48,7 +48,7 @@ class SamplingTable:
         """Returns bool [S], True for slots whose tokens are sampled, not chosen greedily."""
         return np.asarray(self.rows["temperature"][slots] > 0)
 
-    def filtered(self, slots: Ints) -> NDArray[np.bool_]:
+    def has_filter(self, slots: Ints) -> NDArray[np.bool_]:
         """Returns bool [S], True for slots with a filter. Greedy slots may have one, which has no
         effect.
         """
@@ -175,7 +175,7 @@ def sample(
     highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN if the row contains one
     for i in (~highest.isfinite()).nonzero()[:, 0].tolist():
         if float(highest[i]) != float("-inf"):
-            errors.setdefault(i, not_finite(int(positions[i])))
+            errors.setdefault(i, not_finite_error(int(positions[i])))
         elif i not in masked:  # otherwise the grammar's error explains it better
             errors.setdefault(
                 i,
@@ -212,7 +212,7 @@ class _Scores:
     ) -> None:
         self._logits = logits
         # A mask leaves the logits of the allowed tokens as they are; other adjustments need a copy.
-        self._copies = {i: logits[i].clone() for i in rows if _changes(adjustments.get(i))}
+        self._copies = {i: logits[i].clone() for i in rows if _changes_logits(adjustments.get(i))}
         self._totals, self._allowed = np.zeros((2, len(logits)), dtype=np.float32)
         found = torch.empty(logits.shape[1])
         probs = found.numpy()
@@ -243,7 +243,7 @@ class _Scores:
         return np.stack([own - self._totals, self._allowed])
 
 
-def _changes(adjustments: DrawAdjustments | None) -> bool:
+def _changes_logits(adjustments: DrawAdjustments | None) -> bool:
     """Returns True if anything besides a mask changes a row's logits."""
     return adjustments is not None and not (
         adjustments.params.plain and adjustments.processor is None
@@ -302,8 +302,8 @@ def _draw(
     """
     rows = table.rows[slots]
     probs = torch.softmax(logits / torch.from_numpy(rows["temperature"].copy()).unsqueeze(1), -1)
-    for i in table.filtered(slots).nonzero()[0].tolist():
-        _filter(probs[i].numpy(), rows[i])
+    for i in table.has_filter(slots).nonzero()[0].tolist():
+        _filter_probabilities(probs[i].numpy(), rows[i])
     mass = probs.double().cumsum(-1)
     target = torch.from_numpy(uniforms(rows["seed"].copy(), positions, forbidden)) * mass[:, -1]
     picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(
@@ -312,7 +312,7 @@ def _draw(
     return picked.squeeze(1)
 
 
-def _filter(probs: NDArray[np.float32], row: np.void) -> None:
+def _filter_probabilities(probs: NDArray[np.float32], row: np.void) -> None:
     """Sets the probabilities [V] that a row's filters drop to 0, in place: first top-k; then top-p
     of all tokens, or of those that top-k has kept if it is sequential; then min-p. Among equal
     probabilities, those with lower ids are kept.
@@ -326,7 +326,9 @@ def _filter(probs: NDArray[np.float32], row: np.void) -> None:
     if 0 < top_k < len(probs):
         values = torch.from_numpy(probs).topk(top_k).values.numpy()
         kept = values[
-            : _nucleus(values, top_p, float(values.sum(dtype=np.float64)) if sequential else 1.0)
+            : _nucleus_size(
+                values, top_p, float(values.sum(dtype=np.float64)) if sequential else 1.0
+            )
         ]
     elif top_p < 1:
         kept = _top_p(probs, top_p)
@@ -349,13 +351,13 @@ def _top_p(probs: NDArray[np.float32], top_p: np.float32) -> NDArray[np.float32]
     few = np.partition(likely, -_CANDIDATES)[-_CANDIDATES:] if len(likely) > _CANDIDATES else likely
     for candidates in (few, likely, probs):
         values = -np.sort(-candidates)
-        count = _nucleus(values, top_p)
+        count = _nucleus_size(values, top_p)
         if count < len(values):
             break
     return values[:count]
 
 
-def _nucleus(values: NDArray[np.float32], top_p: np.float32, mass: float = 1.0) -> int:
+def _nucleus_size(values: NDArray[np.float32], top_p: np.float32, mass: float = 1.0) -> int:
     """Returns how many of the descending `values` top-p keeps: those preceded by at most `top_p` of
     `mass`.
     """

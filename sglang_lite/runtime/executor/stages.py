@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_lite.runtime.executor.gpu_runner import GpuForward, GpuRunner, empty_rows
+from sglang_lite.runtime.executor.gpu_runner import GpuForward, GpuRunner, allocate_rows
 from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks
 
@@ -48,7 +48,7 @@ class Stages:
     def begin(self, record: StepRecord) -> GpuForward | None:
         """Begins a step. Returns its forward on ranks of the first stage."""
         step = _Step(record)
-        self._hand_on(
+        self._advance_steps(
             step, self._steps.index(None) if None in self._steps else len(self._steps) - 1
         )
         return step.forward
@@ -59,12 +59,12 @@ class Stages:
         """
         while (step := self._steps[-1]) is None or step.record.step != number:
             assert any(self._steps), "only a step that has begun, and was not drawn from, can end"
-            self._hand_on(None, len(self._steps) - 1)
+            self._advance_steps(None, len(self._steps) - 1)
         assert step.forward is not None, "it has passed this rank's stage"
         self._steps[-1] = None
         return step.forward
 
-    def _hand_on(self, first: _Step | None, end: int) -> None:
+    def _advance_steps(self, first: _Step | None, end: int) -> None:
         """Moves the steps of the stages before `end` on by one, and lets another step begin. The
         step at `end` must no longer be needed.
         """
@@ -72,7 +72,7 @@ class Stages:
         for stage in reversed(range(end)):
             step = self._steps[stage]
             if step is not None:
-                rows = self._ranks.hand_on(self._rows(step, stage), stage)
+                rows = self._ranks.pass_to_next_stage(self._rows_after_stage(step, stage), stage)
                 received = rows if stage == self._own - 1 else received
         del self._steps[end]
         self._steps.insert(0, first)
@@ -84,14 +84,14 @@ class Stages:
         if ending is not None and end == last > 0:
             assert ending.forward is not None
             if ending.record.scores or ending.forward.token_slots is not None:
-                self._runner.end(ending.forward, self._rows(ending, last))
+                self._runner.end(ending.forward, self._rows_after_stage(ending, last))
 
-    def _rows(self, step: _Step, stage: int) -> torch.Tensor:
+    def _rows_after_stage(self, step: _Step, stage: int) -> torch.Tensor:
         """Returns the rows [T, hidden_size] of a step after a stage if that is this rank's, else
         memory for them.
         """
         count = len(step.record.ids)
         if stage != self._own:
-            return empty_rows(self._runner.model, count)
+            return allocate_rows(self._runner.model, count)
         assert step.forward is not None
         return step.forward.hidden[:count]

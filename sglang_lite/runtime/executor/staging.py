@@ -55,7 +55,7 @@ class Staging:
         """Sends several arrays [N_i] in one copy, each aligned to 16 bytes so that Triton compiles
         only one version of the kernels that read them.
         """
-        starts = np.cumsum([0, *(aligned(len(array)) for array in arrays)])
+        starts = np.cumsum([0, *(round_up_to_16_bytes(len(array)) for array in arrays)])
         whole = np.zeros(int(starts[-1]), dtype=np.int32)
         for start, array in zip(starts.tolist(), arrays):
             whole[start : start + len(array)] = array
@@ -109,7 +109,7 @@ class Staging:
             self._arrays[self._now] = self._buffers[self._now].numpy()
 
 
-def aligned(count: int) -> int:
+def round_up_to_16_bytes(count: int) -> int:
     """Rounds a number of int32 values up to a multiple of 16 bytes."""
     return -(-count // 4) * 4
 

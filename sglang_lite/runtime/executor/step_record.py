@@ -223,7 +223,7 @@ class StepWriter:
         # adapter slots, likewise
         self._adapters: Ints = np.full(len(table.pages), -1, dtype=np.int32)
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Makes the next records repeat all pages and adapters, because a record was not executed
         completely.
         """
@@ -249,13 +249,13 @@ class StepWriter:
             positions = (np.arange(len(rows)) + offsets).astype(np.int32)
             ids = table.tokens[slots[rows], positions]
             ids[last[batch.pending]] = -1
-        rotary, limits = self._images(batch, ends, ids, positions)
+        rotary, limits = self._replace_virtual_ids(batch, ends, ids, positions)
         page_count = int(table.page_count[slots].max())
         now: Ints = table.pages[slots, :page_count]
-        page_indices, pages = _changed(self._written, slots, now)
+        page_indices, pages = _find_changes(self._written, slots, now)
         window_indices = window_pages = _NOTHING
         if self._windows is not None and self._windows_written is not None:
-            window_indices, window_pages = _changed(
+            window_indices, window_pages = _find_changes(
                 self._windows_written, slots, self._windows.of[now]
             )
         self._adapters[[each.slot for each in started]] = _UNKNOWN
@@ -295,7 +295,9 @@ class StepWriter:
             append_step(self._file, record)
         return record
 
-    def _images(self, batch: Batch, ends: Ints, ids: Ints, positions: Ints) -> tuple[Ints, Ints]:
+    def _replace_virtual_ids(
+        self, batch: Batch, ends: Ints, ids: Ints, positions: Ints
+    ) -> tuple[Ints, Ints]:
         """Replaces the virtual ids of images in a step. Returns `StepRecord.rotary` and `limits`."""
         offsets = self._table.rope_offset[batch.slots]
         media = dict[int, RequestMedia]()
@@ -310,7 +312,7 @@ class StepWriter:
             start = int(batch.starts[i])
             end = int(ends[i])
             first = int((ends[:i] - batch.starts[:i]).sum())
-            each.put_rows(ids[first : first + end - start], start)
+            each.write_rows(ids[first : first + end - start], start)
             own = each.rotary[:, start:end]
             rotary[:, first : first + own.shape[1]] = own
             if (seen := each.limits[start:end]).size:
@@ -328,10 +330,12 @@ class StepWriter:
                 first = max(request.score_from, int(batch.starts[i]) + 1)
                 stop = min(int(batch.ends[i]) + 1, request.prompt_len)
                 if first < stop:
-                    yield _scores(request, i, first, self._table.tokens[batch.slots[i], first:stop])
+                    yield _prompt_scores(
+                        request, i, first, self._table.tokens[batch.slots[i], first:stop]
+                    )
 
 
-def _changed(written: Ints, slots: Ints, now: Ints) -> tuple[Ints, Ints]:
+def _find_changes(written: Ints, slots: Ints, now: Ints) -> tuple[Ints, Ints]:
     """Returns the entries of a flattened page table [slots, pages] that have changed, and their
     pages.
 
@@ -353,7 +357,7 @@ def _sampling(requests: Sequence[Request]) -> NDArray[np.void]:
     return np.array([sampling_row(each.params, each.seed) for each in requests], dtype=SAMPLING)
 
 
-def _scores(request: Request, row: int, first: int, tokens: Ints) -> PromptScores:
+def _prompt_scores(request: Request, row: int, first: int, tokens: Ints) -> PromptScores:
     params = request.params
     return PromptScores(
         row, first, tokens.copy(), params.top_logprobs_num, params.token_ids_logprob
@@ -395,18 +399,18 @@ def read_steps(path: Path) -> tuple[Capacity, list[StepRecord]]:
         raise ParameterError("steps", f"{path} is none: {error}.", hint=hint) from error
 
 
-def array_as_data(array: object) -> object:
+def array_to_data(array: object) -> object:
     """Converts an array of int32 or SAMPLING to a form that msgspec can serialise."""
     assert isinstance(array, np.ndarray)
     sampling = array.dtype == SAMPLING
     return sampling, array.shape, array.tobytes()
 
 
-def array_of_data(_: type, data: tuple[bool, list[int], bytes]) -> NDArray[np.generic]:
+def array_from_data(_: type, data: tuple[bool, list[int], bytes]) -> NDArray[np.generic]:
     """Restores an array from the data that `array_to_data` returned."""
     sampling, shape, content = data
     return np.frombuffer(content, dtype=SAMPLING if sampling else np.int32).reshape(shape)
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=array_as_data)
-_DECODER = msgspec.msgpack.Decoder(StepRecord, dec_hook=array_of_data)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=array_to_data)
+_DECODER = msgspec.msgpack.Decoder(StepRecord, dec_hook=array_from_data)

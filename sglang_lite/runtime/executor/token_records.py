@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.config import EngineConfig
 
 
-def record_tokens(model: Model, config: EngineConfig) -> None:
+def enable_recording(model: Model, config: EngineConfig) -> None:
     """Makes later caches of a model record what the configuration asks for.
 
     Raises:

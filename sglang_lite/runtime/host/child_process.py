@@ -44,7 +44,7 @@ def start_child(
     Raises:
         OSError: the process can't be started.
     """
-    ours, theirs = _socket_pair()
+    ours, theirs = _make_socket_pair()
     with theirs:
         code = (
             # before importing a `signal.py` in the folder
@@ -64,7 +64,7 @@ def start_child(
     return process, ours
 
 
-def printed_lines(process: subprocess.Popen[bytes], logger: logging.Logger) -> Iterator[str]:
+def log_printed_lines(process: subprocess.Popen[bytes], logger: logging.Logger) -> Iterator[str]:
     """Yields the lines that a process prints, and logs them. A pipe that nobody reads would fill up
     and block the process.
     """
@@ -77,7 +77,7 @@ def printed_lines(process: subprocess.Popen[bytes], logger: logging.Logger) -> I
                 logger.info("%s", text)
 
 
-def last_output(lines: Iterable[str]) -> str:
+def format_last_output(lines: Iterable[str]) -> str:
     """Formats the last lines that a process has printed as a sentence for an error; "" if there are
     none.
     """
@@ -85,7 +85,7 @@ def last_output(lines: Iterable[str]) -> str:
     return " Its last output:\n" + "\n".join(printed) if printed else ""
 
 
-def _socket_pair() -> tuple[socket.socket, socket.socket]:
+def _make_socket_pair() -> tuple[socket.socket, socket.socket]:
     """Creates two connected blocking sockets, regardless of `socket.setdefaulttimeout`.
 
     Neither uses descriptor 0, 1 or 2, even if those are closed: printed output would go into the

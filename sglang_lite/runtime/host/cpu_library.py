@@ -60,12 +60,12 @@ def cpu_library(
     digest = hashlib.sha256(
         b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
     )
-    digest.update(repr((_FLAGS, os.path.realpath(compiler), _processor())).encode())
+    digest.update(repr((_FLAGS, os.path.realpath(compiler), _instruction_sets())).encode())
     library = folder / f"{source.stem}-{digest.hexdigest()[:16]}.so"
     try:
         if not library.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            _compile(compiler, source, library)
+            _compile_library(compiler, source, library)
         return kind(os.fspath(library))
     except (OSError, subprocess.SubprocessError) as error:
         cure = (
@@ -92,7 +92,7 @@ def warn_without_compiler() -> None:
     )
 
 
-def _compile(compiler: str, source: Path, library: Path) -> None:
+def _compile_library(compiler: str, source: Path, library: Path) -> None:
     """Compiles the library, writing it atomically."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name
@@ -101,7 +101,7 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
         made.replace(library)
 
 
-def _processor() -> str:
+def _instruction_sets() -> str:
     """Returns the processor's instruction sets as reported by Linux, because a library compiled for
     others would not run.
     """

@@ -26,7 +26,7 @@ def check_platform() -> None:
         )
 
 
-def check_installed(what: str) -> None:
+def check_engine_packages(what: str) -> None:
     """Checks that the packages needed by an engine are installed.
 
     Args:
@@ -38,7 +38,7 @@ def check_installed(what: str) -> None:
     missing = [name for name in NEEDED if not is_installed(name)]
     if missing:
         raise BackendError(
-            f"{what} needs {_listed(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed.",
+            f"{what} needs {_join_names(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed.",
             hint="pip install 'sglang-lite[local]', or [cpu] without GPU kernels. The backends of APIs (sgl.OpenAI, "
             "sgl.Anthropic) do without.",
         )
@@ -52,5 +52,5 @@ def is_installed(name: str) -> bool:
         return False
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def drop_oldest(files: Iterable[Path], most: float) -> int:
+def remove_oldest_files(files: Iterable[Path], most: float) -> int:
     """Removes the least recently used files until the others total at most `most` bytes. Returns
     their total.
     """

@@ -26,11 +26,11 @@ def bind_near(address: str, devices: Path = _DEVICES) -> None:
         text = (devices / address.lower() / "local_cpulist").read_text()
     except OSError:
         return
-    if near := _numbers(text) & os.sched_getaffinity(0):
+    if near := _parse_cpu_list(text) & os.sched_getaffinity(0):
         os.sched_setaffinity(0, near)
 
 
-def _numbers(text: str) -> set[int]:
+def _parse_cpu_list(text: str) -> set[int]:
     """Parses a list of numbers like "0-3,8"."""
     found: set[int] = set()
     for part in text.strip().split(","):

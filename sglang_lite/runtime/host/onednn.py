@@ -19,7 +19,7 @@ _SIZES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 @functools.cache
-def bound_caches() -> None:
+def limit_primitive_caches() -> None:
     """Limits both caches to `PRODUCTS` entries, unless the user has set their sizes. Must be called
     before the first product of the process, when both libraries read the environment, which is
     restored afterwards.

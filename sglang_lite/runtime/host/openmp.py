@@ -25,7 +25,7 @@ SPINS = 2_000
 USERS_OWN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
-def bound_spinning() -> bool:
+def load_with_bounded_spinning() -> bool:
     """Loads torch's GNU OpenMP with a spin count of `SPINS`, unless the user has configured how its
     threads wait. Returns False if torch is already loaded with its default.
     """
@@ -49,7 +49,7 @@ def bound_spinning() -> bool:
 
 
 @functools.cache
-def log_if_unbounded() -> None:
+def log_unbounded_spinning() -> None:
     """Logs once that torch was imported before its spinning could be bounded."""
     if not IS_BOUNDED:
         logger.info(
@@ -59,10 +59,10 @@ def log_if_unbounded() -> None:
         )
 
 
-IS_BOUNDED = bound_spinning()
+IS_BOUNDED = load_with_bounded_spinning()
 
 
-def share_threads(threads: int | None, processes: int, replicas: int = 1) -> None:
+def set_share_of_threads(threads: int | None, processes: int, replicas: int = 1) -> None:
     """Sets the number of torch's threads in one of several processes that compute together.
 
     Args:

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 
 
-def name_process(name: str) -> None:
+def set_process_name(name: str) -> None:
     """Sets this process's name, up to 15 characters. Does nothing on systems other than Linux."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)

@@ -38,16 +38,16 @@ def set_level(level: str | None) -> None:
 
 def progress(parts: Iterable[_T], level: str | None) -> Iterable[_T]:
     """Wraps the parts of a model to load in a progress bar."""
-    bar: Iterable[_T] = _bar(level, iterable=parts)
+    bar: Iterable[_T] = _make_progress_bar(level, iterable=parts)
     return bar
 
 
-def move_bar(bar: Any, done: int, total: int, level: str | None) -> Any:  # a tqdm bar
+def update_progress_bar(bar: Any, done: int, total: int, level: str | None) -> Any:  # a tqdm bar
     """Updates the progress bar of parts that another process loads. Creates a bar if `bar` is None,
     and closes it when all parts are done.
     """
     if bar is None and done < total:
-        bar = _bar(level, total=total)
+        bar = _make_progress_bar(level, total=total)
     if bar is not None:
         bar.update(done - bar.n)
         if done >= total:
@@ -55,7 +55,7 @@ def move_bar(bar: Any, done: int, total: int, level: str | None) -> Any:  # a tq
     return bar
 
 
-def _bar(level: str | None, **options: Any) -> Any:  # a tqdm bar
+def _make_progress_bar(level: str | None, **options: Any) -> Any:  # a tqdm bar
     return progress_bar(
         desc="Loading",
         unit="layer",
@@ -77,7 +77,7 @@ def announce(line: str, level: str | None) -> None:
         print(line, file=sys.stdout if in_kernel() else sys.stderr)
 
 
-def suggest(line: str, level: str | None) -> None:
+def suggest_once(line: str, level: str | None) -> None:
     """Logs one line of advice at level "info", or prints it to standard error if that level is not
     logged and it is a terminal. Only the first call of the process has an effect. Nothing is ever
     printed to standard output.

@@ -71,7 +71,7 @@ class PackedBlocks:
         return cls(kind, empty_bytes(size), outputs, inputs)
 
 
-def pack(
+def pack_blocks(
     library: ctypes.CDLL, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None
 ) -> PackedBlocks:
     """Packs a quantised matrix for products.

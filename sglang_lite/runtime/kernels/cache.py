@@ -32,7 +32,7 @@ def prepare_cache() -> Path:
     with links to the existing kernels, and sets `TRITON_CACHE_DIR`. Logs a warning in both cases.
     """
     folder = Path(triton.knobs.cache.dir)
-    damaged = _damaged(folder)
+    damaged = _find_damaged(folder)
     try:
         for entry in damaged:
             shutil.rmtree(entry)
@@ -48,7 +48,7 @@ def prepare_cache() -> Path:
             error,
             own,
         )
-        for entry in _damaged(own):
+        for entry in _find_damaged(own):
             entry.unlink() if entry.is_symlink() else shutil.rmtree(entry)
         _link(set(_entries(folder)) - set(damaged), own)
         os.environ["TRITON_CACHE_DIR"] = os.fspath(own)
@@ -79,7 +79,7 @@ def _link(entries: set[Path], own: Path) -> None:
             (own / entry.name).symlink_to(entry)
 
 
-def _damaged(folder: Path) -> list[Path]:
+def _find_damaged(folder: Path) -> list[Path]:
     """Returns the damaged kernels in a folder, and logs a warning if there are any."""
     damaged = [entry for entry in _entries(folder) if _is_damaged(entry)]
     if damaged:
@@ -103,7 +103,7 @@ def _is_damaged(entry: Path) -> bool:
         for file in entry.iterdir():
             if file.suffix == ".json":
                 json.loads(file.read_bytes())
-            elif file.suffix == ".cubin" and _is_cut(file):
+            elif file.suffix == ".cubin" and _is_truncated(file):
                 return True
     except ValueError:
         return True
@@ -112,7 +112,7 @@ def _is_damaged(entry: Path) -> bool:
     return False
 
 
-def _is_cut(cubin: Path) -> bool:
+def _is_truncated(cubin: Path) -> bool:
     """Returns whether a file is not an ELF file with a complete section table."""
     with cubin.open("rb") as file:
         head = file.read(64)

@@ -100,14 +100,14 @@ def start_early(model: str, device: str, processes: int | None) -> CompileProces
         model, device, processes: fields `model`, `device` and `compile_processes` of an
             EngineConfig.
     """
-    if device == "cpu" or processes == 0 or not DRIVER.exists() or mark_of(model).exists():
+    if device == "cpu" or processes == 0 or not DRIVER.exists() or marker_path(model).exists():
         return None
     with contextlib.suppress(OSError):  # tried again, with a message, once the model is known
         return CompileProcess()
     return None
 
 
-def mark_of(model: str) -> Path:
+def marker_path(model: str) -> Path:
     """Returns the path of the marker file for a model's cached kernels, which depends only on the
     model's name.
 

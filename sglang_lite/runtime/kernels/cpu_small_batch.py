@@ -98,8 +98,8 @@ class SmallBatchOps:
     """
 
     def __init__(self, library: ctypes.CDLL, activations: torch.dtype, cache: torch.dtype) -> None:
-        one = name_of(activations)
-        both = f"{name_of(activations)}_{name_of(cache)}"
+        one = dtype_name(activations)
+        both = f"{dtype_name(activations)}_{dtype_name(cache)}"
         self._add_norm = library[f"add_norm_{one}"]
         self._silu_mul = library[f"silu_mul_{one}"]
         self._rope_store = library[f"rope_store_{both}"]
@@ -229,7 +229,7 @@ def call_attention(
     return out
 
 
-def name_of(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """Returns a data type's name in function names of the libraries."""
     return str(dtype).removeprefix("torch.")
 

@@ -17,7 +17,7 @@ from sglang_lite.runtime.kernels.cpu_small_batch import (
     ATTENTION,
     ReadSlots,
     call_attention,
-    name_of,
+    dtype_name,
 )
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
@@ -159,7 +159,7 @@ class ThreadedSmallBatchOps:
     """
 
     def __init__(self, library: ctypes.CDLL, activations: torch.dtype, cache: torch.dtype) -> None:
-        both = f"{name_of(activations)}_{name_of(cache)}"
+        both = f"{dtype_name(activations)}_{dtype_name(cache)}"
         self._step = library[f"step_{both}"]
         self._attend = library[f"attend_{both}"]
         self._step.argtypes = [ctypes.POINTER(_Step), ctypes.c_int]

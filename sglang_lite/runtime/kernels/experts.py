@@ -93,8 +93,8 @@ def apply_experts(
     own = matrices
     top = ids.shape[1]
     if isinstance(own.gate_up, PackedWeight):
-        y = _packed(x, ids, weights, own, activation, alpha, limit, base)
-        return y if y.dim() == 2 else _out(y, own, base, parts=parts)
+        y = _apply_packed_experts(x, ids, weights, own, activation, alpha, limit, base)
+        return y if y.dim() == 2 else _combine_parts(y, own, base, parts=parts)
     assert isinstance(own.down, torch.Tensor), "in 4 bits are both or none"
     eight = own.gate_up_scales is not None
     if len(x) <= (MAX_PAIRWISE_TOKENS_8_BIT if eight else MAX_PAIRWISE_TOKENS) or not (
@@ -145,10 +145,10 @@ def apply_experts(
         base=None if own.partial else base,
         partial=own.partial,
     )
-    return _out(y, own, base, parts=parts)
+    return _combine_parts(y, own, base, parts=parts)
 
 
-def _out(
+def _combine_parts(
     y: torch.Tensor, own: ExpertMatrices, base: torch.Tensor | None, *, parts: bool
 ) -> torch.Tensor:
     """Returns the output of the experts' parts [top, T, H], summed unless `parts`. Adds the base to
@@ -159,7 +159,7 @@ def _out(
     return y if parts else experts_sum(y)
 
 
-def _packed(
+def _apply_packed_experts(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,

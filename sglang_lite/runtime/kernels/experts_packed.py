@@ -223,7 +223,7 @@ def packed_gate_up(
     outputs = len(weight.words) // (2 * experts)
     out = x.new_empty((len(blocks.pairs), outputs))
     count = len(blocks.experts)
-    _gate_up[(count * cdiv(outputs, _rows(x, blocks) // 2),)](
+    _gate_up[(count * cdiv(outputs, _rows_per_program(x, blocks) // 2),)](
         x,
         weight.words,
         weight.scales,
@@ -243,7 +243,7 @@ def packed_gate_up(
         N=outputs,
         BIAS=bias is not None,
         ACTIVATION=activation,
-        **_launch(weight, x, blocks),
+        **_launch_options(weight, x, blocks),
     )
     return out
 
@@ -279,7 +279,7 @@ def packed_down(
     count = len(blocks.experts)
     make = hidden.new_zeros if partial else hidden.new_empty
     out = make((weights.shape[1], len(weights), outputs))
-    _down[(count * cdiv(outputs, _rows(hidden, blocks)),)](
+    _down[(count * cdiv(outputs, _rows_per_program(hidden, blocks)),)](
         hidden,
         weight.words,
         weight.scales,
@@ -299,15 +299,17 @@ def packed_down(
         N=outputs,
         BIAS=bias is not None,
         BASE=base is not None,
-        **_launch(weight, hidden, blocks),
+        **_launch_options(weight, hidden, blocks),
     )
     return out
 
 
-def _launch(weight: PackedWeight, x: torch.Tensor, blocks: ExpertBlocks) -> dict[str, object]:
+def _launch_options(
+    weight: PackedWeight, x: torch.Tensor, blocks: ExpertBlocks
+) -> dict[str, object]:
     """Returns the constants and options that both kernels share."""
     assert blocks.size <= MAX_BLOCK
-    rows = _rows(x, blocks)
+    rows = _rows_per_program(x, blocks)
     # bytes of words, and of inputs
     stage = weight.slice * (rows * 2 + SLICES * blocks.size * x.element_size())
     return {
@@ -322,7 +324,7 @@ def _launch(weight: PackedWeight, x: torch.Tensor, blocks: ExpertBlocks) -> dict
     }
 
 
-def _rows(x: torch.Tensor, blocks: ExpertBlocks) -> int:
+def _rows_per_program(x: torch.Tensor, blocks: ExpertBlocks) -> int:
     """Returns the number of matrix rows that a program multiplies. With 128, products of many
     tokens overflow the registers. Before Hopper, where registers also hold the operands, all
     products do.

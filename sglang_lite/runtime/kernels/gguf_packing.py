@@ -1,7 +1,7 @@
 """Packs matrices of GGUF files for `BlockProduct` straight from the file's bytes, compiled from
 `gguf_packing.cpp`.
 
-The reference is `block_product.pack` of what `weights/gguf_blocks.py` reads, which gives the same
+The reference is `block_product.pack_blocks` of what `weights/gguf_blocks.py` reads, which gives the same
 bits in 10 to 25 times the time.
 """
 

@@ -772,7 +772,7 @@ def latent_decode_hopper(
     assert len(work.items) * heads * rank <= partials.acc.numel()
     latent_decode_kernel[(blocks, len(work.items))](
         q,
-        _described(cache, layer, plan),
+        _describe_latents(cache, layer, plan),
         out,
         work.items,
         work.rows,
@@ -813,7 +813,7 @@ def latent_prefix_hopper(
     assert plan.decoding * shared.max_chunks * heads * rank <= partials.prefix_acc.numel()
     latent_prefix_kernel[(len(shared.items),)](
         q,
-        _described(cache, layer, plan),
+        _describe_latents(cache, layer, plan),
         shared.items,
         shared.order,
         plan.page_table,
@@ -845,7 +845,7 @@ def latent_prefill_hopper(
     parts = cdiv(plan.block_size * heads, _QUERIES.value)
     latent_prefill_kernel[(len(plan.blocks) * parts,)](
         q,
-        _described(cache, layer, plan),
+        _describe_latents(cache, layer, plan),
         out,
         plan.blocks,
         plan.page_table,
@@ -858,6 +858,6 @@ def latent_prefill_hopper(
     )
 
 
-def _described(cache: KVCache, layer: int, plan: DevicePlan) -> TensorDescriptor:
+def _describe_latents(cache: KVCache, layer: int, plan: DevicePlan) -> TensorDescriptor:
     box = plan.page_size, _COLUMNS.value
     return tensor_descriptor(cache.k[layer], _SIZE.value, box, SHARED.value)

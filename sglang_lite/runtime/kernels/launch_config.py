@@ -73,7 +73,7 @@ def attention_launch(
         shared: whether rows share prefixes and have little text after them, for "decode".
         product: whether the kernel takes rows from their QKV product, for "decode".
     """
-    fastest = _fastest(
+    fastest = _fastest_launch(
         properties,
         kernel,
         dim=dim,
@@ -86,7 +86,7 @@ def attention_launch(
         product=product,
     )
     dim = padded_head_size(dim)
-    for launch in _smaller(fastest, divisible=kernel == "prefill"):
+    for launch in _smaller_launches(fastest, divisible=kernel == "prefill"):
         if (
             _shared_memory(launch, dim, item) <= properties.shared_memory
             and _registers(launch) <= properties.registers
@@ -119,7 +119,7 @@ def latent_launch(
         fastest = Launch(min(queries, 32), 32, 8, 2)
     else:
         fastest = Launch(queries, 32, 4, 3) if queries < 64 else Launch(queries, 32, 8, 3)
-    for launch in _smaller(fastest, divisible=True):
+    for launch in _smaller_launches(fastest, divisible=True):
         weights = 256 * launch.queries  # and all else whose layout changes between products
         if (
             _shared_memory(launch, size, item, planes=1) + weights <= properties.shared_memory
@@ -135,7 +135,7 @@ def padded_head_size(dim: int) -> int:
     return max(_MIN_TILE, power)
 
 
-def _fastest(
+def _fastest_launch(
     properties: DeviceProperties,
     kernel: Kernel,
     *,
@@ -175,7 +175,7 @@ def _fastest(
     return Launch(queries, 32, 1, 3)
 
 
-def _smaller(launch: Launch, *, divisible: bool) -> list[Launch]:
+def _smaller_launches(launch: Launch, *, divisible: bool) -> list[Launch]:
     """Returns a launch and variants of it with smaller tiles, fastest first."""
     queries = launch.queries
     tokens = launch.tokens

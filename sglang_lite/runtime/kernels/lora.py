@@ -435,11 +435,11 @@ def lora_add(
         rows: the tokens, sorted.
         out: [T, outputs], contiguous; may have more precise numbers than x.
     """
-    hidden, constants = _shrunk(x, weights, rows)
+    hidden, constants = _shrink_rows(x, weights, rows)
     outputs = weights.b.shape[2]
     ends = (weights.outputs[0], sum(weights.outputs[:2]))
     tiles = sum(cdiv(each, _BLOCK_N) for each in weights.outputs)
-    _expand[(_programs(x, len(rows.ranks) * tiles, _EXPANDING),)](
+    _expand[(_program_count(x, len(rows.ranks) * tiles, _EXPANDING),)](
         hidden,
         weights.b,
         out,
@@ -471,11 +471,11 @@ def lora_gated(
         product: [T, 2 N], gates first, contiguous.
         activation: "silu", "gelu" or "gelu_tanh".
     """
-    hidden, constants = _shrunk(x, weights, rows)
+    hidden, constants = _shrink_rows(x, weights, rows)
     outputs = weights.outputs[0]
     out = x.new_empty((len(x), outputs))
     tiles = cdiv(outputs, _BLOCK_N)
-    _expand_gated[(_programs(x, len(rows.ranks) * tiles, _EXPANDING),)](
+    _expand_gated[(_program_count(x, len(rows.ranks) * tiles, _EXPANDING),)](
         hidden,
         weights.b,
         product,
@@ -495,7 +495,7 @@ def lora_gated(
     return out
 
 
-def _shrunk(
+def _shrink_rows(
     x: torch.Tensor, weights: LoraWeights, rows: LoraRows
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Returns the hidden rows float32 [splits, T, parts, longest rank], and constants for the
@@ -516,7 +516,7 @@ def _shrunk(
         num_warps=4,
         **pdl_options(x.device),
     )
-    _shrink[(_programs(x, blocks * parts * splits, _SHRINKING),)](
+    _shrink[(_program_count(x, blocks * parts * splits, _SHRINKING),)](
         x,
         weights.a,
         hidden,
@@ -534,7 +534,7 @@ def _shrunk(
     return hidden, constants
 
 
-def _programs(x: torch.Tensor, items: int, resident: int) -> int:
+def _program_count(x: torch.Tensor, items: int, resident: int) -> int:
     """Returns the number of programs for this many items, if a multiprocessor runs `resident` of
     them concurrently.
     """

@@ -62,7 +62,7 @@ class OwnShrunk:
     ranks: OwnRanks
 
 
-def pays(adapters: int, tokens: int) -> bool:
+def pays_off(adapters: int, tokens: int) -> bool:
     """Returns whether these kernels are faster than the others for this many different adapters and
     tokens.
     """

@@ -324,7 +324,7 @@ def packed_rows(
     """
     (rows, inputs), outputs = x.shape, weight.shape[0] // 2 if gate else weight.shape[0]
     assert parts == 1 or (bias is None and not gate)
-    if (hopper := on_hopper(weight, rows, x.dtype)) is not None:
+    if (hopper := hopper_packed_module(weight, rows, x.dtype)) is not None:
         product: torch.Tensor = hopper.packed_rows_hopper(x, weight, bias, gate, parts=parts)
         return product
     y = (
@@ -396,7 +396,7 @@ def max_rows(device: torch.device, dtype: torch.dtype) -> int:
     return _MANY if properties.has_tma and dtype == many else _FEW
 
 
-def on_hopper(weight: PackedWeight, rows: int, dtype: torch.dtype) -> ModuleType | None:
+def hopper_packed_module(weight: PackedWeight, rows: int, dtype: torch.dtype) -> ModuleType | None:
     """Returns the module of the Hopper kernel if it supports this many rows of this dtype, else
     None.
     """
@@ -408,7 +408,7 @@ def parts_of(weight: PackedWeight, rows: int, dtype: torch.dtype) -> int:
     """Returns the number of parts to split the sums of a product into, so that its programs keep a
     GPU busy.
     """
-    if (hopper := on_hopper(weight, rows, dtype)) is not None:
+    if (hopper := hopper_packed_module(weight, rows, dtype)) is not None:
         parts: int = hopper.parts_of(weight, rows)
         return parts
     programs = cdiv(weight.shape[0], _OUTPUTS)

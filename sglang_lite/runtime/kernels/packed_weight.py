@@ -56,7 +56,7 @@ class PackedWeight:
         return self.words.nbytes + self.scales.nbytes
 
 
-def packed_weight(
+def pack_weight(
     numbers: torch.Tensor,
     scales: torch.Tensor,
     *,
@@ -76,7 +76,7 @@ def packed_weight(
     """
     rows, inputs = numbers.shape
     group = inputs // scales.shape[1]
-    size = _slice(inputs, group)
+    size = _slice_columns(inputs, group)
     more = -inputs % (SLICES * size)
     padded = F.pad(numbers, (0, more)) if more else numbers
     parts = padded.view(rows, -1, SLICES // 2, 2, size // 2, 2)
@@ -103,7 +103,7 @@ def can_pack(inputs: int, group: int) -> bool:
     return group % _SIZES[-1] == 0 and inputs % group == 0
 
 
-def _slice(inputs: int, group: int) -> int:
+def _slice_columns(inputs: int, group: int) -> int:
     """Returns the number of columns in a slice: the largest that divides a group and adds little
     padding to the last block.
     """
@@ -111,7 +111,7 @@ def _slice(inputs: int, group: int) -> int:
     return next((size for size in sizes if -inputs % (SLICES * size) <= inputs // 16), sizes[-1])
 
 
-def in_few_bits(scales: torch.Tensor) -> torch.dtype:
+def shortest_exact_dtype(scales: torch.Tensor) -> torch.dtype:
     """Returns the shortest dtype that holds float32 scales exactly: float16, bfloat16 or float32.
     Returns float16 for scales without memory.
     """

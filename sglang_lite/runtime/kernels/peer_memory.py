@@ -72,13 +72,13 @@ def share_memory(
     shape = memory_shape(count, row_bytes)
     with torch.cuda.device(device):
         torch.zeros(1, device=device)  # makes the context
-        addresses, memory = _shared(rank, 8 * math.prod(shape), device, swap)
+        addresses, memory = _allocate_shared(rank, 8 * math.prod(shape), device, swap)
         peers = Peers.of(rank, addresses, memory.view(torch.int64).view(shape))
-        addresses, memory = _shared(rank, memory_bytes(count), device, swap)
+        addresses, memory = _allocate_shared(rank, memory_bytes(count), device, swap)
         return peers, PartPeers.of(rank, addresses, memory)
 
 
-def _shared(
+def _allocate_shared(
     rank: int, size: int, device: torch.device, swap: Swap
 ) -> tuple[list[int], torch.Tensor]:
     """Allocates `size` zeroed bytes on each rank. Returns the addresses of all ranks' memory, and

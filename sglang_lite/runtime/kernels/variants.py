@@ -122,7 +122,7 @@ def collecting_variants(
         get_current_stream=lambda device: 0,
         get_current_target=lambda: target,
     )
-    with _hooked(hook), _active(nothing), assume_device(properties):
+    with _install_hook(hook), _active(nothing), assume_device(properties):
         yield
 
 
@@ -136,7 +136,7 @@ def waiting_for_variants(wait_for: Callable[[str], object]) -> Iterator[None]:
         wait_for(_digest(_name(fn.jit_function), key))
         return False  # False: launch it
 
-    with _hooked(hook):
+    with _install_hook(hook):
         yield
 
 
@@ -149,7 +149,7 @@ def _digest(name: str, key: str) -> str:
 
 
 @contextmanager
-def _hooked(hook: Callable[..., bool]) -> Iterator[None]:
+def _install_hook(hook: Callable[..., bool]) -> Iterator[None]:
     """Installs a hook that Triton calls before it looks for a kernel in its cache, within a `with`
     block.
     """

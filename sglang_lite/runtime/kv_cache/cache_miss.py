@@ -69,9 +69,9 @@ def find_miss(
     rest = tokens[end:]
     other = match.tail.node if match.tail is not None else match.node.newest
     reason: MissReason = "never_seen"
-    if tree.was_evicted(match.node, rest):
+    if tree.remembers_evicted_page(match.node, rest):
         reason = "paused" if paused else "evicted"
-    elif reveal_others and _elsewhere(tree, tokens, end, space.namespace):
+    elif reveal_others and _is_cached_elsewhere(tree, tokens, end, space.namespace):
         reason = "other_namespace"
     elif other is not None and (end or match.tail is not None):
         has = other.following(_SHOWN + (match.tail.count if match.tail else 0))
@@ -98,7 +98,7 @@ def continued(prompt: Ints, cached: int) -> Miss:
     return Miss("continued", cached, prompt[cached:].copy(), now, _NONE)
 
 
-def _elsewhere(tree: RadixTree, tokens: Ints, cached: int, namespace: str) -> bool:
+def _is_cached_elsewhere(tree: RadixTree, tokens: Ints, cached: int, namespace: str) -> bool:
     """Returns whether another namespace has cached more than `cached` of the tokens."""
     others = tree.newest_namespaces(_NAMESPACES)
     return any(tree.cached_length(tokens, name) > cached for name in others if name != namespace)

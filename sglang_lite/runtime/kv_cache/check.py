@@ -34,7 +34,7 @@ def check_cache(
     fetching = [] if store.tiers is None else store.tiers.fetching
     nodes = list(store.tree.nodes())
 
-    owners = _owners(store, handles)
+    owners = _count_owners(store, handles)
     assert (owners <= 1).all(), f"pages with two owners: {np.flatnonzero(owners > 1)}"
     assert owners.all(), f"pages without an owner: {np.flatnonzero(owners == 0)}"
 
@@ -80,7 +80,7 @@ def check_cache(
         assert known - scored <= length <= known + 1, "more than one token is unknown"
         assert computed <= length <= table.limit[h.slot], "computed or known beyond the end"
         assert computed <= page_count * size, "computed tokens without a page"
-        prefix = _path(h.lock.node)
+        prefix = _path_from_root(h.lock.node)
         pages = np.concatenate([node.pages for node in prefix]) if prefix else np.empty(0, np.int32)
         assert table.pages[h.slot, : h.owned_from].tolist() == pages[: h.owned_from].tolist(), (
             "reads others' pages"
@@ -99,7 +99,7 @@ def count_lost_pages(store: PrefixCache, handles: Iterable[SlotHandle]) -> int:
         store: the cache.
         handles: resources of all running requests.
     """
-    lost = np.count_nonzero(_owners(store, handles) == 0)
+    lost = np.count_nonzero(_count_owners(store, handles) == 0)
     if store.windows is not None:
         pool = store.windows.pool
         of = store.windows.of
@@ -107,7 +107,7 @@ def count_lost_pages(store: PrefixCache, handles: Iterable[SlotHandle]) -> int:
     return int(lost)
 
 
-def _owners(store: PrefixCache, handles: Iterable[SlotHandle]) -> NDArray[np.int64]:
+def _count_owners(store: PrefixCache, handles: Iterable[SlotHandle]) -> NDArray[np.int64]:
     """Counts the owners of each page: int64 [pages]."""
     table = store.table
     owned = [
@@ -136,7 +136,7 @@ def _check_windows(
         first = int(windows.first[h.slot])
         page_count = int(table.page_count[h.slot])
         readers.update(table.pages[h.slot, first:page_count].tolist())
-        assert not windows.has_any(table.pages[h.slot, h.owned_from : first]), (
+        assert not windows.has_any_window_page(table.pages[h.slot, h.owned_from : first]), (
             "own pages behind the window"
         )
     assert all(windows.has(page) for page in readers), "pages in a window without a window page"
@@ -156,7 +156,7 @@ def _check_node(node: Node, size: int) -> None:
     assert node.keys == sorted(node.children), "keys that are not those of the children, in order"
 
 
-def _path(node: Node | None) -> list[Node]:
+def _path_from_root(node: Node | None) -> list[Node]:
     path: list[Node] = []
     while node is not None and node.parent is not None:
         path.append(node)

@@ -48,7 +48,7 @@ class DiskTier:
 
     def find(self, names: Sequence[bytes]) -> Future[int]:
         """Counts how many of these files exist, up to the first that doesn't."""
-        return self.executor.submit(self._find, names)
+        return self.executor.submit(self._count_existing_now, names)
 
     def read(self, name: bytes, rows: Rows, slots: Ints, skip: int) -> Future[bool]:
         """Reads a file.
@@ -60,11 +60,11 @@ class DiskTier:
         Returns:
             Whether the slots have been filled.
         """
-        return self.executor.submit(self._read, name, rows, slots, skip)
+        return self.executor.submit(self._read_file, name, rows, slots, skip)
 
     def write(self, name: bytes, rows: Rows, slots: Ints) -> Future[None]:
         """Writes a file, unless it exists."""
-        return self.writer.submit(self._write, name, rows, slots)
+        return self.writer.submit(self._write_file, name, rows, slots)
 
     def close(self) -> None:
         """Shuts down the threads after their current work."""
@@ -79,23 +79,23 @@ class DiskTier:
 
     # -------------------------------------------------------------------- on the executor's threads
 
-    def _find(self, names: Sequence[bytes]) -> int:
+    def _count_existing_now(self, names: Sequence[bytes]) -> int:
         found = 0
         try:
-            while not self.off and found < len(names) and self._exists(names[found]):
+            while not self.off and found < len(names) and self._exists_in_store(names[found]):
                 found += 1
         except Exception as error:  # of anybody's store
             self.stop(error)
             return 0
         # forgotten, so they are checked again before they count as written
         for name in names[found:]:
-            self._note(name, there=False)
+            self._set_known(name, there=False)
         return found
 
-    def _exists(self, name: bytes) -> bool:
-        return self._note(name, there=self._store.has(name))
+    def _exists_in_store(self, name: bytes) -> bool:
+        return self._set_known(name, there=self._store.has(name))
 
-    def _note(self, name: bytes, *, there: bool) -> bool:
+    def _set_known(self, name: bytes, *, there: bool) -> bool:
         with self._lock:
             self.known.pop(name, None)
             if there:
@@ -104,7 +104,7 @@ class DiskTier:
                 del self.known[next(iter(self.known))]
         return there
 
-    def _read(self, name: bytes, rows: Rows, slots: Ints, skip: int) -> bool:
+    def _read_file(self, name: bytes, rows: Rows, slots: Ints, skip: int) -> bool:
         try:
             with self._store.open(name) as file:
                 if (
@@ -124,12 +124,12 @@ class DiskTier:
             pass
         except Exception as error:  # of anybody's store
             self.stop(error)
-        return self._note(name, there=False)
+        return self._set_known(name, there=False)
 
-    def _write(self, name: bytes, rows: Rows, slots: Ints) -> None:
+    def _write_file(self, name: bytes, rows: Rows, slots: Ints) -> None:
         try:
-            if not self.off and not self._exists(name):
+            if not self.off and not self._exists_in_store(name):
                 self._store.write(name, rows, slots)
-                self._note(name, there=True)
+                self._set_known(name, there=True)
         except Exception as error:  # of anybody's store
             self.stop(error)

@@ -55,7 +55,7 @@ class FileWrites:
         """Whether so many files wait that more are skipped."""
         return len(self._files) >= _MAX_WRITING
 
-    def move(self, disk: DiskTier, completed: int) -> None:
+    def advance_writes(self, disk: DiskTier, completed: int) -> None:
         """Starts writing the files whose copies are among the first `completed`, and forgets those
         already written.
         """
@@ -66,7 +66,7 @@ class FileWrites:
                 file.written = disk.write(file.name, self._host.memory.rows, file.slots)
             if file.written is not None and file.written.done():
                 file.written.result()
-                self._host.unpin(file.slots)
+                self._host.unpin_slots(file.slots)
                 self._last = now
             else:
                 left.append(file)

@@ -93,7 +93,7 @@ class HostTier:
         """Allocates slots for pages that are not stored, and whose contents the caller copies:
         int32 [M], for the first M of them, as many as fit.
         """
-        taken = self._taken(len(names))
+        taken = self._allocate(len(names))
         for name, slot in reversed(list(zip(names, taken))):
             self._slots[name] = slot
         return np.array(taken, dtype=np.int32)
@@ -103,7 +103,7 @@ class HostTier:
         for slot in slots.tolist():
             self._pinned[slot] = self._pinned.get(slot, 0) + 1
 
-    def unpin(self, slots: Ints) -> None:
+    def unpin_slots(self, slots: Ints) -> None:
         """Ends a `pin_slots` of slots. Frees those without a page."""
         for slot in slots.tolist():
             self._pinned[slot] -= 1
@@ -113,22 +113,22 @@ class HostTier:
                     self._nameless.remove(slot)
                     self._free.append(slot)
 
-    def reserve(self, count: int) -> Ints:
+    def reserve_pinned(self, count: int) -> Ints:
         """Pins up to `count` slots without a page, which the host may write when all copies so far
         have completed.
         """
-        slots = self._taken(count)
+        slots = self._allocate(count)
         self._nameless.update(slots)
         self._pinned.update(dict.fromkeys(slots, 1))
         return np.array(slots, dtype=np.int32)
 
-    def adopt(self, names: Sequence[bytes], slots: Ints) -> None:
+    def name_reserved(self, names: Sequence[bytes], slots: Ints) -> None:
         """Names the first of some reserved slots, which the host has written, and unpins all."""
         for name, slot in zip(names, slots.tolist()):
             if name not in self._slots:
                 self._slots[name] = slot
                 self._nameless.remove(slot)
-        self.unpin(slots)
+        self.unpin_slots(slots)
 
     def clear(self) -> None:
         """Forgets all pages."""
@@ -147,7 +147,7 @@ class HostTier:
         )
         assert self._nameless <= self._pinned.keys(), "slots without a page that nobody uses"
 
-    def _taken(self, count: int) -> list[int]:
+    def _allocate(self, count: int) -> list[int]:
         """Allocates up to `count` slots: free ones, then those of the least recently used pages."""
         taken: list[int] = []
         while self._free and len(taken) < count:

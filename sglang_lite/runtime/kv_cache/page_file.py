@@ -32,7 +32,7 @@ from sglang_lite.runtime.kv_cache.page_sums import (
     SUM,
     DamagedFileError,
     Rows,
-    page_sums,
+    compute_page_sums,
 )
 from sglang_lite.runtime.kv_cache.pages import Ints
 
@@ -80,17 +80,17 @@ class PageFile:
         """
         at = self._at + skip * self.page_bytes
         if self._key is None and isinstance(self._source, int):
-            checks = page_sums(rows, slots, self._source, at)
+            checks = compute_page_sums(rows, slots, self._source, at)
         else:
             for i, slot in enumerate(slots.tolist()):
-                _fill(rows[slot].data, self._source, at + i * self.page_bytes)
-            checks = _checks(rows, slots, skip, self._key)
+                _fill_from(rows[slot].data, self._source, at + i * self.page_bytes)
+            checks = _compute_checks(rows, slots, skip, self._key)
         if checks.tobytes() != self._checks[skip : skip + len(slots)].tobytes():
             raise DamagedFileError(
                 "its checksum is another" if self._key is None else "it is of another secret"
             )
 
-    def read_by(self, threads: Executor, rows: Rows, slots: Ints) -> Iterator[int]:
+    def read_with_threads(self, threads: Executor, rows: Rows, slots: Ints) -> Iterator[int]:
         """Reads the first pages like `read_into`, with several threads. Yields how many have been
         read, as they complete in order.
         """
@@ -118,7 +118,7 @@ def open_pages(path: str | os.PathLike[str], secret: str | None = None) -> Itera
         yield _opened(raw.fileno(), os.fstat(raw.fileno()).st_size, secret)
 
 
-def pages_in(data: bytes) -> PageFile:
+def open_pages_in_memory(data: bytes) -> PageFile:
     """Reads the header of a file of pages whose bytes are in memory.
 
     Raises:
@@ -132,7 +132,7 @@ def _opened(source: _Source, size: int, secret: str | None) -> PageFile:
 
     def read(count: int, at: int) -> bytes:
         found = bytearray(count)
-        _fill(memoryview(found), source, at)
+        _fill_from(memoryview(found), source, at)
         return bytes(found)
 
     start = read(min(_START.size, size), 0)
@@ -156,11 +156,11 @@ def _opened(source: _Source, size: int, secret: str | None) -> PageFile:
     sums = read(sums_bytes, _START.size + header_bytes)
     if zlib.crc32(sums, zlib.crc32(header)) != checksum:
         raise DamagedFileError("the checksum of its header is another")
-    key = None if secret is None else _key(secret, header, pages, page_bytes)
+    key = None if secret is None else _derive_key(secret, header, pages, page_bytes)
     return PageFile(header, pages, page_bytes, source, at, np.frombuffer(sums, kind), key)
 
 
-def _fill(view: memoryview, source: _Source, at: int) -> None:
+def _fill_from(view: memoryview, source: _Source, at: int) -> None:
     """Fills memory from a place in a file."""
     if isinstance(source, int):
         count = os.preadv(source, [view], at)
@@ -175,8 +175,8 @@ def packed(
     header: bytes, rows: Rows, slots: Ints, secret: str | None = None
 ) -> list[bytes | memoryview]:
     """Returns the contents of a file of pages, in parts; see `write_pages`."""
-    key = None if secret is None else _key(secret, header, len(slots), rows.shape[1])
-    sums = _checks(rows, slots, 0, key).tobytes()
+    key = None if secret is None else _derive_key(secret, header, len(slots), rows.shape[1])
+    sums = _compute_checks(rows, slots, 0, key).tobytes()
     magic = _MAGIC if secret is None else _MAGIC_OF_SECRET
     start = _START.pack(
         magic, len(header), len(slots), rows.shape[1], zlib.crc32(sums, zlib.crc32(header))
@@ -213,7 +213,7 @@ def write_pages(
     return size
 
 
-def _key(secret: str, header: bytes, pages: int, page_bytes: int) -> bytes:
+def _derive_key(secret: str, header: bytes, pages: int, page_bytes: int) -> bytes:
     """Derives the key of a file's codes."""
     under = blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=64).digest()
     return blake2b(
@@ -221,12 +221,12 @@ def _key(secret: str, header: bytes, pages: int, page_bytes: int) -> bytes:
     ).digest()
 
 
-def _checks(rows: Rows, slots: Ints, first: int, key: bytes | None) -> NDArray[Any]:
+def _compute_checks(rows: Rows, slots: Ints, first: int, key: bytes | None) -> NDArray[Any]:
     """Computes checksums of pages or, with a key, their codes, where `first` is the first one's
     place in the file.
     """
     if key is None:
-        return page_sums(rows, slots)
+        return compute_page_sums(rows, slots)
     places = (
         place.to_bytes(blake2b.SALT_SIZE, "little") for place in range(first, first + len(slots))
     )

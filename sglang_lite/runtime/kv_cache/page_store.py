@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sglang_lite.protocol import ParameterError
-from sglang_lite.runtime.host.limited_folder import drop_oldest
+from sglang_lite.runtime.host.limited_folder import remove_oldest_files
 from sglang_lite.runtime.kv_cache.page_file import (
     TEMPORARY,
     PageFile,
     open_pages,
+    open_pages_in_memory,
     packed,
-    pages_in,
     write_pages,
 )
 from sglang_lite.runtime.kv_cache.page_sums import Rows
@@ -110,7 +110,7 @@ class Folder:
             probe = self._folder / f".{os.getpid()}{TEMPORARY}"
             probe.touch(mode=0o600)
             probe.unlink()
-            self._size = drop_oldest(self._files(), math.inf)
+            self._size = remove_oldest_files(self._files(), math.inf)
         except OSError as error:
             raise ParameterError(
                 "hicache_storage_dir",
@@ -134,7 +134,7 @@ class Folder:
         with self._lock:
             self._size += size
             if self._size > self._max_bytes:
-                self._size = drop_oldest(self._files(), _KEPT * self._max_bytes)
+                self._size = remove_oldest_files(self._files(), _KEPT * self._max_bytes)
 
     def remove(self, name: bytes) -> bool:
         with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ class Blobs:
 
     @contextmanager
     def open(self, name: bytes) -> Iterator[PageFile]:
-        yield pages_in(self._store.get(name.hex() + _SUFFIX))
+        yield open_pages_in_memory(self._store.get(name.hex() + _SUFFIX))
 
     def write(self, name: bytes, rows: Rows, slots: Ints) -> None:
         self._store.put(name.hex() + _SUFFIX, b"".join(packed(name, rows, slots)))

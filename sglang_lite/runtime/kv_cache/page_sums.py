@@ -40,7 +40,9 @@ class DamagedFileError(ValueError):
     """File that is not a file of pages, or is incomplete or altered."""
 
 
-def page_sums(rows: Rows, slots: Ints, descriptor: int = -1, at: int = 0) -> NDArray[np.uint64]:
+def compute_page_sums(
+    rows: Rows, slots: Ints, descriptor: int = -1, at: int = 0
+) -> NDArray[np.uint64]:
     """Returns the checksum of each page, uint64 [N]. First reads the pages if given an open file.
 
     Args:
@@ -60,10 +62,10 @@ def page_sums(rows: Rows, slots: Ints, descriptor: int = -1, at: int = 0) -> NDA
         for i, slot in enumerate(slots.tolist()):
             if descriptor >= 0 and os.preadv(descriptor, [rows[slot].data], at + i * size) != size:
                 raise DamagedFileError(ENDS_EARLY)
-            sums[i] = _sum(rows[slot])
+            sums[i] = _sum_page(rows[slot])
         return sums
     slots = np.ascontiguousarray(slots, np.int32)
-    factors = _factors(_WORDS - (-size // _LINE))
+    factors = _odd_factors(_WORDS - (-size // _LINE))
     error = function(
         descriptor,
         at,
@@ -94,17 +96,17 @@ def compiled() -> Callable[..., int] | None:
     return function  # type: ignore[no-any-return] # ctypes' functions have no types
 
 
-def _sum(page: Rows) -> np.uint64:
+def _sum_page(page: Rows) -> np.uint64:
     """Computes the checksum of a page, uint8 [bytes]."""
     whole = page if len(page) % _LINE == 0 else np.pad(page, (0, -len(page) % _LINE))
     words = whole.view(SUM).reshape(-1, _WORDS)
-    factors = _factors(_WORDS + len(words))
+    factors = _odd_factors(_WORDS + len(words))
     lines = np.einsum("lw,w->l", words ^ words >> np.uint64(32), factors[:_WORDS])
     return np.dot(lines, factors[_WORDS:])  # type: ignore[no-any-return] # numpy's dot has no types
 
 
 @cache
-def _factors(count: int) -> NDArray[np.uint64]:
+def _odd_factors(count: int) -> NDArray[np.uint64]:
     """Returns odd pseudo-random numbers, the same in every process: uint64 [count]. (SplitMix64:
     Steele et al., 2014.)
     """

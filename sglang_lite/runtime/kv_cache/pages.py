@@ -54,7 +54,7 @@ class PagePool:
             self._quarantine.append((step, copy, pages.copy()))
             self.quarantined += len(pages)
 
-    def put_back(self, pages: Ints) -> None:
+    def return_to_pool(self, pages: Ints) -> None:
         """Frees `pages`, which nothing uses any more."""
         self._stack[self._top : self._top + len(pages)] = pages[::-1]
         self._top += len(pages)
@@ -72,7 +72,7 @@ class PagePool:
             if self._quarantine[0][1] > self.settled_copy:
                 break
             _, _, pages = self._quarantine.popleft()
-            self.put_back(pages)
+            self.return_to_pool(pages)
             self.quarantined -= len(pages)
 
     def free_pages(self) -> Ints:

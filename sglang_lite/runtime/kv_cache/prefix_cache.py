@@ -103,13 +103,13 @@ class PrefixCache:
             if end == cached:
                 return match
 
-    def admit(self, tokens: Ints, match: Match, space: PrefixSpace) -> SlotHandle:
+    def allocate_slot_for(self, tokens: Ints, match: Match, space: PrefixSpace) -> SlotHandle:
         """Allocates a request a slot that starts with its cached prefix. If the prefix ends inside
         a page, its cached part is copied, if a page is available.
         """
         lock = self.tree.lock(match.node)
         if self.tiers is not None:
-            self.tiers.reused(match.node)
+            self.tiers.save_if_selective(match.node)
         slot = self.table.allocate()
         table = self.table
         count = len(match.pages)
@@ -122,7 +122,7 @@ class PrefixCache:
         if self.windows is not None:
             self.windows.begin(slot, match.pages)
         if match.tail is not None:
-            self._copy(handle, match.tail)
+            self._schedule_copy(handle, match.tail)
         return handle
 
     def miss(
@@ -178,7 +178,7 @@ class PrefixCache:
         if count * self.page_size <= table.computed[slot]:
             return
         lock = self.tree.lock(match.node)
-        self._leave_pages(handle)
+        self._release_pages(handle)
         handle.lock.release()
         handle.lock = lock
         handle.owned_from = count
@@ -188,9 +188,9 @@ class PrefixCache:
         table.page_count[slot] = count
         table.computed[slot] = count * self.page_size
         if match.tail is not None:
-            self._copy(handle, match.tail)
+            self._schedule_copy(handle, match.tail)
 
-    def _copy(self, handle: SlotHandle, tail: Tail) -> None:
+    def _schedule_copy(self, handle: SlotHandle, tail: Tail) -> None:
         """Schedules a copy of the cached part of the page after a slot's prefix, if a page is
         available for it.
         """
@@ -210,7 +210,7 @@ class PrefixCache:
         table.computed[slot] += tail.count
         self.pending_copies.append(PageCopy(slot, source, tail.page, int(page[0]), tail.count))
 
-    def take_copies(self, slot: int | None = None) -> list[PageCopy]:
+    def pop_pending_copies(self, slot: int | None = None) -> list[PageCopy]:
         """Removes and returns the pending copies, which lock the pages they read: all to perform
         them, or those of a slot to drop them, whose tokens are then computed.
         """
@@ -228,7 +228,7 @@ class PrefixCache:
                 self.table.computed[slot] -= copy.count
         return taken
 
-    def reserve(self, slot: int, end: int) -> bool:
+    def reserve_pages(self, slot: int, end: int) -> bool:
         """Ensures that positions before `end` of a slot have pages. Returns False if not enough
         pages are available.
         """
@@ -243,7 +243,7 @@ class PrefixCache:
         self.table.page_count[slot] = needed
         return True
 
-    def reserve_free(self, slot: int, end: int) -> int:
+    def reserve_free_pages(self, slot: int, end: int) -> int:
         """Allocates pages to positions before `end` of a slot while they are free; nothing is
         evicted. Returns how many of its positions have one, at most `end`.
         """
@@ -260,12 +260,14 @@ class PrefixCache:
             self.table.page_count[slot] += count
         return min(end, int(self.table.page_count[slot]) * size)
 
-    def give_back(self, slot: int, end: int) -> None:
+    def free_pages_from(self, slot: int, end: int) -> None:
         """Frees the pages of a slot for positions from `end` on, which no running step may read."""
         page_count = int(self.table.page_count[slot])
         needed = -(-end // self.page_size)
         if needed < page_count:
-            self._free(self.table.pages[slot, needed:page_count], self.pool.settled_step)
+            self._quarantine_pages(
+                self.table.pages[slot, needed:page_count], self.pool.settled_step
+            )
             self.settle(self.pool.settled_step)
             self.table.page_count[slot] = needed
 
@@ -291,7 +293,9 @@ class PrefixCache:
                 spare = min(self.pool.total // 64, self.tree.evictable)
                 self.evict(max(short, spare))
             self.pool.settle()
-        if count > self.pool.free or not (self.windows is None or self.windows.make_room(count)):
+        if count > self.pool.free or not (
+            self.windows is None or self.windows.free_idle_until(count)
+        ):
             return None
         pages = self.pool.allocate(count)
         if self.windows is not None:
@@ -316,7 +320,7 @@ class PrefixCache:
         self.pool.settle(copy=completed)
         return completed
 
-    def publish(self, handle: SlotHandle, *, all_but_last: bool = False) -> None:
+    def publish_pages(self, handle: SlotHandle, *, all_but_last: bool = False) -> None:
         """Moves every full computed page to the tree, for other requests to use.
 
         The request continues to read these pages. If the tree already had a page, the request reads
@@ -347,23 +351,23 @@ class PrefixCache:
             if self.windows is not None:
                 self.windows.replace(slot, pages, done.pages)
             pages[:] = done.pages
-            self._free(done.duplicates, self.step)
+            self._quarantine_pages(done.duplicates, self.step)
             lock = self.tree.lock(done.node)
             handle.lock.release()
             handle.lock = lock
         handle.owned_from = full
         if self.tiers is not None and handle.lock.node is not None:
-            self.tiers.published(handle.lock.node)
+            self.tiers.save_if_write_through(handle.lock.node)
 
     def release(self, handle: SlotHandle) -> None:
         """Releases all resources of a request. Its computed tokens stay in the tree."""
-        self.take_copies(handle.slot)
-        self.publish(handle)
-        self._leave_pages(handle)
+        self.pop_pending_copies(handle.slot)
+        self.publish_pages(handle)
+        self._release_pages(handle)
         handle.lock.release()
         self.table.release(handle.slot)
 
-    def _leave_pages(self, handle: SlotHandle) -> None:
+    def _release_pages(self, handle: SlotHandle) -> None:
         """Frees the pages of a request that are not in the tree, and stops its reading of the
         others.
         """
@@ -373,9 +377,9 @@ class PrefixCache:
         if self.windows is not None:
             self.windows.leave(pages[self.windows.first[slot] : owned_from], self.step)
             self.windows.first[slot] = 0
-        self._free(pages[owned_from:], self.step)
+        self._quarantine_pages(pages[owned_from:], self.step)
 
-    def _free(self, pages: Ints, step: int, copy: int = 0) -> None:
+    def _quarantine_pages(self, pages: Ints, step: int, copy: int = 0) -> None:
         """Frees pages, which steps up to `step` and copies up to `copy` may still use."""
         if self.windows is not None:
             self.windows.free(pages, step)
@@ -394,7 +398,9 @@ class PrefixCache:
             tiers.clear(keep=keep)
             kept = tiers.save if keep else None
         evicted = self.tree.evict(self.tree.pages, kept)
-        self._free(evicted, self.step, 0 if tiers is None else tiers.host.memory.launched)
+        self._quarantine_pages(
+            evicted, self.step, 0 if tiers is None else tiers.host.memory.launched
+        )
         if tiers is not None:
             tiers.host.memory.completed()  # starts the copies
         self.settle(self.pool.settled_step)
@@ -406,8 +412,10 @@ class PrefixCache:
         use them have completed.
         """
         tiers = self.tiers
-        evicted = self.tree.evict(pages, None if tiers is None else tiers.leaving)
-        self._free(evicted, self.step, 0 if tiers is None else tiers.host.memory.launched)
+        evicted = self.tree.evict(pages, None if tiers is None else tiers.save_if_write_back)
+        self._quarantine_pages(
+            evicted, self.step, 0 if tiers is None else tiers.host.memory.launched
+        )
         return len(evicted)
 
 

@@ -41,18 +41,20 @@ class PrefixHasher:
 
     def extended(self, prefix: PrefixHash, tokens: Ints) -> PrefixHash:
         """Computes the hash of a prefix and the tokens after it."""
-        more = np.dot(tokens.astype(np.uint64) + np.uint64(1), self._range(prefix, len(tokens)))
+        more = np.dot(
+            tokens.astype(np.uint64) + np.uint64(1), self._powers_for(prefix, len(tokens))
+        )
         return PrefixHash(prefix.length + len(tokens), (prefix.hash + int(more)) % _MODULUS)
 
-    def digests(self, prefix: PrefixHash, tokens: Ints, every: int) -> Digests:
+    def compute_digests(self, prefix: PrefixHash, tokens: Ints, every: int) -> Digests:
         """Computes the hashes of all prefixes that end in `tokens`, which follow `prefix`, and
         whose length is a multiple of `every`.
         """
-        terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._range(prefix, len(tokens))
+        terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._powers_for(prefix, len(tokens))
         first = every - prefix.length % every
         return np.cumsum(terms, dtype=np.uint64)[first - 1 :: every] + np.uint64(prefix.hash)
 
-    def _range(self, prefix: PrefixHash, count: int) -> Digests:
+    def _powers_for(self, prefix: PrefixHash, count: int) -> Digests:
         length = prefix.length + count
         powers = self._powers
         if length > len(powers):
@@ -62,6 +64,6 @@ class PrefixHasher:
         return powers[prefix.length : length]
 
 
-def digested_every(page_size: int) -> int:
+def digest_interval(page_size: int) -> int:
     """Returns the number of tokens between two digests of a prefix, a multiple of the page size."""
     return -(-_MIN_APART // page_size) * page_size

@@ -51,13 +51,13 @@ class PrefixSpace:
         """Digest of a late adapter; empty if there is none."""
         return self.adapter.digest if self.adapter is not None and self.adapter.invocation else ""
 
-    def invoked_in(self, prompt: Ints) -> PrefixSpace:
+    def start_at_invocation(self, prompt: Ints) -> PrefixSpace:
         """Returns the space of a prompt. A late adapter computes it from the last occurrence of its
         invocation on; without one, only the model does.
         """
         if self.adapter is None or not self.adapter.invocation:
             return self
-        start = _last_place(prompt, self.adapter.invocation)
+        start = _last_occurrence(prompt, self.adapter.invocation)
         return replace(self, adapter=None) if start is None else replace(self, start=start)
 
     def key(self, tokens: Ints) -> tuple[Ints, str]:
@@ -89,7 +89,7 @@ class PrefixSpace:
         """
         return self.start if self.late and self.start < cached < self.start + _MIXED else cached
 
-    def common(self, other: PrefixSpace, count: int) -> int:
+    def common_length_with(self, other: PrefixSpace, count: int) -> int:
         """Returns how many of `count` equal tokens of two sequences have equal keys and values in
         both spaces.
         """
@@ -100,7 +100,7 @@ class PrefixSpace:
         return min([count, *(space.start for space in (self, other) if space.late)])
 
 
-def _last_place(tokens: Ints, part: tuple[int, ...]) -> int | None:
+def _last_occurrence(tokens: Ints, part: tuple[int, ...]) -> int | None:
     """Returns the position of the last occurrence of a part in tokens, or None."""
     if len(tokens) < len(part):
         return None

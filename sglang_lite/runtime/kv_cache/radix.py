@@ -84,18 +84,18 @@ class EvictedPrefixes:
         self._hashes = np.zeros(_REMEMBERED, dtype=np.uint64)
 
     def add(self, parent: Node, page: Ints) -> None:
-        found = self._hasher.extended(prefix_of(parent, self._hasher), page).hash
+        found = self._hasher.extended(prefix_hash_of(parent, self._hasher), page).hash
         self._hashes[found % _REMEMBERED] = found
         self._empty = False
 
     def has(self, parent: Node, page: Ints) -> bool:
         if self._empty:
             return False
-        found = self._hasher.extended(prefix_of(parent, self._hasher), page).hash
+        found = self._hasher.extended(prefix_hash_of(parent, self._hasher), page).hash
         return int(self._hashes[found % _REMEMBERED]) == found
 
 
-def prefix_of(node: Node, hasher: PrefixHasher) -> PrefixHash:
+def prefix_hash_of(node: Node, hasher: PrefixHasher) -> PrefixHash:
     """Returns the prefix up to a node's end, which the node caches."""
     path: list[Node] = []
     current: Node | None = node
@@ -241,13 +241,13 @@ class RadixTree:
         for name, root in self._roots.items():
             root.prefix = PrefixHash.of(name)
         if self.changes is not None:
-            self.changes.forget()
+            self.changes.forget_all()
 
     def newest_namespaces(self, count: int) -> list[str]:
         """Returns the `count` namespaces whose first pages were added most recently."""
         return list(islice(reversed(self._roots), count))
 
-    def was_evicted(self, node: Node, rest: Ints) -> bool:
+    def remembers_evicted_page(self, node: Node, rest: Ints) -> bool:
         """Returns whether the first page of `rest` was once evicted from below `node`. Old
         evictions are forgotten, and a hash collision may give a false True.
         """
@@ -257,9 +257,9 @@ class RadixTree:
         """Finds the longest cached prefix of `tokens`. Splits a node if the prefix's whole pages
         end inside it.
         """
-        node, path, at = self._walk(tokens, namespace)
+        node, path, at = self._follow_and_split(tokens, namespace)
         pages = np.concatenate([n.pages for n in path]) if path else _NO_PAGES
-        return Match(node, pages, self._tail(node, tokens[at : at + self.page_size]))
+        return Match(node, pages, self._find_tail(node, tokens[at : at + self.page_size]))
 
     def cached_length(self, tokens: Ints, namespace: str = "") -> int:
         """Returns how many of `tokens` are cached, in whole pages. Unlike `match_prefix`, doesn't
@@ -268,7 +268,7 @@ class RadixTree:
         node = self._roots.get(namespace)
         at = 0
         while node is not None:
-            node = node.children.get(self._key(tokens[at:]))
+            node = node.children.get(self._child_key(tokens[at:]))
             if node is not None:
                 length = min(len(node.tokens), len(tokens) - at)
                 differ = np.flatnonzero(node.tokens[:length] != tokens[at : at + length])
@@ -288,7 +288,7 @@ class RadixTree:
             pages: page of each `page_size` tokens; arrays are copied.
             namespace: namespace of the sequence.
         """
-        node, path, matched = self._walk(tokens, namespace)
+        node, path, matched = self._follow_and_split(tokens, namespace)
         known = np.concatenate([n.pages for n in path]) if path else _NO_PAGES
         at = matched // self.page_size
         duplicates = pages[:at][pages[:at] != known]
@@ -297,7 +297,7 @@ class RadixTree:
             self._attach(child)
             self._queue_leaf(child)
             self.pages += len(child.pages)
-            _note(self.changes, self._hasher, child, there=True)
+            _record_change(self.changes, self._hasher, child, there=True)
             node = child
             if child.parent is not None and child.parent.parent is None:
                 self._roots[namespace] = child.parent
@@ -308,7 +308,7 @@ class RadixTree:
         the new node, or None if another child begins with these tokens, or if the node is a root,
         which may no longer be in the tree.
         """
-        if node.parent is None or self._key(tokens) in node.children:
+        if node.parent is None or self._child_key(tokens) in node.children:
             return None
         self._clock += 1
         child = Node(tokens.copy(), pages.copy(), node, self._clock)
@@ -316,7 +316,7 @@ class RadixTree:
         self._attach(child)
         self.pages += len(pages)
         self.locked_pages += len(pages)
-        _note(self.changes, self._hasher, child, there=True)
+        _record_change(self.changes, self._hasher, child, there=True)
         above: Node | None = node
         while above is not None:
             above.last_used = self._clock
@@ -344,7 +344,7 @@ class RadixTree:
                 self._evicted.add(parent, node.tokens[: self.page_size])
                 if leaving is not None:
                     leaving(node)
-                _note(self.changes, self._hasher, node, there=False)
+                _record_change(self.changes, self._hasher, node, there=False)
                 self._detach(node)
                 removed.append(node.pages)
                 out += len(node.pages)
@@ -364,28 +364,28 @@ class RadixTree:
             self._queued += 1
             heapq.heappush(self._queue, (self._priority(node), self._queued, node))
 
-    def _key(self, tokens: Ints) -> bytes:
+    def _child_key(self, tokens: Ints) -> bytes:
         return tokens[: self.page_size].tobytes()
 
     def _attach(self, node: Node) -> None:
         assert node.parent is not None
-        key = self._key(node.tokens)
+        key = self._child_key(node.tokens)
         if key not in node.parent.children:
             insort(node.parent.keys, key)
         node.parent.children[key] = node
 
     def _detach(self, node: Node) -> None:
         assert node.parent is not None
-        key = self._key(node.tokens)
+        key = self._child_key(node.tokens)
         del node.parent.children[key]
         del node.parent.keys[bisect_left(node.parent.keys, key)]
 
-    def _tail(self, node: Node, tokens: Ints) -> Tail | None:
+    def _find_tail(self, node: Node, tokens: Ints) -> Tail | None:
         """Returns the page of the child of `node` that shares the longest prefix with `tokens`, or
         None. No child shares a whole page with them. In the order of keys, that child is next to
         the place of `tokens`.
         """
-        wanted = self._key(tokens)
+        wanted = self._child_key(tokens)
         first = wanted[: tokens.itemsize]
         at = bisect_left(node.keys, wanted)
         best: Tail | None = None
@@ -399,7 +399,7 @@ class RadixTree:
                 best = Tail(child, int(child.pages[0]), count)
         return best
 
-    def _walk(self, tokens: Ints, namespace: str) -> tuple[Node, list[Node], int]:
+    def _follow_and_split(self, tokens: Ints, namespace: str) -> tuple[Node, list[Node], int]:
         """Follows `tokens` down the tree, splitting the last node if needed. Returns the last node,
         the path to it and the number of tokens covered.
         """
@@ -409,7 +409,7 @@ class RadixTree:
         at = 0
         usable = len(tokens) - len(tokens) % self.page_size
         while at < usable:
-            child = node.children.get(self._key(tokens[at:]))
+            child = node.children.get(self._child_key(tokens[at:]))
             if child is None:
                 break
             length = min(len(child.tokens), usable - at)
@@ -417,7 +417,7 @@ class RadixTree:
             common = int(differ[0]) if len(differ) else length
             common -= common % self.page_size
             if common < len(child.tokens):
-                child = self._split(child, common)
+                child = self._split_node(child, common)
             child.last_used = self._clock
             child.hits += 1
             path.append(child)
@@ -427,7 +427,7 @@ class RadixTree:
                 break
         return node, path, at
 
-    def _split(self, node: Node, at: int) -> Node:
+    def _split_node(self, node: Node, at: int) -> Node:
         """Inserts a new node above `node` that takes over its first `at` tokens."""
         assert node.parent is not None
         cut = at // self.page_size
@@ -454,7 +454,7 @@ class RadixTree:
         if node.parent is None:
             return None
         if count < len(node.pages):
-            self._split(node, (len(node.pages) - count) * self.page_size)
+            self._split_node(node, (len(node.pages) - count) * self.page_size)
         node.locks -= 1
         if not node.locks:
             self.locked_pages -= len(node.pages)
@@ -490,9 +490,12 @@ def _new_root(namespace: str) -> Node:
     return root
 
 
-def _note(changes: TreeChanges | None, hasher: PrefixHasher, node: Node, *, there: bool) -> None:
+def _record_change(
+    changes: TreeChanges | None, hasher: PrefixHasher, node: Node, *, there: bool
+) -> None:
     """Records the prefixes that a tree gains or loses with a node."""
     if changes is not None and node.parent is not None:
         changes.add(
-            hasher.digests(prefix_of(node.parent, hasher), node.tokens, changes.every), there=there
+            hasher.compute_digests(prefix_hash_of(node.parent, hasher), node.tokens, changes.every),
+            there=there,
         )

@@ -153,7 +153,7 @@ class Tiers:
         self._file_page_s = 0.0  # seconds to read a page of a file, as measured; 0 if unknown
         self._computed = 0  # sequences that seemed faster to compute than to fetch
 
-    def copying(self, completed: int) -> bool:
+    def is_copying(self, completed: int) -> bool:
         """Returns whether pages are being fetched, or copies were still running when `completed` of
         them had completed.
         """
@@ -177,21 +177,21 @@ class Tiers:
         Args:
             token_s: seconds to compute a token; 0 if unknown.
         """
-        if self._slower(self.host.memory.page_s, token_s):
+        if self._is_fetching_slower(self.host.memory.page_s, token_s):
             return 0
         return max(
             len(self.host.memory.rows) - (self._policy != "write_back") * self._store.pool.total, 0
         )
 
-    def _slower(self, page_s: float, token_s: float) -> bool:
+    def _is_fetching_slower(self, page_s: float, token_s: float) -> bool:
         """Returns whether measurements say that fetching a page takes longer than computing it."""
         return bool(token_s) and page_s > token_s * self._store.page_size
 
-    def _computes(self, page_s: float, token_s: float) -> bool:
+    def _should_compute(self, page_s: float, token_s: float) -> bool:
         """Returns whether to compute a sequence because fetching its pages is slower. Occasionally
         returns False anyway, to measure again.
         """
-        if not self._slower(page_s, token_s):
+        if not self._is_fetching_slower(page_s, token_s):
             return False
         self._computed += 1
         return self._computed % _AGAIN > 0
@@ -211,19 +211,19 @@ class Tiers:
 
     # ----------------------------------------------------------------------------------------- down
 
-    def published(self, node: Node) -> None:
+    def save_if_write_through(self, node: Node) -> None:
         """Saves a node whose pages are now in the tree, under "write_through"."""
         if self._policy == "write_through":
             self.save(node)
 
-    def reused(self, node: Node) -> None:
+    def save_if_selective(self, node: Node) -> None:
         """Saves the path to a node that a request begins with, under "write_through_selective"."""
         if self._policy == "write_through_selective":
             while node.parent is not None:
                 self.save(node)
                 node = node.parent
 
-    def leaving(self, node: Node) -> None:
+    def save_if_write_back(self, node: Node) -> None:
         """Saves a node whose pages leave the device, under "write_back"."""
         if self._policy == "write_back":
             self.save(node)
@@ -295,11 +295,13 @@ class Tiers:
         )
         found = list(takewhile(self.host.__contains__, behind))
         if self.disk is not None and not self.disk.off and not isinstance(before, DiskRead):
-            before = self._read(at, behind, len(found), token_s)
+            before = self._look_for_files(at, behind, len(found), token_s)
             if before is not None and not before.done:
                 return before
             found = list(takewhile(self.host.__contains__, behind))
-        if len(found) * size < _MIN_FETCHED or self._computes(self.host.memory.page_s, token_s):
+        if len(found) * size < _MIN_FETCHED or self._should_compute(
+            self.host.memory.page_s, token_s
+        ):
             return None
         for other in self.fetching:
             if other.first == found[0]:
@@ -354,11 +356,11 @@ class Tiers:
         at = len(match.pages)
         ids = space.ids(tokens)
         behind = list(self.names.after(self.names.last(match.node), ids[at * size : len(ids) - 1]))
-        return self._read(
+        return self._look_for_files(
             at, behind, sum(1 for _ in takewhile(self.host.__contains__, behind)), token_s
         )
 
-    def _read(
+    def _look_for_files(
         self, at: int, behind: Sequence[bytes], found: int, token_s: float
     ) -> DiskRead | None:
         """Starts to look for the files with pages after those that the host has. Returns None if
@@ -378,7 +380,7 @@ class Tiers:
         if (
             not ends
             or (ends[-1] - first) * size < _MIN_FETCHED
-            or self._computes(self._file_page_s, token_s)
+            or self._should_compute(self._file_page_s, token_s)
         ):
             return None
         name = behind[found]
@@ -458,9 +460,9 @@ class Tiers:
         if self.disk is None:
             return
         completed = self.host.memory.completed()
-        self._writes.move(self.disk, completed)
+        self._writes.advance_writes(self.disk, completed)
         for name, read in list(self._reading.items()):
-            if self._advance(read, completed):
+            if self._advance_read(read, completed):
                 read.done = True
                 del self._reading[name]
                 continue
@@ -470,7 +472,7 @@ class Tiers:
                 read.done = read.dropped = True  # a thread may still write its slots
                 self.disk.stop(f"a file was not read in {DEADLINE_S:g} seconds.")
 
-    def _advance(self, read: DiskRead, completed: int) -> bool:
+    def _advance_read(self, read: DiskRead, completed: int) -> bool:
         """Performs the next stage of reading files, if the previous one has ended. Returns True
         after the last.
         """
@@ -480,15 +482,15 @@ class Tiers:
         exist = read.found.result() - read.earlier_files
         files = read.files[: max(exist, 0)]
         if not len(read.slots):
-            read.slots = self.host.reserve(max(len(files) * self._run - read.skip, 0))
+            read.slots = self.host.reserve_pinned(max(len(files) * self._run - read.skip, 0))
             read.copy = self.host.memory.launched
         if not len(read.slots):
             return True
         if read.dropped and not read.filled:
-            self.host.unpin(read.slots)
+            self.host.unpin_slots(read.slots)
             return True
         if not read.filled and read.copy <= completed:
-            started = _read_files(self.disk, self.host.memory.rows, self._run, files, read)
+            started = _start_file_reads(self.disk, self.host.memory.rows, self._run, files, read)
             read.filled = list(started)
             read.began = time.perf_counter()
         if not read.filled or not all(each.done() for each in read.filled):
@@ -498,7 +500,7 @@ class Tiers:
         if filled and exist <= len(files):  # the last part
             each_s = (time.perf_counter() - read.began) / (read.earlier + filled)
             self._file_page_s += (each_s - self._file_page_s) / 4 if self._file_page_s else each_s
-        self.host.adopt(read.names[:filled], read.slots)
+        self.host.name_reserved(read.names[:filled], read.slots)
         read.read = filled
         self.read_pages += filled
         return True
@@ -511,7 +513,7 @@ def _patience_s(policy: str, tokens: int) -> float:
     return DEADLINE_S if policy == "wait_complete" else 0.0
 
 
-def _read_files(
+def _start_file_reads(
     disk: DiskTier, rows: Rows, run: int, files: Sequence[bytes], read: DiskRead
 ) -> Iterator[Future[bool]]:
     """Starts to read files, each with `run` pages, into slots, and yields a future for each file

@@ -49,14 +49,14 @@ class TreeChanges:
         with self._lock:
             self._there.update(dict.fromkeys(digests.tolist(), there))
             if len(self._there) > _MAX_UNTAKEN:
-                self._forget()
+                self._forget_all_locked()
 
-    def forget(self) -> None:
+    def forget_all(self) -> None:
         """Records that nothing in the tree can be found any more."""
         with self._lock:
-            self._forget()
+            self._forget_all_locked()
 
-    def _forget(self) -> None:
+    def _forget_all_locked(self) -> None:
         self._there = {}
         self._forgotten = True
 

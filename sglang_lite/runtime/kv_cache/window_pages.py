@@ -20,7 +20,7 @@ SLACK = 16  # tokens that a request may drop without being recomputed
 _USED = np.iinfo(np.int64).max  # order of a page that is not idle
 
 
-def pages_behind(window: int, page_size: int) -> int:
+def count_kept_pages(window: int, page_size: int) -> int:
     """Returns how many window pages a running request keeps besides those of the tokens that it
     computes.
     """
@@ -64,7 +64,7 @@ class WindowPages:
         self._since: Ints = np.zeros(pages, dtype=np.int32)  # last step that may read an idle page
         self._reused = np.zeros(pages, dtype=bool)
         self._clock = self.idle = 0
-        self.kept = min(pages_behind(window, page_size), count - 1)
+        self.kept = min(count_kept_pages(window, page_size), count - 1)
         self.chunk = max(min(-(-step_tokens // page_size) + 1, count // 4, count - self.kept), 1)
 
     def stats(self) -> dict[str, int]:
@@ -81,28 +81,28 @@ class WindowPages:
         """Maximum number of prompt tokens that a step can compute."""
         return max((self.chunk - 1) * self._size, 1)
 
-    def first_read(self, lengths: Ints) -> Ints:
+    def first_pages_read(self, lengths: Ints) -> Ints:
         """Returns the index of the first page that the next token of sequences of these lengths
         reads.
         """
         firsts: Ints = np.maximum(lengths - np.int32(self._window - 1), 0) // np.int32(self._size)
         return firsts
 
-    def _first_read(self, length: int) -> int:
+    def _first_page_read(self, length: int) -> int:
         return max(length - (self._window - 1), 0) // self._size
 
-    def usable(self, pages: Ints) -> int:
+    def usable_pages(self, pages: Ints) -> int:
         """Returns how many pages of a prefix a request can begin with: the longest part that ends
         with a whole window.
         """
         index = np.arange(len(pages), dtype=np.int32)
         missing = np.maximum.accumulate(np.where(self.of[pages] == self.pool.total, index, -1))
-        ends = np.flatnonzero(missing < self.first_read((index + 1) * np.int32(self._size)))
+        ends = np.flatnonzero(missing < self.first_pages_read((index + 1) * np.int32(self._size)))
         return int(ends[-1]) + 1 if len(ends) else 0
 
     def usable_tokens(self, match: Match) -> int:
         """Returns how many tokens of a match a request can begin with."""
-        count = self.usable(match.pages)
+        count = self.usable_pages(match.pages)
         if count == len(match.pages) and match.tail is not None and self.has(match.tail.page):
             return match.cached(self._size)
         return count * self._size
@@ -111,7 +111,7 @@ class WindowPages:
         """Returns whether a page has a window page."""
         return bool(self.of[page] != self.pool.total)
 
-    def has_any(self, pages: Ints) -> bool:
+    def has_any_window_page(self, pages: Ints) -> bool:
         """Returns whether any of these pages has a window page."""
         return bool((self.of[pages] != self.pool.total).any())
 
@@ -121,7 +121,7 @@ class WindowPages:
 
     # ----------------------------------------------------------------------------------- allocation
 
-    def make_room(self, count: int) -> bool:
+    def free_idle_until(self, count: int) -> bool:
         """Frees idle pages until `count` are free. Returns False if there are not enough that no
         step may read.
         """
@@ -137,10 +137,10 @@ class WindowPages:
         if more < len(chosen):
             chosen = chosen[np.argpartition(self._order[chosen], more - 1)[:more]]
         now = self._since[chosen] <= self.pool.settled_step
-        self.pool.put_back(self._forget(chosen[now]))
+        self.pool.return_to_pool(self._detach_window_pages(chosen[now]))
         later = chosen[~now]
         if len(later):
-            self.pool.release(self._forget(later), int(self._since[later].max()))
+            self.pool.release(self._detach_window_pages(later), int(self._since[later].max()))
         return count <= self.pool.free
 
     def give(self, pages: Ints) -> None:
@@ -152,9 +152,9 @@ class WindowPages:
         """Frees the window pages of pages that are freed, or that their owner can no longer see.
         Steps up to `step` may still read them.
         """
-        self.pool.release(self._forget(pages[self.of[pages] != self.pool.total]), step)
+        self.pool.release(self._detach_window_pages(pages[self.of[pages] != self.pool.total]), step)
 
-    def _forget(self, pages: Ints) -> Ints:
+    def _detach_window_pages(self, pages: Ints) -> Ints:
         """Detaches the window pages from pages, and returns them."""
         found: Ints = self.of[pages]
         self.idle -= int((self._order[pages] != _USED).sum())
@@ -168,7 +168,7 @@ class WindowPages:
 
     def begin(self, slot: int, pages: Ints) -> None:
         """Starts a slot's reading of pages of the tree, as many as `usable_pages` returned."""
-        first = self.first[slot] = self._first_read(len(pages) * self._size)
+        first = self.first[slot] = self._first_page_read(len(pages) * self._size)
         self.read(pages[first:])
 
     def read(self, pages: Ints) -> None:
@@ -195,17 +195,19 @@ class WindowPages:
         self._since[pages] = step
         self.idle += len(pages)
 
-    def passing(self, slots: Ints, lengths: Ints) -> NDArray[np.intp]:
+    def slots_past_window(self, slots: Ints, lengths: Ints) -> NDArray[np.intp]:
         """Returns the indices of the slots that have left pages behind their windows at these
         lengths.
         """
-        return np.flatnonzero(self.first_read(lengths - SLACK) > self.first[slots])
+        return np.flatnonzero(self.first_pages_read(lengths - SLACK) > self.first[slots])
 
     def lacking(self, slots: Ints, lengths: Ints) -> NDArray[np.intp]:
         """Returns the indices of the slots that have dropped so many tokens that pages are missing."""
-        return np.flatnonzero(self.first_read(lengths) < self.first[slots])
+        return np.flatnonzero(self.first_pages_read(lengths) < self.first[slots])
 
-    def leave_behind(self, table: SlotTable, slot: int, owned_from: int, step: int) -> None:
+    def release_behind_window(
+        self, table: SlotTable, slot: int, owned_from: int, step: int
+    ) -> None:
         """Releases the pages behind a slot's window.
 
         Args:
@@ -216,7 +218,7 @@ class WindowPages:
         """
         pages = table.pages[slot, : table.page_count[slot]]
         before = int(self.first[slot])
-        first = self._first_read(int(table.computed[slot]) - SLACK)
+        first = self._first_page_read(int(table.computed[slot]) - SLACK)
         self.leave(pages[before : min(first, owned_from)], step, ended=False)
         self.free(pages[max(before, owned_from) : first], step)
         self.first[slot] = first
@@ -233,5 +235,5 @@ class WindowPages:
         self.read(after[~lacks])
         taken = before[lacks]
         lacking = after[lacks]
-        self.of[lacking] = self._forget(taken)
+        self.of[lacking] = self._detach_window_pages(taken)
         self.readers[lacking] = 1

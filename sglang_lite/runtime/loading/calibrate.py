@@ -96,7 +96,7 @@ def calibrate(
             f"{folder}: its layers can't be watched.", hint="Quantise it without calibrate."
         )
     model.forget_small_batches()
-    batches = _batches(
+    batches = _make_batches(
         [loaded.tokenizer.encode(text)[: min(_TOKENS, loaded.context_length)] for text in texts]
     )
     if not batches:
@@ -109,7 +109,7 @@ def calibrate(
         for batch in batches:
             states.write(batch, model.embed(batch.ids))
         for i in range(len(spec.layers)):
-            watched = _watch(model.layers[i], spec, i)
+            watched = _watch_products(model.layers[i], spec, i)
             for batch in batches:
                 states.write(
                     batch,
@@ -159,7 +159,7 @@ class _States:
         return torch.frombuffer(content, dtype=torch.float32).view(-1, self._size)
 
 
-def _batches(texts: Sequence[Sequence[int]]) -> list[_Batch]:
+def _make_batches(texts: Sequence[Sequence[int]]) -> list[_Batch]:
     """Groups texts, given as tokens, into batches of at most `_ROWS` tokens."""
     groups: list[list[Sequence[int]]] = []
     for text in filter(None, texts):
@@ -182,7 +182,7 @@ def _batches(texts: Sequence[Sequence[int]]) -> list[_Batch]:
     return batches
 
 
-def _watch(layer: Layer, spec: ModelSpec, index: int) -> list[_Watched]:
+def _watch_products(layer: Layer, spec: ModelSpec, index: int) -> list[_Watched]:
     """Replaces a layer's products by watched ones and returns these in order."""
     layer_spec = spec.layers[index]
     names = {

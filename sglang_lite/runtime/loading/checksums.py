@@ -31,7 +31,7 @@ def check_files(path: Path, listed: Path, read: Collection[Path]) -> None:
         ModelError: a sum differs, a file is missing or not listed, or the list can't be read.
     """
     folder = path.parent if path.is_file() else path
-    sums = _read(listed)
+    sums = _read_sums(listed)
     weights = [each.relative_to(folder).as_posix() for each in read]
     if unlisted := sorted(name for name in weights if name not in sums):
         raise ModelError(
@@ -45,7 +45,7 @@ def check_files(path: Path, listed: Path, read: Collection[Path]) -> None:
     if missing := sorted(name for name in chosen if not (folder / name).is_file()):
         raise ModelError(f"{folder}: {missing[0]} is missing, which {listed} lists.")
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        found = dict(zip(chosen, pool.map(lambda name: _sum(folder / name), chosen)))
+        found = dict(zip(chosen, pool.map(lambda name: _sha256_of(folder / name), chosen)))
     if different := sorted(name for name in chosen if found[name] != chosen[name]):
         name = different[0]
         raise ModelError(
@@ -55,20 +55,22 @@ def check_files(path: Path, listed: Path, read: Collection[Path]) -> None:
         )
 
 
-def _sum(file: Path) -> str:
+def _sha256_of(file: Path) -> str:
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _read(listed: Path) -> Mapping[str, str]:
+def _read_sums(listed: Path) -> Mapping[str, str]:
     """Returns the listed sums by file name, relative to the folder."""
     text = read_text(listed)
     try:
-        content: Any = json.loads(text, object_pairs_hook=lambda pairs: _by_name(listed, pairs))
+        content: Any = json.loads(
+            text, object_pairs_hook=lambda pairs: _dict_without_conflicts(listed, pairs)
+        )
     except (ValueError, RecursionError):
         lines = [_LINE.fullmatch(line) for line in text.splitlines() if line.strip()]
         content = (
-            _by_name(listed, [(match[2], match[1]) for match in lines if match])
+            _dict_without_conflicts(listed, [(match[2], match[1]) for match in lines if match])
             if all(lines)
             else None
         )
@@ -90,7 +92,9 @@ def _read(listed: Path) -> Mapping[str, str]:
     return sums
 
 
-def _by_name(listed: Path, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:  # JSON
+def _dict_without_conflicts(
+    listed: Path, pairs: Sequence[tuple[str, Any]]
+) -> dict[str, Any]:  # JSON
     found: dict[str, Any] = {}
     for name, value in pairs:
         if found.setdefault(name, value) != value:

@@ -148,7 +148,7 @@ def describe(model: str, revision: str | None = None, **settings: str) -> Descri
         partial(found.read_headers, model, revision),
         found.read_spec,
         found.read_tokenizer,
-        found.fit,
+        found.check_fit,
     ):
         try:
             step()
@@ -209,7 +209,7 @@ class _Inspection:
                 architecture=spec.architecture,
                 runs="native",
                 why="it reads texts and generates none",
-                serves=_served(spec),
+                serves=_uses_of(spec),
                 cache_bytes=0,
                 context_length=spec.limit,
             )
@@ -231,7 +231,7 @@ class _Inspection:
         elif self._spec is not None:
             self._media = open_model_files(self.path).media
 
-    def fit(self) -> None:
+    def check_fit(self) -> None:
         """Checks that the weights fit the model, and computes their size and that of the KV cache."""
         match self._spec:
             case EncoderSpec():
@@ -274,15 +274,15 @@ class _Inspection:
                 )
                 for name in tower:
                     source.ignore(name)
-            _take_all(spec, source)
+            _take_decoder(spec, source)
             kept = source.in_8_bits if formats.keep_fp8 else 0
-            blocks, bits = self._in_blocks(formats, device)
+            blocks, bits = self._count_in_blocks(formats, device)
             for packing, count in source.packed.items():
                 few = (
                     packing.gpu_bits
                     if device.type == "cuda"
                     else packing.cpu_bits
-                    if _keeps(formats)
+                    if _keeps_only_blocks(formats)
                     else None
                 )
                 if few is not None:
@@ -291,10 +291,12 @@ class _Inspection:
             numbers = source.elements - kept - blocks
             self._update(
                 loaded_bytes=numbers * formats.weights.itemsize + kept + bits // 8,
-                products=self._products(source, formats, device),
+                products=self._describe_products(source, formats, device),
             )
 
-    def _products(self, source: HeaderSource, formats: Precision, device: torch.device) -> str:
+    def _describe_products(
+        self, source: HeaderSource, formats: Precision, device: torch.device
+    ) -> str:
         """Returns how matrices that are stored in few bits are multiplied; "" if there are none."""
         assert self._headers is not None
         # a GGUF file's blocks
@@ -303,27 +305,29 @@ class _Inspection:
             return ""
         if source.in_8_bits and formats.keep_fp8:
             return "in 8-bit floating point"
-        if _multiplies(formats) and (in_file or any(packing.cpu_bits for packing in source.packed)):
+        if _multiplies_blocks(formats) and (
+            in_file or any(packing.cpu_bits for packing in source.packed)
+        ):
             return "as they are stored" + (
-                "" if _keeps(formats) else " in steps of few rows, decoded in others"
+                "" if _keeps_only_blocks(formats) else " in steps of few rows, decoded in others"
             )
         if device.type == "cuda":
             bits = {packing.gpu_bits for packing in source.packed}
             if 8.0 in bits:
                 return "as 8-bit integers, with rows rounded to such (int8_product)"
-            if any(bits) or self._in_blocks(formats, device)[0]:
+            if any(bits) or self._count_in_blocks(formats, device)[0]:
                 return (
                     "in 4 bits, by rows of 16 (packed_row, packed_products, experts_packed); "
                     "decoded before each of more than 256 rows"
                 )
         return "decoded while loading"
 
-    def _in_blocks(self, formats: Precision, device: torch.device) -> tuple[int, int]:
+    def _count_in_blocks(self, formats: Precision, device: torch.device) -> tuple[int, int]:
         """Counts the weights that are kept only in the file's quantised blocks. Returns their
         number and their size in bits.
         """
         assert self._headers is not None
-        keeps = _keeps(formats)
+        keeps = _keeps_only_blocks(formats)
         kept = list[tuple[int, float]]()
         for name, header in self._headers.items():
             if header.format not in BITS or len(header.shape) != 2:
@@ -392,7 +396,7 @@ def _architecture(path: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _served(spec: EncoderSpec) -> tuple[str, ...]:
+def _uses_of(spec: EncoderSpec) -> tuple[str, ...]:
     if spec.classifier is None:
         return ("embed",)
     return (
@@ -402,7 +406,7 @@ def _served(spec: EncoderSpec) -> tuple[str, ...]:
     )
 
 
-def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
+def _take_decoder(spec: ModelSpec, source: HeaderSource) -> None:
     """Takes every tensor of a decoder from the source. Raises ModelError if a tensor is missing,
     superfluous, duplicate or of another shape.
     """
@@ -427,19 +431,21 @@ def _take_encoder(spec: EncoderSpec, source: HeaderSource) -> None:
     if isinstance(spec.layers, BertSpec):
         Bert(spec.layers, source, torch.float32, torch.device("meta"), iter)
     else:
-        _take_all(spec.layers, source)
+        _take_decoder(spec.layers, source)
 
 
-def _multiplies(formats: Precision) -> bool:
+def _multiplies_blocks(formats: Precision) -> bool:
     """Returns True if a CPU multiplies blocks as they are."""
     return formats.blocks and block_library() is not None
 
 
-def _keeps(formats: Precision) -> bool:
+def _keeps_only_blocks(formats: Precision) -> bool:
     """Returns True if a CPU keeps only the blocks. With AMX it also keeps decoded weights, for
     steps with many rows.
     """
-    return _multiplies(formats) and (formats.weights == torch.float32 or keeps_blocks_alone())
+    return _multiplies_blocks(formats) and (
+        formats.weights == torch.float32 or keeps_blocks_alone()
+    )
 
 
 def _megabytes(count: int | None) -> str:

@@ -19,7 +19,7 @@ from sglang_lite.runtime.models.spec import ExpertsSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.layout import Parallel
-from sglang_lite.runtime.parallel.placement import ExpertPlacement, balanced
+from sglang_lite.runtime.parallel.placement import ExpertPlacement, balance_experts
 
 # SGLang's names
 _PLACES = "physical_to_logical_map"
@@ -51,13 +51,13 @@ def first_placement(
             )
     if given == _TRIVIAL:
         return ExpertPlacement.even(counts, redundant, parallel.ep)
-    return _read(given, counts, redundant, parallel.ep)
+    return _read_placement(given, counts, redundant, parallel.ep)
 
 
 _TRIVIAL = "trivial"
 
 
-def _read(given: str, counts: list[int], redundant: int, ep: int) -> ExpertPlacement:
+def _read_placement(given: str, counts: list[int], redundant: int, ep: int) -> ExpertPlacement:
     """Returns the placement in a file or JSON text. From counts of rows, computes a balanced
     placement.
     """
@@ -77,7 +77,7 @@ def _read(given: str, counts: list[int], redundant: int, ep: int) -> ExpertPlace
         if not all(isinstance(number, int) and number >= 0 for row in rows for number in row):
             raise ValueError("it has something else than whole numbers of at least 0")
         if places is None:
-            rows = [balanced(row, len(row) + redundant, ep) if row else () for row in rows]
+            rows = [balance_experts(row, len(row) + redundant, ep) if row else () for row in rows]
         elif any(set(row) != set(range(count)) for row, count in zip(rows, counts, strict=True)):
             raise ValueError("a layer lacks an expert, or has one that there is not")
     except (OSError, ValueError, TypeError, AttributeError) as error:

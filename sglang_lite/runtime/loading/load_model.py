@@ -28,7 +28,7 @@ from sglang_lite.runtime.loading.load_whisper import load_whisper
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.loading.rank_device import rank_device
 from sglang_lite.runtime.loading.seeding import seed_of
-from sglang_lite.runtime.loading.watched_layers import layer_watch
+from sglang_lite.runtime.loading.watched_layers import make_layer_watch
 from sglang_lite.runtime.media.placeholders import MediaFormat
 from sglang_lite.runtime.media.prepare import MediaPreparer
 from sglang_lite.runtime.models import cpu_ranks
@@ -151,7 +151,7 @@ def load(
         if not config.model_checksum or is_address(config.model):
             why = "is for a model on this machine." if config.model_checksum else "names no file."
             raise ParameterError("model_checksum", why, hint="Leave it out.")
-        check_files(path, Path(config.model_checksum), _files_read(config, path))
+        check_files(path, Path(config.model_checksum), _weight_files_of(config, path))
     if is_encoder(path):
         if config.sharing.ranks > 1:
             problem = "a model that reads texts has one rank."
@@ -198,7 +198,7 @@ def load_tower(config: EngineConfig, path: Path) -> LoadedTower:
     )
 
 
-def _files_read(config: EngineConfig, path: Path) -> set[Path]:
+def _weight_files_of(config: EngineConfig, path: Path) -> set[Path]:
     """Returns the weight files that are read for a model."""
     if path.is_file():
         return {path}
@@ -242,7 +242,7 @@ def load_model(
     )
     kind = Decoder
     if device.type == "cpu":
-        onednn.bound_caches()
+        onednn.limit_primitive_caches()
     if device.type == "cuda":
         from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # imports Triton
 
@@ -253,8 +253,8 @@ def load_model(
     formats = _formats(config, stored, device, packed=source.has_packed)
     experts = first_placement(config, spec, ranks.parallel)
     part = rank_spec(spec, ranks.parallel, even=kind.fused, placement=experts)
-    ranks = _on_device(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
-    item = _least_item(formats, kind, in_few_bits=path.is_file() or source.has_packed)
+    ranks = _connect_devices(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
+    item = _least_weight_bytes(formats, kind, in_few_bits=path.is_file() or source.has_packed)
     offload = _offload(config, part, device, formats.weights.itemsize)
     check_room(
         {
@@ -274,7 +274,7 @@ def load_model(
             config, spec, formats, positions, device, compiler, ranks.parallel, kept
         )
     try:
-        tower = _tower(files, config, source, formats.compute, device)
+        tower = _make_tower(files, config, source, formats.compute, device)
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)
             model = kind(
@@ -291,7 +291,7 @@ def load_model(
         # whose weights are here
         model.tower = tower if isinstance(tower, VisionTower | SoundTower) else None
         prepare_experts(model, config, spec, experts, partial(_source, files, config, device))
-        model.watch = layer_watch(config, spec, ranks.parallel, device)
+        model.watch = make_layer_watch(config, spec, ranks.parallel, device)
         model.both_ways = tower is not None and files.media is not None and files.media.block > 0
         if model.precision.cache.itemsize == 1:
             model.kv_scales = kv_scales(
@@ -327,7 +327,7 @@ def _open_files(config: EngineConfig, path: Path) -> ModelFiles:
     )
 
 
-def _least_item(formats: Precision, kind: type[Decoder], *, in_few_bits: bool) -> float:
+def _least_weight_bytes(formats: Precision, kind: type[Decoder], *, in_few_bits: bool) -> float:
     """Returns a lower bound on the bytes that each weight of a matrix takes.
 
     Args:
@@ -380,7 +380,7 @@ def _offload(
     return Offload(device, config.cpu_offload_gb << 30, max(config.offload_group_size, 1))
 
 
-def _tower(
+def _make_tower(
     files: ModelFiles,
     config: EngineConfig,
     source: WeightSource,
@@ -585,7 +585,7 @@ def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel)
     return torch.device("cpu")
 
 
-def _on_device(
+def _connect_devices(
     ranks: Collectives, config: EngineConfig, device: torch.device, row_bytes: int
 ) -> Collectives:
     """Returns the fastest collectives for tensors on the ranks' devices, built with those through
@@ -775,14 +775,14 @@ def check_deterministic(config: EngineConfig, spec: ModelSpec, device: torch.dev
     for layer in spec.layers:
         attention = layer.attention
         if not isinstance(attention, AttentionSpec):
-            _refuse("latent attention")
+            _reject_deterministic("latent attention")
         elif attention.sinks:
-            _refuse("attention sinks")
+            _reject_deterministic("attention sinks")
         if isinstance(layer.feed_forward, ExpertsSpec):
-            _refuse("a mixture of experts")
+            _reject_deterministic("a mixture of experts")
 
 
-def _refuse(what: str) -> None:
+def _reject_deterministic(what: str) -> None:
     raise ParameterError(
         "deterministic",
         f"the model has {what}, whose sums on a GPU depend on the batch.",

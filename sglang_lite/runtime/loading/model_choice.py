@@ -111,7 +111,7 @@ def choose_model(machine: HostMachine) -> ModelChoice:
     """Decides which models with a short name fit a machine and which one to propose: the best of
     the tested instruction-following models whose weights the machine's cores read fast enough.
     """
-    fits = [_fit(name, machine) for name in ALIASES]
+    fits = [_estimate_fit(name, machine) for name in ALIASES]
     fits.sort(
         key=lambda fit: (
             ALIASES[fit.name].token_numbers == 0,
@@ -127,7 +127,7 @@ def choose_model(machine: HostMachine) -> ModelChoice:
     )
 
 
-def _fit(name: str, machine: HostMachine) -> ModelFit:
+def _estimate_fit(name: str, machine: HostMachine) -> ModelFit:
     model = ALIASES[name]
     decoded = machine.item * model.parameters
     if isinstance(model, HubModel):
@@ -146,7 +146,7 @@ def _fit(name: str, machine: HostMachine) -> ModelFit:
     return ModelFit(name, needed, max(needed - machine.free, 0), read, is_slow)
 
 
-def suggestion(config: EngineConfig) -> str:
+def suggest_larger_model(config: EngineConfig) -> str:
     """Returns one line on what the default model can't do and which model can on this machine, or
     "" for another model.
     """

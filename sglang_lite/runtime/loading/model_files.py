@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.runtime.media.placeholders import MediaFormat, media_format
+from sglang_lite.runtime.media.placeholders import MediaFormat, read_media_format
 from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
 from sglang_lite.runtime.models.folder_config import config_file, read_config
 from sglang_lite.runtime.models.read_config import spec_from_config
@@ -79,9 +79,9 @@ def open_model_files(
             f"{path}: transformers' code runs no GGUF file here.", hint="Use a Hugging Face folder."
         )
     if path.is_file():
-        found = _from_gguf(path, encodes_later)
+        found = _open_gguf(path, encodes_later)
     else:
-        found = _from_folder(path, implementation, tokenizer, options)
+        found = _open_folder(path, implementation, tokenizer, options)
     if found.tokenizer.vocab_size > found.spec.vocab_size:
         raise ModelError(
             f"{path}: the tokenizer has {found.tokenizer.vocab_size:,} tokens, the model {found.spec.vocab_size:,}.",
@@ -121,14 +121,14 @@ def spec_of_gguf(file: GgufFile) -> ModelSpec:
     return spec_from_gguf(file.metadata, frozenset(file.tensors), str(file.path))
 
 
-def _from_gguf(path: Path, encodes_later: bool) -> ModelFiles:
+def _open_gguf(path: Path, encodes_later: bool) -> ModelFiles:
     file = GgufFile(path)
     spec = spec_of_gguf(file)
     tokenizer = tokenizer_from_gguf(file.metadata, str(path), later=encodes_later)
     return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids, file)
 
 
-def _from_folder(
+def _open_folder(
     path: Path, implementation: Implementation, with_tokenizer: bool, options: ImageOptions
 ) -> ModelFiles:
     spec = read_spec(path, implementation)
@@ -142,7 +142,7 @@ def _from_folder(
     media = None
     takes_media = isinstance(spec, ModelSpec) or spec.sound is not None
     if takes_media and tokenizer.knows_text and not options.text_alone:
-        media = media_format(path, tokenizer, spec.vocab_size, options)
+        media = read_media_format(path, tokenizer, spec.vocab_size, options)
     more = check_ids(also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id")
     return ModelFiles(
         path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more, media=media

@@ -27,7 +27,7 @@ from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.folder import weight_files
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
-from sglang_lite.runtime.models.weights.source import canonical
+from sglang_lite.runtime.models.weights.source import canonical_name
 
 _Packed: TypeAlias = dict[str, torch.Tensor]  # tensors of a matrix, by the suffixes of their names
 _PLAIN = ("router", "shared_expert_gate")  # roles of small but sensitive matrices
@@ -81,18 +81,18 @@ def quantise(
         raise ModelError(
             f"{folder}: {spec.architecture} is run by transformers' code, so its matrices are not known."
         )
-    matrices = _matrices(spec, group)
+    matrices = _matrices_to_quantise(spec, group)
     bits = 4 if to == "int4" else 8
     with new_folder(out) as written:
         calibrated = (
             {}
             if texts is None
-            else _calibrate(folder, spec, read_texts(texts), bits, group, written)
+            else _round_with_texts(folder, spec, read_texts(texts), bits, group, written)
         )
-        _write(folder, written, matrices, calibrated, bits, group, progress)
+        _write_quantised(folder, written, matrices, calibrated, bits, group, progress)
 
 
-def _matrices(spec: ModelSpec, group: int) -> frozenset[str]:
+def _matrices_to_quantise(spec: ModelSpec, group: int) -> frozenset[str]:
     """Returns the names of the matrices to quantise. Raises ParameterError if the groups don't
     divide their inputs.
     """
@@ -117,7 +117,7 @@ def _matrices(spec: ModelSpec, group: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def _write(
+def _write_quantised(
     folder: Path,
     out: Path,
     matrices: frozenset[str],
@@ -136,9 +136,9 @@ def _write(
             for name in handle.keys():  # noqa: SIM118 # no mapping
                 tensor = handle.get_tensor(name)
                 module = name.removesuffix(".weight")
-                known = canonical(name)
+                known = canonical_name(name)
                 if known in matrices:
-                    packed = calibrated.pop(known, None) or _packed(
+                    packed = calibrated.pop(known, None) or _pack_matrix(
                         round_to_nearest(tensor, RoundingGrid(bits, group, tensor.dtype)), bits
                     )
                     state |= {f"{module}.{part}": each for part, each in packed.items()}
@@ -173,7 +173,7 @@ def _write(
     (out / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def _calibrate(
+def _round_with_texts(
     folder: Path, spec: ModelSpec, texts: Sequence[str], bits: int, group: int, scratch: Path
 ) -> dict[str, _Packed]:
     """Rounds the matrices whose inputs are known so that their products change little, and returns
@@ -184,7 +184,7 @@ def _calibrate(
     files: dict[str, tuple[Path, str]] = {}
     for file in weight_files(folder)[1]:
         with safe_open(file, framework="pt") as handle:
-            files |= {canonical(name): (file, name) for name in handle.keys()}  # noqa: SIM118 # no mapping
+            files |= {canonical_name(name): (file, name) for name in handle.keys()}  # noqa: SIM118 # no mapping
 
     def read(name: str) -> torch.Tensor:
         file, stored = files[name]
@@ -203,13 +203,13 @@ def _calibrate(
         for name, numbers, scale in zip(
             names, rounded.numbers.split_with_sizes(sizes), rounded.scale.split_with_sizes(sizes)
         ):
-            found[name] = _packed(Rounded(numbers, scale), bits)
+            found[name] = _pack_matrix(Rounded(numbers, scale), bits)
 
     calibrate(folder, spec, texts, take, scratch)
     return found
 
 
-def _packed(matrix: Rounded, bits: int) -> _Packed:
+def _pack_matrix(matrix: Rounded, bits: int) -> _Packed:
     """Packs a matrix into the tensors of compressed-tensors' pack-quantized format."""
     words = (matrix.numbers.int() + (1 << bits - 1)).view(len(matrix.numbers), -1, 32 // bits)
     packed = words[:, :, 0].clone()

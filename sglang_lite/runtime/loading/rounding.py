@@ -106,13 +106,13 @@ def round_with_feedback(weight: torch.Tensor, moments: torch.Tensor, grid: Round
     rows = max(1, _ELEMENTS // (grid.group * len(_SHARES)))
     for start in range(0, len(weight), rows):
         part = slice(start, start + rows)
-        found, scales = _fed_back(weight[part, columns].float().t().contiguous(), factor, grid)
+        found, scales = _round_columns(weight[part, columns].float().t().contiguous(), factor, grid)
         numbers[part, columns] = found.t()
         scale[part, blocks] = scales.t()
     return Rounded(numbers, scale)
 
 
-def _fed_back(
+def _round_columns(
     left: torch.Tensor, factor: torch.Tensor, grid: RoundingGrid
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rounds columns float32 [columns, rows], which are modified. Returns numbers int8 [columns,

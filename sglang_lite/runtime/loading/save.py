@@ -18,7 +18,7 @@ from sglang_lite.runtime.models.sharding import RankPart, cut, rank_spec
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.folder import pickled_tensors, weight_files
 from sglang_lite.runtime.models.weights.rank_files import name_of_part, shard_name
-from sglang_lite.runtime.models.weights.source import canonical
+from sglang_lite.runtime.models.weights.source import canonical_name
 from sglang_lite.runtime.parallel.layout import Parallel
 
 _PART_BYTES = 5 << 30
@@ -54,16 +54,16 @@ def save_sharded(
             hint='Load a GGUF file as it is: load_format="gguf".',
         )
     files = sorted(weight_files(folder)[1])
-    parts = _parts(folder, tp)
+    parts = _find_rank_parts(folder, tp)
     with new_folder(out) as written:
         copy_description(folder, written)
         for index in written.glob("*.index.json"):
             index.unlink()
         for rank in range(tp):
-            _write(_stored(progress(files), parts, rank), written, rank, part_bytes)
+            _write_rank(_rank_tensors(progress(files), parts, rank), written, rank, part_bytes)
 
 
-def _parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
+def _find_rank_parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
     """Returns the part of each rank by canonical name of the matrices that are cut. Ranks that hold
     the same part divide it among them.
 
@@ -85,11 +85,13 @@ def _parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
         parts = [cut(each, spec, rank) for rank in ranks]
         for piece in each.slices:
             if None not in parts and len(piece.shape) == 2 and not piece.part:
-                found[piece.name] = list(_apart([part for part in parts if part is not None]))
+                found[piece.name] = list(
+                    _without_overlaps([part for part in parts if part is not None])
+                )
     return found
 
 
-def _apart(parts: Iterable[RankPart]) -> Iterator[RankPart]:
+def _without_overlaps(parts: Iterable[RankPart]) -> Iterator[RankPart]:
     """Yields the parts without what the parts before them already contain."""
     at = 0
     for part in parts:
@@ -97,7 +99,7 @@ def _apart(parts: Iterable[RankPart]) -> Iterator[RankPart]:
         at = max(at, part.stop)
 
 
-def _stored(
+def _rank_tensors(
     files: Iterable[Path], parts: Mapping[str, Sequence[RankPart]], rank: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the tensors of a rank as they are stored, with their names in its files."""
@@ -108,20 +110,20 @@ def _stored(
             with safe_open(file, framework="pt") as handle:
                 for name in handle.keys():  # noqa: SIM118 # no mapping
                     stored = handle.get_slice(name)
-                    yield from _part(name, stored, stored.get_shape(), parts, rank)
+                    yield from _cut_tensor(name, stored, stored.get_shape(), parts, rank)
         else:
             for name, tensor in pickled_tensors(file).items():
-                yield from _part(name, tensor, tensor.shape, parts, rank)
+                yield from _cut_tensor(name, tensor, tensor.shape, parts, rank)
 
 
-def _part(
+def _cut_tensor(
     name: str, whole: Any, shape: Sequence[int], parts: Mapping[str, Sequence[RankPart]], rank: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields a rank's part of a tensor, or of a safetensors slice. Yields nothing if other ranks
     hold all of it. A tensor whose shape is not the model's is kept whole, so that the file's reader
     can reject it.
     """
-    own = parts.get(canonical(name))
+    own = parts.get(canonical_name(name))
     axis = int(own is not None and own[rank].axis == "inputs")
     if (
         own is None
@@ -137,7 +139,7 @@ def _part(
         yield name_of_part(name, own[rank].axis), whole[(every, at) if axis else (at, every)]
 
 
-def _write(
+def _write_rank(
     tensors: Iterable[tuple[str, torch.Tensor]], out: Path, rank: int, part_bytes: int
 ) -> None:
     parts = 0

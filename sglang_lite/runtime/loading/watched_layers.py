@@ -12,7 +12,7 @@ from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.parallel.layout import Parallel
 
 
-def layer_watch(
+def make_layer_watch(
     config: EngineConfig, spec: ModelSpec, parallel: Parallel, device: torch.device
 ) -> LayerWatch:
     """Returns the watch over a rank's layers that the config asks for.

@@ -98,12 +98,12 @@ class EncoderClient:
         medium = item.medium
         source = f"data:{medium.media_type};base64,{base64.b64encode(medium.data).decode()}"
         asked = {"mm_items": [source], "modality": medium.kind, "num_frames": medium.frames}
-        status, data = self._answer(url, asked, 4 * item.count * self.width + _MORE_BYTES)
+        status, data = self._post_limited(url, asked, 4 * item.count * self.width + _MORE_BYTES)
         if status in (400, 413):
-            raise ParameterError(medium.kind, f"{url} refuses it: {_problem(data)}")
+            raise ParameterError(medium.kind, f"{url} refuses it: {_error_message_in(data)}")
         if status != 200:
             hint = f" ({_KEY} has its key.)" if status in (401, 403) else ""
-            raise _UnusableError(f"answers {status}: {_problem(data)}{hint}")
+            raise _UnusableError(f"answers {status}: {_error_message_in(data)}{hint}")
         try:
             found = load(data)
         except Exception as error:  # of safetensors, of several kinds
@@ -124,7 +124,7 @@ class EncoderClient:
             raise _UnusableError("has numbers for it that are NaN or infinite.")
         return pinned(features) if self.device.type == "cuda" else features
 
-    def _answer(self, url: str, asked: Mapping[str, object], most: int) -> tuple[int, bytes]:
+    def _post_limited(self, url: str, asked: Mapping[str, object], most: int) -> tuple[int, bytes]:
         """Sends a request and returns the status and body of the response, which may have at most
         `most` bytes.
         """
@@ -150,7 +150,7 @@ class _UnusableError(Exception):
     """Raised for a server's response without usable features."""
 
 
-def _problem(data: bytes) -> str:
+def _error_message_in(data: bytes) -> str:
     """Returns the error message in a response."""
     try:
         return str(json.loads(data)["error"]["message"])[:500]

@@ -30,7 +30,7 @@ def read_header(image: Media) -> tuple[int, int]:
         return (height, width) if _orientation(picture) >= _LYING else (width, height)
 
 
-def upright(picture: Picture) -> Picture:
+def decode_upright(picture: Picture) -> Picture:
     """Decodes an image to 8-bit RGB pixels as displayed, on white where it is transparent. Pillow
     may raise many kinds of errors.
     """

@@ -99,10 +99,10 @@ def _qwen(config: Config, settings: Config) -> Parts:
     least = settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56
     most = settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
     unit = patch * merge
-    return lambda width, height: (Grid(*fitted(width, height, unit, least, most)),)
+    return lambda width, height: (Grid(*fit_to_grid(width, height, unit, least, most)),)
 
 
-def fitted(width: int, height: int, unit: int, least: int, most: int) -> tuple[int, int]:
+def fit_to_grid(width: int, height: int, unit: int, least: int, most: int) -> tuple[int, int]:
     """Returns the rows and columns of squares of `unit` pixels to which Qwen2-VL scales an image,
     with `least` to `most` pixels.
     """
@@ -188,7 +188,7 @@ def _tiled(
     side = config["vision_config"]["image_size"] // config["vision_config"]["patch_size"]
 
     def parts(width: int, height: int) -> Sequence[Part]:
-        tall, wide = max(sizes, key=lambda size: _fit(width, height, size[1], size[0]))
+        tall, wide = max(sizes, key=lambda size: _rank_size(width, height, size[1], size[0]))
         rows = side * (tall // tile)
         columns = side * (wide // tile)
         if width / height > columns / rows:
@@ -204,7 +204,7 @@ def _tiled(
     return parts
 
 
-def _fit(width: int, height: int, wide: int, tall: int) -> tuple[int, int]:
+def _rank_size(width: int, height: int, wide: int, tall: int) -> tuple[int, int]:
     """Ranks a size for an image like transformers does: by the image's pixels at that size, then by
     the fewest empty pixels.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sglang_lite.media_files import sample_count, video_header
+from sglang_lite.media_files import count_samples, video_header
 from sglang_lite.protocol import (
     CapabilityError,
     Media,
@@ -24,7 +24,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.prompt import is_placeholder
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.media.data_url import ARTICLES, medium_from, unfetched
+from sglang_lite.runtime.media.data_url import ARTICLES, medium_from, unfetched_error
 from sglang_lite.runtime.media.header import read_header
 from sglang_lite.runtime.media.image_families import GEMMA_IMAGE, IMAGE_FAMILIES, Config, Part
 from sglang_lite.runtime.media.sound_families import SOUND_FAMILIES, SoundFormat
@@ -115,7 +115,7 @@ class MediaFormat:
                 "prompt", problem, hint="Write <|startoftranscript|> and what follows it there."
             )
 
-    def placed(self, spans: Sequence[Span]) -> Iterator[Span]:
+    def split_at_placeholders(self, spans: Sequence[Span]) -> Iterator[Span]:
         """Splits spans at the placeholders named in their text. Text that can't name special tokens
         is not split.
         """
@@ -154,7 +154,7 @@ class MediaFormat:
         if image.url:
             image = replace(medium_from(image.url, kind, kind), frames=frames)
         if image.url:  # still: it is not a data URL
-            raise unfetched(image.url, kind)
+            raise unfetched_error(image.url, kind)
         placeholders = self.kinds[kind]
         parts = placeholders.parts(image)
         counts = [
@@ -213,7 +213,7 @@ def prompt_spans(prompt: Prompt, media: MediaFormat | None, model_name: str) -> 
         return prompt.spans
     if media is None:
         raise no_media_error(prompt.images[0].kind if prompt.images else "image", model_name)
-    spans = list(media.placed(prompt.spans) if named else prompt.spans)
+    spans = list(media.split_at_placeholders(prompt.spans) if named else prompt.spans)
     places = [span.text for span in spans if is_placeholder(span)]
     if named:
         given: dict[str, deque[Media]] = {each.named: deque() for each in media.kinds.values()}
@@ -262,7 +262,7 @@ def no_media_error(kind: MediaKind, model_name: str) -> ParameterError:
     return ParameterError("prompt", f"{model_name} can't {_SENSES[kind]}.", hint=_CURES[kind])
 
 
-def media_format(
+def read_media_format(
     folder: Path, tokenizer: Tokenizer, vocab_size: int, options: ImageOptions
 ) -> MediaFormat | None:
     """Returns the media format of the model in a folder, or None if it takes no supported media.
@@ -294,12 +294,14 @@ def _image_format(
     folder: Path, config: Config, tokenizer: Tokenizer, vocab_size: int, options: ImageOptions
 ) -> MediaFormat | None:
     """Returns the media format of a model that sees images, and watches videos if its family does."""
-    if (saved := _settings(folder, "image_processor", "preprocessor_config.json")) is None:
+    if (
+        saved := _processor_settings(folder, "image_processor", "preprocessor_config.json")
+    ) is None:
         return None
     settings = {**saved, **options.processors.get("image", {})}
     family = config["model_type"]
     parts = IMAGE_FAMILIES[family](config, settings)
-    token_id = _id(config, "image_token")
+    token_id = _token_id_in(config, "image_token")
     token = tokenizer.control_text(token_id)
     named, block = (
         (GEMMA_IMAGE, config["mm_tokens_per_image"]) if family == "gemma3" else (token, 0)
@@ -315,11 +317,13 @@ def _image_format(
     }
     if family not in VIDEO_FAMILIES:
         return MediaFormat(kinds, vocab_size, _digest(settings), block)
-    found = _settings(folder, "video_processor", "video_preprocessor_config.json") or saved
+    found = (
+        _processor_settings(folder, "video_processor", "video_preprocessor_config.json") or saved
+    )
     of_videos = video_settings(found, options.processors.get("video", {}))
     video = VIDEO_FAMILIES[family](config, of_videos)
     if family != "smolvlm":  # which writes frames as images
-        token_id = _id(config, "video_token")
+        token_id = _token_id_in(config, "video_token")
         token = tokenizer.control_text(token_id)
     kinds["video"] = Placeholders(
         video.named or token,
@@ -335,14 +339,16 @@ def _sound_format(
     folder: Path, config: Config, tokenizer: Tokenizer, vocab_size: int, options: ImageOptions
 ) -> MediaFormat | None:
     """Returns the media format of a model that hears sounds."""
-    if (settings := _settings(folder, "feature_extractor", "preprocessor_config.json")) is None:
+    if (
+        settings := _processor_settings(folder, "feature_extractor", "preprocessor_config.json")
+    ) is None:
         return None
     sound = SOUND_FAMILIES[config["model_type"]](config, settings)
-    token_id = config["eos_token_id"] if sound.named else _id(config, "audio_token")
+    token_id = config["eos_token_id"] if sound.named else _token_id_in(config, "audio_token")
     token = tokenizer.control_text(token_id)
 
     def parts(each: Media) -> Sequence[Part]:
-        return sound.parts(sample_count(each, sound.rate, sound.seconds))
+        return sound.parts(count_samples(each, sound.rate, sound.seconds))
 
     kinds: dict[MediaKind, Placeholders] = {
         "audio": Placeholders(
@@ -352,7 +358,7 @@ def _sound_format(
     return MediaFormat(kinds, vocab_size, _digest(settings), sound=sound, begins=bool(sound.named))
 
 
-def _id(config: Config, name: str) -> int:
+def _token_id_in(config: Config, name: str) -> int:
     """Returns the id of a placeholder token, under either of transformers' names."""
     found: int = config[f"{name}_id" if f"{name}_id" in config else f"{name}_index"]
     return found
@@ -362,7 +368,7 @@ def _digest(*settings: Config) -> bytes:
     return hashlib.blake2b(repr(settings).encode(), digest_size=32).digest()
 
 
-def _settings(folder: Path, part: str, name: str) -> Config | None:
+def _processor_settings(folder: Path, part: str, name: str) -> Config | None:
     """Returns the settings of a part of a folder's processor, read from where transformers reads
     them, or None if there are none.
     """

@@ -15,7 +15,7 @@ import torch
 
 from sglang_lite.media_files import frames, samples, video_header
 from sglang_lite.protocol import Media, MediaKind, ModelError, ParameterError, SglError
-from sglang_lite.runtime.media.header import open_image, upright
+from sglang_lite.runtime.media.header import decode_upright, open_image
 from sglang_lite.runtime.media.placeholders import MediaFormat
 from sglang_lite.runtime.media.sound_families import SoundFormat
 from sglang_lite.runtime.media.video_families import VideoFormat
@@ -52,9 +52,9 @@ class MediaPreparer:
         if "image" in media.kinds:
             self._of_kind["image"] = _ImagePreparer(folder, options).prepare
         if media.video is not None:
-            self._of_kind["video"] = partial(_prepared_video, media.video)
+            self._of_kind["video"] = partial(_prepare_video, media.video)
         if media.sound is not None:
-            self._of_kind["audio"] = partial(_prepared_sound, media.sound)
+            self._of_kind["audio"] = partial(_prepare_sound, media.sound)
 
     def prepare(self, item: MediaItem) -> Pixels:
         """Returns the encoder's inputs for an image, a video or a sound. May be called on several
@@ -80,7 +80,7 @@ class _ImagePreparer:
     """Prepares images with transformers' processor."""
 
     def __init__(self, folder: Path, options: ImageOptions) -> None:
-        self._processor: Any = _processor(folder, options.processors.get("image", {}))
+        self._processor: Any = _load_processor(folder, options.processors.get("image", {}))
         self._options: dict[str, Any] = {}
         # Mistral 3 crops to merged patches
         if merged := read_json(folder / "config.json").get("spatial_merge_size"):
@@ -94,7 +94,7 @@ class _ImagePreparer:
             with warnings.catch_warnings(), open_image(image) as picture:
                 # about metadata, and about sizes within our own limit
                 warnings.simplefilter("ignore")
-                shown = upright(picture)
+                shown = decode_upright(picture)
         except SglError:
             raise
         except Exception as error:  # pillow raises errors of many kinds for damaged files
@@ -104,7 +104,7 @@ class _ImagePreparer:
         return dict(self._processor(images=[[shown]], return_tensors="pt", **self._options))
 
 
-def _prepared_video(video: VideoFormat, given: Media) -> Pixels:
+def _prepare_video(video: VideoFormat, given: Media) -> Pixels:
     header = video_header(given)
     sample = video.sample(header, given.frames)
     return video_inputs(video, sample.sizes, frames(given, header, sample.indices))
@@ -144,7 +144,7 @@ def video_inputs(
     return {video.inputs: flat, "image_grid_thw": torch.tensor([[times, rows, columns]])}
 
 
-def _prepared_sound(sound: SoundFormat, given: Media) -> Pixels:
+def _prepare_sound(sound: SoundFormat, given: Media) -> Pixels:
     """Returns the samples [1, n], padded with silence to whole windows, and the number of samples
     before padding, `count` [1].
     """
@@ -153,7 +153,7 @@ def _prepared_sound(sound: SoundFormat, given: Media) -> Pixels:
     return {"samples": torch.from_numpy(padded)[None], "count": torch.tensor([len(heard)])}
 
 
-def _processor(folder: Path, given: Mapping[str, Any]) -> Any:  # of transformers
+def _load_processor(folder: Path, given: Mapping[str, Any]) -> Any:  # of transformers
     from transformers import AutoImageProcessor  # imports all of transformers' processors
 
     try:

@@ -16,7 +16,7 @@ from sglang_lite.protocol import CapabilityError, Media, ParameterError, Prompt,
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.media.placeholders import MediaFormat
 from sglang_lite.runtime.media.sound_families import SoundFormat
-from sglang_lite.runtime.media.whisper_rules import by_whispers_rules
+from sglang_lite.runtime.media.whisper_rules import apply_whisper_rules
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
@@ -116,7 +116,7 @@ class WhisperSpeech:
         if not (timed or never or not_first):
             return None
         return partial(
-            by_whispers_rules,
+            apply_whisper_rules,
             instructions[0],
             len(instructions),
             self.end,

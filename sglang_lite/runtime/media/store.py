@@ -56,12 +56,12 @@ class FeatureStore:
     def images(self) -> int:
         return len(self._entries)
 
-    def claim(self, request: Request) -> list[Features] | None:
+    def reserve_rows(self, request: Request) -> list[Features] | None:
         """Reserves rows for all images of a request and returns them. Returns None, reserving
         nothing, if other requests need the room.
         """
         assert request.media is not None
-        missing = self._missing(request.media)
+        missing = self._missing_items(request.media)
         unused = self._unused(request.media)
         rows = sum(item.count for item in missing)
         if not self.has_room(request):
@@ -90,7 +90,7 @@ class FeatureStore:
         del self._entries[entry.item.key]
         self._free = np.concatenate((self._free, entry.rows))
 
-    def forget(self) -> list[Features]:
+    def invalidate_features(self) -> list[Features]:
         """Invalidates all features. Returns the images of requests that have not ended, whose rows
         stay reserved.
         """
@@ -106,12 +106,12 @@ class FeatureStore:
         request needs are evicted.
         """
         assert request.media is not None
-        rows = sum(item.count for item in self._missing(request.media))
+        rows = sum(item.count for item in self._missing_items(request.media))
         return rows <= len(self._free) + sum(
             entry.item.count for entry in self._unused(request.media)
         )
 
-    def _missing(self, media: RequestMedia) -> list[MediaItem]:
+    def _missing_items(self, media: RequestMedia) -> list[MediaItem]:
         return [
             item
             for key, item in {each.key: each for each in media.items}.items()

@@ -18,7 +18,7 @@ from sglang_lite.runtime.media.image_families import (
     IDEFICS_LIMIT,
     Config,
     Part,
-    fitted,
+    fit_to_grid,
     idefics_tile,
     scaled,
 )
@@ -90,10 +90,10 @@ def _qwen2(config: Config, settings: Config) -> VideoFormat:
     )
 
     def sample(video: VideoHeader, wanted: int) -> Sample:
-        count = _count(video, wanted, settings, least=4, most=768)
+        count = _frames_to_show(video, wanted, settings, least=4, most=768)
         count -= count % patches[0] if count > patches[0] else 0
         indices = [int(i * (video.frames / count)) for i in range(count)]
-        rows, columns = fitted(video.width, video.height, patches[1] * patches[2], least, most)
+        rows, columns = fit_to_grid(video.width, video.height, patches[1] * patches[2], least, most)
         planes = -(-count // patches[0])
         seconds = patches[0] * video.frames / (count * video.fps)  # from plane to plane
         interval = np.float32(per_second * seconds) if per_second else np.float32(1)
@@ -102,9 +102,9 @@ def _qwen2(config: Config, settings: Config) -> VideoFormat:
         if times[-1] >= grid.size:
             problem = f"its {count} frames are {seconds * planes:,.0f} seconds, which {grid.size:,} tokens can't tell."
             raise ParameterError("video", problem, hint="Show more frames, or cut it.")
-        return _sample(indices, patches, grid, [grid])
+        return _sample_in_patches(indices, patches, grid, [grid])
 
-    return _format(sample, settings, _CLIP, _BICUBIC, patches=patches)
+    return _make_format(sample, settings, _CLIP, _BICUBIC, patches=patches)
 
 
 def _qwen3(config: Config, settings: Config) -> VideoFormat:
@@ -116,7 +116,7 @@ def _qwen3(config: Config, settings: Config) -> VideoFormat:
     unit = patches[1] * patches[2]
 
     def sample(video: VideoHeader, wanted: int) -> Sample:
-        count = _count(video, wanted, settings, least=4, most=768)
+        count = _frames_to_show(video, wanted, settings, least=4, most=768)
         indices = np.linspace(0, video.frames - 1, count).round().astype(int).tolist()
         if count < patches[0]:
             indices = indices * patches[0]
@@ -127,19 +127,19 @@ def _qwen3(config: Config, settings: Config) -> VideoFormat:
             grow = max(unit / height, unit / width)
             width = int(width * grow)
             height = int(height * grow)
-        grid = Grid(*_fitted_together(width, height, count, patches[0], unit, least, most))
+        grid = Grid(*_fit_frames_to_grid(width, height, count, patches[0], unit, least, most))
         parts: list[Part] = []
         padded = [*indices, *indices[-1:] * (-count % patches[0])]
         for first, last in zip(padded[:: patches[0]], padded[patches[0] - 1 :: patches[0]]):
             second = (first / video.fps + last / video.fps) / 2
             parts += [f"<{second:.1f} seconds><|vision_start|>", grid, "<|vision_end|>"]
-        return _sample(indices, patches, grid, parts)
+        return _sample_in_patches(indices, patches, grid, parts)
 
     named = "<|vision_start|><|video_pad|><|vision_end|>"
-    return _format(sample, settings, _HALF, _BICUBIC, patches=patches, named=named)
+    return _make_format(sample, settings, _HALF, _BICUBIC, patches=patches, named=named)
 
 
-def _fitted_together(
+def _fit_frames_to_grid(
     width: int, height: int, count: int, together: int, unit: int, least: int, most: int
 ) -> tuple[int, int]:
     """Returns the rows and columns of squares of `unit` pixels to which Qwen3-VL scales `count`
@@ -168,11 +168,11 @@ def _onevision(config: Config, settings: Config) -> VideoFormat:
     def sample(video: VideoHeader, wanted: int) -> Sample:
         if not (wanted or settings.get("fps")):
             wanted = settings.get("num_frames") or 32
-        count = _count(video, wanted, settings, least=1, most=768)
+        count = _frames_to_show(video, wanted, settings, least=1, most=768)
         indices = [int(i * (video.frames / count)) for i in range(count)]
         return Sample(indices, (size,), (count * pooled**2 + 1,))
 
-    return _format(sample, settings, _CLIP, _BICUBIC, inputs="pixel_values_videos")
+    return _make_format(sample, settings, _CLIP, _BICUBIC, inputs="pixel_values_videos")
 
 
 def _smolvlm(config: Config, settings: Config) -> VideoFormat:
@@ -206,7 +206,7 @@ def _smolvlm(config: Config, settings: Config) -> VideoFormat:
         first_size = scaled(video.width, video.height, min(longest, IDEFICS_LIMIT))
         return Sample(indices, (first_size, (tile, tile)), (*parts, "\n\n"))
 
-    return _format(sample, settings, _HALF, _LANCZOS, named="<video>")
+    return _make_format(sample, settings, _HALF, _LANCZOS, named="<video>")
 
 
 def video_settings(saved: Config, given: Config) -> Config:
@@ -226,7 +226,9 @@ def video_settings(saved: Config, given: Config) -> Config:
     return {**saved, **{name: value for name, value in renamed.items() if value}, **given}
 
 
-def _count(video: VideoHeader, wanted: int, settings: Config, *, least: int, most: int) -> int:
+def _frames_to_show(
+    video: VideoHeader, wanted: int, settings: Config, *, least: int, most: int
+) -> int:
     """Returns the number of frames to show of a video: as many as requested, or some per second.
     Raises ParameterError if too many are requested.
     """
@@ -251,7 +253,7 @@ def _patches(settings: Config, pixels: int) -> tuple[int, int, int]:
     )
 
 
-def _sample(
+def _sample_in_patches(
     indices: list[int], patches: tuple[int, int, int], grid: Grid, parts: Sequence[Part]
 ) -> Sample:
     """Returns the sample of frames that are cut into patches. The last frame is repeated to fill a
@@ -262,7 +264,7 @@ def _sample(
     return Sample(padded, ((grid.columns * unit, grid.rows * unit),), parts)
 
 
-def _format(
+def _make_format(
     sample: Sampling,
     settings: Config,
     normal: tuple[Sequence[float], Sequence[float]],

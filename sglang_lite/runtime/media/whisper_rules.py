@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def by_whispers_rules(
+def apply_whisper_rules(
     start: int,
     spoken: int,
     end: int,

@@ -11,7 +11,7 @@ import torch
 from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.host.cpu_library import cpu_library
 from sglang_lite.runtime.kernels.shared_sums import SLOT, SOURCE, SharedSums, memory_size
-from sglang_lite.runtime.parallel.collectives import Collectives, own_rows, swap
+from sglang_lite.runtime.parallel.collectives import Collectives, exchange_bytes, own_rows
 
 _TIMEOUT_S = 300.0
 
@@ -63,18 +63,18 @@ def connect(host: Collectives) -> Collectives:
     library = (
         cpu_library(SOURCE, cache_folder() / "compiled") if hasattr(os, "memfd_create") else None
     )
-    if not all(map(any, swap(host, bytes([library is not None])))):
+    if not all(map(any, exchange_bytes(host, bytes([library is not None])))):
         return host
     assert library is not None
     size = memory_size(parallel.ranks)
     own = os.memfd_create("sglang_lite-sums") if parallel.rank == 0 else None
     if own is not None:
         os.ftruncate(own, size)
-    path = swap(host, b"" if own is None else f"/proc/{os.getpid()}/fd/{own}".encode())[0]
+    path = exchange_bytes(host, b"" if own is None else f"/proc/{os.getpid()}/fd/{own}".encode())[0]
     descriptor = os.open(path, os.O_RDWR)
     memory = mmap.mmap(descriptor, size)
     os.close(descriptor)
-    swap(host, b"")  # all have opened it
+    exchange_bytes(host, b"")  # all have opened it
     if own is not None:
         os.close(own)
     shared = SharedSums(library, memory, parallel.rank, parallel.ranks, _TIMEOUT_S)

@@ -85,7 +85,7 @@ class SmallBatchStep:
         self._width = max(each.heads * each.key_size for each in heads)
         self._max_tokens = max(MAX_GATE_ELEMENTS // (2 * largest), 1)
         self._in_one_call = (
-            _in_one_call(layers, norm, eps) if threaded and ranks.parallel.tp == 1 else None
+            _pack_layers(layers, norm, eps) if threaded and ranks.parallel.tp == 1 else None
         )
         self._max_in_one_call = _MAX_IN_ONE_CALL if self._in_one_call else 0
 
@@ -205,7 +205,7 @@ def small_batch_step(
     )
 
 
-def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLayers | None:
+def _pack_layers(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLayers | None:
     """Packs the layers into one record for a single compiled call. Returns None if shapes differ or
     a matrix is not in blocks.
     """

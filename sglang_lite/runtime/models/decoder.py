@@ -33,7 +33,7 @@ from sglang_lite.runtime.models.sharding import rank_spec, vocabulary_part
 from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
-from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, in_turn
+from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, run_stages_in_turn
 from sglang_lite.runtime.parallel.placement import ExpertPlacement
 from sglang_lite.runtime.parallel.shared_steps import (
     UNSHARED,
@@ -128,7 +128,7 @@ class Decoder:
         # The largest tables first: their temporary memory is free again before the layers are read.
         self.ropes = reader.rotary_tables(max_positions)
         self.embedding, self.head = (
-            reader.embedding_and_head() if head else (reader.embedding_alone(), no_head)
+            reader.embedding_and_head() if head else (reader.embedding_without_head(), no_head)
         )
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
         self.layers: list[Layer] = []
@@ -277,13 +277,15 @@ class Decoder:
         Returns:
             Hidden states [T, hidden_size] after the last norm.
         """
-        x, deep = self._embedded(ids)
+        x, deep = self._embed_tokens(ids)
         cos_sin = [rope.at(positions) for rope in self.ropes]
         few = None if self.watch.looks else self._small_batch
         if not deep and few is not None and few.supports(plan):
             return few(x, cos_sin, plan, cache)
         with self.steps.begin(len(x)):
-            x = in_turn(self.ranks, x, lambda x: self._run_layers(x, deep, cos_sin, plan, cache))
+            x = run_stages_in_turn(
+                self.ranks, x, lambda x: self._run_layers(x, deep, cos_sin, plan, cache)
+            )
         return self.watch.passed(ids, positions, self._norm(x, self.norm))
 
     @property
@@ -349,7 +351,7 @@ class Decoder:
         """Returns the rows [T, hidden_size] that enter the first layer, for the ids of text, int64
         [T].
         """
-        return self._embedded(ids)[0]
+        return self._embed_tokens(ids)[0]
 
     def run_layer(
         self,
@@ -373,11 +375,11 @@ class Decoder:
             index, self.layers[index], x, [rope.at(positions) for rope in self.ropes], plan, cache
         )
 
-    def _embedded(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _embed_tokens(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Returns embeddings [T, hidden_size] and the rows to add to the residual after each of the
         first layers.
         """
-        x = self._looked_up(ids if self.features is None else ids.clamp(min=0)).to(
+        x = self._look_up_embeddings(ids if self.features is None else ids.clamp(min=0)).to(
             self.precision.compute
         )
         if self.embedding_scale != 1.0:
@@ -394,7 +396,7 @@ class Decoder:
         x[at] = first
         return x, [torch.zeros_like(x).index_copy_(0, at, each) for each in others]
 
-    def _looked_up(self, ids: torch.Tensor) -> torch.Tensor:
+    def _look_up_embeddings(self, ids: torch.Tensor) -> torch.Tensor:
         if self._has_whole_vocabulary:
             return self.embedding[ids]
         own = (ids >= self.vocabulary.start) & (ids < self.vocabulary.stop)

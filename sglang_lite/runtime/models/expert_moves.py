@@ -84,7 +84,7 @@ class ExpertMoves:
         """
         if self._begun is not None:
             index, experts = self._begun
-            _take(self._layers[index], experts.result())
+            _replace_experts(self._layers[index], experts.result())
             self._begun = None
         if layer is not None:
             self.placed[layer] = slots
@@ -95,7 +95,7 @@ class ExpertMoves:
             return self._read(layer, slots)
 
 
-def _take(layer: Layer, new: Any) -> None:
+def _replace_experts(layer: Layer, new: Any) -> None:
     """Replaces a layer's experts; on a GPU it overwrites their memory, which captured graphs read."""
     own = layer.feed_forward
     if isinstance(own, Experts):

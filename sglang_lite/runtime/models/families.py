@@ -85,7 +85,7 @@ def _after_max_window_layers(config: Config, layer: int) -> bool:
     return layer >= int(config["max_window_layers"])
 
 
-def _but_each(field: str) -> Callable[[Config, int], bool]:
+def _except_every(field: str) -> Callable[[Config, int], bool]:
     """Returns a predicate that is False for every n-th layer, where n is the value of a config
     field.
     """
@@ -136,7 +136,7 @@ def _qk_norm(flag: str, kind: str, *, bias: bool = False) -> Changes:
     return lambda config: {"qk_norm": kind if config.get(flag) else "", "qk_norm_bias": bias}
 
 
-def _clipped(config: Config) -> dict[str, Any]:
+def _clip_attention(config: Config) -> dict[str, Any]:
     return {"clip": config.get("clip_qkv")}
 
 
@@ -159,7 +159,7 @@ def _has_rope_smollm3(config: Config, layer: int, window: int | None) -> bool:
     return bool(listed[layer])
 
 
-def _count(config: Config, name: str) -> int:
+def _expert_count(config: Config, name: str) -> int:
     """Returns a layer's number of experts, from the family's field or another family's:
     transformers writes either.
     """
@@ -170,7 +170,7 @@ def _count(config: Config, name: str) -> int:
 
 def _local_experts(config: Config, layer: int) -> dict[str, Any] | None:
     return {
-        "count": _count(config, "num_local_experts"),
+        "count": _expert_count(config, "num_local_experts"),
         "size": config["intermediate_size"],
         "normalise": True,
     }
@@ -179,7 +179,7 @@ def _local_experts(config: Config, layer: int) -> dict[str, Any] | None:
 def _qwen_experts(config: Config, layer: int) -> dict[str, Any] | None:
     dense = config.get("mlp_only_layers") or []
     dense = dense if isinstance(dense, list) else [dense]
-    count = _count(config, "num_experts")
+    count = _expert_count(config, "num_experts")
     if layer in dense or (layer + 1) % config["decoder_sparse_step"] or not count:
         return None
     return {
@@ -212,12 +212,12 @@ def _qwen3_vl_experts(config: Config, layer: int) -> dict[str, Any] | None:
 def _olmoe_experts(config: Config, layer: int) -> dict[str, Any] | None:
     size = config["intermediate_size"]
     normalise = config["norm_topk_prob"]
-    return {"count": _count(config, "num_experts"), "size": size, "normalise": normalise}
+    return {"count": _expert_count(config, "num_experts"), "size": size, "normalise": normalise}
 
 
 def _gpt_oss_experts(config: Config, layer: int) -> dict[str, Any] | None:
     return {
-        "count": _count(config, "num_local_experts"),
+        "count": _expert_count(config, "num_local_experts"),
         "size": config["intermediate_size"],
         "normalise": True,
         "router_bias": True,
@@ -237,7 +237,7 @@ def _deepseek2_experts(config: Config, layer: int) -> dict[str, Any] | None:
     if config.get("norm_topk_prob"):
         raise ValueError("norm_topk_prob is not supported")
     return {
-        "count": _count(config, "n_routed_experts"),
+        "count": _expert_count(config, "n_routed_experts"),
         "size": config["moe_intermediate_size"],
         "groups": config["n_group"] if limited else 1,
         "kept_groups": config["topk_group"] if limited else 1,
@@ -260,7 +260,7 @@ def _glm4_experts(config: Config, layer: int) -> dict[str, Any] | None:
 
 def _sigmoid_experts(config: Config, layer: int) -> dict[str, Any]:
     return {
-        "count": _count(config, "n_routed_experts"),
+        "count": _expert_count(config, "n_routed_experts"),
         "size": config["moe_intermediate_size"],
         "scoring": "sigmoid",
         "groups": config["n_group"],
@@ -359,7 +359,7 @@ FAMILIES: Mapping[str, Family] = {
          "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6,
          "use_bidirectional_attention": False},
         biases=_ATTENTION, qk_norm="head", norms="both",
-        has_window=_but_each("sliding_window_pattern"), layer_ropes=True, attention_fields=_scalar,
+        has_window=_except_every("sliding_window_pattern"), layer_ropes=True, attention_fields=_scalar,
         model_fields=lambda c: {**_gemma_model(c), "logit_softcap": c.get("final_logit_softcapping")},
         names=_BEFORE_FEED_FORWARD,
     ),
@@ -404,7 +404,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "exaone4": Family(
         ("Exaone4ForCausalLM",), {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4},
-        qk_norm="head", norms="after", has_window=_but_each("sliding_window_pattern"),
+        qk_norm="head", norms="after", has_window=_except_every("sliding_window_pattern"),
         has_rope=lambda c, i, window: not c.get("sliding_window") or window is not None,
     ),
     "seed_oss": Family(
@@ -459,7 +459,7 @@ FAMILIES: Mapping[str, Family] = {
                "layers": "gpt_neox.layers", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
     ),
     "olmo": Family(
-        ("OlmoForCausalLM",), {"layer_norm_eps": 1e-5}, biases=_ATTENTION, attention_fields=_clipped,
+        ("OlmoForCausalLM",), {"layer_norm_eps": 1e-5}, biases=_ATTENTION, attention_fields=_clip_attention,
         model_fields=lambda c: {**_layer_norm("layer_norm_eps", bias=False)(c), "norm_weight": False},
     ),
     "cohere": Family(
@@ -472,7 +472,7 @@ FAMILIES: Mapping[str, Family] = {
         ("Cohere2ForCausalLM",),
         {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True, "sliding_window": 4096,
          "sliding_window_pattern": 4},
-        biases=_ATTENTION, interleaved=True, has_window=_but_each("sliding_window_pattern"),
+        biases=_ATTENTION, interleaved=True, has_window=_except_every("sliding_window_pattern"),
         has_rope=lambda c, i, window: window is not None, layer_fields=lambda c: {"parallel": "one norm"},
         model_fields=_cohere_model,
     ),
@@ -513,7 +513,7 @@ FAMILIES: Mapping[str, Family] = {
     "olmoe": Family(
         ("OlmoeForCausalLM",),
         {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
-        biases=_ATTENTION, qk_norm="whole", attention_fields=_clipped, experts_fields=_olmoe_experts,
+        biases=_ATTENTION, qk_norm="whole", attention_fields=_clip_attention, experts_fields=_olmoe_experts,
     ),
     "granitemoe": Family(
         ("GraniteMoeForCausalLM",), {**_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}, biases=_ATTENTION,

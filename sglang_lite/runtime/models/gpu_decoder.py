@@ -23,12 +23,12 @@ from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, nor
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts, from_last_stage
+from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts, broadcast_last_stage
 from sglang_lite.runtime.models.layers.adapted_linear import Rows, adapted, adapted_rows
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
-from sglang_lite.runtime.models.layers.latent import made_queries
+from sglang_lite.runtime.models.layers.latent import compute_queries
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.spec import (
@@ -136,7 +136,7 @@ class GpuDecoder(Decoder):
             this rank's layers.
         """
         assert isinstance(self.embedding, torch.Tensor), "blocks stay on a CPU alone"
-        rows = None if plan.lora is None else _rows_of(plan.lora, plan.slots, self.layers)
+        rows = None if plan.lora is None else _adapter_rows(plan.lora, plan.slots, self.layers)
         residual = plan.rows
         if residual is None:
             residual = embed(plan, self.embedding, self.embedding_scale, self.features)
@@ -151,7 +151,7 @@ class GpuDecoder(Decoder):
         """
         staged = self.ranks.parallel.pp > 1
         return (
-            norm(from_last_stage(self.ranks, hidden), self.norm, self.spec.rms_eps)
+            norm(broadcast_last_stage(self.ranks, hidden), self.norm, self.spec.rms_eps)
             if staged
             else hidden
         )
@@ -181,7 +181,7 @@ class GpuDecoder(Decoder):
         scales: Scales | None = None
         peers = self._peers(len(residual))
         at = None if cache.experts is None else plan.token_slots
-        for i, own in enumerate(self._streamed()):
+        for i, own in enumerate(self._stream_layers()):
             self._add_plane(i, plan, residual)
             layer = (
                 own
@@ -189,23 +189,27 @@ class GpuDecoder(Decoder):
                 else adapted(own, plan.lora.layers[i], rows)
             )
             first, second = self._in_8_bits(layer, len(residual))
-            normed = self._in_norm(layer.input_norm, x, residual, scales, peers, eight=first)
+            normed = self._normalise_input(
+                layer.input_norm, x, residual, scales, peers, eight=first
+            )
             self.watch.behind(i - 1, residual)
             seen = self._attend(i, layer, *self._qkv(layer, normed), plan, cache, attention)
             if layer.spec.parallel:
                 if layer.mlp_norm is not None:
-                    normed = self._in_norm(layer.mlp_norm, None, residual, None, None, eight=second)
+                    normed = self._normalise_input(
+                        layer.mlp_norm, None, residual, None, None, eight=second
+                    )
                 residual.add_(self._added(layer, self.layer_ranks.sum(layer.output(seen))))
             else:
-                x, scales = self._last(layer.output, seen, peers)
-                x, scales = self._out(layer, layer.post_attention_norm, x, scales)
+                x, scales = self._last_product(layer.output, seen, peers)
+                x, scales = self._finish_block(layer, layer.post_attention_norm, x, scales)
                 wide = isinstance(layer.feed_forward, GpuExperts)  # the router needs 16-bit rows
-                normed = self._in_norm(
+                normed = self._normalise_input(
                     layer.mlp_norm, x, residual, scales, peers, eight=second, unquantised=wide
                 )
             record = None if at is None else partial(cache.record_experts, i, at)
             x, scales = self._feed_forward(layer, normed, peers, len(residual), record)
-            x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
+            x, scales = self._finish_block(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
         hidden = add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers)
         return hidden, self.watch.behind(len(self.layers) - 1, residual)
@@ -218,7 +222,7 @@ class GpuDecoder(Decoder):
             return None
         return self.gpu_ranks.fused(rows, self.spec.hidden_size * self.precision.compute.itemsize)
 
-    def _streamed(self) -> Iterable[Layer]:
+    def _stream_layers(self) -> Iterable[Layer]:
         """Iterates over the layers, yielding each when its weights are on the device."""
         return self.watch.over(
             self.layers if self.offload is None else self.offload.stream(self.layers)
@@ -249,7 +253,7 @@ class GpuDecoder(Decoder):
         both = first if first == second else None
         return (both, both) if layer.spec.parallel == "one norm" else (first, second)
 
-    def _in_norm(
+    def _normalise_input(
         self,
         weight: torch.Tensor | None,
         x: torch.Tensor | None,
@@ -288,7 +292,7 @@ class GpuDecoder(Decoder):
             )
         return add_norm(x, residual, weight, eps, scales, peers)
 
-    def _out(
+    def _finish_block(
         self, layer: Layer, weight: torch.Tensor | None, x: torch.Tensor, scales: Scales | None
     ) -> tuple[torch.Tensor, Scales | None]:
         """Normalises and scales a block's output before it is added to the residual. Returns it
@@ -299,15 +303,19 @@ class GpuDecoder(Decoder):
             scales = None
         return self._added(layer, x), scales
 
-    def _last(
+    def _last_product(
         self, linear: Linear, rows: torch.Tensor | EightBitRows, peers: Peers | None
     ) -> tuple[torch.Tensor, Scales | None]:
         """Computes the last product of a block, returned with its pending scales. If an `add_norm`
         follows, the product stays in parts, and with `peers` the ranks' sum is left to it.
         """
         if self.gpu_ranks is None or peers is not None:
-            return matrix(linear).parts(rows) if self._plain else matrix(linear).unscaled(rows)
-        x, scales = matrix(linear).unscaled(rows)
+            return (
+                matrix(linear).parts(rows)
+                if self._plain
+                else matrix(linear).multiply_unscaled(rows)
+            )
+        x, scales = matrix(linear).multiply_unscaled(rows)
         if scales is not None:
             x = (x * scales.rows[: len(x)].unsqueeze(1) * scales.columns).to(x.dtype)
         return self.gpu_ranks.sum(x), None
@@ -321,7 +329,7 @@ class GpuDecoder(Decoder):
         product = matrix(layer.qkv)
         spec = layer.spec.attention
         if _norms_in_kernel(spec, self.spec.norm):
-            return product.unscaled(rows)
+            return product.multiply_unscaled(rows)
         assert isinstance(rows, torch.Tensor), "not in 8 bits"
         qkv = product(rows)
         if isinstance(spec, LatentSpec):
@@ -367,7 +375,7 @@ class GpuDecoder(Decoder):
             if isinstance(fed.spec, DenseSpec) and not fed.spec.gated
             else gate_up.gated
         )
-        return self._last(
+        return self._last_product(
             down, activate(rows, fed.spec.activation, eight=down.eight_bits(count)), peers
         )
 
@@ -379,7 +387,7 @@ class GpuDecoder(Decoder):
         """
         eps = self.spec.rms_eps
         residual: torch.Tensor | None = None
-        for i, layer in enumerate(self._streamed()):
+        for i, layer in enumerate(self._stream_layers()):
             assert layer.input_norm is not None
             assert layer.mlp_norm is not None
             if residual is not None:
@@ -453,7 +461,7 @@ class GpuDecoder(Decoder):
         weights = layer.latent
         rope = self.ropes[layer.rope].tables
         assert weights is not None
-        q = made_queries(spec, weights, product[:, : -spec.key_size])
+        q = compute_queries(spec, weights, product[:, : -spec.key_size])
         nope, turned = q.split_with_sizes((spec.nope_size, spec.rope_size), 2)
         expanded = attention.expanded
         rows = len(q) if expanded is None else plan.decoding  # rows whose queries are absorbed
@@ -485,7 +493,7 @@ def _norms_in_kernel(spec: AttentionSpec | LatentSpec, norm: str) -> bool:
     return not spec.qk_norm or (spec.qk_norm == "head" and norm == "rms")
 
 
-def _rows_of(step: LoraStep, slots: torch.Tensor, layers: Iterable[Layer]) -> Rows:
+def _adapter_rows(step: LoraStep, slots: torch.Tensor, layers: Iterable[Layer]) -> Rows:
     """Returns the step's rows and their adapters in the form that products for this many rows take."""
     return adapted_rows(step, slots, tiles=all(matrix(layer.qkv).tiles for layer in layers))
 

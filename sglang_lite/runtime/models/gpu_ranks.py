@@ -20,10 +20,10 @@ from sglang_lite.runtime.kernels.two_shot import PartPeers, sum_parts
 from sglang_lite.runtime.parallel.collectives import (
     ONE_PROCESS,
     Collectives,
+    exchange_bytes,
     open_store,
     own_rows,
     store_of_stage,
-    swap,
     torch_distributed,
 )
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -83,7 +83,7 @@ class GpuRanks:
         peers = self.peers
         fits = (
             peers is not None
-            and rows * row_bytes <= self._most_summed(peers)
+            and rows * row_bytes <= self._sum_limit(peers)
             and peers.takes_rows(rows, row_bytes)
         )
         return peers if fits else None
@@ -91,19 +91,21 @@ class GpuRanks:
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         peers = self.peers
-        if peers is not None and _fits(x, self._most_summed(peers)):
+        if peers is not None and _fits(x, self._sum_limit(peers)):
             return sum_ranks(x, peers)
         if self.parts is not None and self.parts.takes(x):
             return sum_parts(x, self.parts)
         if self.nccl is not None:
             self.nccl.sum(x)
             return x
-        return torch.cat([sum_ranks(piece, self._pieces) for piece in self._cut(x)]).view(x.shape)
+        return torch.cat([sum_ranks(piece, self._pieces) for piece in self._split_pieces(x)]).view(
+            x.shape
+        )
 
     def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         parts = x.contiguous().view(len(counts), -1) if min(counts) == max(counts) else None
         peers = self.peers
-        if parts is not None and peers is not None and _fits(parts[0], self._most(peers)):
+        if parts is not None and peers is not None and _fits(parts[0], self._exchange_limit(peers)):
             return reduce_scatter(parts, peers).view(counts[0], *x.shape[1:])
         return own_rows(self.sum(x), counts, self.parallel.rank)
 
@@ -111,13 +113,13 @@ class GpuRanks:
         """Returns x of all ranks as [ranks, ...]."""
         x = x.contiguous()
         peers = self.peers
-        if peers is not None and _fits(x, self._most(peers)):
+        if peers is not None and _fits(x, self._exchange_limit(peers)):
             return gather_ranks(x, peers)
         if self.nccl is not None:
             out = x.new_empty((self.parallel.ranks, *x.shape))
             self.nccl.gather(out, x)
             return out
-        parts = [gather_ranks(piece, self._pieces) for piece in self._cut(x)]
+        parts = [gather_ranks(piece, self._pieces) for piece in self._split_pieces(x)]
         return torch.cat(parts, 1).view(self.parallel.ranks, *x.shape)
 
     def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
@@ -127,7 +129,7 @@ class GpuRanks:
             return parts.view(1, -1)
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes)], 1)
 
-    def hand_on(self, x: torch.Tensor, stage: int) -> torch.Tensor:
+    def pass_to_next_stage(self, x: torch.Tensor, stage: int) -> torch.Tensor:
         """Passes rows from each rank of a stage to the rank at the same place in the next stage.
 
         Args:
@@ -150,19 +152,21 @@ class GpuRanks:
             self.nccl.receive(x, parallel.rank - parallel.tp)
         return x
 
-    def _most(self, peers: Peers) -> int:
+    def _exchange_limit(self, peers: Peers) -> int:
         """Returns the most bytes that one exchange by stores may have. Each rank sends them to all
         others.
         """
         return min(ONE_SHOT // (self.parallel.ranks - 1), peers.max_bytes) // 4 * 4  # whole words
 
-    def _most_summed(self, peers: Peers) -> int:
+    def _sum_limit(self, peers: Peers) -> int:
         """Returns the most bytes that one sum by stores may have. It is lower than `_most` on four
         ranks, where a sum by parts sends less.
         """
         pairs = self.parallel.ranks * (self.parallel.ranks - 1) // 2
         return (
-            self._most(peers) if self.parts is None else min(ONE_SHOT // pairs, self._most(peers))
+            self._exchange_limit(peers)
+            if self.parts is None
+            else min(ONE_SHOT // pairs, self._exchange_limit(peers))
         )
 
     @property
@@ -170,15 +174,15 @@ class GpuRanks:
         assert self.peers is not None, "ranks that share a GPU have access to its memory"
         return self.peers
 
-    def _cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.split(x.view(-1), self._most(self._pieces) // x.element_size())
+    def _split_pieces(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.split(x.view(-1), self._exchange_limit(self._pieces) // x.element_size())
 
 
 def _fits(x: torch.Tensor, most: int) -> bool:
     return x.nbytes <= most and x.nbytes % 4 == 0
 
 
-def from_last_stage(ranks: Collectives, x: torch.Tensor) -> torch.Tensor:
+def broadcast_last_stage(ranks: Collectives, x: torch.Tensor) -> torch.Tensor:
     """Copies the last stage's rows to every rank. x has the same shape on all ranks."""
     last = ranks.parallel.rank == ranks.parallel.ranks - 1  # all of its stage have the same rows
     return ranks.sum(x if last else torch.zeros_like(x))
@@ -277,27 +281,31 @@ def connect(
             all sums; None on one machine.
     """
     if meeting is not None:
-        return _connected(host, device, None, open_store(meeting, host.parallel, _TIMEOUT_S))
+        return _connect_ranks(host, device, None, open_store(meeting, host.parallel, _TIMEOUT_S))
     rank = host.parallel.rank
     index = device.index or 0
-    devices = [int.from_bytes(each, "big") for each in swap(host, index.to_bytes(4, "big"))]
+    devices = [
+        int.from_bytes(each, "big") for each in exchange_bytes(host, index.to_bytes(4, "big"))
+    ]
     if len(set(devices)) < len(devices):
-        return _connected(host, device, row_bytes, None)
+        return _connect_ranks(host, device, row_bytes, None)
     reaches = all(
         other == index or torch.cuda.can_device_access_peer(index, other) for other in devices
     )
-    all_reach = all(map(any, swap(host, bytes([reaches]))))
+    all_reach = all(map(any, exchange_bytes(host, bytes([reaches]))))
     if not all_reach and rank == 0:
         logger.warning(
             "not all GPUs have access to one another's memory: NCCL sums, which takes longer for few rows."
         )
     # An anonymous file that disappears with rank 0's process.
     meeting = f"/proc/{os.getpid()}/fd/{os.memfd_create('nccl')}" if rank == 0 else ""
-    store = open_store(swap(host, meeting.encode())[0].decode(), host.parallel, _TIMEOUT_S)
-    return _connected(host, device, row_bytes if own_sum and all_reach else None, store)
+    store = open_store(
+        exchange_bytes(host, meeting.encode())[0].decode(), host.parallel, _TIMEOUT_S
+    )
+    return _connect_ranks(host, device, row_bytes if own_sum and all_reach else None, store)
 
 
-def _connected(
+def _connect_ranks(
     host: Collectives, device: torch.device, row_bytes: int | None, store: Any
 ) -> Collectives:
     """Builds the collectives once `connect` knows which GPUs reach each other.
@@ -316,11 +324,11 @@ def _connected(
     parts = None
     if row_bytes is not None:
         peers, parts = share_memory(
-            parallel.rank, parallel.ranks, row_bytes, device, partial(swap, host)
+            parallel.rank, parallel.ranks, row_bytes, device, partial(exchange_bytes, host)
         )
     nccl = store and _Nccl(parallel, store, device)
     if parallel.pp > 1:
-        in_stage = _connected(
+        in_stage = _connect_ranks(
             host.in_stage, device, row_bytes, store and store_of_stage(store, parallel)
         )
     return GpuRanks(parallel, peers, nccl, in_stage, parts)

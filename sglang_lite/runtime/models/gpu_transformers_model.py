@@ -51,7 +51,7 @@ class GpuTransformersModel(TransformersModel):
 
     def __init__(self, module: Any, label: str) -> None:  # arguments of TransformersModel
         super().__init__(module, label)
-        self.attentions = self._of_layers(self.trial)
+        self.attentions = self._attention_specs(self.trial)
         self.precision = Precision(self.dtype, self.dtype, self.dtype)
         self.vocab_size: int = module.config.get_text_config().vocab_size
         self.uncapturable: str | None = None
@@ -62,7 +62,7 @@ class GpuTransformersModel(TransformersModel):
                 _use_kernels(module)
                 if self.device.type == "cuda":
                     self.uncapturable = self._find_synchronisation()
-                    self.activation_elements = self._measure()
+                    self.activation_elements = self._measure_activations()
 
     @property
     def shares_prefixes(self) -> bool:
@@ -98,7 +98,7 @@ class GpuTransformersModel(TransformersModel):
 
         return self._run(ids, plan.positions, paged)
 
-    def _of_layers(self, trial: AttentionProbe) -> tuple[AttentionSpec, ...]:
+    def _attention_specs(self, trial: AttentionProbe) -> tuple[AttentionSpec, ...]:
         if any(len(set(planes)) > 1 for planes in trial.planes):
             raise self._refusal(
                 'on a GPU, as its keys and its values differ in size or heads: use device="cpu"'
@@ -135,7 +135,7 @@ class GpuTransformersModel(TransformersModel):
             torch.cuda.set_sync_debug_mode(before)
         return None
 
-    def _measure(self) -> int:
+    def _measure_activations(self) -> int:
         """Measures the activation elements that a step holds per token at one time."""
         ids = torch.zeros(_MEASURED, dtype=torch.int32, device=self.device)
         torch.cuda.reset_peak_memory_stats(self.device)

@@ -38,7 +38,7 @@ def read_hub_headers(hub_id: str, revision: str | None) -> SafetensorsRepoMetada
     """
     from huggingface_hub import HfApi
 
-    if modelscope.is_asked_for():
+    if modelscope.should_use_modelscope():
         return None
     try:
         return HfApi().get_safetensors_metadata(hub_id, revision=revision)
@@ -60,9 +60,9 @@ def fetch_folder(model: str, revision: str | None, *, weights: bool) -> Path:
         DownloadError: the download fails and the cache does not have the complete model.
     """
     patterns = ["*.json", "*.jinja", "*.model", "*.txt"]
-    if modelscope.is_asked_for():
+    if modelscope.should_use_modelscope():
         kinds = ("*.safetensors", "*.bin") if weights else ()
-        return modelscope.from_modelscope(
+        return modelscope.fetch_from_modelscope(
             model, revision, (*patterns, *kinds), cache_folder() / "modelscope"
         )
     from huggingface_hub import HfApi, snapshot_download
@@ -106,11 +106,11 @@ def fetch_file(model: HubFile, revision: str | None, note: Path) -> Path:
         DownloadError: the download fails, the disk has too little room, or the file has
             another hash; such a file is deleted.
     """
-    if modelscope.is_asked_for():
-        found = modelscope.from_modelscope(
+    if modelscope.should_use_modelscope():
+        found = modelscope.fetch_from_modelscope(
             model.hub_id, revision, (model.file,), cache_folder() / "modelscope"
         )
-        return _checked(found / model.file, model, note)
+        return _verify_file(found / model.file, model, note)
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
     cached = try_to_load_from_cache(model.hub_id, model.file, revision=revision)
@@ -126,10 +126,10 @@ def fetch_file(model: HubFile, revision: str | None, note: Path) -> Path:
         )
     except Exception as error:  # as for folders
         raise _failure(model.hub_id, error, f"the path of {model.file}") from error
-    return _checked(Path(path), model, note)
+    return _verify_file(Path(path), model, note)
 
 
-def _checked(path: Path, model: HubFile, note: Path) -> Path:
+def _verify_file(path: Path, model: HubFile, note: Path) -> Path:
     """Returns the path of a downloaded file if its hash is right, and deletes the file otherwise.
 
     Raises:
@@ -176,18 +176,18 @@ def _failure(model: str, error: Exception, instead: str) -> DownloadError:
     if is_denied(error):
         page = f"https://huggingface.co/{model}"
         return DownloadError(
-            f"{model}: the hub denies it: {_said(error)}",
+            f"{model}: the hub denies it: {_error_line(error)}",
             hint=f"Accept its licence at {page}, and set HF_TOKEN to a token of the account that has "
             "(https://huggingface.co/settings/tokens). If there is no such page, check the name.",
         )
     return DownloadError(
-        f"{model}: no folder here, not in the Hugging Face cache, and the hub did not give it: {_said(error)}",
+        f"{model}: no folder here, not in the Hugging Face cache, and the hub did not give it: {_error_line(error)}",
         hint=f"Check the name or path, and the network{proxies()}; set HF_TOKEN for a gated model, HF_HOME "
         f"for another cache folder; unset HF_HUB_OFFLINE to allow downloads; or give {instead}.",
     )
 
 
-def _said(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """Returns the hub library's error in one line: a status with its meaning, or a connection
     error. Its advice is left out, since the hint has it.
     """

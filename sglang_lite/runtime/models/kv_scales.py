@@ -83,7 +83,7 @@ def kv_scales(
     """
     layers = range(len(model.kv_layout.layers))
     if any((i, side) not in stored for i in layers for side in "kv"):
-        stored = {**_calibrated(model, bos), **stored}
+        stored = {**_calibrate_scales(model, bos), **stored}
     k, v = ([_power_of_two(stored[i, side]).to(model.device) for i in layers] for side in "kv")
     for i, layer in enumerate(model.spec.layers):
         # a checkpoint has one scale for all parts of the cache
@@ -93,7 +93,7 @@ def kv_scales(
     return KVScales(tuple(k), tuple(v))
 
 
-def _calibrated(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tensor]:
+def _calibrate_scales(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tensor]:
     """Measures scales [kv_heads] by layer and "k" or "v" in a run of tokens spread over the
     vocabulary.
 

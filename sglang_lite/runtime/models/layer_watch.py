@@ -53,11 +53,11 @@ class LayerWatch:
 
     def over(self, layers: Iterable[_Layer]) -> Iterable[_Layer]:
         """Iterates over the layers, marking each as a range if profiles should show it."""
-        return layers if self._marks is None else self._marked(layers, self._marks)
+        return layers if self._marks is None else self._mark_each(layers, self._marks)
 
-    def _marked(self, layers: Iterable[_Layer], device: torch.device) -> Iterator[_Layer]:
+    def _mark_each(self, layers: Iterable[_Layer], device: torch.device) -> Iterator[_Layer]:
         for number, layer in zip(self._layers, layers):
-            with marked(f"layer {number}", device):
+            with profiler_range(f"layer {number}", device):
                 yield layer
 
     def behind(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -109,7 +109,7 @@ def folder_of_process(folder: str, parallel: Parallel) -> Path:
 
 
 @contextmanager
-def marked(name: str, device: torch.device) -> Iterator[None]:
+def profiler_range(name: str, device: torch.device) -> Iterator[None]:
     """Marks its body as a range in torch's profiles and, on a GPU, in NVTX."""
     with torch.profiler.record_function(name):
         if device.type != "cuda":

@@ -80,11 +80,11 @@ def _skeleton(path: Path) -> PreTrainedModel:
                 config, attn_implementation=NAME, trust_remote_code=False
             )
     except Exception as error:  # transformers' code and each model's raise many kinds
-        raise _refused(path, error, config) from error
+        raise _load_error(path, error, config) from error
     return module.eval()
 
 
-def _refused(path: Path, error: Exception, config: PreTrainedConfig | None) -> ModelError:
+def _load_error(path: Path, error: Exception, config: PreTrainedConfig | None) -> ModelError:
     if "trust_remote_code" in str(error):  # transformers' own message asks the user to set it
         auto_map = read_json(path / "config.json").get("auto_map")
         code = (
@@ -163,4 +163,4 @@ def load_transformers(
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # transformers' code and each model's raise many kinds
-        raise _refused(path, error, config) from error
+        raise _load_error(path, error, config) from error

@@ -42,12 +42,14 @@ class _Note(msgspec.Struct):
     fetched: dict[str, _File] = {}
 
 
-def is_asked_for() -> bool:
+def should_use_modelscope() -> bool:
     """Returns whether hub ids refer to ModelScope, which SGLang's environment variable selects."""
     return os.environ.get("SGLANG_USE_MODELSCOPE", "").lower() in ("1", "true", "yes")
 
 
-def from_modelscope(model: str, revision: str | None, patterns: Iterable[str], cache: Path) -> Path:
+def fetch_from_modelscope(
+    model: str, revision: str | None, patterns: Iterable[str], cache: Path
+) -> Path:
     """Downloads a model's files that match some patterns and are not in the cache. Returns their
     folder.
 
@@ -64,7 +66,7 @@ def from_modelscope(model: str, revision: str | None, patterns: Iterable[str], c
     """
     branch = revision or "master"
     folder = cache / model / urllib.parse.quote(branch, safe="")
-    note = _noted(folder)
+    note = _read_note(folder)
 
     def missing(listed: Mapping[str, _File]) -> list[str]:
         safe = any(name.endswith(".safetensors") for name in listed)
@@ -77,7 +79,7 @@ def from_modelscope(model: str, revision: str | None, patterns: Iterable[str], c
         ]
 
     try:
-        listed = _listed(model, branch)
+        listed = _list_files(model, branch)
     except DownloadError:
         if not note.listed or missing(note.listed):
             raise
@@ -98,7 +100,7 @@ def from_modelscope(model: str, revision: str | None, patterns: Iterable[str], c
     return folder
 
 
-def _noted(folder: Path) -> _Note:
+def _read_note(folder: Path) -> _Note:
     """Reads the note of a folder. Returns an empty note if there is none or it is damaged."""
     try:
         return msgspec.json.decode((folder / _NOTE).read_bytes(), type=_Note)
@@ -113,7 +115,7 @@ def _write(note: _Note, folder: Path) -> None:
         os.replace(part, folder / _NOTE)
 
 
-def _listed(model: str, branch: str) -> dict[str, _File]:
+def _list_files(model: str, branch: str) -> dict[str, _File]:
     """Lists the files of the model by name. Raises DownloadError."""
     query = urllib.parse.urlencode({"Revision": branch, "Recursive": "True"})
     try:

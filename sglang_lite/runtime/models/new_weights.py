@@ -19,7 +19,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.linear import stacked_rows
-from sglang_lite.runtime.models.vision_tower import taken_weights
+from sglang_lite.runtime.models.vision_tower import read_encoder_weights
 from sglang_lite.runtime.models.weight_parts import (
     ROPES,
     PartKey,
@@ -69,7 +69,7 @@ class StagedWeights:
         self._map = WeightParts(model)
         # of any kind; None once the staged ones take too much memory
         self._parts: dict[PartKey, Any] = {}
-        source, functions = self._reading()
+        source, functions = self._open_reader()
         given = source.names
         limit = _STAGED_BYTES if model.device.type == "cpu" else _STAGED_ON_GPU
         parts = {self._map.key(name) for name in given}
@@ -78,10 +78,14 @@ class StagedWeights:
                 continue
             part = build()
             if model.fused:
-                _check_shared(list(tensor_pairs(part_of(model, key), part, _named(key))))
+                _check_shared_tensors(
+                    list(tensor_pairs(part_of(model, key), part, _part_name(key)))
+                )
             self._parts[key] = part if source.taken_bytes <= limit else None
             del part  # before the next one takes memory
-        encoder = [name for name, _ in taken_weights(model.encoder_weights, source, whole=whole)]
+        encoder = [
+            name for name, _ in read_encoder_weights(model.encoder_weights, source, whole=whole)
+        ]
         if (
             model.tower is not None
             and not whole
@@ -101,7 +105,7 @@ class StagedWeights:
         return is_of_encoder(name) and self._map.shape(name) is None
 
     # builds any part
-    def _reading(self) -> tuple[_NewTensors, Mapping[PartKey, Callable[[], Any]]]:
+    def _open_reader(self) -> tuple[_NewTensors, Mapping[PartKey, Callable[[], Any]]]:
         model = self._model
         source = _NewTensors(self._open(), model, None if self._whole else self._map)
         reader = WeightReader(
@@ -120,19 +124,21 @@ class StagedWeights:
         If it fails, the model has some of the new weights. Small batches must be planned again
         afterwards.
         """
-        later = self._reading()[1] if None in self._parts.values() else {}
+        later = self._open_reader()[1] if None in self._parts.values() else {}
         for key in list(self._parts):
             part = self._parts.pop(key)
             self._put(key, later[key]() if part is None else part)
             del part
         encoder = self._model.encoder_weights
-        for name, values in taken_weights(encoder, self._reading()[0], whole=self._whole):
+        for name, values in read_encoder_weights(
+            encoder, self._open_reader()[0], whole=self._whole
+        ):
             encoder[name].copy_(values)
 
     def _put(self, key: PartKey, part: Any) -> None:  # any part
         model, (layer, name) = self._model, key
         if model.fused:
-            for old, new in tensor_pairs(part_of(model, key), part, _named(key)):
+            for old, new in tensor_pairs(part_of(model, key), part, _part_name(key)):
                 old.copy_(new)
         elif key == (None, "embedding") and model.spec.tied_embeddings:
             model.embedding, model.head = part
@@ -140,7 +146,7 @@ class StagedWeights:
             setattr(model if layer is None else model.layers[layer], name, part)
 
 
-def _named(key: PartKey) -> str:
+def _part_name(key: PartKey) -> str:
     return key[1] if key[0] is None else f"layer {key[0]}, {key[1]}"
 
 
@@ -213,7 +219,7 @@ def _is_finite(weight: Stored, dtype: torch.dtype) -> bool:
     if isinstance(weight, torch.Tensor):
         # NaN is both, if there is one
         return bool(torch.stack(torch.aminmax(weight)).to(dtype).isfinite().all())
-    if isinstance(weight, Blocks) and _is_bounded(weight, dtype):
+    if isinstance(weight, Blocks) and _has_finite_bound(weight, dtype):
         return True
     if isinstance(weight, EncodedStack):
         return all(
@@ -223,7 +229,7 @@ def _is_finite(weight: Stored, dtype: torch.dtype) -> bool:
     return all(_is_finite(rows, dtype) for _, rows in stacked_rows([weight]))
 
 
-def _is_bounded(blocks: Blocks, dtype: torch.dtype) -> bool:
+def _has_finite_bound(blocks: Blocks, dtype: torch.dtype) -> bool:
     """Returns whether scales and minima alone prove that all numbers are finite, so that none needs
     decoding.
     """
@@ -266,7 +272,7 @@ def tensor_pairs(old: Any, new: Any, what: str) -> Iterator[tuple[torch.Tensor, 
         )
 
 
-def _check_shared(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _check_shared_tensors(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Raises ModelError if tensors that share memory would get different values."""
     found: dict[tuple[int, torch.Size], torch.Tensor] = {}
     for old, new in pairs:

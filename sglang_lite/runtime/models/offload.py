@@ -162,7 +162,7 @@ class Offload:
             range(at, min(at + self._group_size, len(self._host)))
             for at in range(0, len(self._host), self._group_size)
         ]
-        copied = [self._copied(group) for group in groups[:_GROUPS]]
+        copied = [self._start_copy(group) for group in groups[:_GROUPS]]
         yield from layers[: self._first]
         for number, group in enumerate(groups):
             if (event := copied[number]) is not None:
@@ -170,11 +170,11 @@ class Offload:
             for index in group:
                 yield layers[self._first + index]
             if number + _GROUPS < len(groups):
-                copied.append(self._copied(groups[number + _GROUPS]))
+                copied.append(self._start_copy(groups[number + _GROUPS]))
         if self._link is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._link)
 
-    def _copied(self, group: range) -> torch.cuda.Event | None:
+    def _start_copy(self, group: range) -> torch.cuda.Event | None:
         """Starts a group's copy after all work launched so far. Returns the event of its
         completion, or None on a CPU.
         """

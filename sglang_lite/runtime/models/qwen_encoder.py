@@ -34,18 +34,18 @@ def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:  # tra
         encoder: transformers' module, with its weights.
         dtype, device: of the weights and the computation.
     """
-    attend: _Attend = partial(_by_size, _OfBorders(_windows))
+    attend: _Attend = partial(_attend_by_size, _OfBorders(_window_indices))
     if device.type == "cuda":
         from sglang_lite.runtime.kernels.activation import gated  # imports Triton, as does the next
         from sglang_lite.runtime.kernels.rotate import rotate
 
         if dtype.itemsize == 2 and encoder.blocks[0].attn.head_dim % _ALIGNED == 0:
-            attend = partial(_flash, _OfBorders(_longest))
+            attend = partial(_attend_flash, _OfBorders(_longest_window))
     else:
         from sglang_lite.runtime.kernels.reference.activation import gated
         from sglang_lite.runtime.kernels.reference.rotate import rotate
 
-    encoder.patch_embed.forward = partial(_embedded, encoder.patch_embed.proj)
+    encoder.patch_embed.forward = partial(_embed_patches, encoder.patch_embed.proj)
     for block in encoder.blocks:
         block.attn = _WindowAttention(block.attn, attend, rotate)
         if hasattr(block.mlp, "gate_proj") and encoder.config.hidden_act == "silu":
@@ -59,7 +59,7 @@ def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:  # tra
                 setattr(block, name, fused)
 
 
-def _embedded(convolution: Any, pixels: torch.Tensor) -> torch.Tensor:
+def _embed_patches(convolution: Any, pixels: torch.Tensor) -> torch.Tensor:
     """Embeds the pixels [T, n] of patches as [T, hidden size]. The convolution has a single
     position per patch, so it is a matrix product.
     """
@@ -84,12 +84,12 @@ class _OfBorders(Generic[_R]):
         return found
 
 
-def _longest(borders: torch.Tensor) -> int:
+def _longest_window(borders: torch.Tensor) -> int:
     """Returns the length of the longest window."""
     return int(borders.diff().max())
 
 
-def _windows(borders: torch.Tensor) -> list[torch.Tensor]:
+def _window_indices(borders: torch.Tensor) -> list[torch.Tensor]:
     """Returns the patch indices [windows, length] of the windows, one tensor for each length that
     occurs.
     """
@@ -103,7 +103,7 @@ def _windows(borders: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
-def _flash(
+def _attend_flash(
     longest: Callable[[torch.Tensor], int],
     q: torch.Tensor,
     k: torch.Tensor,
@@ -119,7 +119,7 @@ def _flash(
     return found
 
 
-def _by_size(
+def _attend_by_size(
     windows: Callable[[torch.Tensor], list[torch.Tensor]],
     q: torch.Tensor,
     k: torch.Tensor,
@@ -201,11 +201,11 @@ class _GatedLayer(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate = self._of.gate_proj
         down = self._of.down_proj
-        both = F.linear(x, self._with_up(gate.weight), self._with_up(gate.bias))
+        both = F.linear(x, self._gate_and_up(gate.weight), self._gate_and_up(gate.bias))
         padded = down.weight.as_strided((len(down.weight), self._rows), (self._rows, 1))
         return F.linear(self._gated(both, "silu"), padded, down.bias)
 
-    def _with_up(self, gate: torch.Tensor) -> torch.Tensor:
+    def _gate_and_up(self, gate: torch.Tensor) -> torch.Tensor:
         """Returns the tensor that begins with a gate's and holds the up projection, too. It is made
         as a view on each call, as the weights may be rewritten or moved.
         """

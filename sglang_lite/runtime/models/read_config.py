@@ -98,19 +98,19 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
             f"{source}: the field {error} is missing.", hint="Correct it, or fetch the file again."
         ) from error
     except TypeError as error:  # of a field that is null
-        raise _null(whole, source) from error
+        raise _null_error(whole, source) from error
     except (ValueError, ArithmeticError) as error:
         raise ModelError(
             f"{source}: {error}", hint="Correct it, or fetch the file again."
         ) from error
     if _has_null(spec):
-        raise _null(whole, source)
+        raise _null_error(whole, source)
     config_fields.check_ids(list(spec.eos_ids), spec.vocab_size, source, "eos_token_id")
     config_fields.check_ids(spec.bos_id, spec.vocab_size, source, "bos_token_id")
     return spec
 
 
-def _null(config: Config, source: str) -> ModelError:
+def _null_error(config: Config, source: str) -> ModelError:
     names = [
         f"`{name}`" for name in config_fields.CONFIG if name in config and config[name] is None
     ]
@@ -383,8 +383,8 @@ def _check_rope_mixture(family: Family, config: Config, source: str) -> None:
             hint="Name it rope_type.",
         )
     for name, value in _beside_layers(given).items():
-        if value is not None and all(_in_rope(name, each) != value for each in used):
-            other = _in_rope(name, used[0])
+        if value is not None and all(_rope_value(name, each) != value for each in used):
+            other = _rope_value(name, used[0])
             raise ModelError(
                 f"{source}: `rope_parameters.{name}` is {shown(value)}, and other keys, which transformers prefers, "
                 f"say {shown(other)}.",
@@ -417,7 +417,7 @@ def _check_local_theta(family: Family, config: Config, source: str) -> None:
         )
 
 
-def _in_rope(name: str, parameters: Mapping[str, Json]) -> Json:
+def _rope_value(name: str, parameters: Mapping[str, Json]) -> Json:
     """Returns the value of a rotary parameter, with the default for a missing type."""
     if name in ("rope_type", "type"):
         return parameters.get("rope_type") or parameters.get("type") or "default"

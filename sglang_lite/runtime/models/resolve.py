@@ -104,7 +104,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
     )
 
 
-def resolve_served(model: str, revision: str | None = None) -> Path:
+def resolve_for_engine(model: str, revision: str | None = None) -> Path:
     """Resolves a model for an engine: like `resolve`, but for a folder with only an adapter,
     returns the path of its base model.
 

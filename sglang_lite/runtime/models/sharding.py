@@ -76,13 +76,15 @@ def rank_spec(
     if parallel.pp > 1:
         _check_stages(spec, parallel)
     _check_experts(spec, parallel.ep)
-    problem = _problem(spec, parallel, even=even)
+    problem = _sharing_problem(spec, parallel, even=even)
     if problem is not None:
         sizes_of = range(parallel.ep, 129, parallel.ep)
         layouts = [
             Parallel(tp=tp, dp=tp if parallel.dp > 1 else 1, ep=parallel.ep) for tp in sizes_of
         ]
-        sizes = [str(each.tp) for each in layouts if _problem(spec, each, even=even) is None]
+        sizes = [
+            str(each.tp) for each in layouts if _sharing_problem(spec, each, even=even) is None
+        ]
         raise ParameterError(
             "tp_size",
             f"{parallel.tp} ranks can't share {problem}.",
@@ -90,7 +92,8 @@ def rank_spec(
         )
     stage = stage_layers(spec, parallel)
     return replace(
-        spec, layers=tuple(_of_rank(spec.layers[i], i, parallel.in_stage, placement) for i in stage)
+        spec,
+        layers=tuple(_rank_layer(spec.layers[i], i, parallel.in_stage, placement) for i in stage),
     )
 
 
@@ -144,7 +147,7 @@ def _check_experts(spec: ModelSpec, ep: int) -> None:
         raise ParameterError("ep_size", problem, hint="Leave it out.")
 
 
-def _problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str | None:
+def _sharing_problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str | None:
     """Returns the reason why ranks can't share a model, as the object of "can't share", or None if
     they can.
     """
@@ -171,7 +174,7 @@ def _problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str | None:
     )
 
 
-def _of_rank(
+def _rank_layer(
     layer: LayerSpec, index: int, parallel: Parallel, placement: ExpertPlacement | None
 ) -> LayerSpec:
     a = layer.attention
@@ -186,11 +189,11 @@ def _of_rank(
         return replace(
             layer,
             attention=attention,
-            feed_forward=replace(fed, size=len(_inner(fed.size, parallel))),
+            feed_forward=replace(fed, size=len(_inner_range(fed.size, parallel))),
         )
     own = None if parallel.ep == 1 else _experts(index, fed.count, parallel, placement)
-    size = len(_inner(fed.size, parallel.same_experts))
-    shared = len(_inner(fed.shared_size, parallel))
+    size = len(_inner_range(fed.size, parallel.same_experts))
+    shared = len(_inner_range(fed.shared_size, parallel))
     return replace(
         layer,
         attention=attention,
@@ -221,7 +224,7 @@ def head_shares(a: AttentionSpec | LatentSpec, parallel: Parallel) -> tuple[rang
     return range(head * queries + own.start, head * queries + own.stop), range(head, head + 1)
 
 
-def _inner(size: int, parallel: Parallel) -> range:
+def _inner_range(size: int, parallel: Parallel) -> range:
     """Returns a rank's range of a feed-forward's inner size. Its bounds are multiples of the
     largest grain that allows an even cut.
     """
@@ -295,24 +298,24 @@ def cut(
         return (
             _times("inputs", of_heads, layer.attention.value_size)
             if matrix == "o"
-            else _fed(layer, matrix, parallel)
+            else _feed_forward_part(layer, matrix, parallel)
         )
     if fed:
-        return _fed(layer, matrix, parallel)
-    return _of_attention(layer.attention, matrix, parallel)
+        return _feed_forward_part(layer, matrix, parallel)
+    return _attention_part(layer.attention, matrix, parallel)
 
 
-def _fed(layer: LayerSpec, matrix: str, parallel: Parallel) -> RankPart:
+def _feed_forward_part(layer: LayerSpec, matrix: str, parallel: Parallel) -> RankPart:
     fed = layer.feed_forward
     size = (
         fed.size
         if isinstance(fed, DenseSpec) or not matrix.startswith("shared")
         else fed.shared_size
     )
-    return _times("inputs" if matrix.endswith("down") else "outputs", _inner(size, parallel))
+    return _times("inputs" if matrix.endswith("down") else "outputs", _inner_range(size, parallel))
 
 
-def _of_attention(
+def _attention_part(
     a: AttentionSpec | LatentSpec, matrix: str, parallel: Parallel
 ) -> RankPart | None:
     heads, kv_heads = head_shares(a, parallel)

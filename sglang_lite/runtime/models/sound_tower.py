@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
-from sglang_lite.runtime.models.vision_tower import made_part, take_weights
+from sglang_lite.runtime.models.vision_tower import build_part, take_weights
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 Inputs: TypeAlias = Mapping[str, torch.Tensor]  # of an encoder, by name
@@ -38,7 +38,7 @@ class SoundTower:
         def make(config: Any) -> tuple[dict[str, torch.nn.Module], _Encode]:
             return _FAMILIES[config.model_type](config, dtype)
 
-        config, (parts, self._encode) = made_part(folder, "encoder of sounds", make)
+        config, (parts, self._encode) = build_part(folder, "encoder of sounds", make)
         self.width: int = getattr(config, "text_config", config).hidden_size
         self._model = torch.nn.ModuleDict(parts)
         self.parameters = take_weights(self._model, source, dtype, device)

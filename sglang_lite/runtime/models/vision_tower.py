@@ -60,7 +60,7 @@ class VisionTower:
             return AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa")
 
         self.planes = feature_planes(folder)
-        config, self._model = made_part(folder, "encoder of images", make)
+        config, self._model = build_part(folder, "encoder of images", make)
         self.width: int = self.planes * config.text_config.hidden_size
         for name in _DECODERS:
             if hasattr(self._model, name):
@@ -82,18 +82,20 @@ class VisionTower:
                 are not waited for.
         """
         inputs = {
-            name: torch.cat([self._sent(each[name]) for each in images])
+            name: torch.cat([self._to_device(each[name]) for each in images])
             for name in images[0]
             if name in self._inputs or name == _FRAMES
         }
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             if _FRAMES in inputs:
-                return self._pooled(inputs[_FRAMES])
+                return self._pool_frames(inputs[_FRAMES])
             found = self._model.get_image_features(**inputs)
             planes = [found.pooler_output, *(found.deepstack_features if self.planes > 1 else ())]
-            return list(torch.cat([_rows(plane) for plane in planes], -1).chunk(len(images)))
+            return list(
+                torch.cat([_join_features(plane) for plane in planes], -1).chunk(len(images))
+            )
 
-    def _pooled(self, frames: torch.Tensor) -> list[torch.Tensor]:
+    def _pool_frames(self, frames: torch.Tensor) -> list[torch.Tensor]:
         """Computes features of videos [videos, T, 3, height, width], pooled as in LLaVA-OneVision,
         followed by one newline feature. Some versions of transformers leave the newline to the
         whole model.
@@ -105,7 +107,7 @@ class VisionTower:
             *torch.cat((found[:, :count], self._model.image_newline.expand(len(found), 1, -1)), 1)
         ]
 
-    def _sent(self, values: torch.Tensor) -> torch.Tensor:
+    def _to_device(self, values: torch.Tensor) -> torch.Tensor:
         dtype = self.dtype if values.is_floating_point() else None
         return values.to(device=self.device, dtype=dtype, non_blocking=True)
 
@@ -126,7 +128,7 @@ def feature_planes(folder: Path) -> int:
     return 1 + deep
 
 
-def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+def _join_features(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     """Joins the features of all images to [T, hidden size]; some versions of transformers return
     them in parts.
     """
@@ -135,7 +137,7 @@ def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 # of transformers
-def made_part(folder: Path, part: str, make: Callable[[Any], _T]) -> tuple[Any, _T]:
+def build_part(folder: Path, part: str, make: Callable[[Any], _T]) -> tuple[Any, _T]:
     """Builds a part of a folder's model without weights. Returns the folder's config and the part.
 
     Args:
@@ -164,12 +166,12 @@ def take_weights(
     or has a wrong shape.
     """
     parameters = dict(model.named_parameters())
-    for name, values in taken_weights(parameters, source):
+    for name, values in read_encoder_weights(parameters, source):
         parameters[name].data = values.to(device=device, dtype=dtype)
     return parameters
 
 
-def taken_weights(
+def read_encoder_weights(
     parameters: Mapping[str, torch.nn.Parameter], source: WeightSource, *, whole: bool = True
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the name of each of an encoder's parameters with its values from a source, whose

@@ -55,7 +55,7 @@ _OTHERS = {
 _OWN = frozenset(("input_norm", "q_norm", "k_norm", "sinks", "mlp_norm"))  # each is its own part
 
 
-def key_of(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
+def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
     """Returns the key of the part that a parameter belongs to."""
     role = parameter.role.removesuffix("_bias").partition(".")[0]
     if parameter.layer is None:
@@ -118,7 +118,7 @@ class WeightParts:
         self._of_name: dict[str, list[ParameterSpec]] = {}
         self._of_part: dict[PartKey, list[ParameterSpec]] = {}
         for parameter in parameters(model.spec):
-            self._of_part.setdefault(key_of(model.spec, parameter), []).append(parameter)
+            self._of_part.setdefault(part_key(model.spec, parameter), []).append(parameter)
             for piece in parameter.slices:
                 self._of_name.setdefault(piece.name, []).append(parameter)
         self._extra: dict[str, PartKey] = {"rope_freqs.weight": ROPES}
@@ -141,7 +141,7 @@ class WeightParts:
             return self._extra[name]
         if name not in self._of_name:
             return None
-        key = key_of(self._model.spec, self._of_name[name][0])
+        key = part_key(self._model.spec, self._of_name[name][0])
         return (
             (None, "embedding")
             if key == (None, "head") and self._model.spec.tied_embeddings
@@ -201,7 +201,7 @@ class WeightParts:
         return whole
 
     def _value(self, parameter: ParameterSpec) -> torch.Tensor:
-        model, (layer, part) = self._model, key_of(self._model.spec, parameter)
+        model, (layer, part) = self._model, part_key(self._model.spec, parameter)
         dropped = getattr(model if layer is None else model.layers[layer], part) is None
         found = None
         if not dropped:
@@ -241,7 +241,7 @@ class WeightParts:
             if role in ("q_norm", "k_norm"):
                 assert isinstance(attention, AttentionSpec)
                 order = head_deinterleave_order(attention)
-            weight = _norm(layer, key_of(spec, parameter)[1], role)
+            weight = _norm(layer, part_key(spec, parameter)[1], role)
             return _norm_values(weight, spec, order, int(head) if head else None, is_bias=is_bias)
         product, roles, order = _product(layer, role, parameter.expert)
         rows = _bias(product) if is_bias else _dense(product)
@@ -251,7 +251,7 @@ class WeightParts:
             rows = torch.empty_like(rows).index_copy_(0, order.to(rows.device), rows)
         sizes = {
             p.role: p.shape[0]
-            for p in self._of_part[key_of(spec, parameter)]
+            for p in self._of_part[part_key(spec, parameter)]
             if p.expert == parameter.expert
         }
         at = sum(sizes[each] for each in roles[: roles.index(role)])

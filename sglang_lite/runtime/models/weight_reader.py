@@ -231,7 +231,7 @@ class WeightReader:
             else None
         )
 
-    def embedding_alone(self) -> torch.Tensor | Blocks:
+    def embedding_without_head(self) -> torch.Tensor | Blocks:
         """Builds the token embedding table for a model that is loaded without its head."""
         for kind in ("weight", "bias"):
             self.source.ignore(f"{head_name(self.spec)}.{kind}")
@@ -291,7 +291,9 @@ class WeightReader:
             ),
             "post_mlp_norm": lambda: norm("mlp_out_norm"),
         }
-        return {name: partial(_forgetting, self._tensors, make) for name, make in functions.items()}
+        return {
+            name: partial(_run_and_free, self._tensors, make) for name, make in functions.items()
+        }
 
     def _latent(self, table: Table, spec: LatentSpec) -> LatentMatrices:
         p = self.precision
@@ -450,7 +452,7 @@ class WeightReader:
         return torch.stack(given).to(self.device, self.precision.weights) if given else None
 
 
-def _forgetting(tensors: ParameterTensors, make: Callable[[], T]) -> T:
+def _run_and_free(tensors: ParameterTensors, make: Callable[[], T]) -> T:
     """Calls a function and then frees the shared tensors of which it took parts."""
     try:
         return make()

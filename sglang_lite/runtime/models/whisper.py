@@ -24,7 +24,7 @@ from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.models.cached_module import CachedModule
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
-from sglang_lite.runtime.models.vision_tower import made_part, take_weights
+from sglang_lite.runtime.models.vision_tower import build_part, take_weights
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 # Attention of a layer, from its index and its queries, or queries, keys and values [T, heads, head
@@ -65,7 +65,7 @@ class WhisperDecoder(CachedModule):
     ) -> None:
         from transformers import AutoModel
 
-        config, self._decoder = made_part(
+        config, self._decoder = build_part(
             folder, "decoder", lambda c: AutoModel.from_config(c, dtype=dtype).decoder
         )
         take_weights(torch.nn.ModuleDict({"decoder": self._decoder}), source, dtype, device)

@@ -191,7 +191,7 @@ def _own_address(meeting: str) -> str:
         return own
 
 
-def in_turn(
+def run_stages_in_turn(
     ranks: Collectives, x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """Passes rows through the ranks' stages one after another, and returns the result on every
@@ -217,7 +217,7 @@ def own_rows(x: torch.Tensor, counts: Sequence[int], rank: int) -> torch.Tensor:
     return x[sum(counts[:rank]) : sum(counts[: rank + 1])]
 
 
-def swap(ranks: Collectives, content: bytes) -> list[bytes]:
+def exchange_bytes(ranks: Collectives, content: bytes) -> list[bytes]:
     """Sends bytes to all ranks and returns those of all ranks in their order. All ranks must call
     this.
     """

@@ -36,7 +36,10 @@ class ExpertPlacement:
             ep: number of groups.
         """
         return cls(
-            tuple(balanced([1] * count, count + redundant, ep) if count else () for count in counts)
+            tuple(
+                balance_experts([1] * count, count + redundant, ep) if count else ()
+                for count in counts
+            )
         )
 
     def own(self, layer: int, parallel: Parallel) -> tuple[int, ...]:
@@ -60,7 +63,7 @@ class ExpertPlacement:
         return [[slot if 0 <= slot < each else each for slot in turn] for turn in turns]
 
 
-def balanced(
+def balance_experts(
     loads: Sequence[int], slots: int, ep: int, groups: int = 1, nodes: int = 1
 ) -> tuple[int, ...]:
     """Returns a placement of a layer's experts that gives the groups of ranks about the same number
@@ -87,9 +90,11 @@ def balanced(
         size = len(loads) // groups
         weights = [sum(loads[group * size : (group + 1) * size]) for group in range(groups)]
         placed: list[int] = []
-        for own in _packed(weights, range(groups), nodes):
+        for own in _pack_units(weights, range(groups), nodes):
             experts = [group * size + i for group in sorted(own) for i in range(size)]
-            inside = balanced([loads[expert] for expert in experts], slots // nodes, ep // nodes)
+            inside = balance_experts(
+                [loads[expert] for expert in experts], slots // nodes, ep // nodes
+            )
             placed += [experts[i] for i in inside]
         return tuple(placed)
     copies = [1] * len(loads)
@@ -102,10 +107,10 @@ def balanced(
         copies[copied] += 1
     every = [expert for expert, count in enumerate(copies) for _ in range(count)]
     each = [load / count for load, count in zip(loads, copies)]
-    return tuple(expert for own in _packed(each, every, ep) for expert in sorted(own))
+    return tuple(expert for own in _pack_units(each, every, ep) for expert in sorted(own))
 
 
-def heaviest(loads: Sequence[int], slots: Sequence[int], ep: int) -> float:
+def rows_of_heaviest_group(loads: Sequence[int], slots: Sequence[int], ep: int) -> float:
     """Returns the largest number of rows of any group of ranks in a placement. Takes the same
     arguments as `balance_experts`.
     """
@@ -115,7 +120,7 @@ def heaviest(loads: Sequence[int], slots: Sequence[int], ep: int) -> float:
     return max(sum(rows[group * each : (group + 1) * each]) for group in range(ep))
 
 
-def _packed(weights: Sequence[float], units: Sequence[int], packs: int) -> list[list[int]]:
+def _pack_units(weights: Sequence[float], units: Sequence[int], packs: int) -> list[list[int]]:
     """Divides units into packs of the same size and about the same weight.
 
     Args:

@@ -73,12 +73,12 @@ class Steps:
         """
         return nullcontext(size)
 
-    def pad(self, size: int) -> None:
+    def set_rows_of_all(self, size: int) -> None:
         """Sets every rank's number of rows to `size`, as in a graph of that size that is being
         captured.
         """
 
-    def replay_by(self, replay: Callable[[int], object], smallest: int) -> None:
+    def set_replay(self, replay: Callable[[int], object], smallest: int) -> None:
         """Sets how this rank takes part in a step computed by a graph if it has no rows.
 
         Args:
@@ -114,26 +114,26 @@ class SharedSteps(Steps):
         self._inbox = inbox
         self._others = others
         self._timeout_s = timeout_s
-        self.wake: Callable[[], object] = _nothing
-        self.idle: Callable[[], object] = _nothing
-        self._replay: Callable[[int], object] = _nothing
+        self.wake: Callable[[], object] = _do_nothing
+        self.idle: Callable[[], object] = _do_nothing
+        self._replay: Callable[[int], object] = _do_nothing
         self._smallest = 0
         self.counts: Sequence[int] = ()
         self._begun = 0  # steps that this rank has begun
         # Rows and sizes of the others by step and rank.
         self._told: defaultdict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
         self._changed = threading.Condition()  # guards `_told`
-        threading.Thread(target=self._read, name="sglang_lite-steps", daemon=True).start()
+        threading.Thread(target=self._receive_counts, name="sglang_lite-steps", daemon=True).start()
 
     @property
     def due(self) -> bool:
         """True if another rank waits in a step that this one has not begun."""
         return self._begun + 1 in self._told
 
-    def pad(self, size: int) -> None:
+    def set_rows_of_all(self, size: int) -> None:
         self.counts = [size] * self.ranks.parallel.ranks
 
-    def replay_by(self, replay: Callable[[int], object], smallest: int) -> None:
+    def set_replay(self, replay: Callable[[int], object], smallest: int) -> None:
         self._replay = replay
         self._smallest = smallest
 
@@ -146,10 +146,10 @@ class SharedSteps(Steps):
             BackendError: the step has failed, so the ranks are no longer in step.
         """
         try:
-            self.counts, sizes = zip(*self._tell(rows, size))
+            self.counts, sizes = zip(*self._exchange_counts(rows, size))
             largest = max(sizes) if min(sizes) > 0 else 0
             if largest:
-                self.pad(largest)
+                self.set_rows_of_all(largest)
             yield largest
         except Exception as error:  # any error
             time.sleep(_REASON_S)
@@ -169,7 +169,7 @@ class SharedSteps(Steps):
             else:
                 self.idle()
 
-    def _tell(self, rows: int, size: int) -> list[tuple[int, int]]:
+    def _exchange_counts(self, rows: int, size: int) -> list[tuple[int, int]]:
         """Sends this rank's rows and size, waits until all ranks have begun the next step, and
         returns those of all ranks.
         """
@@ -189,7 +189,7 @@ class SharedSteps(Steps):
             self._begun = step
         return [told[rank] for rank in range(len(told))]
 
-    def _read(self) -> None:
+    def _receive_counts(self) -> None:
         """Receives what the others send until all have ended."""
         while message := self._inbox.read(_MESSAGE.size):
             rank, step, rows, size = _MESSAGE.unpack(message)
@@ -199,5 +199,5 @@ class SharedSteps(Steps):
             self.wake()
 
 
-def _nothing(*_: object) -> None:
+def _do_nothing(*_: object) -> None:
     """Stands in for functions that are not set yet."""

@@ -36,13 +36,13 @@ class CutText:
         self, constraint: Constraint, limit: int, fewest_tokens: int | None = None
     ) -> None:
         self.fewest_tokens = fewest_tokens
-        self.is_free = _is_free(constraint)
+        self.is_free = _allows_free_text(constraint)
         self._json = unfinished_json(constraint)
         self._limit = limit
         self._held_from = limit - max(limit // _SHARE, _MINIMUM)
         self._read = 0  # characters already pushed to the reader
 
-    def sendable(self, text: str, tokens: int) -> int:
+    def count_sendable(self, text: str, tokens: int) -> int:
         """Returns how many characters of a text may be sent, because no limit can take them back.
 
         Args:
@@ -51,7 +51,7 @@ class CutText:
         """
         if self._json is None or tokens <= self._held_from:
             return len(text)
-        closed = self._closed(text, 0)
+        closed = self._read_and_close(text, 0)
         if closed is not None:
             return closed.kept
         return len(text) if self._json.begin is None else self._json.begin
@@ -72,24 +72,24 @@ class CutText:
         committed = (
             len(decoder.push(ids[: max(self._held_from, 0)])) if len(ids) >= self._limit else 0
         )
-        return self._closed(text, max(sent, committed))
+        return self._read_and_close(text, max(sent, committed))
 
-    def _closed(self, text: str, first: int) -> ClosedText | None:
+    def _read_and_close(self, text: str, first: int) -> ClosedText | None:
         assert self._json is not None
         self._json.push(text[self._read :])
         self._read = len(text)
         return self._json.close(first)
 
 
-def _is_free(constraint: Constraint) -> bool:
+def _allows_free_text(constraint: Constraint) -> bool:
     """Returns whether a constraint allows free text, possibly with tags in it."""
     match constraint:
         case StructuralTag():
             return not constraint.at_least_one
         case InOrder(parts):
-            return bool(parts) and _is_free(parts[-1])
+            return bool(parts) and _allows_free_text(parts[-1])
         case OneOf(options):
-            return any(map(_is_free, options))
+            return any(map(_allows_free_text, options))
     return False
 
 

@@ -31,11 +31,11 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.cut_text import CutText, count_tokens
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.requests.result_fields import (
+    add_token_texts,
+    append_brackets,
     forced_text,
     miss_fields,
     token_scores,
-    with_brackets,
-    with_texts,
 )
 from sglang_lite.runtime.structured_output.base import Matcher, TextSoFar
 from sglang_lite.runtime.structured_output.request_matcher import RequestMatcher
@@ -100,7 +100,7 @@ class DrawnBy:
     weights: LoadedWeights
     older: list[tuple[int, str]] = field(default_factory=list)
 
-    def replaced(self, drawn: int) -> None:
+    def record_replacement(self, drawn: int) -> None:
         """Records that the weights are about to be replaced, after `drawn` tokens in all."""
         if drawn > (self.older[-1][0] if self.older else 0):
             self.older.append((drawn, self.weights.version))
@@ -210,7 +210,7 @@ class OutputBuilder:
         self._sent = 0
         # slow for a new byte, then cached: done here, off the loop's thread
         for byte in _last_bytes(params):
-            tokenizer.tokens_with(byte)
+            tokenizer.tokens_containing(byte)
 
     def send(self, event: Event) -> None:
         """Passes an event to the sink. Logs an exception of the sink, so that other requests
@@ -245,7 +245,7 @@ class OutputBuilder:
         if self.params.scores_next_token:
             return Finish("length", None)
         ends = self._ends_at(token)
-        complete = self.matcher is not None and _accept(self.matcher, (token,))
+        complete = self.matcher is not None and _accept_tokens(self.matcher, (token,))
         if ends:
             return Finish("stop", token)
         text = self._open_text
@@ -255,7 +255,7 @@ class OutputBuilder:
         certain = stops.append_unmatched(piece) if early else stops.push(piece)
         self.decoded_count += len(tokens)
         self._unsent += tokens
-        self._add(certain)
+        self._add_certain_text(certain)
         if self._stops.matched is not None:
             return Finish("stop", self._stops.matched)
         return Finish("stop", None) if complete else None
@@ -272,7 +272,7 @@ class OutputBuilder:
         """
         assert self.matcher is not None
         ends = self._ends_at(token)
-        complete = _accept(self.matcher, (token,))
+        complete = _accept_tokens(self.matcher, (token,))
         if ends:
             return Finish("stop", token)
         return Finish("stop", None) if complete else None
@@ -291,22 +291,24 @@ class OutputBuilder:
         Raises:
             ConstraintError, ParameterError: like `process_tokens`.
         """
-        return self._append(self._forced(limit), masked=masked)
+        return self._process_forced(self._forced_tokens_within(limit), masked=masked)
 
-    def _forced(self, limit: int) -> list[int]:
+    def _forced_tokens_within(self, limit: int) -> list[int]:
         if self.matcher is None or self.params.scores_tokens:
             return []
         try:
             forced = self.matcher.forced()[: max(limit, 0)]
         except Exception as error:  # raised by the grammar engine's library
-            raise engine_failed(self.matcher, error) from error
+            raise grammar_engine_error(self.matcher, error) from error
         return forced if len(forced) > 1 else []
 
-    def _append(self, forced: list[int], *, masked: bool) -> tuple[list[int], Finish | None]:
+    def _process_forced(
+        self, forced: list[int], *, masked: bool
+    ) -> tuple[list[int], Finish | None]:
         finish: Finish | None = None
         if masked and forced and self.matcher is not None and self.ends.isdisjoint(forced):
             self.forced_tokens += len(forced)
-            return forced, Finish("stop", None) if _accept(self.matcher, forced) else None
+            return forced, Finish("stop", None) if _accept_tokens(self.matcher, forced) else None
         for count, token in enumerate(forced, 1):
             finish = self.advance_grammar(token) if masked else self.process((token,), None)
             if finish is not None:
@@ -414,10 +416,10 @@ class OutputBuilder:
         """Jumps like `append_forced` after the first `index` ids, but appends nothing if the ids
         differ from the forced tokens.
         """
-        forced = self._forced(limit - index)
+        forced = self._forced_tokens_within(limit - index)
         known = ids[index : index + len(forced)]
         return (
-            self._append(forced, masked=masked)
+            self._process_forced(forced, masked=masked)
             if forced[: len(known)] == list(known)
             else ([], None)
         )
@@ -433,7 +435,7 @@ class OutputBuilder:
         """Returns a mask of the tokens that can complete a stop string, bool [vocab_size]: those
         containing its last byte.
         """
-        masks = list(map(self._tokenizer.tokens_with, _last_bytes(self.params)))
+        masks = list(map(self._tokenizer.tokens_containing, _last_bytes(self.params)))
         tokens: NDArray[np.bool_] = np.logical_or.reduce(masks)
         return tokens
 
@@ -503,7 +505,7 @@ class OutputBuilder:
             text=result.kept + result.brackets,
             token_ids=output,
             prompt_ids=tuple(prompt.tolist()),
-            spans=with_brackets(
+            spans=append_brackets(
                 kept_spans(
                     self._tokenizer,
                     result.ids,
@@ -567,7 +569,7 @@ class OutputBuilder:
         """Drops the log-probabilities after the first `count` tokens."""
         del self._logprobs[max(count - self.replayed_count, 0) :]
 
-    def closes(self, ids: Sequence[int]) -> bool:
+    def would_close_if_cut(self, ids: Sequence[int]) -> bool:
         """Returns whether the output would be a value if it were cut now.
 
         Args:
@@ -594,10 +596,12 @@ class OutputBuilder:
 
     def _with_text(self, logprob: TokenLogprob) -> TokenLogprob:
         return (
-            with_texts(logprob, self._tokenizer) if self.params.return_text_in_logprobs else logprob
+            add_token_texts(logprob, self._tokenizer)
+            if self.params.return_text_in_logprobs
+            else logprob
         )
 
-    def _add(self, text: str) -> None:
+    def _add_certain_text(self, text: str) -> None:
         """Adds text that can no longer become part of a stop string to the result, and sends it if
         streaming.
         """
@@ -617,7 +621,7 @@ class OutputBuilder:
             self._send_delta(new)
             return
         whole = "".join(self._text)
-        self._send_up_to(whole, self.cut.sendable(whole, self.decoded_count))
+        self._send_up_to(whole, self.cut.count_sendable(whole, self.decoded_count))
 
     def _send_up_to(self, text: str, count: int) -> None:
         """Sends the first `count` characters of the result, except those already sent."""
@@ -643,17 +647,17 @@ def _last_bytes(params: ResolvedParams) -> list[int]:
     return [stop.encode("utf-8", "surrogatepass")[-1] for stop in params.stop]
 
 
-def _accept(matcher: Matcher, tokens: Sequence[int]) -> bool:
+def _accept_tokens(matcher: Matcher, tokens: Sequence[int]) -> bool:
     """Advances the matcher by tokens. Returns whether the grammar then allows nothing but the end."""
     try:
         if matcher.accept_all(tokens) if len(tokens) > 1 else matcher.accept(tokens[0]):
             return matcher.finished
     except Exception as error:  # raised by the grammar engine's library; must not end the loop
-        raise engine_failed(matcher, error) from error
+        raise grammar_engine_error(matcher, error) from error
     raise ConstraintError(f"the constraint allows no continuation: {matcher.error}")
 
 
-def engine_failed(matcher: Matcher, error: Exception) -> ConstraintError:
+def grammar_engine_error(matcher: Matcher, error: Exception) -> ConstraintError:
     """Returns the error for an exception raised by a grammar engine's library."""
     return ConstraintError(
         f"{matcher.engine.name} failed: {error!r}",

@@ -34,7 +34,7 @@ def uniforms(
     return numbers
 
 
-def sample_seed(seed: int, index: int) -> int:
+def seed_of_sample(seed: int, index: int) -> int:
     """Returns the seed of sample number `index` of a request; the first sample's is `seed` itself."""
     if not index:
         return seed

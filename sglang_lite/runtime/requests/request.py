@@ -22,7 +22,7 @@ from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.tiers import DiskRead, Fetch
 from sglang_lite.runtime.requests.cut_text import CutText
-from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, engine_failed
+from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, grammar_engine_error
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
@@ -30,7 +30,7 @@ from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.structured_output.open_end import OpenEndGrammar
 from sglang_lite.runtime.structured_output.repeated_items import RepeatGuard
 from sglang_lite.runtime.structured_output.request_matcher import RequestMatcher
-from sglang_lite.runtime.structured_output.shortest import fewest_above
+from sglang_lite.runtime.structured_output.shortest import fewest_tokens_above
 
 
 class State(enum.Enum):
@@ -122,7 +122,7 @@ class CacheUse:
             self.host_tokens += (len(fetch.pages) - fetch.from_disk) * page_size
         self.fetch = fetch
 
-    def admitted(self, tokens: int) -> None:
+    def record_admission(self, tokens: int) -> None:
         """Records the number of cached tokens at the first admission."""
         self.tokens = tokens
         self.disk_tokens = min(self.disk_tokens, tokens)
@@ -151,7 +151,7 @@ class Follower(Protocol):
         """
         ...
 
-    def go_on(self, generation: Generation) -> Request | None:
+    def continue_program(self, generation: Generation) -> Request | None:
         """Receives the result. Returns the next request, or None if there is none or it has begun."""
         ...
 
@@ -280,7 +280,7 @@ class Request:
         asked = p.confidence or (p.return_logprob and self.output.matcher is not None)
         return asked and not p.scores_next_token
 
-    def free_matcher(self) -> RequestMatcher | None:
+    def make_free_matcher(self) -> RequestMatcher | None:
         """Creates the matcher of its output without a grammar, which limits the thoughts; None if
         these have no limits.
 
@@ -289,7 +289,7 @@ class Request:
         """
         if self.output.thoughts is None or self.params.thinking is None:
             return None
-        return RequestMatcher(self._limited(self.output.thoughts.free_text.matcher(), None))
+        return RequestMatcher(self._limit_thoughts(self.output.thoughts.free_text.matcher(), None))
 
     def constrain(
         self, constraint: Constraint, grammar: CompiledGrammar, matcher: Matcher | None = None
@@ -306,7 +306,7 @@ class Request:
             ParameterError: the limit leaves nothing for thoughts.
         """
         limit = self.limit - self.prompt_len
-        self.output.cut = CutText(constraint, limit, fewest_above(grammar, limit))
+        self.output.cut = CutText(constraint, limit, fewest_tokens_above(grammar, limit))
         rules = repeat_rules(constraint, self.params.repeats)
         guard = (
             None if rules is None else RepeatGuard(rules, grammar.endings(), self.output.text_of)
@@ -315,10 +315,10 @@ class Request:
         if self.params.min_tokens and isinstance(grammar, OpenEndGrammar):
             grammar = grammar.inner
             matcher = None
-        made = self._limited(grammar.matcher() if matcher is None else matcher, grammar)
+        made = self._limit_thoughts(grammar.matcher() if matcher is None else matcher, grammar)
         return RequestMatcher(made, repeats=guard, sources=grammar.sources)
 
-    def _limited(self, matcher: Matcher, grammar: CompiledGrammar | None) -> Matcher:
+    def _limit_thoughts(self, matcher: Matcher, grammar: CompiledGrammar | None) -> Matcher:
         """Wraps a matcher to also limit the output's thoughts, if these have limits.
 
         Args:
@@ -346,7 +346,7 @@ class Request:
         try:
             return matcher.refuses(token)
         except Exception as error:  # must not end the loop
-            raise engine_failed(matcher, error) from error
+            raise grammar_engine_error(matcher, error) from error
 
     def resume(self, matcher: RequestMatcher | None, *, jump: bool) -> None:
         """Replays the output ids given by the caller, before the request is submitted. Can be slow,
@@ -387,7 +387,7 @@ class Request:
         undecoded: list[int] = known[self.prompt_len + self.output.decoded_count :].tolist()
         return undecoded
 
-    def move(self, state: State) -> None:
+    def change_state(self, state: State) -> None:
         """Changes the state. Raises AssertionError for a transition that is not in the table, which
         is a bug in the scheduler.
         """
@@ -438,7 +438,7 @@ class Request:
         assert self.score_from is not None
         for position, entry in enumerate(logprobs, first):
             if entry.logprob is None or math.isnan(entry.logprob):
-                raise not_finite(position)
+                raise not_finite_error(position)
         scored_to = max(self.score_from, 1) + len(self.output.prompt_logprobs)
         self.output.prompt_logprobs += logprobs[scored_to - first :]
 
@@ -497,7 +497,7 @@ class Request:
         )
 
 
-def not_finite(position: int) -> ModelError:
+def not_finite_error(position: int) -> ModelError:
     """Returns the error for a request whose logits at a position are NaN or infinite."""
     return ModelError(
         f"the model's logits for position {position} are NaN or infinite.",

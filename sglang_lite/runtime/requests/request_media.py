@@ -50,13 +50,13 @@ class RequestMedia:
         assert ends[used - 1] == len(positions), "the tokens are not those of the images"
         items = tuple(items[:used])
         if any(item.grids for item in items):
-            rotary, offset = _rotary(items, positions)
+            rotary, offset = _rotary_positions(items, positions)
             return cls(items, positions, rotary=rotary, rope_offset=offset)
         if any(item.both_ways for item in items):
-            return cls(items, positions, limits=_limits(items, positions))
+            return cls(items, positions, limits=_attention_limits(items, positions))
         return cls(items, positions)
 
-    def put_rows(self, ids: Ints, start: int) -> None:
+    def write_rows(self, ids: Ints, start: int) -> None:
         """Replaces the virtual ids among those of positions from `start` on: -2 - r stands for row
         r of the store.
         """
@@ -93,7 +93,7 @@ class RequestMedia:
         return int(self.positions[starts[image]]) if 0 < inside - starts[image] < _SURE else cached
 
 
-def _limits(items: Sequence[MediaItem], positions: Ints) -> Ints:
+def _attention_limits(items: Sequence[MediaItem], positions: Ints) -> Ints:
     """Computes `RequestMedia.limits`."""
     limits: Ints = np.arange(1, positions[-1] + 2, dtype=np.int32)
     for first, item in zip(np.cumsum([0, *(item.count for item in items)]).tolist(), items):
@@ -102,7 +102,7 @@ def _limits(items: Sequence[MediaItem], positions: Ints) -> Ints:
     return limits
 
 
-def _rotary(items: Sequence[MediaItem], positions: Ints) -> tuple[Ints, int]:
+def _rotary_positions(items: Sequence[MediaItem], positions: Ints) -> tuple[Ints, int]:
     """Computes `RequestMedia.rotary` and `rope_offset`. The tokens of a grid have its times, rows
     and columns, counted from the end of the text before it, and text continues after the largest of
     these (arXiv:2409.12191, section 2.1).

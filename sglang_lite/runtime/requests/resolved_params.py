@@ -128,17 +128,17 @@ def resolve_params(params: SamplingParams, vocab_size: int) -> ResolvedParams:
     try:
         return _cached(params, vocab_size)
     except TypeError:  # unhashable, because a value is a list
-        return _resolved(params, vocab_size)
+        return _check_and_resolve(params, vocab_size)
 
 
-def _resolved(params: SamplingParams, vocab_size: int) -> ResolvedParams:
+def _check_and_resolve(params: SamplingParams, vocab_size: int) -> ResolvedParams:
     values = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in given_values(params).items()
     }
     for parameter in PARAMETERS:
         if parameter.name in values:
-            _check(parameter, values[parameter.name], vocab_size)
+            _check_with_engine(parameter, values[parameter.name], vocab_size)
     for stop in values.get("stop", ()):
         if len(stop) > MAX_STOP_CHARS:
             raise ParameterError(
@@ -154,11 +154,11 @@ def _resolved(params: SamplingParams, vocab_size: int) -> ResolvedParams:
     return resolved
 
 
-_cached = lru_cache(maxsize=1024)(_resolved)
+_cached = lru_cache(maxsize=1024)(_check_and_resolve)
 _DEFAULTS: dict[str, Any] = {**{each.name: each.default for each in PARAMETERS}, "stop_regex": {}}
 
 
-def _check(parameter: Parameter, value: Any, vocab_size: int) -> None:
+def _check_with_engine(parameter: Parameter, value: Any, vocab_size: int) -> None:
     parameter.check_engine(value)
     if parameter.kind in ("token ids", "biases"):
         for entry in value:

@@ -19,7 +19,7 @@ _SHOWN = 40  # maximum number of characters of an excerpt in a CacheMiss
 Top: TypeAlias = tuple[tuple[float, int, str | None], ...]
 
 
-def with_brackets(spans: tuple[Span, ...], brackets: str) -> tuple[Span, ...]:
+def append_brackets(spans: tuple[Span, ...], brackets: str) -> tuple[Span, ...]:
     """Appends the closing brackets of a text to its spans."""
     if not brackets:
         return spans
@@ -86,7 +86,7 @@ def token_scores(
     return TokenScores(logprobs, allowed, tuple(ends))
 
 
-def with_texts(logprob: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:
+def add_token_texts(logprob: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:
     """Adds the texts of its tokens to a log-probability."""
 
     def spelled(entries: Top) -> Top:

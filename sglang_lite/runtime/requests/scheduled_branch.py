@@ -104,7 +104,7 @@ class ScheduledBranch:
         return self._branch.returns or (self.program.open and self._branch.error is None)
 
 
-def expected_tokens(
+def estimate_node_tokens(
     node: Node, params: ResolvedParams | None, branches: tuple[ExpectedTokens, ...]
 ) -> ExpectedTokens:
     """Estimates the number of tokens that a node will add.

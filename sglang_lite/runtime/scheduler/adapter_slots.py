@@ -34,17 +34,17 @@ class AdapterSlots:
         self._in_use: Counter[int] = Counter()  # running requests of each adapter, in this plan
         self._draining: set[int] = set()  # adapters that get no more requests in this plan
 
-    def in_order(self, candidates: Iterable[Request]) -> Iterator[Request]:
+    def order_by_adapter(self, candidates: Iterable[Request]) -> Iterator[Request]:
         """Begins a plan. Yields the requests that may be admitted: those that continue or were
         passed over too often, then those whose adapter is on the device, then others.
         """
-        self._in_use = Counter(each.generation for each in _adapters(self._queues.running()))
+        self._in_use = Counter(each.generation for each in _adapters_of(self._queues.running()))
         self._draining.clear()
         rest = iter(candidates)
-        yield from sorted(islice(rest, _LOOKED_AT), key=self._turn)
+        yield from sorted(islice(rest, _LOOKED_AT), key=self._order_key)
         yield from rest
 
-    def _turn(self, request: Request) -> int:
+    def _order_key(self, request: Request) -> int:
         if self._goes_first(request):
             return 0
         adapter = request.space.adapter
@@ -84,9 +84,9 @@ class AdapterSlots:
     def settle(self) -> None:
         """Frees the slots of unloaded adapters that no request uses any more."""
         if self.pool.leaving:
-            self.pool.settle({each.generation for each in _adapters(self._queues)})
+            self.pool.settle({each.generation for each in _adapters_of(self._queues)})
 
 
-def _adapters(requests: Iterable[Request]) -> Iterator[Adapter]:
+def _adapters_of(requests: Iterable[Request]) -> Iterator[Adapter]:
     """Returns the adapters of the requests that have one."""
     return (each.space.adapter for each in requests if each.space.adapter is not None)

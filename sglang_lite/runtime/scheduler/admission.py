@@ -87,7 +87,7 @@ class Admission:
         self._to_fetch = 0
         if not self._queues.waiting_any or not table.free or self._still_full(alone):
             return
-        promised, window_pages = self._growth()
+        promised, window_pages = self._promised_pages()
         programs = {
             r.branch: self._ahead(r) for r in self._queues.running() if r.branch is not None
         }
@@ -102,16 +102,20 @@ class Admission:
             tokens = request.tokens
             if request.cache.fetch is not None and not request.cache.fetch.done:
                 continue
-            reusable, match, cached = _match(request, store)
-            if store.reuses and _computes(prefilling, table, reusable, cached, request.space):
+            reusable, match, cached = _match_reusable(request, store)
+            if store.reuses and _will_be_cached_soon(
+                prefilling, table, reusable, cached, request.space
+            ):
                 continue
-            needed = self._pages(request) - len(match.pages)
+            needed = self._expected_pages(request) - len(match.pages)
             if request.branch is not None and request.branch not in programs:
                 programs[request.branch] = self._ahead(request)
             # keeps its own prefix from being evicted to make room for it
             with store.tree.lock(match.node):
                 in_windows = (
-                    0 if store.windows is None else min(self._pages(request), store.windows.kept)
+                    0
+                    if store.windows is None
+                    else min(self._expected_pages(request), store.windows.kept)
                 )
                 # otherwise each fits by itself
                 crowded = in_windows > window_pages and self._queues.running_any
@@ -119,7 +123,7 @@ class Admission:
                     self._refused = store.available, 0
                     break
             while (
-                (fetch := self._fetch(request, reusable, match)) is not None
+                (fetch := self._start_fetch(request, reusable, match)) is not None
                 and fetch != "later"
                 and fetch.done
             ):
@@ -130,12 +134,12 @@ class Admission:
                 continue
             self._admissions += 1
             request.admission = self._admissions
-            request.handle = store.admit(tokens, match, request.space)
+            request.handle = store.allocate_slot_for(tokens, match, request.space)
             slot = request.handle.slot
             table.adapter[slot] = adapter_slot
             request.times.started = request.times.started or time.perf_counter()
             if request.cache.tokens < 0:
-                request.cache.admitted(min(int(table.computed[slot]), request.prompt_len))
+                request.cache.record_admission(min(int(table.computed[slot]), request.prompt_len))
                 prompt = tokens[: request.prompt_len]
                 paused = request.branch is not None and request.branch.evicted
                 request.cache.miss = store.miss(
@@ -152,7 +156,7 @@ class Admission:
             promised = promised + needed
             window_pages = window_pages - in_windows
         queues = self._queues
-        queues.leave_waiting(admitted)
+        queues.remove_admitted(admitted)
         solo = (
             len(admitted) == 1
             and queues.prefilling == admitted
@@ -160,7 +164,7 @@ class Admission:
         )
         self.solo_request = admitted[0].id if solo and admitted[0].ending is None else -1
 
-    def _fetch(
+    def _start_fetch(
         self, request: Request, reusable: Ints, match: Match
     ) -> Fetch | DiskRead | Literal["later"] | None:
         """Starts to fetch pages of a request's prompt from a lower tier, if that is faster than
@@ -188,7 +192,7 @@ class Admission:
         if short > 0 and store.tree.evictable:
             store.evict(min(short, store.tree.evictable))
 
-    def reconsider(self) -> None:
+    def forget_refusal(self) -> None:
         """Makes the next plan look at all waiting requests, because another one waits."""
         self._refused = None
 
@@ -210,15 +214,16 @@ class Admission:
         if alone is not None:
             return [alone] if alone.handle is None else []
         ordered = self._policy(self._queues.returned, self._queues.waiting, self._store.tree)
-        return ordered if self._adapters is None else self._adapters.in_order(ordered)
+        return ordered if self._adapters is None else self._adapters.order_by_adapter(ordered)
 
-    def _pages(self, request: Request) -> int:
+    def _expected_pages(self, request: Request) -> int:
         """Returns the number of pages for a request's tokens, including those it is expected to
         generate.
         """
         length = len(request.tokens)
         return -(
-            -(length + self._reserve.of_request(length, request.limit)) // self._store.page_size
+            -(length + self._reserve.reserve_for_request(length, request.limit))
+            // self._store.page_size
         )
 
     def _ahead(self, request: Request) -> ExpectedGrowth:
@@ -229,9 +234,9 @@ class Admission:
             if request.handle is None
             else int(self._store.table.length[request.slot])
         )
-        length += self._reserve.of_request(length, request.limit)
+        length += self._reserve.reserve_for_request(length, request.limit)
         return ExpectedGrowth(
-            request.rank, length, self._pauses.expected.growth(request.branch, length)
+            request.rank, length, self._pauses.expected.expected_growth(request.branch, length)
         )
 
     def _has_room(
@@ -250,7 +255,7 @@ class Admission:
         branch = request.branch
         # Later programs give way to one that continues; for other requests, only those of lower
         # priority do.
-        after = request.rank if pauses.keeps(branch) else (-request.priority, math.inf)
+        after = request.rank if pauses.keeps_place(branch) else (-request.priority, math.inf)
         below = 0 if store.tiers is None else store.tiers.room_below(pauses.token_s)
         if branch is not None:  # a request without a program ends before programs have grown
             paused, given_up = pauses.before(after, beside=branch)
@@ -263,13 +268,13 @@ class Admission:
                 growth = peak_growth(growing)
             promised += max(given_up - (-growth // store.page_size) - below, 0)
         while (short := needed + promised - store.available) > 0:
-            if pauses.give_up_late(short, kept=below > 0) or pauses.give_up_last(short, after):
+            if pauses.give_up_overdue(short, kept=below > 0) or pauses.give_up_newest(short, after):
                 continue
-            if pauses.give_up_for_aged(short, request.times.queued):
+            if pauses.give_up_for_longest_waiter(short, request.times.queued):
                 continue
             if self._queues.running_any:
                 return False
-            if pauses.anybody_soon(short, beside=branch):
+            if pauses.should_wait_idle(short, beside=branch):
                 self.refuses = True
                 return False
             if needed <= store.available or not pauses.give_up_furthest(
@@ -278,14 +283,16 @@ class Admission:
                 return True  # no other request needs pages now, and each fits by itself
         return True
 
-    def _growth(self) -> tuple[int, int]:
+    def _promised_pages(self) -> tuple[int, int]:
         """Returns how many more pages running requests are expected to need, and how many window
         pages, if any, remain beyond their needs and a step's.
         """
         table = self._store.table
         slots = slots_of(self._queues.running())
         windows = self._store.windows
-        ends = table.length[slots] + self._reserve.growth(table.length[slots], table.limit[slots])
+        ends = table.length[slots] + self._reserve.reserve_for_rows(
+            table.length[slots], table.limit[slots]
+        )
         pages = -(-ends // self._store.page_size)
         left = 0
         if windows is not None:
@@ -316,14 +323,14 @@ class Admission:
             self._pauses.end(request.branch)
             request.branch.evicted = False
 
-    def take_started(self) -> list[Request]:
+    def pop_started(self) -> list[Request]:
         """Returns the requests that got their slot since the last call."""
         started = self._started
         self._started = []
         return started
 
 
-def _match(request: Request, store: PrefixCache) -> tuple[Ints, Match, int]:
+def _match_reusable(request: Request, store: PrefixCache) -> tuple[Ints, Match, int]:
     """Returns the tokens of a request whose cached pages it may use, their match, and how many of
     them are cached.
     """
@@ -341,7 +348,7 @@ def _match(request: Request, store: PrefixCache) -> tuple[Ints, Match, int]:
     return tokens, match, cached
 
 
-def _computes(
+def _will_be_cached_soon(
     prefilling: Mapping[int, Request],
     table: SlotTable,
     tokens: Ints,
@@ -366,7 +373,7 @@ def _computes(
     alike = alike[(table.tokens[alike, matched:end] == tokens[matched:end]).all(1)]
     return any(
         len(other.tokens) >= end
-        and other.space.common(space, end) == end
+        and other.space.common_length_with(space, end) == end
         and np.array_equal(other.tokens[:end], tokens[:end])
         for other in map(prefilling.get, alike.tolist())
         if other is not None

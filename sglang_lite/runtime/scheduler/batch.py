@@ -95,8 +95,8 @@ def make_batch(
     store.step += 1
     table = store.table
     windows = store.windows
-    copies = store.take_copies()
-    streams = streams_of(table, decoding)
+    copies = store.pop_pending_copies()
+    streams = count_streams(table, decoding)
     if drafts:
         chunks = chunks + [
             (r, int(table.computed[r.slot]), int(table.length[r.slot]))
@@ -134,7 +134,7 @@ def make_batch(
     )
 
 
-def streams_of(table: SlotTable, decoding: Iterable[Request]) -> int:
+def count_streams(table: SlotTable, decoding: Iterable[Request]) -> int:
     """Returns the number of requests that stream."""
     if not table.streamed.any():  # avoids looking at each
         return 0

@@ -22,7 +22,7 @@ from sglang_lite.runtime.scheduler.retraction import slots_of
 _MISSES = 3  # after this many steps without a right guess, a row gets fewer drafts
 
 
-def max_drafted(slots: int) -> int:
+def max_draft_tokens(slots: int) -> int:
     """Returns the maximum number of drafted tokens of a step, for a number of slots."""
     return max(3 * slots, 128)
 
@@ -101,7 +101,7 @@ class DraftedRows:
         """Returns counts by drafter, SGLang's average number of tokens per row and draft-checking
         step, and the number of draws before right drafts accepted without inspection.
         """
-        self.record_checked()
+        self.record_outcomes()
         length = 1 + self._saved / max(self._steps, 1)
         return {
             "drafters": self.drafting.stats(),
@@ -122,7 +122,7 @@ class DraftedRows:
             budget: maximum number of tokens.
         """
         table = self._store.table
-        budget = min(budget, max_drafted(len(table.length)))
+        budget = min(budget, max_draft_tokens(len(table.length)))
         rows = (
             *decoding,
             *(request for request, _, end in chunks if end == table.length[request.slot]),
@@ -148,25 +148,25 @@ class DraftedRows:
         tokens = len(decoding) + sum(end - start for _, start, end in chunks)
         drafts = self.drafting.write(asked, len(rows), tokens, budget) if asked else {}
         of_rows = ((row, drafts[row.request.id]) for row in asked if row.request.id in drafts)
-        written = ((row.request.id, self._with_pages(row, draft)) for row, draft in of_rows)
+        written = ((row.request.id, self._write_draft(row, draft)) for row, draft in of_rows)
         return {of: draft for of, draft in written if len(draft.tokens)}
 
-    def _with_pages(self, row: OpenRow, draft: Draft) -> Draft:
+    def _write_draft(self, row: OpenRow, draft: Draft) -> Draft:
         """Writes a draft after the tokens of a row, as far as there are free pages, and returns
         what is written.
         """
         slot = row.request.slot
         length = len(row.known)
-        draft = draft.cut(self._store.reserve_free(slot, length + len(draft.tokens)) - length)
+        draft = draft.cut(self._store.reserve_free_pages(slot, length + len(draft.tokens)) - length)
         self._store.table.tokens[slot, length : length + len(draft.tokens)] = draft.tokens
         return draft
 
-    def learn(self, request: Request) -> None:
+    def learn_from_request(self, request: Request) -> None:
         """Lets drafters learn from a running request that has reached its end."""
         table = self._store.table
         slot = request.slot
-        self.drafting.observe(request, table.tokens[slot, : table.known[slot]])
-        self.drafting.learn()
+        self.drafting.observe_tokens(request, table.tokens[slot, : table.known[slot]])
+        self.drafting.learn_observed()
 
     def check(self, request: Request, draft: Draft) -> None:
         """Records that the draws after a draft are about to be read."""
@@ -216,14 +216,14 @@ class DraftedRows:
         if request.state is State.PREFILLING:  # forced text was appended, and it was also drafted
             self._queues.decode(request)
 
-    def record_checked(self) -> None:
+    def record_outcomes(self) -> None:
         """Records the outcome of the last drafts, which guides later guesses, and lets drafters
         learn from observed requests. On a GPU the next step computes meanwhile.
         """
         for record in self._checked:
             record()
         self._checked = []
-        self.drafting.learn()
+        self.drafting.learn_observed()
 
     def settle(self, request: Request, draft: Draft, start: int) -> None:
         """Records how much of a draft was right, once no more of its draws count, and frees the
@@ -249,6 +249,6 @@ class DraftedRows:
         if request.handle is None:
             return
         table.computed[slot] = min(start + matched, int(table.length[slot]) - 1)
-        self._store.give_back(slot, int(table.length[slot]))
+        self._store.free_pages_from(slot, int(table.length[slot]))
         if request.state is State.PREFILLING and table.length[slot] - table.computed[slot] == 1:
             self._queues.decode(request)

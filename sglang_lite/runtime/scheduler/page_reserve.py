@@ -27,19 +27,19 @@ class PageReserve:
     def __init__(self) -> None:
         self._share = _FIRST
 
-    def of_program(self, expected: ExpectedTokens) -> int:
+    def reserve_for_program(self, expected: ExpectedTokens) -> int:
         """Returns the tokens to reserve for a program's remaining nodes."""
         return min(expected.text, _LONGEST) + math.ceil(
             min(expected.generated, _LONGEST) * self._share
         )
 
-    def of_request(self, length: int, limit: int) -> int:
+    def reserve_for_request(self, length: int, limit: int) -> int:
         """Returns the tokens to reserve for a request with `length` tokens and room for up to
         `limit`.
         """
         return math.ceil(min(limit - length, _LONGEST) * self._share)
 
-    def growth(self, length: Ints, limit: Ints) -> Ints:
+    def reserve_for_rows(self, length: Ints, limit: Ints) -> Ints:
         """Returns the tokens to reserve for each request, int32 [R].
 
         Args:
@@ -49,7 +49,7 @@ class PageReserve:
         growth: Ints = np.ceil(left * self._share).astype(np.int32)
         return growth
 
-    def decay(self) -> None:
+    def lower_share(self) -> None:
         """Lowers the share a little. Called once per plan."""
         self._share = max(_MIN, self._share - (_FIRST - _MIN) / _STEPS)
 

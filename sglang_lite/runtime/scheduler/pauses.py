@@ -88,7 +88,7 @@ class Expectations:
         self._times = Medians(_FIRST_S)  # seconds of pauses, by the name of the node before
         self._lengths = Medians(0)  # tokens of ended branches, by their kind
 
-    def pause_s(self, branch: ScheduledBranch) -> float:
+    def next_pause_s_of(self, branch: ScheduledBranch) -> float:
         """Returns the expected seconds of a branch's pause: as reported by its caller, otherwise as
         usual.
         """
@@ -96,12 +96,12 @@ class Expectations:
         branch.next_pause_s = None
         return self._times.of(branch.name) if told is None else told
 
-    def growth(self, branch: ScheduledBranch, length: int) -> int:
+    def expected_growth(self, branch: ScheduledBranch, length: int) -> int:
         """Returns the number of tokens that a branch is expected to add to `length`: those of its
         queued nodes or, while its program is open, up to the usual length of its kind. An unknown
         kind is expected to double.
         """
-        tokens = self._reserve.of_program(branch.expected)
+        tokens = self._reserve.reserve_for_program(branch.expected)
         if branch.program.open:
             usual = self._lengths.of(branch.kind)
             tokens = max(tokens, round(usual) - length if usual else length)
@@ -231,7 +231,7 @@ class Pauses:
     def __iter__(self) -> Iterator[PausedBranch]:
         return iter(self._pauses.values())
 
-    def keeps(self, branch: ScheduledBranch | None) -> bool:
+    def keeps_place(self, branch: ScheduledBranch | None) -> bool:
         """Returns whether a branch is paused and has not given up its place permanently."""
         pause = None if branch is None else self._pauses.get(branch)
         return pause is not None and not pause.given_up
@@ -265,9 +265,18 @@ class Pauses:
         lock = self._store.tree.lock(self._store.tree.match(*space.key(tokens)).node)
         self.end(branch)
         rank = -branch.program.priority, branch.program.arrival
-        ahead = ExpectedGrowth(rank, len(tokens), self.expected.growth(branch, len(tokens)))
+        ahead = ExpectedGrowth(
+            rank, len(tokens), self.expected.expected_growth(branch, len(tokens))
+        )
         pause = PausedBranch(
-            branch, tokens, space, lock, rank, self.now(), self.expected.pause_s(branch), ahead
+            branch,
+            tokens,
+            space,
+            lock,
+            rank,
+            self.now(),
+            self.expected.next_pause_s_of(branch),
+            ahead,
         )
         self._pauses[branch] = pause
         self._count += 1
@@ -285,7 +294,7 @@ class Pauses:
         pause.expected_s = self.now() - pause.began + seconds
         self._count += 1
         heapq.heappush(self._due, (pause.set_due(self._worth_s), self._count, pause))
-        self._drop_outdated()
+        self._compact_entries()
 
     def returned(self, branch: ScheduledBranch) -> None:
         """Records that the branch's next request has come."""
@@ -293,7 +302,7 @@ class Pauses:
         if pause is not None:
             self.expected.paused(branch, self.now() - pause.began)
 
-    def forget(self, branch: ScheduledBranch) -> None:
+    def end_branch(self, branch: ScheduledBranch) -> None:
         """Ends a branch."""
         self.end(branch)
         self.expected.ended(branch)
@@ -310,9 +319,9 @@ class Pauses:
             while self._by_rank[place][2] is not pause:
                 place += 1
             del self._by_rank[place]
-            self._drop_outdated()
+            self._compact_entries()
 
-    def _drop_outdated(self) -> None:
+    def _compact_entries(self) -> None:
         """Drops the entries of ended pauses once they outnumber the others. `give_up_overdue` would
         only meet them when memory is short.
         """
@@ -374,7 +383,7 @@ class Pauses:
 
     # ----------------------------------------------------------------------------------- giving way
 
-    def give_up_late(self, pages: int, *, kept: bool = False) -> bool:
+    def give_up_overdue(self, pages: int, *, kept: bool = False) -> bool:
         """Gives up pages of branches that return too late, those that return last first. Returns
         False if there are none.
 
@@ -395,11 +404,13 @@ class Pauses:
             if self.pages_given_up >= enough:
                 break
             if kept and self._store.tiers is not None and last.lock.node is not None:
-                self._store.tiers.reused(last.lock.node)  # soon, so the selective policy copies it
-            self._shrink(last, enough - self.pages_given_up, for_good=not kept)
+                self._store.tiers.save_if_selective(
+                    last.lock.node
+                )  # soon, so the selective policy copies it
+            self._shrink_lock(last, enough - self.pages_given_up, for_good=not kept)
         return bool(away)
 
-    def give_up_last(self, pages: int, after: tuple[int, float] | None = None) -> bool:
+    def give_up_newest(self, pages: int, after: tuple[int, float] | None = None) -> bool:
         """Gives up pages of the program that came last.
 
         Args:
@@ -409,10 +420,10 @@ class Pauses:
             if after is not None and rank <= after:
                 return False
             if pause.locked:
-                return self._shrink(pause, pages)
+                return self._shrink_lock(pause, pages)
         return False
 
-    def give_up_for_aged(self, pages: int, since: float) -> bool:
+    def give_up_for_longest_waiter(self, pages: int, since: float) -> bool:
         """Gives up pages of the program that came last for a request that has waited very long.
 
         Args:
@@ -421,9 +432,9 @@ class Pauses:
         if self.now() - since < max(_AGED_S, _AGED_WORTH * self._all_s):
             return False
         last = next((pause for _, _, pause in reversed(self._by_rank) if pause.locked), None)
-        return last is not None and self._shrink(last, pages, for_good=True)
+        return last is not None and self._shrink_lock(last, pages, for_good=True)
 
-    def anybody_soon(self, pages: int, *, beside: ScheduledBranch | None) -> bool:
+    def should_wait_idle(self, pages: int, *, beside: ScheduledBranch | None) -> bool:
         """Returns whether an idle device should wait for a paused program rather than recompute
         pages later.
 
@@ -454,13 +465,13 @@ class Pauses:
         if not others:
             return False
         if waiting := [each for each in others if not each.branch.awaits_caller]:
-            return self._shrink(max(waiting, key=lambda each: each.rank), pages)
+            return self._shrink_lock(max(waiting, key=lambda each: each.rank), pages)
         now = self.now()
-        return self._shrink(
+        return self._shrink_lock(
             max(others, key=lambda each: each.remaining_s(now)), pages, for_good=True
         )
 
-    def _shrink(self, pause: PausedBranch, pages: int, *, for_good: bool = False) -> bool:
+    def _shrink_lock(self, pause: PausedBranch, pages: int, *, for_good: bool = False) -> bool:
         """Gives up the last pages of a pause's prefix. They stay promised unless `for_good` is set:
         then the branch waits like a new one when it returns.
         """

@@ -48,9 +48,9 @@ class Prefetch:
         self._next = now + _EVERY_S
         for pause in self._pauses:
             if pause.pages and pause.branch.awaits_caller and pause.remaining_s(now) <= _AHEAD_S:
-                self._fetch(pause)
+                self._fetch_for_pause(pause)
 
-    def _fetch(self, pause: PausedBranch) -> None:
+    def _fetch_for_pause(self, pause: PausedBranch) -> None:
         """Locks the device's part of a program's prefix, and fetches the rest, unless pages are
         short.
         """

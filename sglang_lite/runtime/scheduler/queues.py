@@ -52,12 +52,12 @@ class Queues:
 
     def wait(self, request: Request) -> None:
         """Queues a request after all waiting ones."""
-        request.move(State.WAITING)
+        request.change_state(State.WAITING)
         self.waiting.append(request)
 
-    def wait_first(self, request: Request, state: State) -> None:
+    def queue_returned(self, request: Request, state: State) -> None:
         """Queues a request, whose state becomes `state`, before those that have not begun."""
-        request.move(state)
+        request.change_state(state)
         insort(self.returned, request, key=attrgetter("rank"))
 
     def leave(self, request: Request) -> None:
@@ -67,7 +67,7 @@ class Queues:
         else:
             self.waiting.remove(request)
 
-    def leave_waiting(self, admitted: Collection[Request]) -> None:
+    def remove_admitted(self, admitted: Collection[Request]) -> None:
         """Removes admitted requests from the waiting ones, and counts how often each of the others
         was passed over.
         """
@@ -89,23 +89,23 @@ class Queues:
 
     def prefill(self, request: Request) -> None:
         """Queues a request that has a slot, to compute its tokens."""
-        request.move(State.PREFILLING)
+        request.change_state(State.PREFILLING)
         self.prefilling.append(request)
 
     def decode(self, request: Request) -> None:
         """Moves a request whose tokens are all computed from the prefilling ones to the decoding
         ones.
         """
-        request.move(State.DECODING)
+        request.change_state(State.DECODING)
         self.prefilling.remove(request)
         self.decoding.append(request)
 
-    def move_back(self, served: Collection[Request]) -> None:
+    def requeue_at_end(self, served: Collection[Request]) -> None:
         """Moves decoding requests, in the given order, after the other ones."""
         ids = {request.id for request in served}
         self.decoding = [*(r for r in self.decoding if r.id not in ids), *served]
 
-    def leave_running(self, request: Request) -> None:
+    def remove_running(self, request: Request) -> None:
         """Removes a running request from its queue. It keeps its slot and pages."""
         (self.prefilling if request.state is State.PREFILLING else self.decoding).remove(request)
 
@@ -113,7 +113,7 @@ class Queues:
         """Removes a running request from its queue and frees its slot and pages; its prefix goes
         into the tree.
         """
-        self.leave_running(request)
+        self.remove_running(request)
         assert request.handle is not None
         slot = request.slot
         table = self._store.table

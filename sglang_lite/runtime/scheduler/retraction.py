@@ -49,9 +49,9 @@ class Retraction:
         self._queues.stop(request)
         if request.branch is not None:
             self._pauses.begin(request.branch, request.tokens, request.space)
-        self._queues.wait_first(request, State.RETRACTED)
+        self._queues.queue_returned(request, State.RETRACTED)
 
-    def retract_lacking(self) -> None:
+    def retract_without_window(self) -> None:
         """Retracts requests that dropped tokens and whose window now begins in pages they have
         released.
         """
@@ -72,7 +72,7 @@ class Retraction:
             self.retract(request)
         return requests
 
-    def with_next_pages(self, decoding: list[Request]) -> list[Request]:
+    def allocate_next_pages(self, decoding: list[Request]) -> list[Request]:
         """Allocates each request a page for its next token. Returns those that have one."""
         if not decoding:
             return decoding
@@ -92,16 +92,16 @@ class Retraction:
         for request in sorted((r for r in decoding if r.slot in wanting), key=_order):
             if request.state is not State.DECODING:
                 continue  # retracted to make room for one before it
-            if waits or not self.make_room(request, int(table.length[request.slot])):
+            if waits or not self.reserve_pages_for(request, int(table.length[request.slot])):
                 # and so do all after it, because nothing is left to free for them
                 waits.add(request.id)
         return [r for r in decoding if r.state is State.DECODING and r.id not in waits]
 
-    def make_room(self, request: Request, end: int) -> bool:
+    def reserve_pages_for(self, request: Request, end: int) -> bool:
         """Reserves pages for the first `end` tokens of a running request. Returns False if it has
         to wait.
         """
-        while not self._store.reserve(request.slot, end):
+        while not self._store.reserve_pages(request.slot, end):
             # pages are in quarantine until a step has ended
             if self._store.will_have_pages(request.slot, end):
                 return False
@@ -110,16 +110,16 @@ class Retraction:
             )
             # not above 0 if only window pages, which no pause holds, are short
             short -= self._store.available
-            if short > 0 and self._pauses.give_up_late(short):
+            if short > 0 and self._pauses.give_up_overdue(short):
                 continue
             last = max(self._queues.running(), key=_order)
             # Programs that came after the last running one give way, or any if no running one can.
-            if short > 0 and self._pauses.give_up_last(
+            if short > 0 and self._pauses.give_up_newest(
                 short, None if last is request else last.rank
             ):
                 continue
             if last is request:
-                if self._store.take_copies(request.slot):
+                if self._store.pop_pending_copies(request.slot):
                     continue  # cancelled copies lock pages that can now be evicted for it
                 return False
             table = self._store.table

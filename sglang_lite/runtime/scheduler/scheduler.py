@@ -21,7 +21,7 @@ from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
 from sglang_lite.runtime.scheduler.admission import Admission
 from sglang_lite.runtime.scheduler.admission_order import Policy
-from sglang_lite.runtime.scheduler.batch import Batch, Row, make_batch, streams_of
+from sglang_lite.runtime.scheduler.batch import Batch, Row, count_streams, make_batch
 from sglang_lite.runtime.scheduler.drafted_rows import DraftedRows
 from sglang_lite.runtime.scheduler.oom_isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
@@ -112,7 +112,7 @@ class Scheduler:
     @property
     def awaits_copies(self) -> bool:
         """Whether pages were being copied between tiers at the last plan."""
-        return self.store.tiers is not None and self.store.tiers.copying(self._copied)
+        return self.store.tiers is not None and self.store.tiers.is_copying(self._copied)
 
     @property
     def waits(self) -> bool:
@@ -130,14 +130,14 @@ class Scheduler:
         branch = request.branch
         request.times.queued = self.pauses.now()
         self._prefetch.added(request)
-        self.admission.reconsider()
+        self.admission.forget_refusal()
         if branch is None:
             self.queues.wait(request)
             return
         branch.program.arrival = min(branch.program.arrival, request.id)
         self.pauses.returned(branch)
-        if self.pauses.keeps(branch):
-            self.queues.wait_first(request, State.WAITING)
+        if self.pauses.keeps_place(branch):
+            self.queues.queue_returned(request, State.WAITING)
         else:
             self.queues.wait(request)
 
@@ -147,13 +147,13 @@ class Scheduler:
         while self._isolation.advance(self.store.table):
             # the isolated request, or the one that continues in its slot
             self.retraction.retract_all()
-        self.retraction.retract_lacking()
+        self.retraction.retract_without_window()
         self.pauses.settle()
         self._prefetch.run()
-        decoding = self.retraction.with_next_pages(self._in_turn(self._ready()))
-        self._reserve.decay()
+        decoding = self.retraction.allocate_next_pages(self._take_turns(self._requests_to_decode()))
+        self._reserve.lower_share()
         self.admission.admit(self._isolation.next)
-        budget = self._budget(decoding)
+        budget = self._prompt_budget(decoding)
         table = self.store.table
         if self.store.tiers is not None:  # without tiers, pages evicted early would be recomputed
             self.admission.evict_ahead(2 * budget)
@@ -165,7 +165,7 @@ class Scheduler:
             start = int(table.computed[slot])
             length = int(table.length[slot])
             begins = request.space.start
-            end, cost = _reach(
+            end, cost = _chunk_end_and_cost(
                 request, start, begins if start < begins < length else length, budget
             )
             if request.media is not None and end > start:
@@ -177,26 +177,26 @@ class Scheduler:
             alone = self._last_alone and request.id == self.admission.solo_request
             if alone and start < request.prompt_len and end == length:
                 end = max(end - 1, start + 1)
-            if end > start and self.retraction.make_room(request, end):
+            if end > start and self.retraction.reserve_pages_for(request, end):
                 chunks.append((request, start, end))
                 budget -= cost
         decoding = [r for r in decoding if r.state is State.DECODING]
         chunks = [c for c in chunks if c[0].state is State.PREFILLING]
         if not decoding and not chunks:
             return None
-        started = self.admission.take_started()
+        started = self.admission.pop_started()
         if self.drafts is None or self.isolated or not self.drafts.due:
             return make_batch(self.store, decoding, chunks, started)
         return make_batch(
             self.store, decoding, chunks, started, self.drafts.plan(decoding, chunks, budget)
         )
 
-    def _budget(self, decoding: list[Request]) -> int:
+    def _prompt_budget(self, decoding: list[Request]) -> int:
         """Returns how many prompt tokens a step may compute in addition to the decoding rows."""
         most = (
             min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens
         ) - len(decoding)
-        streams = streams_of(self.store.table, decoding)
+        streams = count_streams(self.store.table, decoding)
         if self._pace is None or not streams:
             return most
         return min(most, self._pace.room(streams) - (len(decoding) - streams))
@@ -215,12 +215,12 @@ class Scheduler:
         if batch.streams:
             self._pace.record_duration(tokens, seconds, streams=batch.streams)
 
-    def remaining_s(self, batch: Batch, seconds: float) -> float:
+    def remaining_step_s(self, batch: Batch, seconds: float) -> float:
         """Returns the remaining seconds of a step with streams, `seconds` after its start; infinite
         without streams.
         """
         return (
-            self._pace.remaining_s(seconds)
+            self._pace.remaining_pace_s(seconds)
             if self._pace is not None and batch.streams
             else math.inf
         )
@@ -237,18 +237,20 @@ class Scheduler:
             assert request.handle is not None
             # generated tokens are published when the request ends
             if batch.starts[row] < request.prompt_len:
-                self.store.publish(request.handle, all_but_last=request.may_recompute_last)
+                self.store.publish_pages(request.handle, all_but_last=request.may_recompute_last)
             if request.state is State.PREFILLING and batch.ends[row] == table.length[request.slot]:
                 self.queues.decode(request)
                 complete.append(row)
         if (windows := self.store.windows) is not None:
-            for row in windows.passing(batch.slots, batch.ends).tolist():
+            for row in windows.slots_past_window(batch.slots, batch.ends).tolist():
                 handle = batch.requests[row].handle
                 assert handle is not None
-                windows.leave_behind(table, handle.slot, handle.owned_from, self.store.step)
+                windows.release_behind_window(
+                    table, handle.slot, handle.owned_from, self.store.step
+                )
         return complete
 
-    def live(self, batch: Batch) -> NDArray[np.bool_]:
+    def live_rows(self, batch: Batch) -> NDArray[np.bool_]:
         """Returns a mask of the rows whose slots still have the same request and tokens as when the
         batch was planned.
         """
@@ -292,7 +294,7 @@ class Scheduler:
         table.tokens[slot, known : known + len(tokens)] = tokens
         table.known[slot] = table.length[slot] = known + len(tokens)
         table.epoch[slot] += 1
-        self.queues.leave_running(request)
+        self.queues.remove_running(request)
         self.queues.prefill(request)
 
     def finish(self, request: Request, end: State) -> None:
@@ -306,7 +308,7 @@ class Scheduler:
             if end is State.FINISHED and request.branch is not None:
                 scored = request.score_from if request.limit == request.prompt_len else None
                 self.pauses.begin(request.branch, request.tokens[:scored], request.space)
-        request.move(end)
+        request.change_state(end)
         if self.adapters is not None:
             self.adapters.settle()
 
@@ -329,7 +331,7 @@ class Scheduler:
         )
         if count is None:
             self.finish(request, State.FINISHED)
-            self.queues.wait_first(following, State.WAITING)
+            self.queues.queue_returned(following, State.WAITING)
         else:
             self.appended_tokens += count
 
@@ -340,7 +342,7 @@ class Scheduler:
         self.pauses.clear()
         return self.store.flush(keep=keep)
 
-    def isolate(self) -> None:
+    def isolate_running(self) -> None:
         """Retracts all running requests after an out-of-memory error, and runs them one by one."""
         self._isolation.begin(self.retraction.retract_all())
 
@@ -354,7 +356,7 @@ class Scheduler:
         """Whether the tokens of all steps have to be read before the next is planned."""
         return self.isolated or (self.drafts is not None and self.drafts.due)
 
-    def _ready(self) -> list[Request]:
+    def _requests_to_decode(self) -> list[Request]:
         """Returns the decoding requests that have a token to compute and have not reached their
         limit, at most one stage's share of all.
         """
@@ -368,11 +370,11 @@ class Scheduler:
             return list(requests)[:most]
         return [r for r, w in zip(requests, waiting.tolist()) if not w][:most]
 
-    def _in_turn(self, ready: list[Request]) -> list[Request]:
+    def _take_turns(self, ready: list[Request]) -> list[Request]:
         """Returns every streaming request, and as many others, in rotation, as the time of a step
         allows.
         """
-        streams = streams_of(self.store.table, ready)
+        streams = count_streams(self.store.table, ready)
         if self._pace is None or not streams:
             return ready
         room = self._pace.room(streams)
@@ -380,11 +382,11 @@ class Scheduler:
             : room // 2 if self.queues.prefilling else room
         ]
         served = {r.id for r in chosen}
-        self.queues.move_back(chosen)
+        self.queues.requeue_at_end(chosen)
         return [r for r in ready if r.output.stream or r.id in served]
 
 
-def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
+def _chunk_end_and_cost(request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
     """Returns the end of the next chunk of a prompt within the budget, and its cost in tokens.
     Positions that need logits cost two, so a step with them takes no longer.
     """

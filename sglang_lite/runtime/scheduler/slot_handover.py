@@ -43,14 +43,18 @@ def start_in_slot(
     assert handle is not None
     before = table.tokens[slot, : table.known[slot]]
     known = len(before)
-    common = known - bool(tokens[known - 1] != before[-1]) if appended else _common(before, tokens)
-    common = following.space.common(request.space, common)
+    common = (
+        known - bool(tokens[known - 1] != before[-1])
+        if appended
+        else _common_prefix_length(before, tokens)
+    )
+    common = following.space.common_length_with(request.space, common)
     kept = max(handle.owned_from * store.page_size, 1)
     if common < kept or following.space.adapter is not request.space.adapter:
         return None
     request.tokens = before.copy()
-    queues.leave_running(request)
-    request.move(State.FINISHED)
+    queues.remove_running(request)
+    request.change_state(State.FINISHED)
     request.handle = None
     table.tokens[slot, common : len(tokens)] = tokens[common:]
     table.length[slot] = table.known[slot] = len(tokens)
@@ -59,7 +63,7 @@ def start_in_slot(
     handle.space = following.space
     # otherwise the next step gives its pages to the tree
     if not appended or len(tokens) - common > store.page_size:
-        store.publish(handle)  # for branches that fork here
+        store.publish_pages(handle)  # for branches that fork here
         # an earlier run of the same program may have left more in the cache
         store.adopt_cached_pages(handle)
     following.handle = handle
@@ -68,13 +72,13 @@ def start_in_slot(
     following.cache.tokens = int(table.computed[slot])
     cached = following.cache.tokens
     following.cache.miss = continued(tokens, cached) if cached < len(tokens) - 1 else None
-    following.move(State.WAITING)
+    following.change_state(State.WAITING)
     admission.count(following)
     admission.start(following)
     return len(tokens) - common
 
 
-def _common(a: Ints, b: Ints) -> int:
+def _common_prefix_length(a: Ints, b: Ints) -> int:
     length = min(len(a), len(b))
     differ = a[:length] != b[:length]
     at = int(differ.argmax()) if length else 0

@@ -44,7 +44,7 @@ class StepPace:
         elif tokens >= self._limit:
             self._limit = int(min(fit, 2 * self._limit, self._max_tokens))
 
-    def remaining_s(self, seconds: float) -> float:
+    def remaining_pace_s(self, seconds: float) -> float:
         """Returns the remaining seconds that a step may take, `seconds` after its start."""
         return max(self._target - seconds, 0.0)
 

@@ -51,7 +51,7 @@ from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.ruled_grammar import (
     mask_rules_of,
-    unpacked,
+    unpack_mask_rules,
     with_mask_rules,
 )
 from sglang_lite.runtime.structured_output.simple import is_simple
@@ -155,7 +155,7 @@ class Compiler:
             )
             return failed
         if isinstance(constraint, Continuation):
-            return self._continued(constraint)
+            return self._compile_continuation(constraint)
         key = without_blanks(constraint)
         future, is_new = self.cache.find(key)
         if not is_new:
@@ -165,16 +165,16 @@ class Compiler:
             self._pending += 1
         try:
             if is_simple(constraint):
-                self._local_pool.submit(self._settle_locally, key, future, constraint)
+                self._local_pool.submit(self._resolve_locally, key, future, constraint)
             else:
                 with self._lock:
                     self._pending_in_workers += 1
-                self._worker_pool.submit(self._settle_in_worker, key, future, constraint)
+                self._worker_pool.submit(self._resolve_in_worker, key, future, constraint)
         except RuntimeError:  # the pool has been shut down meanwhile
             future.set_exception(EngineClosedError("the engine is closed."))
         return future
 
-    def _continued(self, constraint: Continuation) -> Future[CompiledGrammar]:
+    def _compile_continuation(self, constraint: Continuation) -> Future[CompiledGrammar]:
         """Compiles the whole grammar and the part's own grammar, if it has one, but never the
         remainder of the whole.
         """
@@ -221,7 +221,7 @@ class Compiler:
 
     # ------------------------------------------------------------------------ on the pools' threads
 
-    def _settle(
+    def _resolve_future(
         self, key: Constraint, future: Future[CompiledGrammar], build: Callable[[], CompiledGrammar]
     ) -> None:
         try:
@@ -230,7 +230,7 @@ class Compiler:
             grammar = build()
             grammar = self._with_open_end(key, grammar)
         except Exception as error:  # any error, as it must not vanish in the pool
-            self._fail(key, future, error)
+            self._resolve_with_error(key, future, error)
         else:
             self.cache.keep(key, future, grammar.size)
             future.set_result(grammar)
@@ -249,7 +249,9 @@ class Compiler:
             grammar = grammar.combinable()
         return OpenEndGrammar(grammar, self._end_tokens, rule)
 
-    def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
+    def _resolve_with_error(
+        self, key: Constraint, future: Future[CompiledGrammar], error: Exception
+    ) -> None:
         if self._closed:
             error = EngineClosedError("the engine is closed.")
         elif not isinstance(error, SglError):
@@ -259,10 +261,10 @@ class Compiler:
         self.cache.keep_error(key, future, error)
         future.set_exception(error)
 
-    def _settle_locally(
+    def _resolve_locally(
         self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint
     ) -> None:
-        self._settle(
+        self._resolve_future(
             key,
             future,
             lambda: self._with_mask_rules(self.build(constraint), mask_rules_of(constraint)),
@@ -270,10 +272,10 @@ class Compiler:
         with self._lock:
             self._pending -= 1
 
-    def _settle_in_worker(
+    def _resolve_in_worker(
         self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint
     ) -> None:
-        self._settle(key, future, partial(self._build_in_worker, key, constraint))
+        self._resolve_future(key, future, partial(self._build_in_worker, key, constraint))
         with self._lock:
             self._pending -= 1
             self._pending_in_workers -= 1
@@ -297,7 +299,7 @@ class Compiler:
         if found is not None:
             try:
                 prepared, positions = found
-                grammar = self._with_mask_rules(self._load(prepared), unpacked(positions))
+                grammar = self._with_mask_rules(self._load(prepared), unpack_mask_rules(positions))
             except Exception as error:  # raised by a library if the file was changed
                 logger.warning(
                     "a compiled grammar of %s can't be loaded: %s", self._engine().name, error
@@ -309,7 +311,7 @@ class Compiler:
         grammar = self._load(prepared)
         if seconds > SLOW_S:
             disk_cache.put(key, (prepared, positions))
-        return self._with_mask_rules(grammar, unpacked(positions))
+        return self._with_mask_rules(grammar, unpack_mask_rules(positions))
 
     def _load(self, prepared: PreparedGrammar) -> CompiledGrammar:
         """Loads a prepared grammar. Only one is loaded at a time, since a slow load takes a core
@@ -320,7 +322,7 @@ class Compiler:
 
     def _prepare(self, constraint: Constraint) -> tuple[tuple[Any, bytes], float]:
         """Prepares a constraint in a worker and returns the result of `Worker.prepare`."""
-        worker = self._worker()
+        worker = self._take_worker()
         try:
             return worker.prepare(constraint)
         finally:
@@ -335,7 +337,7 @@ class Compiler:
                 )
             return self._on_disk
 
-    def _worker(self) -> Worker:
+    def _take_worker(self) -> Worker:
         """Returns an idle worker or a new one; there is at most one per thread of the pool."""
         with self._creating:
             if self._idle:

@@ -24,7 +24,7 @@ def continuations(matcher: Matcher, text: str) -> Completion:
     """
     data = text.encode()
     for at, byte in enumerate(data):
-        if byte not in _allowed(matcher):
+        if byte not in _allowed_next_bytes(matcher):
             accepted = data[:at].decode("utf-8", "ignore")
             raise ConstraintError(
                 f"{chr(byte)!r} is not allowed after {accepted[-40:]!r}: a name or an item would come again, or a name "
@@ -34,7 +34,7 @@ def continuations(matcher: Matcher, text: str) -> Completion:
     complete = matcher.complete
     forced = bytearray()
     while (
-        len(allowed := _allowed(matcher)) == 1
+        len(allowed := _allowed_next_bytes(matcher)) == 1
         and not matcher.complete
         and len(forced) < _MAX_FORCED
     ):
@@ -49,7 +49,7 @@ def continuations(matcher: Matcher, text: str) -> Completion:
     )
 
 
-def _allowed(matcher: Matcher) -> list[int]:
+def _allowed_next_bytes(matcher: Matcher) -> list[int]:
     """Returns the bytes that are allowed next."""
     if matcher.finished:
         return []

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_lite.protocol import Constraint
-from sglang_lite.runtime.host.limited_folder import drop_oldest
+from sglang_lite.runtime.host.limited_folder import remove_oldest_files
 from sglang_lite.runtime.structured_output.llguidance import Prepared
 from sglang_lite.runtime.structured_output.registry import LIBRARIES
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
@@ -56,7 +56,9 @@ class GrammarDiskCache:
         """Returns the prepared grammar of a constraint, or None if no valid file exists."""
         path = self.path_of(constraint)
         try:
-            prepared = _Unpickler(io.BytesIO(_unpacked(_content(path)))).load()
+            prepared = _Unpickler(
+                io.BytesIO(_verify_and_decompress(_read_trusted_file(path)))
+            ).load()
         except FileNotFoundError:
             return None
         except Exception as error:  # any error, as the file may hold anything
@@ -84,7 +86,7 @@ class GrammarDiskCache:
                 except BaseException:  # free the space on a full disk
                     os.unlink(file.name)
                     raise
-            drop_oldest(self._folder.iterdir(), MAX_BYTES)
+            remove_oldest_files(self._folder.iterdir(), MAX_BYTES)
         except (OSError, RecursionError) as error:
             logger.warning("a compiled grammar could not be kept in %s: %s", self._folder, error)
 
@@ -95,7 +97,7 @@ class GrammarDiskCache:
         return self._folder / name
 
 
-def _content(path: Path) -> bytes:
+def _read_trusted_file(path: Path) -> bytes:
     """Reads a file. Raises ValueError if other users can write to it or if it is too large."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would block
         status = os.fstat(file.fileno())
@@ -106,7 +108,7 @@ def _content(path: Path) -> bytes:
         return file.read(MAX_BYTES)
 
 
-def _unpacked(content: bytes) -> bytes:
+def _verify_and_decompress(content: bytes) -> bytes:
     """Returns the pickle in a file's content. Raises ValueError or zlib.error if it is damaged or
     too large.
     """

@@ -69,7 +69,7 @@ class EndingTokens:
         """Returns the text of a token; empty if it has none."""
         return self._texts[token] if token < len(self._texts) else b""
 
-    def beginning(self, text: bytes) -> Sequence[int]:
+    def tokens_starting_with(self, text: bytes) -> Sequence[int]:
         """Returns the tokens that begin with a text whose last byte is a quotation mark."""
         return self._beginning.get(text, ())
 
@@ -84,7 +84,7 @@ class EndingTokens:
             )
         return found
 
-    def ending_and_writing(self, begun: bytes) -> Sequence[int]:
+    def tokens_ending_and_repeating(self, begun: bytes) -> Sequence[int]:
         """Returns the tokens that may end the name begun and then write it again."""
         return self._ending_and_writing.get(begun, ())
 

@@ -67,7 +67,7 @@ def fewest_tokens(
         ending: one possible continuation of `written`; None if none is known.
         written: beginning of the text that already exists, which needs no tokens.
     """
-    tokens.forget()
+    tokens.drop_if_large()
     known = None if ending is None else tokens.count(ending)
     search = _Search(rules, tokens, LeastEnds(rules, tokens))
     most = least = search.bound(start) if not written else 0
@@ -108,14 +108,14 @@ class _Search:
 
     def bound(self, start: str) -> int:
         """Returns a lower bound on the tokens of any text of a rule."""
-        return self._ends.of_rule(start) + 1 if self._ends.of_rule(start) else 0
+        return self._ends.ends_within_rule(start) + 1 if self._ends.ends_within_rule(start) else 0
 
     def within(self, start: str, written: bytes, most: int) -> int | None:
         """Returns the fewest tokens that spell a text of a rule, or None if no text has at most
         `most`.
         """
         place = Written(self._tokens, written) if written else self._start
-        self._texts_of(start, place, most)
+        self._costs_after_rule(start, place, most)
         while self._to_do:
             self._open_rule(self._to_do.popitem()[0])
         found = self._found[start, place].get(self._start)
@@ -123,7 +123,7 @@ class _Search:
 
     # ---------------------------------------------------------------------------------------- rules
 
-    def _texts_of(self, name: str, place: Rests, most: int) -> Costs:
+    def _costs_after_rule(self, name: str, place: Rests, most: int) -> Costs:
         """Returns the tokens that have ended before each place after a rule's texts, as far as they
         are known yet.
         """
@@ -144,7 +144,7 @@ class _Search:
         name, place = key
         self._to_do.pop(key, None)
         self._open.append(key)
-        after = self._after(self._rules[name], {place: 0}, self._most[key])
+        after = self._costs_after_node(self._rules[name], {place: 0}, self._most[key])
         self._open.pop()
         if after != self._found[key]:
             self._found[key] = after
@@ -152,7 +152,7 @@ class _Search:
 
     # ---------------------------------------------------------------------------------------- nodes
 
-    def _after(self, node: Node, costs: Costs, most: int) -> Costs:
+    def _costs_after_node(self, node: Node, costs: Costs, most: int) -> Costs:
         """Returns the tokens that have ended before each place after the texts of a node.
 
         Args:
@@ -165,56 +165,56 @@ class _Search:
         match node:
             case LiteralText(text):
                 for byte in text.encode():
-                    costs = self._stepped(costs, byte, byte, most)
+                    costs = self._step_over_byte(costs, byte, byte, most)
                 return costs
             case CharSet(ranges):
-                return self._character(costs, ranges, most)
+                return self._step_over_character(costs, ranges, most)
             case Ref(name):
-                costs = self._within(costs, most - self._ends.of_rule(name))
-                return self._least(
+                costs = self._drop_beyond(costs, most - self._ends.ends_within_rule(name))
+                return self._keep_cheapest(
                     [
                         (after, cost + more)
                         for place, cost in costs.items()
-                        for after, more in self._texts_of(name, place, most - cost).items()
+                        for after, more in self._costs_after_rule(name, place, most - cost).items()
                     ],
                     most,
                 )
             case Concat(parts):
-                return self._concat(parts, costs, most)
+                return self._costs_after_concat(parts, costs, most)
             case Alternation(options):
-                return self._least(
+                return self._keep_cheapest(
                     [
                         each
                         for option in options
-                        for each in self._after(option, costs, most).items()
+                        for each in self._costs_after_node(option, costs, most).items()
                     ],
                     most,
                 )
             case Repeat(inner, least, greatest):
-                return self._repeated(inner, least, greatest, costs, most)
+                return self._costs_after_repeat(inner, least, greatest, costs, most)
         if any(len(each.text) > _LONG for each in substrings(Language("", {"": node}))):
-            return self._after(_without_sources(node), costs, most)
+            return self._costs_after_node(_relax_long_sources(node), costs, most)
         states = automaton(node)
         found = [
             each
             for place, cost in costs.items()
-            for each in self._by_states(states, place, cost, most)
+            for each in self._costs_after_automaton(states, place, cost, most)
         ]
-        return self._least(found, most)
+        return self._keep_cheapest(found, most)
 
-    def _concat(self, parts: Sequence[Node], costs: Costs, most: int) -> Costs:
+    def _costs_after_concat(self, parts: Sequence[Node], costs: Costs, most: int) -> Costs:
         ends = [self._ends.of(part) for part in parts]
         left = sum(ends)
         if left:
-            costs = self._within(costs, most - left)
+            costs = self._drop_beyond(costs, most - left)
         for part, own in zip(parts, ends):
             left -= own
-            costs = self._after(part, costs, most - left)
+            costs = self._costs_after_node(part, costs, most - left)
             if not costs:
                 break
         return costs
 
-    def _within(self, costs: Costs, most: int) -> Costs:
+    def _drop_beyond(self, costs: Costs, most: int) -> Costs:
         """Drops places that can't lead to a text within `most` tokens. Places in the text already
         written are kept.
         """
@@ -228,32 +228,32 @@ class _Search:
             self.left_out = True
         return found
 
-    def _stepped(
+    def _step_over_byte(
         self, costs: Costs, low: int, high: int, most: int, *, leave: bool = False
     ) -> Costs:
         """Steps over one byte from `low` to `high`."""
         found: list[tuple[Rests, int]] = []
-        self._work(len(costs))
+        self._spend_work(len(costs))
         for place, cost in costs.items():
             after, ends = place.leave(low, high) if leave else place.step(low, high)
             if after is not None:
                 found.append((after, cost))
             if ends:
                 found.append((self._start, cost + place.price))
-        return self._least(found, most)
+        return self._keep_cheapest(found, most)
 
-    def _character(self, costs: Costs, ranges: Ranges, most: int) -> Costs:
+    def _step_over_character(self, costs: Costs, ranges: Ranges, most: int) -> Costs:
         found: list[tuple[Rests, int]] = []
         for sequence in byte_ranges(ranges):
             after = costs
             for low, high in sequence:
-                after = self._stepped(after, low, high, most)
+                after = self._step_over_byte(after, low, high, most)
                 if not after:
                     break
             found += after.items()
-        return self._least(found, most)
+        return self._keep_cheapest(found, most)
 
-    def _least(self, costs: Iterable[tuple[Rests, int]], most: int) -> Costs:
+    def _keep_cheapest(self, costs: Iterable[tuple[Rests, int]], most: int) -> Costs:
         """Keeps the lowest cost of each place. Drops places that can't pay off, because their rests
         take no more tokens than they save.
         """
@@ -263,7 +263,7 @@ class _Search:
                 found[place] = cost
         if not found:
             return found
-        found = self._within(found, most)
+        found = self._drop_beyond(found, most)
         start = found.get(self._start)
         if start is None or len(found) == 1:
             return found
@@ -273,28 +273,28 @@ class _Search:
             if not place.worth or cost < start + place.worth - 1 or place is self._start
         }
 
-    def _work(self, steps: int) -> None:
+    def _spend_work(self, steps: int) -> None:
         self._left -= steps
         if self._left < 0:
             raise _TooMuchWorkError
 
     # -------------------------------------------------------------------------------------- repeats
 
-    def _repeated(
+    def _costs_after_repeat(
         self, inner: Node, least: int, greatest: int | None, costs: Costs, most: int
     ) -> Costs:
         own = self._ends.of(inner)
         for i in range(least):
-            costs = self._after(inner, costs, most - own * (least - 1 - i))
+            costs = self._costs_after_node(inner, costs, most - own * (least - 1 - i))
             if not costs:
                 return costs
         if greatest is None:
-            return self._any_number(inner, costs, most)
+            return self._costs_after_star(inner, costs, most)
         found = costs
         new = costs
         for _ in range(least, greatest):
-            new = self._after(inner, new, most)
-            both = self._least([*found.items(), *new.items()], most)
+            new = self._costs_after_node(inner, new, most)
+            both = self._keep_cheapest([*found.items(), *new.items()], most)
             new = {
                 each: cost
                 for each, cost in new.items()
@@ -305,7 +305,7 @@ class _Search:
                 break
         return found
 
-    def _any_number(self, inner: Node, costs: Costs, most: int) -> Costs:
+    def _costs_after_star(self, inner: Node, costs: Costs, most: int) -> Costs:
         options = inner.options if isinstance(inner, Alternation) else (inner,)
         ranges = union(
             pair for option in options if isinstance(option, CharSet) for pair in option.ranges
@@ -321,17 +321,17 @@ class _Search:
             start = seen.get(self._start, _MANY)
             if seen.get(place, _MANY) <= cost or (place.worth and cost >= start + place.worth - 1):
                 continue
-            self._work(1)
+            self._spend_work(1)
             seen[place] = cost
             after = self._run(place, cost, ranges, most) if ranges else {place: cost}
             found += after.items()
             new = [(each, more) for each, more in after.items() if more > cost]
             for option in others:
-                new += self._after(option, after, most).items()
+                new += self._costs_after_node(option, after, most).items()
             for each, more in new:
                 if seen.get(each, _MANY) > more:
                     heapq.heappush(queue, (more, next(number), each))
-        return self._least(found, most)
+        return self._keep_cheapest(found, most)
 
     def _run(self, place: Rests, cost: int, ranges: Ranges, most: int) -> Costs:
         """Steps over any number of characters of a set, during which at most one token ends. The
@@ -345,13 +345,13 @@ class _Search:
             found.append((self._start, cost + place.price))
         for sequence in byte_ranges(ranges):
             if after is not None and len(sequence) > 1:
-                costs = self._stepped({after: cost}, *sequence[0], most, leave=True)
+                costs = self._step_over_byte({after: cost}, *sequence[0], most, leave=True)
                 for low, high in sequence[1:]:
-                    costs = self._stepped(costs, low, high, most)
+                    costs = self._step_over_byte(costs, low, high, most)
                 found += [(each, more) for each, more in costs.items() if more > cost]
-        return self._least(found, most)
+        return self._keep_cheapest(found, most)
 
-    def _by_states(
+    def _costs_after_automaton(
         self, states: Automaton, place: Rests, cost: int, most: int
     ) -> list[tuple[Rests, int]]:
         """Steps over a text of an automaton."""
@@ -362,27 +362,29 @@ class _Search:
             state = next(iter(to_do))
             costs = to_do.pop(state)
             ways = self._tokens.ways(states, state)
-            self._work(len(ways) + len(costs))
+            self._spend_work(len(ways) + len(costs))
             for after, ranges in ways:
                 if after == state:
-                    costs = self._any_number(CharSet(ranges), costs, most)
+                    costs = self._costs_after_star(CharSet(ranges), costs, most)
             if states.accepting(state):
                 found += costs.items()
             for after, ranges in ways:
                 if after == state:
                     continue
                 before = known.get(after, {})
-                both = self._least(
-                    [*before.items(), *self._character(costs, ranges, most).items()], most
+                both = self._keep_cheapest(
+                    [*before.items(), *self._step_over_character(costs, ranges, most).items()], most
                 )
                 new = {each: more for each, more in both.items() if more < before.get(each, _MANY)}
                 if new:
                     known[after] = both
-                    to_do[after] = self._least([*to_do.get(after, {}).items(), *new.items()], most)
+                    to_do[after] = self._keep_cheapest(
+                        [*to_do.get(after, {}).items(), *new.items()], most
+                    )
         return found
 
 
-def _without_sources(node: Node) -> Node:
+def _relax_long_sources(node: Node) -> Node:
     """Returns a node of a superset of the texts, in which quotes from long sources may be other
     texts.
     """
@@ -390,7 +392,7 @@ def _without_sources(node: Node) -> Node:
         case Substring(text, _, superset) if len(text) > _LONG:
             return ANY_TEXT if superset is None else superset
         case Intersection(parts):
-            first, *others = map(_without_sources, parts)
+            first, *others = map(_relax_long_sources, parts)
             for each in others:
                 first = intersection(first, each)
             return first
@@ -398,4 +400,4 @@ def _without_sources(node: Node) -> Node:
             len(each.text) > _LONG for each in substrings(Language("", {"": node}))
         ):
             return ANY_TEXT
-    return mapped(node, _without_sources)
+    return mapped(node, _relax_long_sources)

@@ -80,7 +80,7 @@ class GrammarCache:
             if error is not None:
                 return _failed(error), False
             # texts written since then may have made it grow
-            self._count(entry, entry.future.result().size)
+            self._update_size(entry, entry.future.result().size)
             return entry.future, False
 
     def keep(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
@@ -89,7 +89,7 @@ class GrammarCache:
             entry = self._entries.get(key)
             if entry is not None and entry.future is future:
                 entry.constraint_bytes = size_of(key)
-                self._count(entry, size)
+                self._update_size(entry, size)
 
     def keep_error(
         self, key: Constraint, future: Future[CompiledGrammar], error: Exception
@@ -101,11 +101,11 @@ class GrammarCache:
                 return
             if isinstance(error, ConstraintError) and not isinstance(error, TransientError):
                 self._entries[key] = entry = _Entry(_failed(error), size_of(key))
-                self._count(entry, 0)
+                self._update_size(entry, 0)
             else:
                 del self._entries[key]
 
-    def _count(self, entry: _Entry, size: int) -> None:
+    def _update_size(self, entry: _Entry, size: int) -> None:
         """Updates the counted bytes of an entry and drops what no longer fits."""
         self.bytes += entry.constraint_bytes + size - entry.bytes
         entry.bytes = entry.constraint_bytes + size

@@ -93,7 +93,7 @@ class MemberNames:
         """Returns the names with one more added."""
         key = (name,)
         if key not in self._next:
-            self._next[key] = _after(self, name)
+            self._next[key] = _add_name(self, name)
         return self._next[key]
 
     def with_value(self, name: bytes, value: bytes) -> MemberNames:
@@ -129,14 +129,14 @@ class MemberNames:
         """Names that the first possible kind of object requires and that have not come."""
         return sorted(self.possible[0].missing) if self.possible else []
 
-    def has_unused(self, prefix: bytes) -> bool:
+    def has_unused_name(self, prefix: bytes) -> bool:
         """Returns True if an unused name may begin with `prefix`."""
         return not self.possible or not any(
             prefix.startswith(exhausted) for exhausted in self.exhausted
         )
 
 
-def _after(names: MemberNames, name: bytes) -> MemberNames:
+def _add_name(names: MemberNames, name: bytes) -> MemberNames:
     if not names.possible:  # infinitely many names
         used = names.used | {name}
         return MemberNames((), used, exhausted=used)
@@ -148,7 +148,7 @@ def _after(names: MemberNames, name: bytes) -> MemberNames:
     possible = tuple(PossibleKind(each.kind, each.missing - {parsed}) for each in names.possible)
     used = names.used | {name}
     now = MemberNames(
-        possible, used, counts, _with_exhausted(names.exhausted, name, counts, possible)
+        possible, used, counts, _add_exhausted_prefix(names.exhausted, name, counts, possible)
     )
     if len(possible) < 2:
         return now
@@ -168,11 +168,11 @@ def _with_kinds(names: MemberNames, possible: Iterable[PossibleKind]) -> MemberN
         return names
     exhausted: frozenset[bytes] = frozenset()
     for name in names.used:
-        exhausted = _with_exhausted(exhausted, name, names.counts, remaining)
+        exhausted = _add_exhausted_prefix(exhausted, name, names.counts, remaining)
     return MemberNames(remaining, names.used, names.counts, exhausted)
 
 
-def _with_exhausted(
+def _add_exhausted_prefix(
     exhausted: frozenset[bytes],
     name: bytes,
     counts: Mapping[str, int],

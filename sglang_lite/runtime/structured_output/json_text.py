@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-from sglang_lite.constraints.formal.counting import CountedTexts, counted, has_unused
+from sglang_lite.constraints.formal.counting import CountedTexts, counted, has_text_outside
 from sglang_lite.constraints.formal.nodes import NOTHING, Node
 from sglang_lite.constraints.json_schema.mask_rules import RulePosition
 from sglang_lite.runtime.structured_output.json_names import Kind, MemberNames, PossibleKind, loaded
@@ -178,38 +178,40 @@ class JsonText:
             if not self._text:
                 return True  # nothing depends on this string
             self._text += text
-            return all(self._has_unused(top, prefix) for top, prefix in self._current())
+            return all(self._may_end_unused(top, prefix) for top, prefix in self._current())
         start = len(self._text)
         allowed = True
         self._text += text
         for at, byte in enumerate(text, start):
             if not self.quoted:
-                allowed &= self._outside(byte, at)
+                allowed &= self._read_outside_string(byte, at)
             elif self.escaped:
                 self.escaped = False
             elif byte == _BACKSLASH:
                 self.escaped = True
             elif byte == _QUOTE:
-                allowed &= self._end_of_string(at + 1)
+                allowed &= self._end_string(at + 1)
         # In each position that needs a name or item, one that has not come must be possible.
-        allowed = allowed and all(self._has_unused(top, prefix) for top, prefix in self._current())
+        allowed = allowed and all(
+            self._may_end_unused(top, prefix) for top, prefix in self._current()
+        )
         if not any(each.start >= 0 or each.value_start >= 0 for each in self._open):
             self._text = b""
         return allowed
 
-    def _outside(self, byte: int, at: int) -> bool:
+    def _read_outside_string(self, byte: int, at: int) -> bool:
         top = self._open[-1] if self._open else None
         if byte in _BLANKS or byte == _COLON:
-            return self._end_of_item(top, at) if byte in _BLANKS else True
+            return self._end_item(top, at) if byte in _BLANKS else True
         if byte == _COMMA:
-            allowed = self._end_of_item(top, at)
+            allowed = self._end_item(top, at)
             if top is not None:
                 top.count += not top.is_object
                 top.pending = True
                 self._name_next = top.is_object
             return allowed
         if byte in _CLOSING:
-            return self._close(top, at)
+            return self._close_container(top, at)
         if top is not None and top.start < 0 and not top.is_object:
             top.child = None if top.position is None else top.position.item(top.count)
             top.pending = False
@@ -237,11 +239,11 @@ class JsonText:
             self._name_next = byte == _OPENING[0]
         return True
 
-    def _end_of_string(self, end: int) -> bool:
+    def _end_string(self, end: int) -> bool:
         self.quoted = False
         top = self._open[-1] if self._open else None
         if top is None or not self._is_name:
-            return self._end_of_item(top, end)
+            return self._end_item(top, end)
         name = self._text[top.start : end]
         top.start = -1
         self._name_next = self._is_name = False
@@ -251,7 +253,7 @@ class JsonText:
             top.child = top.position.member(loaded(name))
         return not repeated
 
-    def _end_of_item(self, top: _Container | None, end: int) -> bool:
+    def _end_item(self, top: _Container | None, end: int) -> bool:
         """Ends an array's item or a member's value, if one has begun. Returns False if the item is
         a repetition.
         """
@@ -263,20 +265,20 @@ class JsonText:
             return True
         text = self._text[top.start : end]
         top.start = -1
-        value = hashable(loaded(text))
+        value = to_hashable(loaded(text))
         repeated = value in top.values
         top.values |= {value}
         top.used |= {text}
         return not repeated
 
-    def _close(self, top: _Container | None, at: int) -> bool:
-        allowed = self._end_of_item(top, at)
+    def _close_container(self, top: _Container | None, at: int) -> bool:
+        allowed = self._end_item(top, at)
         if top is not None:
             del self._open[-1]
             self._used = None
             allowed = allowed and top.names.may_end
         above = self._open[-1] if self._open else None
-        return self._end_of_item(above, at + 1) and allowed
+        return self._end_item(above, at + 1) and allowed
 
     # ------------------------------------------------------------------------------ what may follow
 
@@ -328,13 +330,13 @@ class JsonText:
             node = top.allowed()
             texts = None if node is None else self._positions.texts(node)
             found |= {
-                self._exhausting(texts, top, prefix, used)
+                self._shortest_exhausting(texts, top, prefix, used)
                 for used in top.used
                 if used.startswith(prefix)
             }
         return sorted(found - {b""})
 
-    def _exhausting(
+    def _shortest_exhausting(
         self, texts: CountedTexts | None, top: _Container, prefix: bytes, used: bytes
     ) -> bytes:
         """Returns the shortest continuation towards a used text after which no unused text is
@@ -362,9 +364,9 @@ class JsonText:
         if self._open and self._open[-1].start < 0 and self._open[-1].pending:
             yield self._open[-1], b""
 
-    def _has_unused(self, top: _Container, prefix: bytes) -> bool:
+    def _may_end_unused(self, top: _Container, prefix: bytes) -> bool:
         if top.is_object:
-            return top.names.has_unused(prefix)
+            return top.names.has_unused_name(prefix)
         node = top.allowed()
         texts = None if node is None or not top.used else self._positions.texts(node)
         return texts is None or _has_unused_text(texts, prefix, top)
@@ -373,18 +375,18 @@ class JsonText:
 def _has_unused_text(texts: CountedTexts, prefix: bytes, top: _Container) -> bool:
     """Returns True if an unused text begins with `prefix`, or if such texts are not counted."""
     beginning = prefix.decode("utf-8", "ignore")
-    return texts.count_with_prefix(beginning) == 0 or has_unused(
+    return texts.count_with_prefix(beginning) == 0 or has_text_outside(
         texts, beginning, [used.decode() for used in top.used]
     )
 
 
-def hashable(value: Value) -> Value:
+def to_hashable(value: Value) -> Value:
     """Returns the hashable form of a JSON value. Two values are equal exactly if their forms are."""
     match value:
         case bool():
             return "boolean", value
         case list():
-            return "array", tuple(map(hashable, value))
+            return "array", tuple(map(to_hashable, value))
         case dict():
-            return "object", frozenset((name, hashable(each)) for name, each in value.items())
+            return "object", frozenset((name, to_hashable(each)) for name, each in value.items())
     return value

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from sglang_lite.constraints.formal.shortest_texts import preferred
+from sglang_lite.constraints.formal.shortest_texts import plainest_characters
 from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.language_states import PIECE, LanguageStates, State
@@ -51,7 +51,7 @@ class RenewedStates:
             with self._making:
                 before = self._made
                 states = (
-                    before.renewed()
+                    before.renew_if_full()
                     if before is not None
                     else None
                     if self._asked
@@ -93,12 +93,12 @@ class LanguageEndings:
         state, states = place
         if states is None:
             return made, made.start
-        return made, state if states is made else made.adopt(state, states)
+        return made, state if states is made else made.adopt_state(state, states)
 
     def after(self, state: Place, token: int) -> Place | None:
         """Returns the place after a token, or None if the token is not allowed."""
         found = self.known(state)
-        after = None if found is None else found[0].after_drawn(found[1], token)
+        after = None if found is None else found[0].state_after_drawn(found[1], token)
         return None if after is None or found is None else (after, found[0])
 
     def advance(self, state: Place, text: bytes) -> Place | None:
@@ -125,5 +125,5 @@ class LanguageEndings:
             (char, ((after, b""), states))
             for symbol, after in options
             if after != DEAD
-            for char in preferred(automaton.class_characters(symbol).ranges)
+            for char in plainest_characters(automaton.class_characters(symbol).ranges)
         ]

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Container, Sequence
 from typing import TypeAlias
 
-from sglang_lite.constraints.formal.automaton import Automaton, renewed
+from sglang_lite.constraints.formal.automaton import Automaton, copy_without_states
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.protocol import ConstraintError
@@ -70,16 +70,16 @@ class LanguageStates:
         """Approximate memory in bytes, without the masks."""
         return self.automaton.size + _STEP_BYTES * (len(self._steps) + len(self.forced))
 
-    def renewed(self) -> LanguageStates:
+    def renew_if_full(self) -> LanguageStates:
         """Returns new states if these have become too many, else these."""
         if not self.automaton.full or self.read < _MIN_READ:
             return self
         with self.lock:
             return LanguageStates(
-                self.language, self.token_bytes, self.special, renewed(self.automaton)
+                self.language, self.token_bytes, self.special, copy_without_states(self.automaton)
             )
 
-    def adopt(self, state: State, before: LanguageStates) -> State:
+    def adopt_state(self, state: State, before: LanguageStates) -> State:
         """Translates a state of the states that these were renewed from."""
         with self.lock:
             return self.automaton.adopt(state[0], before.automaton), state[1]
@@ -103,7 +103,7 @@ class LanguageStates:
         after = self._steps[key] = self._run(state, self.token_bytes[token]) if spelled else None
         return after
 
-    def after_all(self, state: State, tokens: Sequence[int]) -> State | None:
+    def state_after_tokens(self, state: State, tokens: Sequence[int]) -> State | None:
         """Returns the state after several tokens, or None if the state is unknown or one of them is
         not allowed.
         """
@@ -113,7 +113,7 @@ class LanguageStates:
                 at = self.after(at, token)
         return at
 
-    def after_drawn(self, state: State, token: int) -> State | None:
+    def state_after_drawn(self, state: State, token: int) -> State | None:
         """Returns the state after a token that a mask has allowed, even when no more transitions
         are cached. Returns None if the token has no text or the state is unknown.
         """
@@ -160,10 +160,10 @@ class LanguageStates:
         if partial:
             return False
         if at not in self._final:
-            self._final[at] = self._ends_at(at)
+            self._final[at] = self._must_end_at(at)
         return self._final[at]
 
-    def _ends_at(self, at: int) -> bool:
+    def _must_end_at(self, at: int) -> bool:
         """Returns True if the text may end in a state of the automaton and no character may follow."""
         machine = self.automaton
         if not machine.accepting(at):

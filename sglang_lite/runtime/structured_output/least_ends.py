@@ -41,35 +41,35 @@ class LeastEnds:
         queue = dict.fromkeys(rules)
         while queue:  # approaches the solution from above
             name = queue.popitem()[0]
-            found = self._found(rules[name])
+            found = self._count_in_node(rules[name])
             if found < self._rules[name]:
                 self._rules[name] = found
                 queue.update(dict.fromkeys(users[name]))
 
-    def of_rule(self, name: str) -> int:
+    def ends_within_rule(self, name: str) -> int:
         return self._rules[name]
 
     def of(self, node: Node) -> int:
         found = self._of.get(id(node))
         if found is None:
-            found = self._of[id(node)] = node, self._found(node)
+            found = self._of[id(node)] = node, self._count_in_node(node)
         return found[1]
 
-    def _found(self, node: Node) -> int:
+    def _count_in_node(self, node: Node) -> int:
         match node:
             case LiteralText(text):
                 return self._tokens.least_ends(text)
             case Ref(name):
                 return self._rules[name]
             case Concat(parts):
-                return min(sum(map(self._below, parts)), _MANY)
+                return min(sum(map(self._count_in_child, parts)), _MANY)
             case Alternation(options):
-                return min(map(self._below, options), default=_MANY)
+                return min(map(self._count_in_child, options), default=_MANY)
             case Intersection(parts):
-                return max(map(self._below, parts), default=0)
+                return max(map(self._count_in_child, parts), default=0)
             case Repeat(inner, least, _):
-                return min(least * self._below(inner), _MANY) if least else 0
+                return min(least * self._count_in_child(inner), _MANY) if least else 0
         return 0
 
-    def _below(self, node: Node) -> int:
-        return self._found(node) if node.refers else self.of(node)
+    def _count_in_child(self, node: Node) -> int:
+        return self._count_in_node(node) if node.refers else self.of(node)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from sglang_lite.constraints.json_schema.repeats import RepeatRules
 from sglang_lite.runtime.structured_output.base import Endings
 from sglang_lite.runtime.structured_output.json_names import loaded
-from sglang_lite.runtime.structured_output.json_text import Value, hashable
+from sglang_lite.runtime.structured_output.json_text import Value, to_hashable
 
 _FEWEST = 3  # equal items that are always permitted
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
@@ -91,34 +91,34 @@ class ListText:
         again = False
         self._text += text
         for at, byte in enumerate(text, start):
-            again |= self._read(byte, at)
+            again |= self._read_byte(byte, at)
             again |= any(
                 each.bound and self._text[each.end : at + 1] == each.bound for each in self._open
             )
         return again
 
-    def _read(self, byte: int, at: int) -> bool:
+    def _read_byte(self, byte: int, at: int) -> bool:
         if self._quoted:
             if self._escaped or byte == _BACKSLASH:
                 self._escaped = not self._escaped
             elif byte == _QUOTE:
-                return self._end_of_string(at + 1)
+                return self._end_string(at + 1)
             return False
         if byte in _BLANKS or byte == _COLON:
-            return self._end_of_item(at)
+            return self._end_item(at)
         if byte == _COMMA:
-            again = self._end_of_item(at)
-            self._go_on()
+            again = self._end_item(at)
+            self._start_next_item()
             return again
         if byte in _CLOSING:
-            again = self._end_of_item(at)
+            again = self._end_item(at)
             del self._open[-1:]
             self._name_next = False
-            return self._end_of_item(at + 1) or again
-        self._begin(byte, at)
+            return self._end_item(at + 1) or again
+        self._begin_value(byte, at)
         return False
 
-    def _begin(self, byte: int, at: int) -> None:
+    def _begin_value(self, byte: int, at: int) -> None:
         top = self._open[-1] if self._open else None
         if top is not None and top.start < 0:
             top.start = at
@@ -129,22 +129,22 @@ class ListText:
             self._name_next = byte == _OPENING[0]
             self._open.append(_Open(at + 1, is_object=self._name_next))
 
-    def _go_on(self) -> None:
+    def _start_next_item(self) -> None:
         if self._open:
             top = self._open[-1]
             self._name_next = top.is_object
             if isinstance(top.step, int):
                 top.step += 1
 
-    def _end_of_string(self, end: int) -> bool:
+    def _end_string(self, end: int) -> bool:
         self._quoted = False
         if not self._name_next:
-            return self._end_of_item(end)
+            return self._end_item(end)
         self._name_next = False
         self._open[-1].step = str(loaded(self._text[self._name_start : end]))
         return False
 
-    def _end_of_item(self, end: int) -> bool:
+    def _end_item(self, end: int) -> bool:
         """Ends the current item of the innermost array, if one has begun. Returns True if it is
         repeated too often.
         """
@@ -153,7 +153,7 @@ class ListText:
             return False
         item = self._text[top.start : end]
         again = self._text[top.end : end]
-        value = hashable(loaded(item))
+        value = to_hashable(loaded(item))
         top.run = top.run + 1 if top.run and value == top.item else 1
         top.item = value
         top.start = -1
@@ -165,11 +165,11 @@ class ListText:
         most = self._rules.most([each.step for each in self._open[:-1]], top.step, item)
         if most is None or top.run < most:
             return False
-        top.bound = self._bound(end, again)
+        top.bound = self._find_repeat_prefix(end, again)
         self.repeated += top.run > most
         return top.run > most
 
-    def _bound(self, end: int, again: bytes) -> bytes:
+    def _find_repeat_prefix(self, end: int, again: bytes) -> bytes:
         """Returns the shortest prefix of a repetition that leaves nothing else. Empty if it is the
         whole repetition or not known.
 

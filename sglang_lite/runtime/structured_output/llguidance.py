@@ -24,7 +24,7 @@ from sglang_lite.constraints.formal.nodes import Language, substrings
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.json_schema.any_strings import with_any_strings
 from sglang_lite.constraints.kinds import language_of
-from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
+from sglang_lite.constraints.memo import BoundedCache, native_bytes, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask, TextLengths
@@ -33,7 +33,7 @@ from sglang_lite.runtime.structured_output.fewest_tokens import fewest_tokens
 from sglang_lite.runtime.structured_output.language_endings import LanguageEndings, RenewedStates
 from sglang_lite.runtime.structured_output.language_states import LanguageStates
 from sglang_lite.runtime.structured_output.mask_cache import MaskCache
-from sglang_lite.runtime.structured_output.own_classes import unpickled
+from sglang_lite.runtime.structured_output.own_classes import load_trusted_classes
 from sglang_lite.runtime.structured_output.quotes import QuoteGrammar, QuoteTokens
 from sglang_lite.runtime.structured_output.token_rests import TokenRests
 from sglang_lite.runtime.structured_output.vocabulary import marks_of, without_special_texts
@@ -166,19 +166,19 @@ class LlguidanceMatcher(LoneMatcher):
         """Consumes tokens with the parser, retrying with its own lexer if the shared one fails.
         Returns False if the grammar does not allow the tokens.
         """
-        while not _consumes(self.inner, tokens):
-            if not self._leave_lexer():
+        while not _try_to_consume(self.inner, tokens):
+            if not self._restart_with_own_lexer():
                 return False
         self._lexer.tokens += len(tokens)
         self._consumed += tokens
         return True
 
-    def _leave_lexer(self) -> bool:
+    def _restart_with_own_lexer(self) -> bool:
         """Restarts the text with its own lexer, so that it is consumed again. Returns False if the
         lexer has not failed or is already its own. Must not be called while a mask is being
         computed, as it changes `lock_key`.
         """
-        if not byte_matcher.lexer_has_failed(self._inner) or not self._lexer.is_shared:
+        if not byte_matcher.is_lexer_error(self._inner) or not self._lexer.is_shared:
             return False
         self._lexer = self._grammar.replace_lexer(self._lexer)
         self._inner = self._lexer.start
@@ -207,7 +207,7 @@ class LlguidanceMatcher(LoneMatcher):
 
     def set_mask(self, mask: Mask) -> None:
         if self._inner.is_error():  # its mask would allow the end of the sequence
-            if self._leave_lexer():
+            if self._restart_with_own_lexer():
                 return
             mask = np.zeros_like(mask)
         if self.states is None or self.state is None:
@@ -247,7 +247,7 @@ class LlguidanceMatcher(LoneMatcher):
         forced = self._forced[: len(tokens)] == tokens
         state = self.state
         if forced and self.states is not None and state is not None and self.states.worth_tracking:
-            state = self.states.after_all(state, tokens)
+            state = self.states.state_after_tokens(state, tokens)
             if state is not None:
                 self._mask = None
                 self._last = tokens[-1]
@@ -292,7 +292,7 @@ class LlguidanceMatcher(LoneMatcher):
         return byte_matcher.error_reason(self._inner)  # unconsumed tokens are known to be allowed
 
 
-def _consumes(parser: Foreign, tokens: list[int]) -> bool:
+def _try_to_consume(parser: Foreign, tokens: list[int]) -> bool:
     """Returns True if a parser consumes tokens. A failed parser does not; it would only accept the
     end of the sequence.
     """
@@ -342,14 +342,14 @@ class LlguidanceGrammar:
     @property
     def size(self) -> int:
         """Approximate memory in bytes, which grows as texts reach more states."""
-        grown = sum(map(self._grown, self._lexers))
+        grown = sum(map(self._growth_of, self._lexers))
         return self._size + grown + (0 if self._endings is None else self._endings.size)
 
     @property
     def sources(self) -> tuple[str, ...]:
         return self._prepared.sources
 
-    def _grown(self, lexer: _Lexer) -> int:
+    def _growth_of(self, lexer: _Lexer) -> int:
         """Returns an upper bound on the bytes by which a lexer has grown."""
         return min(_SEEN_BYTES * lexer.tokens, self._most_grown)
 
@@ -360,16 +360,19 @@ class LlguidanceGrammar:
             if crowded and len(self._lexers) < self._max_lexers:
                 lexer = self._new_lexer()
                 self._lexers.append(lexer)
-            if self._grown(lexer) > MAX_GROWN and not lexer.is_renewed:
+            if self._growth_of(lexer) > MAX_GROWN and not lexer.is_renewed:
                 lexer.is_renewed = True
                 threading.Thread(
-                    target=self._renew, args=(lexer,), name="sglang_lite-lexer", daemon=True
+                    target=self._replace_grown_lexer,
+                    args=(lexer,),
+                    name="sglang_lite-lexer",
+                    daemon=True,
                 ).start()
             self._shared = self._shared or crowded
             states = self.engine.states(self._prepared, self._first) if self._shared else None
             return LlguidanceMatcher(self, lexer, self._first, states)
 
-    def _renew(self, lexer: _Lexer) -> None:
+    def _replace_grown_lexer(self, lexer: _Lexer) -> None:
         new = self._new_lexer()  # takes half a second for a document of 100,000 tokens
         with self._making:
             if lexer in self._lexers:
@@ -392,7 +395,7 @@ class LlguidanceGrammar:
         tokenizer's own split.
         """
         if self._combinable is None:
-            self._combinable = self.engine.load_text(_unforced(self._prepared))
+            self._combinable = self.engine.load_text(_without_forcing(self._prepared))
         return self._combinable
 
     def endings(self) -> LanguageEndings | None:
@@ -469,16 +472,16 @@ class LlguidanceEngine:
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text."""
-        return self._split(text.encode())
+        return self._tokenize_with_marks(text.encode())
 
     def with_marks(self, tokens: list[int]) -> list[int]:
         """Replaces tokens that spell a mark by the mark's own token."""
         if not self._marks or len(tokens) < 2:
             return tokens
         text = self._tokenizer.decode_bytes(tokens)
-        return self._split(text) if self._at_mark.search(text) else tokens
+        return self._tokenize_with_marks(text) if self._at_mark.search(text) else tokens
 
-    def _split(self, text: bytes) -> list[int]:
+    def _tokenize_with_marks(self, text: bytes) -> list[int]:
         """Returns the tokens of a text, split like the model's tokenizer does."""
         found: list[int] = []
         at = 0
@@ -492,7 +495,7 @@ class LlguidanceEngine:
 
     def spell(self, text: bytes) -> list[int] | None:
         """Returns tokens that spell these bytes, or None if no tokens do."""
-        tokens = self._split(text)
+        tokens = self._tokenize_with_marks(text)
         return tokens if self._tokenizer.decode_bytes(tokens) == text else None
 
     @cached_property
@@ -500,21 +503,21 @@ class LlguidanceEngine:
         return QuoteTokens(self._token_bytes or (), self._special, self.vocab_size)
 
     def compile(self, constraint: Constraint) -> LlguidanceGrammar | QuoteGrammar:
-        return self.load(_prepared(constraint))
+        return self.load(_prepare_constraint(constraint))
 
     def prepare(self, constraint: Constraint) -> Prepared:
         """Prepares a constraint, then compiles it and computes a mask as a test. The engine's fuel
         limits both.
         """
-        return self._tried(_prepared(constraint))
+        return self._measure_parser(_prepare_constraint(constraint))
 
-    def _tried(self, prepared: Prepared) -> Prepared:
+    def _measure_parser(self, prepared: Prepared) -> Prepared:
         pickled = replace(prepared, language=pickle.dumps(prepared.language, protocol=5))
         if prepared.strings is not None:
-            return replace(pickled, strings=self._tried(prepared.strings))
-        before = allocated()
+            return replace(pickled, strings=self._measure_parser(prepared.strings))
+        before = native_bytes()
         loaded = self.load_text(prepared)
-        grown = allocated() - before  # accurate, as nothing else runs in a worker
+        grown = native_bytes() - before  # accurate, as nothing else runs in a worker
         del loaded
         return replace(pickled, parser_bytes=max(grown, 0))
 
@@ -523,7 +526,7 @@ class LlguidanceEngine:
             return self.load_text(prepared)
         endings = self.endings(prepared)
         if endings is None or endings.states.made() is None:
-            return self.load_text(_of(_unpacked(prepared.language)))
+            return self.load_text(_prepare_language(_load_language(prepared.language)))
         strings = self.load_text(prepared.strings)
         return QuoteGrammar(strings, self, endings, self.quote_tokens, prepared.sources)
 
@@ -591,7 +594,7 @@ class LlguidanceEngine:
         if self._token_bytes is None:
             return TextLengths()
         try:
-            language = _unpacked(prepared.language)
+            language = _load_language(prepared.language)
         except pickle.UnpicklingError:
             return TextLengths()
         before = written.encode("utf-8", "surrogatepass")
@@ -613,7 +616,9 @@ class LlguidanceEngine:
         if self._token_bytes is None:
             return None
         try:
-            return LanguageStates(_unpacked(prepared.language), self._token_bytes, self._special)
+            return LanguageStates(
+                _load_language(prepared.language), self._token_bytes, self._special
+            )
         except (ConstraintError, RecursionError, pickle.UnpicklingError):
             return None
 
@@ -628,7 +633,7 @@ class LlguidanceEngine:
         return masks
 
 
-def _prepared(constraint: Constraint) -> Prepared:
+def _prepare_constraint(constraint: Constraint) -> Prepared:
     language = language_of(constraint)
     strings = None
     if (
@@ -636,10 +641,10 @@ def _prepared(constraint: Constraint) -> Prepared:
         and sum(len(each.text) for each in substrings(language)) > LONG_SOURCES
     ):
         strings = with_any_strings(language)
-    return _of(language, None if strings is None else _of(strings))
+    return _prepare_language(language, None if strings is None else _prepare_language(strings))
 
 
-def _of(language: Language, strings: Prepared | None = None) -> Prepared:
+def _prepare_language(language: Language, strings: Prepared | None = None) -> Prepared:
     shortest = ShortestTexts(language.rules)
     text = (
         "" if strings is not None else byte_matcher.grammar_text(language, shortest.longest_forced)
@@ -650,14 +655,14 @@ def _of(language: Language, strings: Prepared | None = None) -> Prepared:
     return Prepared(text, language, least, sources, strings)
 
 
-def _unpacked(language: Language | bytes) -> Language:
+def _load_language(language: Language | bytes) -> Language:
     if not isinstance(language, bytes):
         return language
-    found: Language = unpickled(language, nodes)
+    found: Language = load_trusted_classes(language, nodes)
     return found
 
 
-def _unforced(prepared: Prepared) -> Prepared:
+def _without_forcing(prepared: Prepared) -> Prepared:
     """Returns the grammar with forced tokens turned off: if only one text is possible, any tokens
     may spell it.
     """

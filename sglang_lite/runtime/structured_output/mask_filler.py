@@ -67,14 +67,14 @@ class MaskFiller:
         """
         end = None if patience is None else time.perf_counter() + patience
         while not self._results.empty():
-            self._store(self._results.get())
-        remaining = self._put_cached(matchers, put, range(len(matchers)))
+            self._store_batch(self._results.get())
+        remaining = self._put_known_masks(matchers, put, range(len(matchers)))
         alone = len(matchers) == 1 and not has_unmasked_rows and not self._locked
         if remaining and alone:  # no other row waits, so a separate thread does not pay
             for part in matchers[0].parts:
                 if part.cached_mask() is None:
-                    self._store(_compute([part]))
-            remaining = self._put_cached(matchers, put, remaining)
+                    self._store_batch(_compute([part]))
+            remaining = self._put_known_masks(matchers, put, remaining)
         can_continue = has_unmasked_rows or len(remaining) < len(matchers)
         # repeated if a computed mask does not hold for all matchers in its state, or was evicted
         while remaining:
@@ -85,16 +85,16 @@ class MaskFiller:
                 if self._is_pending(part) or part.cached_mask() is None
             }
             while missing:
-                self._start(missing.values())
+                self._submit_parts(missing.values())
                 batch = (
                     self._wait_until(end) if can_continue else self._wait_for_first(has_other_work)
                 )
                 if batch is None:
-                    return self._put_cached(matchers, put, remaining)
+                    return self._put_known_masks(matchers, put, remaining)
                 can_continue = True
-                for state in self._store(batch):
+                for state in self._store_batch(batch):
                     missing.pop(state, None)
-            remaining = self._put_cached(matchers, put, remaining)
+            remaining = self._put_known_masks(matchers, put, remaining)
         return remaining
 
     def interrupt(self) -> None:
@@ -106,7 +106,7 @@ class MaskFiller:
         """Shuts the threads down without waiting. Masks in progress are finished and discarded."""
         self._pool.shutdown(wait=False)
 
-    def _start(self, parts: Iterable[Matcher]) -> None:
+    def _submit_parts(self, parts: Iterable[Matcher]) -> None:
         """Submits the computation of masks for all parts whose lock and state are not in use."""
         by_engine: dict[int, dict[Hashable, list[Matcher]]] = {}  # then by lock key
         for part in parts:
@@ -145,7 +145,7 @@ class MaskFiller:
         finally:
             self._waiting = False
 
-    def _store(self, batch: _MaskBatch | None) -> list[Hashable]:
+    def _store_batch(self, batch: _MaskBatch | None) -> list[Hashable]:
         """Stores computed masks in their matchers. Returns the state keys that they were computed
         for.
 
@@ -163,7 +163,7 @@ class MaskFiller:
     def _is_pending(self, part: Matcher) -> bool:
         return self._pending.get(part.state_key) is part
 
-    def _put_cached(
+    def _put_known_masks(
         self, matchers: Sequence[Matcher], put: Callable[[int, Mask], object], rows: Iterable[int]
     ) -> list[int]:
         """Puts the masks that are known. Returns the rows whose masks are missing or still being

@@ -146,7 +146,7 @@ class EndTokens:
         self._lock = threading.Lock()
 
     def ends_sequence(self, token: int) -> bool:
-        return allows(self._eos, token)
+        return mask_allows_token(self._eos, token)
 
     def behind(self, mask: Mask, text: bytes) -> Mask:
         """Returns a mask extended by the tokens that may end a complete text.
@@ -183,7 +183,7 @@ class OpenText:
         self._start = 0  # bytes before the first token
         self._before = (0, 0)  # bytes and tokens before the last token
 
-    def precede(self, text: bytes) -> None:
+    def add_text_before_tokens(self, text: bytes) -> None:
         """Adds text without tokens before the first token or the next one."""
         self.text += text
         self._start = len(self.text)
@@ -262,7 +262,7 @@ class OpenEndMatcher(DelegatingMatcher):
             if own is None or not self._ends.silent:
                 self._complete = self._inner.complete
             else:
-                self._complete = any(allows(own, token) for token in self._ends.silent)
+                self._complete = any(mask_allows_token(own, token) for token in self._ends.silent)
         return self._complete
 
     @property
@@ -299,8 +299,8 @@ class OpenEndMatcher(DelegatingMatcher):
             self._text.end = len(self._text.text), self._text.count
             self._ended = self._is_open = True
             return True
-        if self._may_end and not allows(next_mask(self._inner), token):
-            copied = self._go_on(piece)
+        if self._may_end and not mask_allows_token(next_mask(self._inner), token):
+            copied = self._continue_or_end(piece)
             if copied is None:
                 return self._ended
             self._inner = copied
@@ -321,7 +321,7 @@ class OpenEndMatcher(DelegatingMatcher):
         self._text.push(pieces)
         self._complete = self._own = self._mask = None
 
-    def _go_on(self, piece: bytes) -> Matcher | None:
+    def _continue_or_end(self, piece: bytes) -> Matcher | None:
         """Returns a matcher after a token that the inner mask lacks, if the token continues the
         text nevertheless: a mask allows only one spelling of forced text. Otherwise ends the text,
         if it may end here, and returns None.
@@ -332,8 +332,8 @@ class OpenEndMatcher(DelegatingMatcher):
         text = self._text
         at = 0
         end = None
-        copied = self._inner.copy() or self._grammar.matcher_behind(text.text)
-        for char in _characters(piece):
+        copied = self._inner.copy() or self._grammar.matcher_after_prefix(text.text)
+        for char in _split_characters(piece):
             if copied is None or not copied.advance(char):
                 break
             at += len(char)
@@ -363,7 +363,7 @@ class OpenEndMatcher(DelegatingMatcher):
         return True
 
     def advance(self, text: bytes) -> bool:
-        self._text.precede(text)
+        self._text.add_text_before_tokens(text)
         self._complete = self._own = self._mask = None
         return self._inner.advance(text)
 
@@ -412,7 +412,7 @@ class OpenEndGrammar:
     def matcher(self) -> OpenEndMatcher:
         return OpenEndMatcher(self, self.inner.matcher())
 
-    def matcher_behind(self, text: bytes) -> Matcher | None:
+    def matcher_after_prefix(self, text: bytes) -> Matcher | None:
         """Returns a matcher that has advanced past the beginning of a text, or None if that can't
         be spelled.
         """
@@ -434,11 +434,11 @@ def begins_with_any(grammar: CompiledGrammar, tokens: Mask) -> bool:
     return bool((next_mask(grammar.matcher()) & tokens).any())
 
 
-def allows(mask: Mask, token: int) -> bool:
+def mask_allows_token(mask: Mask, token: int) -> bool:
     return bool(mask[token >> 5] >> (token & 31) & 1)
 
 
-def _characters(text: bytes) -> list[bytes]:
+def _split_characters(text: bytes) -> list[bytes]:
     """Splits text into its characters, or into single bytes if it is not valid UTF-8."""
     try:
         return [char.encode() for char in text.decode()]

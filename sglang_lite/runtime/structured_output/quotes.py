@@ -88,7 +88,7 @@ class QuoteTokens:
     def has_text(self, token: int) -> bool:
         return token < len(self.token_bytes) and token not in self._special
 
-    def continuing(self, document: SourceBytes, places: Iterable[int]) -> set[int]:
+    def tokens_continuing(self, document: SourceBytes, places: Iterable[int]) -> set[int]:
         """Returns the tokens that continue a document from given byte indexes, and those that end a
         quote there.
         """
@@ -213,9 +213,11 @@ class QuoteGrammar:
         if new:
             for each, mask in zip(new, self._maker.masks(new)):
                 each.set_mask(mask)
-        return np.stack([self._narrowed(next_mask(each.strings), each.place) for each in matchers])
+        return np.stack(
+            [self._narrow_to_documents(next_mask(each.strings), each.place) for each in matchers]
+        )
 
-    def _narrowed(self, mask: Mask, place: Place) -> Mask:
+    def _narrow_to_documents(self, mask: Mask, place: Place) -> Mask:
         """Restricts a mask that allows any strings to the tokens that the language allows at a
         place.
         """
@@ -226,10 +228,10 @@ class QuoteGrammar:
         kept = self._kept.setdefault(states, {})
         if (known := kept.get(state)) is not None:
             return known
-        places = _places(states, state)
+        places = _find_source_places(states, state)
         if places:
-            mask = mask & self._copying(states, state, places)
-        if wrong := self._wrong(tokens_of(mask & self._tokens.passing), states, state):
+            mask = mask & self._copying_mask(states, state, places)
+        if wrong := self._find_disallowed(tokens_of(mask & self._tokens.passing), states, state):
             mask = without(mask, wrong)
         if len(kept) * mask.nbytes < _KEPT_BYTES and (
             not places or sum(len(offsets) for _, offsets in places) > _MANY
@@ -237,24 +239,26 @@ class QuoteGrammar:
             kept[state] = mask
         return mask
 
-    def _wrong(self, tokens: Iterable[int], states: LanguageStates, state: State) -> list[int]:
+    def _find_disallowed(
+        self, tokens: Iterable[int], states: LanguageStates, state: State
+    ) -> list[int]:
         """Returns those of the given tokens that the language does not allow."""
         known = self._tokens
         return [
             token
             for token in tokens
             if known.has_text(token)
-            and not self._continues(known.token_bytes[token], states, state)
+            and not self._allows_next_text(known.token_bytes[token], states, state)
         ]
 
-    def _continues(self, text: bytes, states: LanguageStates, state: State) -> bool:
+    def _allows_next_text(self, text: bytes, states: LanguageStates, state: State) -> bool:
         """Returns True if a text that any strings would allow is also a prefix of the language's
         texts.
         """
         after = states.advance(state, text)
         if after is None:
             return False
-        places = _places(states, after)
+        places = _find_source_places(states, after)
         return not places or any(
             document.text.startswith(after[1], document.starts[offset])
             for number, offsets in places
@@ -262,7 +266,7 @@ class QuoteGrammar:
             for offset in offsets
         )
 
-    def _copying(self, states: LanguageStates, state: State, places: Iterable[Copied]) -> Mask:
+    def _copying_mask(self, states: LanguageStates, state: State, places: Iterable[Copied]) -> Mask:
         """Returns the mask of tokens that continue or end a quote in a state."""
         partial = state[1]
         found = set[int]()
@@ -276,7 +280,7 @@ class QuoteGrammar:
                 )
             reached = list(starts)
             ends = ends or any(document.cuts[at] for at in reached)
-            found |= self._tokens.continuing(document, reached)
+            found |= self._tokens.tokens_continuing(document, reached)
         mask = mask_of(found, self.vocab_size)
         if ends:
             mask |= self._tokens.opening
@@ -288,7 +292,7 @@ class QuoteGrammar:
         return self._bytes[number]
 
 
-def _places(states: LanguageStates, state: State) -> list[Copied]:
+def _find_source_places(states: LanguageStates, state: State) -> list[Copied]:
     with states.lock:
         return copied(states.automaton, state[0])
 
@@ -331,12 +335,12 @@ class QuoteMatcher(LoneMatcher):
         return twin
 
     def accept(self, token: int) -> bool:
-        return self.strings.accept(token) and self._moved(self.engine.after(self.place, token))
+        return self.strings.accept(token) and self._move_to(self.engine.after(self.place, token))
 
     def advance(self, text: bytes) -> bool:
-        return self.strings.advance(text) and self._moved(self.engine.advance(self.place, text))
+        return self.strings.advance(text) and self._move_to(self.engine.advance(self.place, text))
 
-    def _moved(self, place: Place | None) -> bool:
+    def _move_to(self, place: Place | None) -> bool:
         self._mask = None
         if place is None:
             self._error = "the text is in none of the documents, or its language is too complex."

@@ -70,7 +70,7 @@ class RepeatGuard:
         self._gives_way = False
         self._next = None
 
-    def narrowed(self, mask: Mask) -> Mask:
+    def narrow_mask(self, mask: Mask) -> Mask:
         """Returns the mask without the rejected tokens, or the mask itself if none would be left."""
         if not self._tokens:
             return mask

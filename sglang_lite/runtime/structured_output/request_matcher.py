@@ -68,7 +68,7 @@ class RequestMatcher(DelegatingMatcher):
 
     def cached_mask(self) -> Mask | None:
         mask = self._inner.cached_mask()
-        return mask if mask is None or self.repeats is None else self.repeats.narrowed(mask)
+        return mask if mask is None or self.repeats is None else self.repeats.narrow_mask(mask)
 
     @property
     def state_key(self) -> Hashable:

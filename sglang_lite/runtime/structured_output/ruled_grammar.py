@@ -33,7 +33,7 @@ from sglang_lite.runtime.structured_output.base import (
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.json_text import JsonText, RulePositions
 from sglang_lite.runtime.structured_output.limited_endings import RuledEndings
-from sglang_lite.runtime.structured_output.own_classes import unpickled
+from sglang_lite.runtime.structured_output.own_classes import load_trusted_classes
 from sglang_lite.runtime.structured_output.unique_names import UniqueNames
 from sglang_lite.runtime.structured_output.vocabulary import allowed, tokens_of, without
 
@@ -82,13 +82,15 @@ def packed(positions: tuple[RulePosition, ...] | None) -> bytes:
     return b"" if positions is None else pickle.dumps(positions, protocol=5)
 
 
-def unpacked(data: bytes) -> tuple[RulePosition, ...] | None:
+def unpack_mask_rules(data: bytes) -> tuple[RulePosition, ...] | None:
     """Restores the result of `mask_rules_of` from serialised bytes.
 
     Raises:
         pickle.UnpicklingError: the bytes contain anything other than positions.
     """
-    found: tuple[RulePosition, ...] | None = unpickled(data, nodes, mask_rules) if data else None
+    found: tuple[RulePosition, ...] | None = (
+        load_trusted_classes(data, nodes, mask_rules) if data else None
+    )
     return found
 
 
@@ -167,12 +169,12 @@ class RuledMatcher(DelegatingMatcher):
     def cached_mask(self) -> Mask | None:
         if self._mask is None and (mask := self._inner.cached_mask()) is not None:
             self._mask = mask
-            if self._watches and not self._settled and (breaking := self._rule_breaking(mask)):
+            if self._watches and not self._settled and (breaking := self._find_rule_breakers(mask)):
                 left = without(mask, breaking)
                 self._mask = left if self._text.is_strict or left.any() else mask
         return self._mask
 
-    def _rule_breaking(self, mask: Mask) -> list[int]:
+    def _find_rule_breakers(self, mask: Mask) -> list[int]:
         """Returns the tokens of a mask that repeat a name or an item, or end an object too early."""
         text = self._text
         tokens = self._tokens
@@ -183,7 +185,7 @@ class RuledMatcher(DelegatingMatcher):
         if not self._watches:
             return []
         forbidden = text.forbidden()
-        tried = self._tried(mask)
+        tried = self._tokens_to_try(mask)
         if not forbidden and not tried:
             self._settled = text.is_naming
             return []
@@ -193,7 +195,7 @@ class RuledMatcher(DelegatingMatcher):
         others: list[bytes] = []
         for ending in forbidden:
             if ending.endswith(b'"'):
-                found += tokens.beginning(ending)
+                found += tokens.tokens_starting_with(ending)
             else:
                 others.append(ending)
         if others:
@@ -204,7 +206,7 @@ class RuledMatcher(DelegatingMatcher):
             )
         return found
 
-    def _tried(self, mask: Mask) -> Sequence[int]:
+    def _tokens_to_try(self, mask: Mask) -> Sequence[int]:
         """Returns the tokens to try if the mask has them: all that may break a rule, except those
         that merely complete a forbidden continuation.
         """
@@ -212,7 +214,7 @@ class RuledMatcher(DelegatingMatcher):
         if text.has_rules or text.escaped:
             return self._tokens.ending(mask, text)
         begun = text.name_so_far
-        if begun and (ending := self._tokens.ending_and_writing(begun)):
+        if begun and (ending := self._tokens.tokens_ending_and_repeating(begun)):
             return [*self._writing, *ending]
         return self._writing
 
@@ -234,16 +236,16 @@ class RuledMatcher(DelegatingMatcher):
         elif not self._watches:
             return True
         text = self._tokens.text_of(token)
-        return not text or self._text.write(text) or self._check(obeys=False)
+        return not text or self._text.write(text) or self._record_violation(obeys=False)
 
     def advance(self, text: bytes) -> bool:
         self._mask = None
         self._watches = True
         self._settled = False
         obeys = self._text.write(text)
-        return self._inner.advance(text) and self._check(obeys=obeys)
+        return self._inner.advance(text) and self._record_violation(obeys=obeys)
 
-    def _check(self, *, obeys: bool) -> bool:
+    def _record_violation(self, *, obeys: bool) -> bool:
         if self._text.is_strict and not obeys:
             self._error = "a name or an item comes again, or an object ends before all names came that have to."
             return False

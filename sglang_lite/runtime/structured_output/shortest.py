@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
 
 
-def fewest_above(grammar: CompiledGrammar, limit: int) -> int | None:
+def fewest_tokens_above(grammar: CompiledGrammar, limit: int) -> int | None:
     """Returns the fewest tokens of a grammar's texts if that is more than `limit`, else None. May
     take half a second the first time, so don't call it on the event loop's thread.
     """

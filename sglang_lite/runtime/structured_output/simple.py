@@ -35,7 +35,7 @@ def is_simple(constraint: Constraint) -> bool:
     """Returns True if a constraint may be compiled in this process."""
     match constraint:
         case Regex(pattern):
-            return len(pattern) <= MAX_PATTERN_CHARS and _counts(pattern) <= MAX_COUNT
+            return len(pattern) <= MAX_PATTERN_CHARS and _repeat_product(pattern) <= MAX_COUNT
         case Ebnf(grammar):
             return len(grammar) <= MAX_GRAMMAR_CHARS and "{" not in grammar
         case Number():
@@ -50,7 +50,7 @@ def is_simple(constraint: Constraint) -> bool:
     return False
 
 
-def _counts(pattern: str) -> int:
+def _repeat_product(pattern: str) -> int:
     found = _COUNTS.findall(pattern)
     return prod(max([1, *(int(count[:6]) for count in counts if count)]) for counts in found)
 

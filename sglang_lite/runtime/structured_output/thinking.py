@@ -90,7 +90,7 @@ class ThoughtFormat:
             )
         return ThoughtFormat(model_type, tokenizer)
 
-    def opened_by(self, prompt: Sequence[int]) -> bool:
+    def is_open_after(self, prompt: Sequence[int]) -> bool:
         """Returns True if an output after a prompt begins inside a thought."""
         end = self.text_of(prompt[-_LOOKED_AT:]).rstrip()
         return end.endswith(self.start.strip()) or (self._open and not end.endswith(self.end))
@@ -239,7 +239,7 @@ class ThinkingMatcher(DelegatingMatcher):
         self._now = now
         self._progress = _Progress("before", limits.total)
         if inside:
-            self._begin(b"")
+            self._begin_thought(b"")
 
     @property
     def thinking(self) -> dict[str, object]:
@@ -258,7 +258,7 @@ class ThinkingMatcher(DelegatingMatcher):
     def accept(self, token: int) -> bool:
         if not self._inner.accept(token):
             return False
-        self._follow(token)
+        self._update_progress(token)
         return True
 
     def accept_all(self, tokens: Sequence[int]) -> bool:
@@ -297,23 +297,23 @@ class ThinkingMatcher(DelegatingMatcher):
 
     # ------------------------------------------------------------------------------------- thoughts
 
-    def _follow(self, token: int) -> None:
+    def _update_progress(self, token: int) -> None:
         """Updates the progress after a token."""
         progress = self._progress
         progress.left -= 1
         if progress.forced:
-            self._end_by(token)
+            self._follow_closing(token)
         elif progress.stage == "thought":
-            self._think(self._form.text_of((token,)))
+            self._extend_thought(self._form.text_of((token,)))
         elif progress.stage == "before" or not self._constrained:
-            self._look(self._form.text_of((token,)))
+            self._look_for_start(self._form.text_of((token,)))
 
-    def _end_by(self, token: int) -> None:
+    def _follow_closing(self, token: int) -> None:
         progress = self._progress
         if progress.forced[0] != token:  # another part of the engine chose the token
             progress.forced = []
             progress.stage = "thought"
-            self._think(self._form.text_of((token,)))
+            self._extend_thought(self._form.text_of((token,)))
             return
         progress.forced = progress.forced[1:]
         if not progress.forced:
@@ -322,7 +322,7 @@ class ThinkingMatcher(DelegatingMatcher):
             progress.sizes = []
             progress.ended_by = progress.cause
 
-    def _look(self, text: bytes) -> None:
+    def _look_for_start(self, text: bytes) -> None:
         """Looks for the start mark: at the beginning, or anywhere in a free answer."""
         progress = self._progress
         start = self._form.start
@@ -331,18 +331,18 @@ class ThinkingMatcher(DelegatingMatcher):
             begun = progress.tail.lstrip()
             mark = start.lstrip()
             if begun.startswith(mark):
-                self._begin(begun[len(mark) :])
+                self._begin_thought(begun[len(mark) :])
                 return
             if mark.startswith(begun):
                 return
             progress.stage = "answer"
         at = progress.tail.find(start)
         if not self._constrained and at >= 0:
-            self._begin(progress.tail[at + len(start) :])
+            self._begin_thought(progress.tail[at + len(start) :])
             return
         progress.tail = progress.tail[-len(start) :]
 
-    def _begin(self, text: bytes) -> None:
+    def _begin_thought(self, text: bytes) -> None:
         """Begins a thought.
 
         Args:
@@ -352,9 +352,9 @@ class ThinkingMatcher(DelegatingMatcher):
         progress.stage = "thought"
         progress.tail = text
         progress.sizes = [len(text)]
-        self._limit(at_end=not text.strip())
+        self._end_if_due(at_end=not text.strip())
 
-    def _think(self, text: bytes) -> None:
+    def _extend_thought(self, text: bytes) -> None:
         """Adds a token's text to the thought, and ends the thought at the end mark or when it is
         due.
         """
@@ -377,9 +377,9 @@ class ThinkingMatcher(DelegatingMatcher):
             return
         while len(progress.sizes) > 1 and len(progress.tail) - progress.sizes[0] > len(end) + 8:
             progress.tail = progress.tail[progress.sizes.pop(0) :]
-        self._limit(at_end=bool(_SENTENCE_END.search(progress.tail.decode("utf-8", "ignore"))))
+        self._end_if_due(at_end=bool(_SENTENCE_END.search(progress.tail.decode("utf-8", "ignore"))))
 
-    def _limit(self, *, at_end: bool) -> None:
+    def _end_if_due(self, *, at_end: bool) -> None:
         """Ends the thought if it must end here.
 
         Args:
@@ -388,16 +388,16 @@ class ThinkingMatcher(DelegatingMatcher):
         progress = self._progress
         reserve = self._limits.reserve
         if progress.due is None:
-            cause = self._due()
+            cause = self._reason_to_end()
             if cause is None:
                 return
             progress.due = progress.count
             progress.cause = cause
         if at_end or progress.count - progress.due >= GRACE or progress.left <= reserve:
-            progress.forced = self._ending()
+            progress.forced = self._closing_tokens()
             progress.stage = "ending" if progress.forced else "thought"
 
-    def _due(self) -> EndedBy | None:
+    def _reason_to_end(self) -> EndedBy | None:
         """Returns the reason why the thought must end soon, or None."""
         progress = self._progress
         limits = self._limits
@@ -411,7 +411,7 @@ class ThinkingMatcher(DelegatingMatcher):
         grace = min(GRACE, (limits.total - limits.reserve) // 4)
         return "limit" if progress.left <= limits.reserve + grace else None
 
-    def _ending(self) -> list[int]:
+    def _closing_tokens(self) -> list[int]:
         """Returns tokens that end the thought here; empty if the grammar allows no such text."""
         endings = self._form.endings(self._progress.tail, constrained=self._constrained)
         if not self._constrained:
@@ -468,7 +468,7 @@ class ThoughtLimiter:
         closing = len(form.endings(b"", constrained=constrained)[0])
         shortest = None if grammar is None else grammar.lengths().fewest or 1
         limits = ThinkingLimits.of(thinking, total, shortest, closing)
-        inside = form.opened_by(prompt)
+        inside = form.is_open_after(prompt)
         return ThinkingMatcher(
             inner, form, limits, inside=inside, constrained=constrained, now=self._now
         )

@@ -252,7 +252,7 @@ class TokenRests:
         """Place between two tokens."""
         return ListedRests(self, tuple(sorted(self._texts)))
 
-    def forget(self) -> None:
+    def drop_if_large(self) -> None:
         """Drops the cached results of searches if they take too much memory. Must not be called
         during a search.
         """

@@ -67,7 +67,7 @@ class UniqueNames:
                 elif byte == _QUOTE:
                     self.quoted = False
                     if name is not None:
-                        unique = self._add(name + text[start : at + 1]) and unique
+                        unique = self._add_used_name(name + text[start : at + 1]) and unique
                         name = None
             elif byte == _QUOTE:
                 self.quoted = True
@@ -91,7 +91,7 @@ class UniqueNames:
         self._name = None if name is None else name + text[start:]
         return unique
 
-    def _add(self, name: bytes) -> bool:
+    def _add_used_name(self, name: bytes) -> bool:
         """Adds a name to the innermost object. Returns False if the object already has it."""
         names = self._open[-1] or frozenset()
         self._open[-1] = names | {name}

@@ -17,26 +17,26 @@ _LAST_OF_SIZE = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 @lru_cache(maxsize=512)
 def byte_ranges(ranges: Ranges) -> tuple[ByteRanges, ...]:
     """Returns the byte sequences of the characters in a set, in order."""
-    return tuple(each for low, high in ranges for each in _split(low, high))
+    return tuple(each for low, high in ranges for each in _split_code_points(low, high))
 
 
-def _split(low: int, high: int) -> Iterator[ByteRanges]:
+def _split_code_points(low: int, high: int) -> Iterator[ByteRanges]:
     """Splits a range so that each piece contains all combinations of its byte ranges."""
     for last in _LAST_OF_SIZE:  # characters of one size
         if low <= last < high:
-            yield from _split(low, last)
-            yield from _split(last + 1, high)
+            yield from _split_code_points(low, last)
+            yield from _split_code_points(last + 1, high)
             return
     for bits in range(6, 24, 6):  # bits of the last bytes
         if low >> bits != high >> bits and high > 0x7F:
             mask = (1 << bits) - 1
             if low & mask:
-                yield from _split(low, low | mask)
-                yield from _split((low | mask) + 1, high)
+                yield from _split_code_points(low, low | mask)
+                yield from _split_code_points((low | mask) + 1, high)
                 return
             if high & mask != mask:
-                yield from _split(low, (high & ~mask) - 1)
-                yield from _split(high & ~mask, high)
+                yield from _split_code_points(low, (high & ~mask) - 1)
+                yield from _split_code_points(high & ~mask, high)
                 return
     yield tuple(zip(chr(low).encode(), chr(high).encode()))
 

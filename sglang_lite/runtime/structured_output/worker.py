@@ -81,22 +81,24 @@ class Worker:
             ConstraintError: the constraint can't be enforced, at least not within the limits.
             EngineClosedError: `close` was called before the process started.
         """
-        connection = self._connection or self._started()
+        connection = self._connection or self._start_process()
         try:
             connection.send(constraint)
-            response, grown = self._next(connection, START_SECONDS + PATIENCE * self._timeout)
+            response, grown = self._next_message(
+                connection, START_SECONDS + PATIENCE * self._timeout
+            )
         except TimeoutError:
-            self._end()
+            self._discard_process()
             raise self._too_slow() from None
         except _DISCONNECTED as error:
-            if self._end() == -signal.SIGPROF:
+            if self._discard_process() == -signal.SIGPROF:
                 raise self._too_slow() from None
             raise TransientError(
                 f"compiling the constraint ended its process: it may need more than {self._memory} MB.",
                 hint="Simplify it, or raise the engine's compile_memory_mb.",
             ) from error
         if grown > MAX_GROWN:
-            self._end()
+            self._discard_process()
         if isinstance(response, ConstraintError):
             raise response
         prepared, seconds = response
@@ -114,7 +116,7 @@ class Worker:
             self._closed = True
             self._kill()
 
-    def _next(self, connection: Connection, seconds: float) -> Any:
+    def _next_message(self, connection: Connection, seconds: float) -> Any:
         """Returns the next message from the process.
 
         Raises:
@@ -131,7 +133,7 @@ class Worker:
                 raise TimeoutError
         return connection.recv()
 
-    def _started(self) -> Connection:
+    def _start_process(self) -> Connection:
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the engine is closed.")
@@ -151,16 +153,16 @@ class Worker:
         connection = self._connection = Connection(ours.detach())
         connection.send((self._vocabulary, self._backend, self._timeout))
         try:
-            self._next(connection, START_SECONDS)
+            self._next_message(connection, START_SECONDS)
         except (TimeoutError, *_DISCONNECTED) as error:
-            self._end()
+            self._discard_process()
             raise TransientError(
                 "the process that compiles constraints does not start.",
                 hint=f"Try again; or raise the engine's compile_memory_mb, which is {self._memory}.",
             ) from error
         return connection
 
-    def _end(self) -> int | None:
+    def _discard_process(self) -> int | None:
         """Kills the process, so that the next constraint starts a new one. Returns its exit code."""
         self._kill()
         if self._connection is not None:
@@ -205,18 +207,18 @@ def main(descriptor: int, memory_mb: int) -> None:
         vocabulary, backend, timeout = connection.recv()
         engine = make_engine(backend, vocabulary)
         connection.send(_READY)
-        started = _resident()
+        started = _resident_bytes()
         while True:
             gc.collect()
             # memoised objects live on; scanning them would be charged to each constraint
             gc.freeze()
             response = _respond(engine, connection.recv(), timeout, memory_mb)
-            connection.send((response, _resident() - started))
+            connection.send((response, _resident_bytes() - started))
     os._exit(0)
 
 
 @contextlib.contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def _cpu_time_limit(seconds: float) -> Iterator[None]:
     """Kills the process, whatever it is doing, if the block takes more than `seconds` of CPU time."""
     signal.setitimer(signal.ITIMER_PROF, min(seconds, LONGEST_SECONDS))
     try:
@@ -225,7 +227,7 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _resident() -> int:
+def _resident_bytes() -> int:
     """Returns the resident memory of this process in bytes, or 0 if the system does not report it."""
     try:
         with open("/proc/self/statm") as file:
@@ -239,7 +241,7 @@ def _respond(
 ) -> tuple[tuple[PreparedGrammar, bytes], float] | ConstraintError:
     try:
         began = time.process_time()
-        with _limited(timeout):
+        with _cpu_time_limit(timeout):
             prepared = engine.prepare(constraint), packed(mask_rules_of(constraint))
         return prepared, time.process_time() - began
     except ConstraintError as error:

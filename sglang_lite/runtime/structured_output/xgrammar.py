@@ -48,16 +48,16 @@ class XgrammarMatcher(LoneMatcher):
         return copied
 
     def accept(self, token: int) -> bool:
-        return self._after_move(
+        return self._finish_move(
             not self.inner.is_terminated() and self.inner.accept_token(token), f"token {token}"
         )
 
     def advance(self, text: bytes) -> bool:
-        return self._after_move(
+        return self._finish_move(
             not self.inner.is_terminated() and self.inner.accept_string(text), "the text before it"
         )
 
-    def _after_move(self, accepted: bool, what: str) -> bool:
+    def _finish_move(self, accepted: bool, what: str) -> bool:
         if self.error or not accepted:
             self.error = self.error or f"xgrammar does not allow {what}"
             return False
@@ -144,17 +144,17 @@ class XgrammarEngine:
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
 
     def compile(self, constraint: Constraint) -> XgrammarGrammar:
-        return XgrammarGrammar(self, self._compiled(constraint))
+        return XgrammarGrammar(self, self._compile_grammar(constraint))
 
     def prepare(self, constraint: Constraint) -> str:
-        return str(self._compiled(constraint).serialize_json())
+        return str(self._compile_grammar(constraint).serialize_json())
 
     def load(self, prepared: str) -> XgrammarGrammar:
         return XgrammarGrammar(
             self, xgrammar.CompiledGrammar.deserialize_json(prepared, self._info)
         )
 
-    def _compiled(self, constraint: Constraint) -> Any:
+    def _compile_grammar(self, constraint: Constraint) -> Any:
         text = to_gbnf(language_of(constraint))
         try:
             return self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(text))

@@ -46,7 +46,7 @@ def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
         ModelError: the folder has no tokenizer, or its kind is not supported.
     """
     with tokenizer_errors(str(folder)):
-        return _from_folder(folder, most)
+        return _build_tokenizer(folder, most)
 
 
 def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
@@ -71,7 +71,11 @@ def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
 def _backend(folder: Path) -> Backend:
     path = folder / "tokenizer.json"
     if not path.exists():
-        return tekken_backend(folder / TEKKEN) if _is_tekken(folder) else _converted(folder)
+        return (
+            tekken_backend(folder / TEKKEN)
+            if _is_tekken(folder)
+            else _backend_by_transformers(folder)
+        )
     text = read_text(path)
     try:
         return Backend.from_str(text)
@@ -85,7 +89,7 @@ def _is_tekken(folder: Path) -> bool:
     return (folder / TEKKEN).exists() and not (folder / "tokenizer.json").exists()
 
 
-def _from_folder(folder: Path, most: int | None) -> Tokenizer:
+def _build_tokenizer(folder: Path, most: int | None) -> Tokenizer:
     backend = _backend(folder)
     largest = max(backend.get_vocab(with_added_tokens=False).values(), default=-1)
     if not 0 <= largest < MAX_TOKENS:
@@ -117,7 +121,7 @@ def _from_folder(folder: Path, most: int | None) -> Tokenizer:
             token["special"] = False
         backend = Backend.from_str(json.dumps(description))
     special_tokens = {
-        name: _content(token, name, settings)
+        name: _token_text(token, name, settings)
         for name, token in config.items()
         if name.endswith("_token") and isinstance(token, str | dict)
     }
@@ -127,7 +131,7 @@ def _from_folder(folder: Path, most: int | None) -> Tokenizer:
     eos = (
         backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
     )
-    prefixed = _prefix_space(description)
+    prefixed = _without_prefix_space(description)
     unknown = backend.token_to_id(_unknown_token(description["model"]))
     return Tokenizer(
         backend,
@@ -149,7 +153,7 @@ def _from_folder(folder: Path, most: int | None) -> Tokenizer:
     )
 
 
-def _content(token: Any, name: str, file: Path) -> str:
+def _token_text(token: Any, name: str, file: Path) -> str:
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str):
         raise ModelError(
@@ -184,7 +188,7 @@ def _unknown_token(model: Mapping[str, Any]) -> str:
     return model.get("unk_token") or ""
 
 
-def _converted(folder: Path) -> Backend:
+def _backend_by_transformers(folder: Path) -> Backend:
     """Returns the backend that transformers builds from a folder's files. Runs in another process
     if torch is not loaded, so that an engine's handle loads neither torch nor transformers.
     """
@@ -218,7 +222,7 @@ def _convert(folder: str) -> str:
     return str(AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str())
 
 
-def _prefix_space(description: dict[str, Any]) -> dict[str, Any] | None:
+def _without_prefix_space(description: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the tokenizer's description without the space that it adds before a text, or None if
     it adds none.
     """

@@ -112,17 +112,17 @@ def tokenizer_from_gguf(
         ModelError: the tokenizer or pre-tokenizer is damaged or not supported.
     """
     with tokenizer_errors(label):
-        return _from_gguf(metadata, label, later=later)
+        return _build_from_metadata(metadata, label, later=later)
 
 
-def _from_gguf(metadata: Mapping[str, Any], label: str, *, later: bool) -> Tokenizer:
+def _build_from_metadata(metadata: Mapping[str, Any], label: str, *, later: bool) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     make: Callable[[], Backend]
     make_continuation: Callable[[], Backend] | None = None
     try:
         tokens, types = _tokens_and_types(metadata, label)
         if kind == "gpt2":
-            make = partial(_gguf_byte_level, metadata, tokens, label)
+            make = partial(_build_byte_level, metadata, tokens, label)
             table = [
                 byte_level_bytes(token) if types[i] == _NORMAL else token.encode()
                 for i, token in enumerate(tokens)
@@ -169,11 +169,11 @@ def _from_gguf(metadata: Mapping[str, Any], label: str, *, later: bool) -> Token
     special_tokens = {name: tokens[i] for name, i in names.items() if i is not None}
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")
     ends = (names["eos_token"], metadata.get("tokenizer.ggml.eot_token_id"))
-    backend = partial(_with_tokens, make, added, label)
+    backend = partial(_build_with_added_tokens, make, added, label)
     continuation = (
         None
         if make_continuation is None
-        else partial(_with_tokens, make_continuation, added, label)
+        else partial(_build_with_added_tokens, make_continuation, added, label)
     )
     return Tokenizer(
         backend if later else backend(),
@@ -190,7 +190,9 @@ def _from_gguf(metadata: Mapping[str, Any], label: str, *, later: bool) -> Token
     )
 
 
-def _with_tokens(make: Callable[[], Backend], added: list[AddedToken], label: str) -> Backend:
+def _build_with_added_tokens(
+    make: Callable[[], Backend], added: list[AddedToken], label: str
+) -> Backend:
     """Builds a backend with added tokens, which are found in text before all others."""
     with tokenizer_errors(label):
         try:
@@ -226,7 +228,7 @@ _GGUF_SPECIALS = {
 }
 
 
-def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str) -> Backend:
+def _build_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str) -> Backend:
     name = metadata.get("tokenizer.ggml.pre", "default")
     if name not in _PRE_TOKENIZERS:
         raise ModelError(
@@ -267,11 +269,11 @@ def _sentencepiece_backends(
     if str(metadata.get("general.architecture")).startswith("gemma"):
         scores = [-i for i in range(len(tokens))]  # Gemma's merges are ranked by token id
     space = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    make = partial(_gguf_sentencepiece, tokens, scores, label)
+    make = partial(_build_sentencepiece, tokens, scores, label)
     return partial(make, prefix_space=space), partial(make, prefix_space=False) if space else None
 
 
-def _gguf_sentencepiece(
+def _build_sentencepiece(
     tokens: list[str], scores: list[float], label: str, *, prefix_space: bool
 ) -> Backend:
     """Builds a SentencePiece BPE backend. SentencePiece joins the neighbours whose union has the

@@ -40,7 +40,7 @@ def tekken_backend(file: Path) -> Backend:
     content = read_json(file)
     try:
         config = content["config"]
-        specials = _specials(content, config["default_num_special_tokens"])
+        specials = _special_texts(content, config["default_num_special_tokens"])
         size: int = config.get("default_vocab_size", len(content["vocab"]) + len(specials))
         tokens = [
             base64.b64decode(each["token_bytes"])
@@ -56,7 +56,7 @@ def tekken_backend(file: Path) -> Backend:
         )
     texts = list(map(byte_level_text, tokens))
     vocab = {text: i for i, text in enumerate((*specials, *texts))}
-    merges = [(texts[left], texts[right]) for left, right in _merges(tokens, file)]
+    merges = [(texts[left], texts[right]) for left, right in _derive_merges(tokens, file)]
     backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -75,7 +75,7 @@ def tekken_backend(file: Path) -> Backend:
     return backend
 
 
-def _specials(content: Mapping[str, Any], count: int) -> list[str]:
+def _special_texts(content: Mapping[str, Any], count: int) -> list[str]:
     """Returns the texts of the special tokens by id. Raises ValueError unless the listed ones are
     the first of `count`.
     """
@@ -88,7 +88,7 @@ def _specials(content: Mapping[str, Any], count: int) -> list[str]:
     return [texts.get(i, f"<SPECIAL_{i}>") for i in range(count)]
 
 
-def _merges(tokens: list[bytes], file: Path) -> list[tuple[int, int]]:
+def _derive_merges(tokens: list[bytes], file: Path) -> list[tuple[int, int]]:
     """Returns the ranks of the neighbours to join, in order of the rank of their union, the lowest
     first.
     """

@@ -32,7 +32,7 @@ class ImageOptions:
     wanted_by: str | None = None
 
 
-def by_kind(name: str, value: UserValue) -> dict[str, UserValue]:
+def read_by_kind(name: str, value: UserValue) -> dict[str, UserValue]:
     """Returns the values of a setting by kind of media, given as a mapping or as JSON; {} for None.
 
     Raises:

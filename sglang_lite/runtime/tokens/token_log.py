@@ -109,7 +109,7 @@ class TokenLog:
         """True if no text is left to encode."""
         return self._known is not None or (not self.open and bool(self.fixed))
 
-    def learn(self, text: Sequence[Span], ids: array[int]) -> None:
+    def set_open_text(self, text: Sequence[Span], ids: array[int]) -> None:
         """Replaces the open text by `text`, with ids that were encoded elsewhere. Must be called
         only if the fixed ids don't end with an image.
         """

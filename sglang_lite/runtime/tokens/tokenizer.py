@@ -89,7 +89,7 @@ class Tokenizer:
             }
         self._control = control
         self._control_id = {token.content: i for i, token in control.items()}
-        self._at_control = _pattern(control.values())
+        self._at_control = _control_pattern(control.values())
         self._never_text = frozenset(control) - frozenset(unknown_ids)
         self._encode_block = lru_cache(maxsize=8192)(self._encode_uncached)
 
@@ -129,7 +129,7 @@ class Tokenizer:
         """
         return self._control[token].content
 
-    def tokens_with(self, byte: int) -> NDArray[np.bool_]:
+    def tokens_containing(self, byte: int) -> NDArray[np.bool_]:
         """Returns the mask of the tokens whose bytes contain `byte`, bool [vocab_size]. Computed
         once per byte.
         """
@@ -157,7 +157,7 @@ class Tokenizer:
         """
         ids = array("i")
         before: int | None = None
-        for text, after in self._parts(spans):
+        for text, after in self._split_at_control_tokens(spans):
             if before is not None and self._control[before].rstrip:
                 text = text.lstrip()
             if after is not None and self._control[after].lstrip:
@@ -176,7 +176,7 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
-    def _parts(self, spans: Iterable[Span]) -> Iterator[tuple[str, int | None]]:
+    def _split_at_control_tokens(self, spans: Iterable[Span]) -> Iterator[tuple[str, int | None]]:
         """Yields each text with the control token after it, or None after the last text. A control
         token is recognised only if it lies entirely in spans that can name special tokens.
         """
@@ -295,7 +295,7 @@ def _make_backend(given: Backend | Callable[[], Backend]) -> Backend:
     return backend
 
 
-def _pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:
+def _control_pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:
     """Returns a pattern that finds the tokens in a text, the longest first, or None without tokens."""
     longest_first = sorted(
         (token for token in tokens if token.content), key=lambda t: len(t.content), reverse=True

@@ -18,7 +18,7 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.anthropic.messages_request import CountTokensRequest, conversation_of
 from sglang_lite.server.async_engine import with_first_event
-from sglang_lite.server.conversation.addresses import addresses
+from sglang_lite.server.conversation.addresses import image_addresses
 from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.sample_reader import CallDelta, SampleDelta, SampleReader
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
@@ -97,7 +97,7 @@ def _read(
     body.messages = []
     body.system = None
     body.tools = None
-    return body, rendered, () if addresses(rendered.prompt) else reader.ids(rendered.prompt)
+    return body, rendered, () if image_addresses(rendered.prompt) else reader.ids(rendered.prompt)
 
 
 def _images(reader: RequestReader) -> RequestImages:
@@ -110,7 +110,7 @@ def _count(reader: RequestReader, call: HttpRequest) -> tuple[str | None, int | 
     """
     body = call.read(COUNTED)
     prompt = reader.render(conversation_of(body, call.unused, _images(reader)), call.unused).prompt
-    return body.model, prompt if addresses(prompt) else len(reader.ids(prompt))
+    return body.model, prompt if image_addresses(prompt) else len(reader.ids(prompt))
 
 
 # ------------------------------------------------------------------------------------------ answers
@@ -174,13 +174,13 @@ class _Message:
         """Yields the stream's events for an event of the engine."""
         yield from self._deltas(self.sample.read(each))
         if isinstance(each, Generation):
-            yield from self._closed()
+            yield from self._close_block()
 
     async def end(self, generation: Generation) -> dict[str, Any]:
         """Returns the event that ends the message, and sets `response`. Called after all content
         was read.
         """
-        end = _end(self.sample, generation, self.body.max_tokens)
+        end = _stop_fields(self.sample, generation, self.body.max_tokens)
         usage = await self._usage(generation.usage)
         self.response = {**self.head, "content": self.blocks, **end, "usage": usage}
         return {"type": "message_delta", "delta": end, "usage": usage}
@@ -196,7 +196,7 @@ class _Message:
 
     def _text(self, kind: Literal["text", "thinking"], text: str) -> Iterator[dict[str, Any]]:
         if not self._open or self.blocks[-1]["type"] != kind:
-            yield from self._begun(
+            yield from self._open_block(
                 {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
             )
         if kind == "text" or self.body.shows_thinking:
@@ -205,15 +205,15 @@ class _Message:
 
     def _call(self, part: CallDelta) -> Iterator[dict[str, Any]]:
         if part.begins:
-            yield from self._begun(
+            yield from self._open_block(
                 {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
             )
         if part.arguments:
             self._arguments += part.arguments
             yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
 
-    def _begun(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield from self._closed()
+    def _open_block(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._close_block()
         self.blocks.append(block)
         self._open = True
         self._arguments = ""
@@ -223,7 +223,7 @@ class _Message:
             "content_block": dict(block),
         }
 
-    def _closed(self) -> Iterator[dict[str, Any]]:
+    def _close_block(self) -> Iterator[dict[str, Any]]:
         if not self._open:
             return
         self._open = False
@@ -256,7 +256,7 @@ class _Message:
 _NOT_CREATED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 
-def _end(sample: SampleReader, generation: Generation, limit: int) -> dict[str, Any]:
+def _stop_fields(sample: SampleReader, generation: Generation, limit: int) -> dict[str, Any]:
     """Returns the fields that tell why a message ended: its stop reason, its stop sequence, and
     what a limit has cut off.
     """

@@ -18,7 +18,7 @@ from sglang_lite.fetching import FetchBounds, FetchEnd, fetch
 from sglang_lite.program.nodes import Fork, ImagePart, Node
 from sglang_lite.protocol import Media, OverloadedError, ParameterError, Prompt
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.runtime.media.data_url import unfetched
+from sglang_lite.runtime.media.data_url import unfetched_error
 from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.settings import ServerSettings
 
@@ -58,13 +58,14 @@ class ImageFetcher:
             OverloadedError: the files of all open requests would be too large.
             ParameterError: an image can't be fetched, there are too many, or the model reads none.
         """
-        return _with(prompt, await self._fetched([prompt]))
+        return _fill_prompt(prompt, await self._fetch_urls([prompt]))
 
     async def requests(self, requests: Sequence[GenerateRequest]) -> list[GenerateRequest]:
         """Returns requests with the bytes of their images. Raises like `fetch_prompt`."""
-        found = await self._fetched([each.prompt for each in requests])
+        found = await self._fetch_urls([each.prompt for each in requests])
         return [
-            replace(each, prompt=_with(each.prompt, found)) if found else each for each in requests
+            replace(each, prompt=_fill_prompt(each.prompt, found)) if found else each
+            for each in requests
         ]
 
     async def branches(self, branches: Sequence[Sequence[Node]]) -> Sequence[Sequence[Node]]:
@@ -72,12 +73,12 @@ class ImageFetcher:
         `fetch_prompt`.
         """
         images = [Prompt((), images=(image,)) for nodes in branches for image in _images(nodes)]
-        found = await self._fetched(images)  # only the engine knows how many are in one prompt
-        return [_filled(nodes, found) for nodes in branches] if found else branches
+        found = await self._fetch_urls(images)  # only the engine knows how many are in one prompt
+        return [_fill_images(nodes, found) for nodes in branches] if found else branches
 
-    async def _fetched(self, prompts: Sequence[object]) -> Mapping[str, bytes]:
-        asking = [each for each in prompts if isinstance(each, Prompt) and addresses(each)]
-        urls = list(dict.fromkeys(url for each in asking for url in addresses(each)))
+    async def _fetch_urls(self, prompts: Sequence[object]) -> Mapping[str, bytes]:
+        asking = [each for each in prompts if isinstance(each, Prompt) and image_addresses(each)]
+        urls = list(dict.fromkeys(url for each in asking for url in image_addresses(each)))
         if not urls:
             return {}
         for each in asking:
@@ -89,23 +90,23 @@ class ImageFetcher:
                 hint="Send the bytes as data URLs.",
             )
         if not self._bounds.domains:
-            raise unfetched(urls[0], "image")
+            raise unfetched_error(urls[0], "image")
         end = FetchEnd(self._bounds.seconds)
         turn = self._turns[key_in_use.get()]
         await turn.acquire()
         fetching = asyncio.get_running_loop().run_in_executor(
             self._threads, fetch, urls, self._bounds, "image", end
         )
-        fetching.add_done_callback(partial(_over, turn))
+        fetching.add_done_callback(partial(_release_turn, turn))
         try:
             found = await asyncio.shield(fetching)
         except asyncio.CancelledError:  # the client has left
             end.stop()
             raise
-        self._hold(sum(map(len, found.values())))
+        self._count_until_done(sum(map(len, found.values())))
         return found
 
-    def _hold(self, size: int) -> None:
+    def _count_until_done(self, size: int) -> None:
         """Counts the size of fetched files until the current request has ended. Raises
         OverloadedError if the total is too large.
         """
@@ -127,13 +128,13 @@ class ImageFetcher:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _over(turn: asyncio.Semaphore, fetching: asyncio.Future[Any]) -> None:
+def _release_turn(turn: asyncio.Semaphore, fetching: asyncio.Future[Any]) -> None:
     turn.release()
     if not fetching.cancelled():
         fetching.exception()  # marks the error as retrieved, since nobody may be waiting any more
 
 
-def addresses(prompt: object) -> list[str]:
+def image_addresses(prompt: object) -> list[str]:
     """Returns the addresses of a prompt's images."""
     return (
         [each.address for each in prompt.images if each.address]
@@ -142,7 +143,7 @@ def addresses(prompt: object) -> list[str]:
     )
 
 
-def _with(prompt: P, found: Mapping[str, bytes]) -> P:
+def _fill_prompt(prompt: P, found: Mapping[str, bytes]) -> P:
     if not found or not isinstance(prompt, Prompt):
         return prompt
     filled: Any = msgspec.structs.replace(
@@ -167,14 +168,14 @@ def _with_bytes(image: Media, found: Mapping[str, bytes]) -> Media:
     return filled
 
 
-def _filled(nodes: Sequence[Node], found: Mapping[str, bytes]) -> Sequence[Node]:
+def _fill_images(nodes: Sequence[Node], found: Mapping[str, bytes]) -> Sequence[Node]:
     filled: list[Node] = []
     for node in nodes:
         if isinstance(node, ImagePart):
             node = msgspec.structs.replace(node, image=_with_bytes(node.image, found))
         elif isinstance(node, Fork):
             node = msgspec.structs.replace(
-                node, branches=tuple(tuple(_filled(each, found)) for each in node.branches)
+                node, branches=tuple(tuple(_fill_images(each, found)) for each in node.branches)
             )
         filled.append(node)
     return filled

@@ -73,7 +73,7 @@ def _source(given: object, where: str) -> object:
     return given.get("url", given.get("data"))
 
 
-def unread_part(kind: str, where: str) -> CapabilityError:
+def unreadable_part_error(kind: str, where: str) -> CapabilityError:
     """Returns the error for a part of a message that no model reads here, or not in that place."""
     hint = "Send text, and images in a user's message if the model reads them."
     return CapabilityError(f"no {kind} is read here.", parameter=where, hint=hint)

@@ -170,46 +170,49 @@ class SampleReader:
             self._reasoning = ""
         calls: list[CallDelta] = []
         if self.rendered.input_of is not None:
-            calls += self._input(self.rendered.input_of, content)
+            calls += self._input_deltas(self.rendered.input_of, content)
             content = ""
         for piece in pieces.calls:
             calls += self._call(piece)
         if ended or not self._reader.open:
-            calls += self._whole_inputs()
+            calls += self._flush_inputs()
         return SampleDelta(reasoning, content, tuple(calls))
 
-    def _begin(self, name: str, *, custom: bool) -> CallDelta:
+    def _begin_call(self, name: str, *, custom: bool) -> CallDelta:
         call = PartialToolCall(len(self.calls), name, custom, f"{self.prefix}{random_id()[:24]}")
         self.calls.append(call)
         return CallDelta(call, "", begins=True)
 
-    def _more(self, call: PartialToolCall, arguments: str) -> CallDelta:
+    def _extend_call(self, call: PartialToolCall, arguments: str) -> CallDelta:
         call.arguments += arguments
         return CallDelta(call, arguments)
 
-    def _input(self, name: str, text: str) -> list[CallDelta]:
+    def _input_deltas(self, name: str, text: str) -> list[CallDelta]:
         """Returns the deltas for text that is the input of a custom tool."""
-        begun = [] if self.calls else [self._begin(name, custom=True)]
-        return [*begun, *([self._more(self.calls[0], text)] if text else [])]
+        begun = [] if self.calls else [self._begin_call(name, custom=True)]
+        return [*begun, *([self._extend_call(self.calls[0], text)] if text else [])]
 
     def _call(self, piece: CallPiece) -> list[CallDelta]:
         found = []
         if piece.name:
-            found = self._whole_inputs()
-            found.append(self._begin(piece.name, custom=piece.name in self.rendered.custom_tools))
+            found = self._flush_inputs()
+            found.append(
+                self._begin_call(piece.name, custom=piece.name in self.rendered.custom_tools)
+            )
         call = self.calls[piece.index]
         if call.custom:
             self._inputs[call.index] = self._inputs.get(call.index, "") + piece.arguments
         elif piece.arguments:
-            found.append(self._more(call, piece.arguments))
+            found.append(self._extend_call(call, piece.arguments))
         return found
 
-    def _whole_inputs(self) -> list[CallDelta]:
+    def _flush_inputs(self) -> list[CallDelta]:
         """Returns the complete inputs of custom tools whose calls have ended, and clears them."""
         found = self._inputs
         self._inputs = {}
         return [
-            self._more(self.calls[index], input_of(arguments)) for index, arguments in found.items()
+            self._extend_call(self.calls[index], input_of(arguments))
+            for index, arguments in found.items()
         ]
 
 

@@ -90,12 +90,12 @@ def convert(body: object, kind: type[T], where: str = "", *, strict: bool = True
     try:
         return msgspec.convert(body, kind, strict=strict)
     except msgspec.ValidationError as error:
-        raise _at_its_place(str(error), where) from None
+        raise _error_with_path(str(error), where) from None
     except RecursionError:
         raise ParameterError(where or "body", "is nested too deeply.") from None
 
 
-def _at_its_place(told: str, where: str) -> ParameterError:
+def _error_with_path(told: str, where: str) -> ParameterError:
     found = _PLACE.search(told)
     path = ".".join(filter(None, (where, found[1] if found else "")))
     problem = told[: found.start()] if found else told

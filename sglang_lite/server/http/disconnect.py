@@ -8,14 +8,14 @@ from collections.abc import Coroutine
 from starlette.types import Message, Receive
 
 
-async def until_disconnected(work: Coroutine[object, object, None], receive: Receive) -> None:
+async def run_until_disconnect(work: Coroutine[object, object, None], receive: Receive) -> None:
     """Runs the work for a client, and cancels it when the client disconnects.
 
     Raises:
         Exception: the work failed; or `receive` failed, so the work was cancelled.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
+    gone = asyncio.ensure_future(_wait_for_disconnect(receive))
     gone.add_done_callback(lambda _: task.cancel())
     try:
         await task
@@ -27,7 +27,7 @@ async def until_disconnected(work: Coroutine[object, object, None], receive: Rec
         gone.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     message: Message = {"type": ""}
     while message["type"] != "http.disconnect":
         message = await receive()

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from sglang_lite.engine import embedding
 from sglang_lite.protocol import ParameterError, SglError
-from sglang_lite.runtime.models.resolve import resolve_served
+from sglang_lite.runtime.models.resolve import resolve_for_engine
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
 from sglang_lite.server.fields import OLLAMA_EMBEDDINGS_NEUTRAL, Fields
 from sglang_lite.server.ollama.lines import served_name
@@ -59,7 +59,7 @@ async def embed(service: Service, call: HttpRequest) -> Response:
     """Returns embeddings of texts, of unit length."""
     body = await read_record(service, call, EMBED)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    rows, tokens = await _embedded(
+    rows, tokens = await _embed_texts(
         service, call, body, texts, body.dimensions, truncate=body.truncate
     )
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
@@ -71,11 +71,11 @@ async def embed(service: Service, call: HttpRequest) -> Response:
 async def embeddings(service: Service, call: HttpRequest) -> Response:
     """Returns the embedding of a text."""
     body = await read_record(service, call, EMBEDDINGS)
-    rows, _ = await _embedded(service, call, body, [body.prompt], None, truncate=body.truncate)
+    rows, _ = await _embed_texts(service, call, body, [body.prompt], None, truncate=body.truncate)
     return answer({"embedding": rows[0].tolist()})
 
 
-async def _embedded(
+async def _embed_texts(
     service: Service,
     call: HttpRequest,
     body: OllamaRequest,
@@ -100,7 +100,7 @@ class _Files:
 
     def __init__(self, service: Service) -> None:
         config = service.engine.config
-        path = resolve_served(config.model, config.revision)
+        path = resolve_for_engine(config.model, config.revision)
         files = sorted(
             each for each in (path.rglob("*") if path.is_dir() else [path]) if each.is_file()
         )

@@ -44,7 +44,7 @@ class JsonLines(EventStream):
     media_type = "application/x-ndjson"
 
     def failed(self, content: Mapping[str, Json]) -> bytes:
-        return _encoded(content)
+        return _encode_line(content)
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ def _answers(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable
     return handle
 
 
-def _encoded(line: object) -> bytes:
+def _encode_line(line: object) -> bytes:
     return one_line(msgspec.json.encode(line)) + b"\n"
 
 
@@ -179,7 +179,7 @@ async def _stream(
 ) -> AsyncGenerator[bytes, None]:
     async for batch in events:
         lines = [line for each in batch for line in sample.lines(each)]
-        yield b"".join(map(_encoded, lines))
+        yield b"".join(map(_encode_line, lines))
 
 
 ROUTES = (

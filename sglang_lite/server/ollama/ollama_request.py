@@ -154,7 +154,11 @@ def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
         for each in (tool.function for tool in body.tools or ())
     ]
     body.messages = None
-    return body, _rendered(reader, call, body, messages, images, tools), _params(reader, call, body)
+    return (
+        body,
+        _render_messages(reader, call, body, messages, images, tools),
+        _params(reader, call, body),
+    )
 
 
 def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
@@ -181,13 +185,13 @@ def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
         messages = [_template_message(asked, "", images)] if text or body.images else []
         if body.system and messages:
             messages.insert(0, {"role": "system", "content": body.system})
-        rendered = _rendered(reader, call, body, messages, images)
+        rendered = _render_messages(reader, call, body, messages, images)
     body.prompt = None
     body.images = None
     return body, rendered, params
 
 
-def _rendered(
+def _render_messages(
     reader: RequestReader,
     call: HttpRequest,
     body: OllamaChat | OllamaGenerate,
@@ -301,10 +305,10 @@ def _params(
             if error.parameter == "top_logprobs_num"
             else f"options.{error.parameter}"
         )
-        raise _renamed(error, own) from None
+        raise _rename_parameter(error, own) from None
 
 
-def _renamed(error: ParameterError, name: str) -> ParameterError:
+def _rename_parameter(error: ParameterError, name: str) -> ParameterError:
     return ParameterError(name, error.message.removeprefix(f"{error.parameter}: "), hint=error.hint)
 
 
@@ -318,7 +322,7 @@ def read_options(body: OllamaRequest, call: HttpRequest) -> OllamaOptions:
     try:
         options = OPTIONS.read(body.options or {}, unknown)
     except ParameterError as error:
-        raise _renamed(error, f"options.{error.parameter}") from None
+        raise _rename_parameter(error, f"options.{error.parameter}") from None
     call.unused.extend(f"options.{name}" for name in unknown or ())
     if body.keep_alive is not None:
         call.unused.append("keep_alive")

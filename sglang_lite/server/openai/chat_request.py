@@ -14,7 +14,12 @@ import msgspec
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.conversation.images import Part, RequestImages, joined, unread_part
+from sglang_lite.server.conversation.images import (
+    Part,
+    RequestImages,
+    joined,
+    unreadable_part_error,
+)
 from sglang_lite.server.conversation.sample_reader import SampleReader
 from sglang_lite.server.conversation.tools import (
     INPUT,
@@ -365,15 +370,15 @@ def _choice(
         if not allowed.tools and allowed.mode == "required":
             raise ParameterError("tool_choice.allowed_tools.tools", "is empty.")
         return allowed.mode, [
-            _named(each, f"tool_choice.allowed_tools.tools[{i}]")
+            _tool_name(each, f"tool_choice.allowed_tools.tools[{i}]")
             for i, each in enumerate(allowed.tools)
         ]
     if isinstance(given, dict):
-        return "named", [_named(given, "tool_choice")]
+        return "named", [_tool_name(given, "tool_choice")]
     raise ParameterError("tool_choice", f"{given!r:.80} is not auto, none, required or a tool.")
 
 
-def _named(given: dict[str, Any], where: str) -> str:
+def _tool_name(given: dict[str, Any], where: str) -> str:
     named = given.get(given["type"]) if given.get("type") in ("function", "custom") else None
     name = named.get("name") if isinstance(named, dict) else None
     if not isinstance(name, str):
@@ -404,7 +409,8 @@ def _template_message(message: Message, where: str, images: RequestImages) -> di
             shown["content"] = message.refusal
         if message.tool_calls:
             shown["tool_calls"] = [
-                _called(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(message.tool_calls)
+                _template_call(c, f"{where}.tool_calls[{i}]")
+                for i, c in enumerate(message.tool_calls)
             ]
     return shown
 
@@ -436,11 +442,11 @@ def _content(
                 images.part(sound, "input_audio", f"{where}.content[{i}]", role=role, kind="audio")
             )
         else:
-            raise unread_part(str(part.__struct_config__.tag), f"{where}.content[{i}]")
+            raise unreadable_part_error(str(part.__struct_config__.tag), f"{where}.content[{i}]")
     return joined(parts)
 
 
-def _called(call: FunctionCall | CustomCall, where: str) -> dict[str, Any]:
+def _template_call(call: FunctionCall | CustomCall, where: str) -> dict[str, Any]:
     if isinstance(call, CustomCall):
         function = {"name": call.custom.name, "arguments": {INPUT: call.custom.input}}
     else:

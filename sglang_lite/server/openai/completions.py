@@ -248,7 +248,7 @@ class _Sample:
             self.sent = True
             text = self._prompt + text
             if generation is not None:
-                entries = (*self._of_prompt(generation.prompt_logprobs), *entries)
+                entries = (*self._prompt_logprobs(generation.prompt_logprobs), *entries)
         logprobs = None if self.body.logprobs is None else self._logprobs(entries)
         self.length += len(text)
         return {
@@ -268,7 +268,7 @@ class _Sample:
         assert not isinstance(prompt, Prompt | str)
         return self.service.engine.tokenizer.decode(prompt)
 
-    def _of_prompt(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+    def _prompt_logprobs(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
         """Returns the log-probabilities of all tokens of the prompt; the first token has none."""
         tokenizer = self.service.engine.tokenizer
         prompt = self.request.prompt

@@ -142,7 +142,7 @@ async def decide(service: Service, call: HttpRequest) -> Response:
     (input_only,) = await service.async_engine.results(GenerateRequest(template.ids, alone))
     found: dict[int, Selection] = {}
     for wave in _waves(questions):
-        found.update(await _selections(service, template, wave, alone.lora_path))
+        found.update(await _score_questions(service, template, wave, alone.lora_path))
     answers = [
         _answer(question, questions[i], found.get(i)) for i, question in enumerate(body.questions)
     ]
@@ -186,7 +186,7 @@ def _waves(questions: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
         yield wave
 
 
-async def _selections(
+async def _score_questions(
     service: Service,
     template: _QuestionTemplate,
     wave: Mapping[int, Options],

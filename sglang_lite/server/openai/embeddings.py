@@ -83,7 +83,7 @@ async def embeddings(service: Service, call: HttpRequest) -> Response:
         lora_path=service.adapter_of(body.model),
         field="input",
     )
-    found = encoded_rows(vectors, body.encoding_format)
+    found = encode_rows(vectors, body.encoding_format)
     data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(found)]
     model = service.name_of(body.model)
     return answer({"object": "list", "data": data, "model": model, "usage": usage_of(tokens)})
@@ -97,8 +97,8 @@ def _read(
     texts = texts_of(body.input, "input")
     spec = reader.encoder
     if reader.tokenises and spec is not None and spec.classifier is None:
-        prompt = embedding.prompt_named(spec, body.prompt_name)
-        texts = embedding.tokenised(
+        prompt = embedding.find_prompt(spec, body.prompt_name)
+        texts = embedding.tokenize_texts(
             reader.tokenizer, spec, texts, truncate=body.truncate, field="input", prompt=prompt
         )
     body.input = ""
@@ -162,7 +162,11 @@ async def rerank(service: Service, call: HttpRequest) -> Response:
         raise ParameterError("top_n", f"{body.top_n} is less than 1.")
     pairs = [(body.query, document) for document in documents]
     scores, tokens = await service.encode(
-        embedding.pair_scores, pairs, truncate=body.truncate, lora_path=adapter, field="documents"
+        embedding.score_text_pairs,
+        pairs,
+        truncate=body.truncate,
+        lora_path=adapter,
+        field="documents",
     )
     order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results = [{"index": i, "relevance_score": float(scores[i])} for i in order]
@@ -179,7 +183,7 @@ async def rerank(service: Service, call: HttpRequest) -> Response:
     )
 
 
-def encoded_rows(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
+def encode_rows(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
     """Encodes rows of numbers in an `encoding_format`: lists, or little-endian float32 in base64."""
     if form == "base64":
         return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows]

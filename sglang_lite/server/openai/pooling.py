@@ -15,7 +15,7 @@ from starlette.responses import Response
 from sglang_lite.engine import embedding
 from sglang_lite.protocol import ParameterError
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.embedding.request import too_long
+from sglang_lite.runtime.embedding.request import too_long_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.tools import variables_of_template
@@ -24,7 +24,7 @@ from sglang_lite.server.fields import POOLING_NEUTRAL, POOLING_REFUSED, Fields
 from sglang_lite.server.openai.chat_request import Message, template_messages
 from sglang_lite.server.openai.embeddings import (
     NativeTexts,
-    encoded_rows,
+    encode_rows,
     sglang_answer,
     texts_of,
     usage_of,
@@ -88,9 +88,9 @@ async def classify(service: Service, call: HttpRequest) -> Response:
         _check_template(body)
         rewards = partial(embedding.label_numbers, plain=True, lora_path=adapter)
         return await sglang_answer(service, body, rewards)
-    texts, field = _readable(service, body, ids)
+    texts, field = _texts_and_field(service, body, ids)
     found, tokens = await service.encode(
-        embedding.classes, texts, truncate=body.truncate, lora_path=adapter, field=field
+        embedding.classify_texts, texts, truncate=body.truncate, lora_path=adapter, field=field
     )
     data = [
         {
@@ -101,7 +101,7 @@ async def classify(service: Service, call: HttpRequest) -> Response:
         }
         for i, each in enumerate(found)
     ]
-    return _listed(service, "classify", body, data, tokens)
+    return _list_response(service, "classify", body, data, tokens)
 
 
 async def pooling(service: Service, call: HttpRequest) -> Response:
@@ -117,7 +117,7 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
         )
     spec = embedding.spec_of(service.engine)
     _check_kind(body, spec, service.model_name)
-    texts, field = _readable(service, body, ids)
+    texts, field = _texts_and_field(service, body, ids)
     if spec.classifier is None:
         compute: Callable[..., embedding.Numbers] = partial(
             embedding.embeddings, dimensions=body.dimensions
@@ -130,9 +130,9 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
     rows, tokens = await service.encode(
         compute, texts, truncate=body.truncate, lora_path=adapter, field=field
     )
-    found = encoded_rows(rows, body.encoding_format)
+    found = encode_rows(rows, body.encoding_format)
     data = [{"index": i, "object": "pooling", "data": each} for i, each in enumerate(found)]
-    return _listed(service, "pool", body, data, tokens)
+    return _list_response(service, "pool", body, data, tokens)
 
 
 def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
@@ -176,7 +176,7 @@ def _read(reader: RequestReader, call: HttpRequest, fields: Fields[B]) -> tuple[
     return body, reader.ids(reader.render(conversation, call.unused).prompt)
 
 
-def _readable(
+def _texts_and_field(
     service: Service, body: ClassifyRequest | PoolingRequest, ids: Sequence[int]
 ) -> tuple[list[Any], str]:  # each a text or token ids
     """Returns the texts or token ids to compute outputs for, and the name of the field that they
@@ -187,7 +187,7 @@ def _readable(
         return texts_of(body.input, "input"), "input"
     limit = embedding.spec_of(service.engine).limit
     if len(ids) > limit and not body.truncate:
-        raise too_long("messages", len(ids), limit)
+        raise too_long_error("messages", len(ids), limit)
     return [list(ids)], "messages"
 
 
@@ -198,7 +198,7 @@ def _check_template(body: ClassifyRequest | PoolingRequest) -> None:
             raise ParameterError(name, "needs messages.")
 
 
-def _listed(
+def _list_response(
     service: Service,
     name: str,
     body: ClassifyRequest | PoolingRequest,

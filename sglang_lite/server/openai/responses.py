@@ -26,7 +26,7 @@ from sglang_lite.protocol import (
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
-from sglang_lite.server.conversation.addresses import addresses
+from sglang_lite.server.conversation.addresses import image_addresses
 from sglang_lite.server.conversation.sample_reader import SampleReader
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.errors import NotFoundError, content_of
@@ -55,7 +55,7 @@ _NAMES = {"max_output_tokens": "max_tokens"}
 
 async def create(service: Service, call: HttpRequest) -> Response:
     """Creates a response."""
-    found, before_bytes = await _parsed(service, call, _read)
+    found, before_bytes = await _parse_with_store(service, call, _read)
     body = found.body
     rendered = found.rendered
     service.adapter_of(body.model)  # rejects an unknown model
@@ -141,7 +141,7 @@ class _Parsed:
     rendered: RenderedConversation
 
 
-async def _parsed(
+async def _parse_with_store(
     service: Service, call: HttpRequest, function: Callable[..., T | _Wanted]
 ) -> tuple[T, int]:
     """Reads a request with a function that may need the parts of the store that the request refers
@@ -217,7 +217,7 @@ async def _stream(
 ) -> AsyncGenerator[bytes, None]:
     log = made.log = EventLog()
     made.store()
-    numbered = made.answer.numbered
+    numbered = made.answer.new_event
     try:
         yield made.encoded(
             numbered(f"response.{kind}", response=made.content)
@@ -410,7 +410,7 @@ def _event_number(given: str, log: EventLog) -> int:
 
 async def input_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a response's prompt."""
-    (model, found), _ = await _parsed(service, call, _count)
+    (model, found), _ = await _parse_with_store(service, call, _count)
     service.adapter_of(model)  # rejects an unknown model
     if isinstance(found, Prompt):
         found = len(await asyncio.to_thread(service.reader.ids, await service.images.prompt(found)))
@@ -429,7 +429,7 @@ def _count(
         return items
     conversation = conversation_of(body, items, call.unused)
     prompt = reader.render(conversation, call.unused).prompt
-    return body.model, prompt if addresses(prompt) else len(reader.ids(prompt))
+    return body.model, prompt if image_addresses(prompt) else len(reader.ids(prompt))
 
 
 async def compact(service: Service, _: HttpRequest) -> Response:

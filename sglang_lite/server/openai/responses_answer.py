@@ -105,7 +105,7 @@ class ResponseAnswer:
     _number: int = field(default=0, init=False)
     _open: bool = field(default=False, init=False)  # the last item is incomplete
 
-    def numbered(self, kind: str, **content: Json) -> Event:
+    def new_event(self, kind: str, **content: Json) -> Event:
         """Creates an event with the next sequence number."""
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **content}
@@ -122,7 +122,7 @@ class ResponseAnswer:
         yield from self._deltas(self.sample.read(each))
         if isinstance(each, Generation):
             if not self.items:
-                yield from self._begun("message")
+                yield from self._open_item("message")
             yield from self.closed("incomplete" if each.finish_reason == "length" else "completed")
 
     def closed(self, status: str) -> Iterator[Event]:
@@ -142,7 +142,7 @@ class ResponseAnswer:
             yield self._at(f"{name}.done", name=item["name"], arguments=item["arguments"])
         else:
             yield self._at(f"{name}.done", input=item["input"])
-        yield self._of_item("response.output_item.done", item)
+        yield self._item_event("response.output_item.done", item)
 
     def _deltas(self, new: SampleDelta) -> Iterator[Event]:
         calls_follow = any(part.begins for part in new.calls)
@@ -156,7 +156,7 @@ class ResponseAnswer:
 
     def _text(self, kind: str, text: str, *, last: bool) -> Iterator[Event]:
         if not self._open or self.items[-1]["type"] != kind:
-            yield from self._begun(kind)
+            yield from self._open_item(kind)
         part = self.items[-1]["content"][0]
         part["text"] += text
         found = [] if self.logprobs is None else self.logprobs.of(text, last=last)
@@ -172,12 +172,12 @@ class ResponseAnswer:
             ("custom_tool_call", "input") if call.custom else ("function_call", "arguments")
         )
         if part.begins:
-            yield from self._begun(kind, call_id=call.id, name=call.name, **{name: ""})
+            yield from self._open_item(kind, call_id=call.id, name=call.name, **{name: ""})
         if part.arguments:
             self.items[-1][name] += part.arguments
             yield self._at(f"{_DONE[kind]}.delta", delta=part.arguments)
 
-    def _begun(self, kind: str, **content: Any) -> Iterator[Event]:
+    def _open_item(self, kind: str, **content: Any) -> Iterator[Event]:
         yield from self.closed("completed")
         item: dict[str, Any] = {
             "type": kind,
@@ -188,15 +188,15 @@ class ResponseAnswer:
         }
         self.items.append(item)
         self._open = True
-        yield self._of_item("response.output_item.added", dict(item))
+        yield self._item_event("response.output_item.added", dict(item))
         if "content" in item:
             item["content"] = [_part(kind)]
             yield self._at("response.content_part.added", content_index=0, part=_part(kind))
 
     def _at(self, kind: str, **content: Any) -> Event:
-        return self.numbered(
+        return self.new_event(
             kind, item_id=self.items[-1]["id"], output_index=len(self.items) - 1, **content
         )
 
-    def _of_item(self, kind: str, item: dict[str, Any]) -> Event:
-        return self.numbered(kind, output_index=len(self.items) - 1, item=item)
+    def _item_event(self, kind: str, item: dict[str, Any]) -> Event:
+        return self.new_event(kind, output_index=len(self.items) - 1, item=item)

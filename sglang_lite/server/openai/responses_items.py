@@ -11,7 +11,7 @@ from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.media.data_url import medium_from
-from sglang_lite.server.conversation.images import RequestImages, joined, unread_part
+from sglang_lite.server.conversation.images import RequestImages, joined, unreadable_part_error
 from sglang_lite.server.conversation.tools import INPUT, arguments_of
 from sglang_lite.server.http.body import convert
 
@@ -247,7 +247,7 @@ def _parts(content: Content, role: str, where: str, *, images: bool = False) -> 
             medium_from(part.image_url, f"{where}[{i}].image_url")
             parts.append({"type": "input_image", "image_url": part.image_url, "detail": "auto"})
         else:
-            raise unread_part(str(part.__struct_config__.tag), f"{where}[{i}]")
+            raise unreadable_part_error(str(part.__struct_config__.tag), f"{where}[{i}]")
     return parts
 
 

@@ -293,11 +293,11 @@ def _choice(
         return "required", None
     kind = given.get("type") if isinstance(given, dict) else given
     if isinstance(given, dict) and kind in ("function", "custom"):
-        return "named", [_named(given, "tool_choice", tools)]
+        return "named", [_tool_name(given, "tool_choice", tools)]
     if isinstance(given, dict) and kind == "allowed_tools":
         allowed = convert(given, Allowed, "tool_choice")
         names = [
-            _named(each, f"tool_choice.tools[{i}]", tools)
+            _tool_name(each, f"tool_choice.tools[{i}]", tools)
             for i, each in enumerate(allowed.tools)
             if str(each.get("type")) not in hosted
         ]
@@ -311,7 +311,7 @@ def _choice(
     raise ParameterError("tool_choice", f"{given!r:.80} is not auto, none, required or a tool.")
 
 
-def _named(
+def _tool_name(
     given: Mapping[str, Any], where: str, tools: Mapping[str, FunctionTool | CustomTool]
 ) -> str:
     named = convert(given, Named, where)

@@ -96,7 +96,7 @@ async def _pairs(service: Service, body: ScoreRequest) -> Response:
     adapter = service.adapter_of(body.model)
     pairs = list(zip(first, second))
     scores, tokens = await service.encode(
-        embedding.pair_scores, pairs, lora_path=adapter, field="text_2"
+        embedding.score_text_pairs, pairs, lora_path=adapter, field="text_2"
     )
     data = [
         {"index": i, "object": "score", "score": score} for i, score in enumerate(scores.tolist())

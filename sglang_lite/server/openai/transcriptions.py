@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.media_files import wav_of
+from sglang_lite.media_files import encode_wav
 from sglang_lite.protocol import (
     CapabilityError,
     Generation,
@@ -143,7 +143,9 @@ class _Transcript:
         instructions = speech.instructions(self.language, self._task, timed=timed)
         while at < len(self._heard):
             window = self._heard[at : at + form.window]
-            prompt = speech.prompt(wav_of(window, form.rate), instructions, self._body.prompt or "")
+            prompt = speech.prompt(
+                encode_wav(window, form.rate), instructions, self._body.prompt or ""
+            )
             found = await self._generate(prompt, params, speech.rules(instructions, timed=timed))
             seconds = len(window) / form.rate
             start = at / form.rate
@@ -161,7 +163,7 @@ class _Transcript:
 
     async def _language(self, speech: WhisperSpeech, instructions: Sequence[int]) -> str:
         """Returns the code of the language that the model finds most likely, from the first window."""
-        first = wav_of(self._heard[: self._form.window], self._form.rate)
+        first = encode_wav(self._heard[: self._form.window], self._form.rate)
         biases = tuple((token, 100.0) for token in speech.languages.values())
         params = SamplingParams(max_tokens=1, temperature=0.0, logit_bias=biases)
         found = await self._generate(speech.prompt(first, instructions), params)

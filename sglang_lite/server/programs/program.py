@@ -142,7 +142,7 @@ class ProgramBudget:
             CapabilityError: a node is an image, and the model reads none.
         """
         remaining = replace(self)
-        for place, node in _walked(nodes, pointer):
+        for place, node in _walk_nodes(nodes, pointer):
             remaining.subtract(node, place, self)
         return remaining
 
@@ -195,13 +195,13 @@ class ProgramBudget:
             )
 
 
-def _walked(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:
+def _walk_nodes(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:
     """Yields nodes and the nodes of their branches, with a JSON Pointer to each."""
     for i, node in enumerate(nodes):
         yield f"{pointer}/{i}", node
         if isinstance(node, Fork):
             for j, branch in enumerate(node.branches):
-                yield from _walked(branch, f"{pointer}/{i}/branches/{j}")
+                yield from _walk_nodes(branch, f"{pointer}/{i}/branches/{j}")
 
 
 def check_version(body: Mapping[str, Json], pointer: str) -> None:
@@ -334,7 +334,7 @@ async def played(service: Service, call: HttpRequest, request: ParsedProgram) ->
     """Plays a program, and returns the response."""
     for name in request.models:
         service.check_model(name)
-    request = await _seen(service, request)
+    request = await _fetch_images(service, request)
     if request.open:
         events = _open_events(service, call, request)
     else:
@@ -352,7 +352,7 @@ async def played(service: Service, call: HttpRequest, request: ParsedProgram) ->
     return _response(request.id, found, call)
 
 
-async def _seen(service: Service, request: ParsedProgram) -> ParsedProgram:
+async def _fetch_images(service: Service, request: ParsedProgram) -> ParsedProgram:
     """Returns the request with the bytes of images that it names by address."""
     prompt = request.prompt
     if isinstance(prompt, Prompt):
@@ -504,7 +504,7 @@ async def extend(service: Service, call: HttpRequest) -> Response:
         raise NotFoundError(f"no open program has the id {id[:60]!r}.", hint="It may have ended.")
     if entry.closed and any(change.verdict is None for change in changes):
         raise ParameterError("answers", "the program was closed: it takes verdicts alone.")
-    entry.remaining = _after(entry.remaining, changes)
+    entry.remaining = _budget_after(entry.remaining, changes)
     entry.closed = entry.closed or close
     for change in changes:
         if change.verdict is not None:
@@ -542,7 +542,9 @@ def _read_answers(reader: RequestReader, call: HttpRequest) -> tuple[Sequence[_C
     check_version(given, "")
     body = ANSWERS.read(given, call.unused if call.reports else None)
     changes = [_change(each, f"/answers/{i}", call) for i, each in enumerate(body.answers)]
-    _after(replace(limits_of(reader, None, "")[0], open=True), changes)  # no program may have more
+    _budget_after(
+        replace(limits_of(reader, None, "")[0], open=True), changes
+    )  # no program may have more
     return changes, body.close
 
 
@@ -574,7 +576,7 @@ def _change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Change:
     return _Change(path, place=place, verdict=verdict)
 
 
-def _after(remaining: ProgramBudget, changes: Sequence[_Change]) -> ProgramBudget:
+def _budget_after(remaining: ProgramBudget, changes: Sequence[_Change]) -> ProgramBudget:
     """Returns the budget that changes leave. Raises ParameterError if they exceed it."""
     for i, change in enumerate(changes):
         pointer = f"/answers/{i}"

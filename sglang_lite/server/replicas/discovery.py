@@ -16,17 +16,21 @@ _DNS = "dns+"
 _FILE = "file:"
 
 
-def found_by(source: str) -> Callable[[], set[str]] | None:
+def lookup_for(source: str) -> Callable[[], set[str]] | None:
     """Returns a function that looks up the addresses of the servers behind an entry of `workers`,
     or None if the entry is itself an address. The function raises OSError if there is no answer,
     and ParameterError for a file without addresses.
     """
     if source.startswith(_DNS):
-        return partial(_resolved, source.removeprefix(_DNS))
-    return partial(_listed, Path(source.removeprefix(_FILE))) if source.startswith(_FILE) else None
+        return partial(_resolve_host, source.removeprefix(_DNS))
+    return (
+        partial(_read_addresses, Path(source.removeprefix(_FILE)))
+        if source.startswith(_FILE)
+        else None
+    )
 
 
-def _resolved(url: str) -> set[str]:
+def _resolve_host(url: str) -> set[str]:
     parts = urlsplit(url)
     assert parts.hostname is not None  # checked by the settings
     try:
@@ -41,7 +45,7 @@ def _resolved(url: str) -> set[str]:
     }
 
 
-def _listed(file: Path) -> set[str]:
+def _read_addresses(file: Path) -> set[str]:
     lines = [line.strip() for line in file.read_text(errors="replace").splitlines()]
     urls = {line for line in lines if line and not line.startswith("#")}
     for url in urls:

@@ -22,7 +22,7 @@ import httpx2
 
 from sglang_lite.protocol import BackendError, CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.runtime.host.process_name import name_process
+from sglang_lite.runtime.host.process_name import set_process_name
 from sglang_lite.server.replicas.tied_process import TiedProcess
 from sglang_lite.server.settings import QUOTAS, ReplicaSettings, ServerSettings
 
@@ -132,7 +132,7 @@ class Gateway:
         self._changed = threading.Condition()
         self._lock = threading.Lock()
         self._over = self._answered = self.failed = False
-        self._process = self._started()
+        self._process = self._start_process()
         self._thread = threading.Thread(target=self._run, name="sglang_lite-gateway", daemon=True)
         self._thread.start()
 
@@ -145,7 +145,7 @@ class Gateway:
     def pid(self) -> int:
         return self._process.pid
 
-    def _started(self) -> TiedProcess:
+    def _start_process(self) -> TiedProcess:
         with socket.socket() as free:  # port for metrics, which would otherwise be a fixed one
             free.bind(("127.0.0.1", 0))
             counts = free.getsockname()[1]
@@ -194,19 +194,19 @@ class Gateway:
                 self.healthy = set()
                 self._registered_at = {}
                 try:
-                    self._process = self._started()
+                    self._process = self._start_process()
                 # out of memory or descriptors: the next attempt may succeed
                 except (BackendError, OSError) as error:
                     logger.error("the gateway can't be started: %s", error)
             try:
-                self._adjust()
+                self._sync_workers()
             except (httpx2.HTTPError, ValueError, KeyError) as error:
                 logger.debug("the gateway does not answer: %s", error)
                 self._sure = False
             with self._changed:
                 self._changed.wait(_LOOK_S)
 
-    def _adjust(self) -> None:
+    def _sync_workers(self) -> None:
         wanted = self.wanted
         if wanted == self.known == self.healthy and self._sure:
             return
@@ -254,7 +254,7 @@ class Gateway:
 
 def run(content: dict[str, Json]) -> int:
     """Runs a gateway in this process."""
-    name_process("sglang-gateway")
+    set_process_name("sglang-gateway")
     launcher = importlib.import_module(f"{PACKAGES[content['package']]}.launch_router")
     known = {each.name for each in dataclasses.fields(launcher.RouterArgs)}
     settings = {name: value for name, value in content["settings"].items() if name in known}

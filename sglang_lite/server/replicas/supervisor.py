@@ -19,10 +19,10 @@ import httpx2
 
 from sglang_lite.protocol import BackendError, ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.runtime.host.process_name import name_process
+from sglang_lite.runtime.host.process_name import set_process_name
 from sglang_lite.server import log
 from sglang_lite.server.http.sockets import bound
-from sglang_lite.server.replicas.discovery import found_by
+from sglang_lite.server.replicas.discovery import lookup_for
 from sglang_lite.server.replicas.gateway import Gateway
 from sglang_lite.server.replicas.tied_process import TiedProcess
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings, warn_if_exposed
@@ -69,7 +69,7 @@ def serve(
     gateway = Gateway(settings, replicas, host, port)
     workers: list[_Worker] = [
         _Remote(source, settings.health_timeout_s, gateway)
-        if (find := found_by(source)) is None
+        if (find := lookup_for(source)) is None
         else _Found(source, find, settings.health_timeout_s, gateway)
         for source in replicas.workers
     ]
@@ -80,7 +80,7 @@ def serve(
         signal.signal(number, supervisor.on_signal)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, supervisor.on_restart)
-    sources = [source for source in replicas.workers if found_by(source)]
+    sources = [source for source in replicas.workers if lookup_for(source)]
     served = " and ".join(
         [f"{len(workers) - len(sources)} servers", *(f"those of {source}" for source in sources)]
     )
@@ -143,13 +143,13 @@ class _Supervisor:
         for worker in self._workers:
             worker.over.set()
         self._gateway.terminate()
-        now = failed or not self._waited(
+        now = failed or not self._wait_until_done(
             self._drain_s + _END_S, lambda: self._gateway.wait(0.1) is not None
         )
         if not now:
             for worker in self._workers:
                 worker.terminate()
-            self._waited(
+            self._wait_until_done(
                 self._drain_s + _END_S, lambda: all(worker.ended for worker in self._workers)
             )
         self._gateway.kill()
@@ -157,7 +157,7 @@ class _Supervisor:
             worker.kill()
         return 1 if failed else 0
 
-    def _waited(self, timeout_s: float, done: Callable[[], bool]) -> bool:
+    def _wait_until_done(self, timeout_s: float, done: Callable[[], bool]) -> bool:
         """Polls `done` until it returns True. Returns False if that takes too long, or a second
         signal arrives.
         """
@@ -216,7 +216,7 @@ class _Worker(ABC):
     def ended(self) -> bool:
         return True
 
-    def _answer(self, url: str, path: str) -> int:
+    def _request_status(self, url: str, path: str) -> int:
         """Returns the status of the answer, 0 if the connection fails, or -1 if no answer arrives
         in time.
         """
@@ -245,9 +245,9 @@ class _Remote(_Worker):
         alive = False
         heard = time.monotonic()
         while not self.over.wait(_LOOK_S):
-            status = self._answer(self._url, "/health" if alive else "/ready")
+            status = self._request_status(self._url, "/health" if alive else "/ready")
             if status == 404 and not alive:  # SGLang's servers have no such route
-                status = self._answer(self._url, "/health")
+                status = self._request_status(self._url, "/health")
             if status == 200:
                 heard = time.monotonic()
                 if not alive:
@@ -337,22 +337,22 @@ class _Replica(_Worker):
             try:
                 with bound("127.0.0.1", 0) as listening:
                     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-                    process = self._started(url, listening)
+                    process = self._start_process(url, listening)
             # out of memory or descriptors: the next attempt may succeed
             except (BackendError, OSError) as error:
                 reason = f"did not start: {error}"
             else:
                 if process is None:
                     return
-                reason = self._until_ready(process, url)
+                reason = self._wait_until_ready(process, url)
             if process is not None and not reason:
                 self._lived = True
                 self._gateway.add(url)
-                reason = self._until_ill(process, url)
+                reason = self._watch_health(process, url)
                 if not self.over.is_set():
                     self._gateway.remove(url)
                     if not reason:
-                        self._end(process, url)
+                        self._end_for_restart(process, url)
                         continue
             if self.over.is_set():
                 return
@@ -369,7 +369,7 @@ class _Replica(_Worker):
                 return
             self.over.wait(min(2.0 ** (deaths - 2), LONGEST_PAUSE_S) if deaths > 1 else 0)
 
-    def _started(self, url: str, listening: socket.socket) -> TiedProcess | None:
+    def _start_process(self, url: str, listening: socket.socket) -> TiedProcess | None:
         environment = {} if self._device is None else {"CUDA_VISIBLE_DEVICES": self._device}
         settings = dataclasses.asdict(
             dataclasses.replace(
@@ -397,17 +397,17 @@ class _Replica(_Worker):
             logger.info("the server at %s is process %d", url, self._process.pid)
             return self._process
 
-    def _until_ready(self, process: TiedProcess, url: str) -> str:
+    def _wait_until_ready(self, process: TiedProcess, url: str) -> str:
         """Returns "" once the server has generated a token, or the reason why it never will."""
         while not self.over.is_set():
             status = process.wait(_LOOK_S / 2)
             if status is not None:
                 return _ended(status)
-            if self._answer(url, "/ready") == 200:
+            if self._request_status(url, "/ready") == 200:
                 return ""
         return "is not needed"
 
-    def _until_ill(self, process: TiedProcess, url: str) -> str:
+    def _watch_health(self, process: TiedProcess, url: str) -> str:
         """Returns how the server failed once it has, or "" once it is to be restarted or the watch
         ends.
         """
@@ -418,7 +418,7 @@ class _Replica(_Worker):
             status = process.wait(_LOOK_S)
             if status is not None:
                 return _ended(status)
-            answer = self._answer(url, "/health")
+            answer = self._request_status(url, "/health")
             if answer == 200:
                 heard = time.monotonic()
             elif answer == 503:
@@ -427,7 +427,7 @@ class _Replica(_Worker):
                 return "does not answer"
         return ""
 
-    def _end(self, process: TiedProcess, url: str) -> None:
+    def _end_for_restart(self, process: TiedProcess, url: str) -> None:
         """Ends a server that is restarted, once the gateway doesn't know it any more and its open
         requests have ended.
         """
@@ -480,7 +480,7 @@ def run(content: dict[str, Json]) -> int:
     from sglang_lite.protocol import SglError
     from sglang_lite.server.app import serve as serve_one
 
-    name_process("sglang-server")
+    set_process_name("sglang-server")
     settings: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in content["settings"].items()

@@ -102,7 +102,7 @@ class SampleAnswer:
             **usage.image_counts,
             **generation.meta,
             **scores,
-            **self._recorded(generation),
+            **self._recorded_fields(generation),
         }
         return self._answer(
             generation.text,
@@ -144,7 +144,7 @@ class SampleAnswer:
             answer["generation"] = record
         return answer if self._index is None else {**answer, "index": self._index}
 
-    def _recorded(self, generation: Generation) -> dict[str, Json]:
+    def _recorded_fields(self, generation: Generation) -> dict[str, Json]:
         """Returns experts as base64 of their array, and hidden states in SGLang's lists: that of
         the whole prompt first.
         """
@@ -162,7 +162,7 @@ class SampleAnswer:
         self, prompt: Sequence[TokenLogprob], output: Sequence[TokenLogprob]
     ) -> dict[str, Any]:
         params = self._call.params
-        entries = self._of_prompt(prompt)
+        entries = self._prompt_logprobs(prompt)
         fields: dict[str, Any] = {
             "input_token_logprobs": [(e.logprob, e.token_id, e.text) for e in entries],
             "output_token_logprobs": [(e.logprob, e.token_id, e.text) for e in output],
@@ -177,7 +177,7 @@ class SampleAnswer:
                 fields[f"output_{name}"] = [list(getattr(e, attribute)) for e in output]
         return fields
 
-    def _of_prompt(self, prompt: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+    def _prompt_logprobs(self, prompt: Sequence[TokenLogprob]) -> list[TokenLogprob]:
         """Returns the log-probabilities of the prompt, one entry for each position from
         `logprob_start_len` on. The first token of a prompt has no log-probability, so its entry has
         only id and text.

@@ -127,7 +127,7 @@ def read_request(
         read, constraint = read_sampling(params[i], {**logprobs, **more})
         calls.append(
             GenerateRequest(
-                _seen(prompts[i], media[i]),
+                _with_media(prompts[i], media[i]),
                 read,
                 constraint,
                 namespace="" if salts[i] is None else salts[i],
@@ -151,7 +151,7 @@ _OF_LOGPROBS: dict[str, object] = {
 }
 
 
-def without_logprobs(fields: Mapping[str, object]) -> list[str]:
+def unused_logprob_fields(fields: Mapping[str, object]) -> list[str]:
     """Returns the names of a request's fields about log-probabilities that have no effect, since
     none are returned for their prompt.
 
@@ -214,7 +214,7 @@ def _prompts(prompt: Any) -> tuple[list[Any], bool]:
     return list(prompt), True
 
 
-def _seen(prompt: Any, images: Sequence[Media]) -> Any:
+def _with_media(prompt: Any, images: Sequence[Media]) -> Any:
     """Returns a prompt with images, videos and sounds, which its text names."""
     if not images:
         return prompt

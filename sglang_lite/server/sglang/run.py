@@ -70,7 +70,7 @@ class NativeRun:
         in_list = request.is_list and request.stream
         for number, call in enumerate(request.calls):
             try:
-                checked = engine.builder.validated(call)
+                checked = engine.builder.validate_request(call)
             except SglError as error:
                 error.add_note(f"in prompt {number} of {len(request.calls)}")
                 raise

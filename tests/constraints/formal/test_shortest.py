@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from sglang_lite.constraints.formal.automaton import Automaton, accepts, shortest_accepted
+from sglang_lite.constraints.formal.automaton import Automaton, accepts, shortest_path_from
 from sglang_lite.constraints.formal.shortest_search import UNKNOWN
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.json_schema.quotes import quote
-from sglang_lite.constraints.json_schema.write_strings import quoted
+from sglang_lite.constraints.json_schema.write_strings import quote_strings
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.protocol import ConstraintError, Ebnf, Regex
 from tests.constraints.random_grammars import grammar
@@ -28,7 +28,7 @@ def check(constraint):
     assert automaton.accepting(automaton.run(automaton.start, text))
     if len(text) > 12:  # the search by length takes too long
         return False
-    assert len(shortest_accepted(automaton, automaton.start)) == len(text)
+    assert len(shortest_path_from(automaton, automaton.start)) == len(text)
     return True
 
 
@@ -57,7 +57,7 @@ def test_of_intersections_and_complements(written, length):
 
 @pytest.mark.parametrize("document", ["\n -  a bc", "no blank, nor", "ab\n\n", '\\ "', "  é"])
 def test_of_quotes(document):
-    texts = ShortestTexts({"": quoted(quote(document).node)})
+    texts = ShortestTexts({"": quote_strings(quote(document).node)})
     spans = [document[i:j] for i in range(len(document)) for j in range(i + 1, len(document) + 1)]
     known = [
         json.dumps(span, ensure_ascii=False)

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
 import sglang_lite as sgl
-from sglang_lite.constraints.python_types.readable import readable
+from sglang_lite.constraints.python_types.readable import make_readable
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.syntax.regex import parse
@@ -152,7 +152,7 @@ def test_a_random_text_is_read_or_check_says_what_is_not_enforced(annotation):
         text = sample(kind.constraint, random.Random(seed))
         kind.parse(text)
         if isinstance(kind.constraint, JsonSchema):
-            TypeAdapter(readable(annotation)).validate_json(text)
+            TypeAdapter(make_readable(annotation)).validate_json(text)
 
 
 @pytest.mark.parametrize(("annotation", "text"), USUAL, ids=lambda each: str(each)[:60])

@@ -9,14 +9,14 @@ from dataclasses import asdict
 import pytest
 
 from sglang_lite.engine.child.command_handler import CommandHandler
-from sglang_lite.engine.frames import HEADER, MAX_BYTES, Abort, Start, Submit, frame
+from sglang_lite.engine.frames import HEADER, MAX_BYTES, Abort, Start, Submit, encode_frame
 from sglang_lite.engine.spawned_process import SpawnedProcess
 from sglang_lite.protocol import OverloadedError, SamplingParams
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.open_requests import Ticket
 from tests.engine import processes
 
-START = frame([(0, Start(asdict(EngineConfig()), "/nowhere", os.getpid()))])
+START = encode_frame([(0, Start(asdict(EngineConfig()), "/nowhere", os.getpid()))])
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_rubbish_ends_it(process, name, started):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "sent", [b"", b"\x00", START[:3], START[:-1], START, START + frame([(1, Abort())])[:-1]]
+    "sent", [b"", b"\x00", START[:3], START[:-1], START, START + encode_frame([(1, Abort())])[:-1]]
 )
 def test_a_line_that_is_closed_ends_it_in_the_middle_of_a_frame_too(process, sent):
     if sent:
@@ -66,14 +66,16 @@ def test_a_line_that_is_closed_ends_it_in_the_middle_of_a_frame_too(process, sen
 
 
 def test_what_is_no_start_ends_it(process):
-    process.connection.send(frame([(1, Abort())]))
+    process.connection.send(encode_frame([(1, Abort())]))
     processes.ended(process.pid)
     assert "ended with status 0" in process.end().text
 
 
 def test_a_start_by_a_process_that_is_gone_ends_it(process):
     """The line may be held open by a forked copy."""
-    process.connection.send(frame([(0, Start(asdict(EngineConfig()), "/nowhere", 2**22 + 1))]))
+    process.connection.send(
+        encode_frame([(0, Start(asdict(EngineConfig()), "/nowhere", 2**22 + 1))])
+    )
     processes.ended(process.pid)
     assert "ended with status 0" in process.end().text
 

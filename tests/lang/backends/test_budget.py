@@ -9,7 +9,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite import wire
-from sglang_lite.lang.backend.token_counts import estimated_tokens
+from sglang_lite.lang.backend.token_counts import estimate_tokens
 from sglang_lite.protocol import Message, Prompt, Span, Usage
 from sglang_lite.testing import Say
 
@@ -195,7 +195,7 @@ def test_the_error_travels_without_its_state():
 def test_estimates_of_prompts_are_rather_too_high():
     text = "What is the capital of France, and how many people live there? " * 20
     prompt = Prompt((Span(text),), (Message("user", (text,)),))
-    assert len(text) / 4 < estimated_tokens(prompt) < len(text)
+    assert len(text) / 4 < estimate_tokens(prompt) < len(text)
 
 
 # ---------------------------------------------------------------------------------- failed attempts

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_lite.lang.backend.ladder.schema_fit import fitted
+from sglang_lite.lang.backend.ladder.schema_fit import fit_schema
 from sglang_lite.lang.backend.profiles.profile import find_profile
 
 RULES = {
@@ -17,7 +17,7 @@ RULES = {
 
 
 def fit(schema, provider="openai"):
-    return fitted(json.dumps(schema), RULES[provider])
+    return fit_schema(json.dumps(schema), RULES[provider])
 
 
 def an_object(**properties):

@@ -16,7 +16,7 @@ from openai.types.chat.chat_completion import Choice
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.openai import OpenAI
-from sglang_lite.lang.backend.remote.turn import unrepeated
+from sglang_lite.lang.backend.remote.turn import strip_repetition
 from sglang_lite.lang.backend.rendering import CONTINUE_PROMPT
 
 TURN = "Name: Ann\nYear: 1910\nCity: Rome"
@@ -331,12 +331,12 @@ def test_a_model_that_says_the_turn_again_is_understood(api, model):
     ],
 )
 def test_what_is_said_again_is_left_out(said, added):
-    assert unrepeated("Name: Ann\nYear:", said) == added
+    assert strip_repetition("Name: Ann\nYear:", said) == added
 
 
 def test_a_word_is_not_taken_for_one_that_is_said_again():
-    assert unrepeated("A", "Apple") == "Apple"
-    assert unrepeated("An a", "n apple") == "n apple"
+    assert strip_repetition("A", "Apple") == "Apple"
+    assert strip_repetition("An a", "n apple") == "n apple"
 
 
 # ------------------------------------------------------------------------------- when, and when not

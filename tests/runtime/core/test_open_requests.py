@@ -19,7 +19,7 @@ class Submitting:
             self.submitted.append(name)
             return Ticket(lambda: None)
 
-        await self.open.admitted(submitted, count)
+        await self.open.submit_once_admitted(submitted, count)
 
     def end(self, count=1):
         for _ in range(count):

@@ -148,11 +148,11 @@ def test_a_prefix_can_be_used_up_to_the_end_of_a_whole_window():
     windows = WindowPages(10, 10, page_size=4, window=6, slots=1, step_tokens=8)
     pages = np.arange(8, dtype=np.int32)
     windows.give(pages)
-    assert [windows.usable(pages[:n]) for n in range(9)] == [*range(9)]
+    assert [windows.usable_pages(pages[:n]) for n in range(9)] == [*range(9)]
     windows.free(pages[2:3], 0)
     # A token at 8 or 12 sees positions from 3 and 7 on: pages 0 and 1; at 16 from 11 on, page 2,
     # and at 20 from 15 on.
-    assert [windows.usable(pages[:n]) for n in range(9)] == [0, 1, 2, 2, 2, 5, 6, 7, 8]
+    assert [windows.usable_pages(pages[:n]) for n in range(9)] == [0, 1, 2, 2, 2, 5, 6, 7, 8]
 
 
 def test_a_prefix_that_a_window_cuts_does_not_end_in_a_late_adapter_s_first_tokens():
@@ -160,15 +160,17 @@ def test_a_prefix_that_a_window_cuts_does_not_end_in_a_late_adapter_s_first_toke
     windows = WindowPages(32, 32, page_size=1, window=2, slots=2, step_tokens=32)
     store = PrefixCache(32, 1, 2, 32, reuse=True, priority=EVICTION["lru"], windows=windows)
     tokens = np.arange(20, dtype=np.int32)
-    space = PrefixSpace.of("", Adapter("late", 1, 8, (), "its digest", (10,))).invoked_in(tokens)
-    handle = store.admit(tokens, store.match(tokens, space), space)
-    assert store.reserve(handle.slot, len(tokens))
+    space = PrefixSpace.of("", Adapter("late", 1, 8, (), "its digest", (10,))).start_at_invocation(
+        tokens
+    )
+    handle = store.allocate_slot_for(tokens, store.match(tokens, space), space)
+    assert store.reserve_pages(handle.slot, len(tokens))
     store.table.computed[handle.slot] = len(tokens)
-    store.publish(handle)
+    store.publish_pages(handle)
     pages = store.match(tokens, space).pages
     assert len(pages) == 19
     windows.free(pages[12:], 0)
-    assert windows.usable(pages) == 12
+    assert windows.usable_pages(pages) == 12
     assert store.match(tokens, space).cached(1) == space.start == 10
 
 
@@ -244,7 +246,7 @@ def test_what_is_taken_back_beyond_the_window_is_computed_again():
 @pytest.mark.parametrize("pages", [100, 2_000, 1_000_000])
 def test_a_pool_is_split_so_that_a_long_request_runs(window, pages):
     sizes = Sizes(256, 8192, 16)
-    own = kv_pool_size.window_pages(window, pages, sizes, 32_000)
+    own = kv_pool_size.count_window_pages(window, pages, sizes, 32_000)
     if not own:
         assert pages * 16 < 2 * window + 64
         return
@@ -257,8 +259,8 @@ def test_a_pool_is_split_so_that_a_long_request_runs(window, pages):
 def test_a_gpus_pool_has_more_tokens_with_windows():
     model = mock.Mock(token_bytes=100, window_bytes=50)
     sizes = Sizes(256, 8192, 16)
-    tokens = kv_pool_size.more_tokens(model, 10**8, 10**6, sizes, 131_072, 128)
-    own = kv_pool_size.window_pages(128, tokens // 16, sizes, 131_072)
+    tokens = kv_pool_size.tokens_with_window_pages(model, 10**8, 10**6, sizes, 131_072, 128)
+    own = kv_pool_size.count_window_pages(128, tokens // 16, sizes, 131_072)
     used = kv_pool_size.pool_bytes(model, tokens // 16, own, 16)
     assert 0.99 * 10**8 < used <= 10**8
     assert tokens > 1.8 * 10**6

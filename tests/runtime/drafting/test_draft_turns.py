@@ -72,7 +72,7 @@ def test_steps_of_few_and_of_many_rows_take_turns_apart():
 
 def test_a_step_takes_as_long_as_the_next_larger_one_that_was_measured():
     cost = StepCost()
-    cost.set_measured({1: 0.004, 64: 0.005, 128: 0.008})
+    cost.use_measured_times({1: 0.004, 64: 0.005, 128: 0.008})
     assert [cost.seconds(tokens) for tokens in (1, 2, 64, 65, 10_000)] == [
         0.004,
         0.005,
@@ -80,14 +80,14 @@ def test_a_step_takes_as_long_as_the_next_larger_one_that_was_measured():
         0.008,
         0.008,
     ]
-    assert cost.worth_asking(10, 10.0, likely=0.01, best=10 / 0.005) == 64
+    assert cost.next_worthwhile_size(10, 10.0, likely=0.01, best=10 / 0.005) == 64
     for _ in range(200):
         for tokens in (10, 60):
             cost.record(tokens, 0.005 + 0.001 + 0.00002 * tokens)
     assert cost.seconds(30) == pytest.approx(0.005 + 0.001 + 0.0006, rel=1e-3)
-    assert cost.worth_asking(30, 15.0, likely=0.05, best=15 / 0.0066) == 64
+    assert cost.next_worthwhile_size(30, 15.0, likely=0.05, best=15 / 0.0066) == 64
     # too few to pay for their own time
-    assert cost.worth_asking(30, 15.0, likely=0.04, best=15 / 0.0066) == 0
+    assert cost.next_worthwhile_size(30, 15.0, likely=0.04, best=15 / 0.0066) == 0
 
 
 def test_a_step_has_the_drafts_that_give_the_most_tokens_a_second():
@@ -132,7 +132,7 @@ def written(likely, tokens, budget, likeliest=1.0, asked=None, matcher=None):
         def drafts(self, request):
             return True
 
-        def guesser(self, request, known, chance):
+        def make_guesser(self, request, known, chance):
             chances = likely[request.id]
             if asked is not None:
                 asked.add(request.id)
@@ -147,13 +147,13 @@ def written(likely, tokens, budget, likeliest=1.0, asked=None, matcher=None):
 
             return guess
 
-        def learn(self, request, text, start):
+        def learn_tokens(self, request, text, start):
             pass
 
     drafting = Drafting([Told()], 8, 100, frozenset(), jump=False)
-    drafting.chance = lambda drafter, evidence: evidence  # type: ignore[method-assign]  # each is told
-    drafting.likeliest = lambda: likeliest  # type: ignore[method-assign]  # of those told
-    drafting.cost.set_measured({16: 0.010, 64: 0.015})
+    drafting.chance_of = lambda drafter, evidence: evidence  # type: ignore[method-assign]  # each is told
+    drafting.best_share = lambda: likeliest  # type: ignore[method-assign]  # of those told
+    drafting.cost.use_measured_times({16: 0.010, 64: 0.015})
     params = SimpleNamespace(speculation=True, scores_tokens=False)
     rows = []
     for i in range(len(likely)):

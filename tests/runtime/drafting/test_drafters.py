@@ -73,8 +73,8 @@ def test_a_context_is_as_long_as_the_setting_says():
     for longest in (8, 16):
         drafter = node(EngineConfig(draft_context=longest))
         for each in text:
-            drafter.learn(request, [*range(40, 46), *each], 16)
-        guesser = drafter.guesser(
+            drafter.learn_tokens(request, [*range(40, 46), *each], 16)
+        guesser = drafter.make_guesser(
             request, np.zeros(0, dtype=np.int32), lambda evidence: 1 / (1 + evidence)
         )
         guessed.append(guesser([*range(40, 46), *text[0][:-1]], None).token)
@@ -264,7 +264,7 @@ def copying(known, most=12):
     """Guesser of a text."""
     request: Any = None  # which only other drafters look at
     drafter = PromptDrafter(EngineConfig(draft_context=most))
-    return drafter.guesser(request, np.array(known, dtype=np.int32), lambda evidence: 0.5)
+    return drafter.make_guesser(request, np.array(known, dtype=np.int32), lambda evidence: 0.5)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -299,12 +299,12 @@ def test_a_copy_goes_on_as_it_began():
 def test_the_commonest_token_follows_and_memory_is_bounded():
     table = ContextTable(entries=1000, lengths=(8, 5, 3, 2, 1))
     for last in (7, 8, 8, 7, 8):
-        table.learn(1, [4, 5, 6, last], 3)
+        table.record_text(1, [4, 5, 6, last], 3)
     assert table.following(1, [5, 6])[0] == 8
     assert table.following(2, [5, 6]) == (0, 0)
     dice = random.Random(0)
     for _ in range(50):
-        table.learn(1, [dice.randrange(10**6) for _ in range(100)], 0)
+        table.record_text(1, [dice.randrange(10**6) for _ in range(100)], 0)
     assert len(table) <= 1000
 
 
@@ -312,14 +312,14 @@ def test_a_guess_has_to_pay_for_its_token():
     cost = StepCost()
     for tokens in (1, 5, 9, 1, 5, 9, 40):
         cost.record(tokens, 0.010 + 0.001 * tokens)
-    assert cost.worth_asking(1, 1.0, likely=0.092, best=1 / 0.011) == 2
-    assert not cost.worth_asking(1, 1.0, likely=0.090, best=1 / 0.011)
-    assert cost.worth_asking(64, 64.0, likely=0.87, best=64 / 0.074) == 65
-    assert not cost.worth_asking(64, 64.0, likely=0.86, best=64 / 0.074)
+    assert cost.next_worthwhile_size(1, 1.0, likely=0.092, best=1 / 0.011) == 2
+    assert not cost.next_worthwhile_size(1, 1.0, likely=0.090, best=1 / 0.011)
+    assert cost.next_worthwhile_size(64, 64.0, likely=0.87, best=64 / 0.074) == 65
+    assert not cost.next_worthwhile_size(64, 64.0, likely=0.86, best=64 / 0.074)
     free = StepCost()
     for tokens in (1, 5, 9):
         free.record(tokens, 0.01)
-    assert free.worth_asking(9, 9.0, likely=1e-6, best=9 / 0.01)
+    assert free.next_worthwhile_size(9, 9.0, likely=1e-6, best=9 / 0.01)
 
 
 def test_a_drafter_that_is_wrong_is_not_asked_for_long():

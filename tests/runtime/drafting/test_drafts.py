@@ -48,7 +48,7 @@ class Oracle:
     def drafts(self, request):
         return True
 
-    def guesser(self, request, known, chance):
+    def make_guesser(self, request, known, chance):
         answer = self.answers.get((tuple(known[: request.prompt_len].tolist()), request.seed), [])
         start, seen = len(known) - request.prompt_len, min(len(known), TAIL)
         self.calls += 1
@@ -63,7 +63,7 @@ class Oracle:
 
         return guess
 
-    def learn(self, request, text, start):
+    def learn_tokens(self, request, text, start):
         pass
 
 
@@ -324,11 +324,11 @@ def test_a_drafter_that_fails_is_off_and_its_requests_go_on(caplog):
     class Failing(Guesses):
         calls = 0
 
-        def guesser(self, request, known, chance):
+        def make_guesser(self, request, known, chance):
             self.calls += 1
             if self.calls == 3:
                 raise KeyError("lost")
-            return super().guesser(request, known, chance)
+            return super().make_guesser(request, known, chance)
 
     drafter = Failing(1)
     assert greedy(drafter)[0] == greedy(None)[0]
@@ -340,8 +340,8 @@ def test_a_drafter_that_fails_is_off_and_its_requests_go_on(caplog):
 @pytest.mark.parametrize("token", [-1, 0, 31, 2**40])
 def test_tokens_that_can_not_come_are_not_drafted(token):
     class Strange(Guesses):
-        def guesser(self, request, known, chance):
-            guess, seen = super().guesser(request, known, chance), min(len(known), TAIL)
+        def make_guesser(self, request, known, chance):
+            guess, seen = super().make_guesser(request, known, chance), min(len(known), TAIL)
             return lambda text, state: (
                 guess(text, state) if len(text) < seen + 2 else Guess(token, 0)
             )

@@ -432,7 +432,7 @@ class Half:
     def drafts(self, request):
         return True
 
-    def guesser(self, request, known, chance):
+    def make_guesser(self, request, known, chance):
         answer = self.known[tuple(known[: request.prompt_len].tolist())]
         start, seen = len(known) - request.prompt_len, min(len(known), TAIL)
 
@@ -443,7 +443,7 @@ class Half:
 
         return guess
 
-    def learn(self, request, text, start):
+    def learn_tokens(self, request, text, start):
         pass
 
 

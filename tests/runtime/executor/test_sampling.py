@@ -17,7 +17,7 @@ from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SAMPLING, sampling_row
 from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear
-from sglang_lite.runtime.requests.random_uniforms import sample_seed, uniforms
+from sglang_lite.runtime.requests.random_uniforms import seed_of_sample, uniforms
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, randomise, save
@@ -71,7 +71,7 @@ def test_draws_are_uniform_and_seeds_do_not_shift_each_other():
         for s in (0, 1, -1, 0x9E3779B97F4A7C15)
     ]
     streams += [
-        uniforms(np.full(4000, sample_seed(0, i), dtype=np.uint64), positions) for i in (1, 2)
+        uniforms(np.full(4000, seed_of_sample(0, i), dtype=np.uint64), positions) for i in (1, 2)
     ]
     for stream in streams:
         assert 0 <= stream.min() < 0.01 < 0.99 < stream.max() < 1

@@ -20,7 +20,7 @@ library.mallinfo2.restype = Info
 torch.set_num_threads(1)
 before = dict(os.environ)
 onednn.PRODUCTS = 40
-onednn.bound_caches()
+onednn.limit_primitive_caches()
 assert dict(os.environ) == before
 weight = torch.ops.mkldnn._reorder_linear_weight(torch.ones(64, 96), 1)
 used = []

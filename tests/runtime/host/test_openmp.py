@@ -69,7 +69,7 @@ def test_where_torch_came_first_that_is_said_once():
         "for _ in range(2): Engine.of(scripted.loaded()).close()"
     )
     assert run(first + code).stderr.count("torch was imported before the engine's modules") == 1
-    said = "from sglang_lite.runtime.host import openmp; openmp.log_if_unbounded()"
+    said = "from sglang_lite.runtime.host import openmp; openmp.log_unbounded_spinning()"
     there = "import sys; sys.modules['torch'] = sys\n"  # as if it was imported, which takes seconds
     assert "torch was imported" in run(first + there + said).stderr
     assert "torch was imported" not in run(first + said).stderr

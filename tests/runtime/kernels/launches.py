@@ -59,7 +59,7 @@ from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows
 from sglang_lite.runtime.kernels.packed_row import packed_row
-from sglang_lite.runtime.kernels.packed_weight import packed_weight
+from sglang_lite.runtime.kernels.packed_weight import pack_weight
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
@@ -359,7 +359,7 @@ def packed_products(dtype: torch.dtype) -> None:
     ):
         outputs, inputs = 28_672, 4096
         scales = empty(outputs, inputs // group, dtype=FLOAT16)
-        weight = packed_weight(
+        weight = pack_weight(
             empty(outputs, inputs, dtype=torch.uint8), scales,
             zeros=empty(outputs, inputs // group, dtype=torch.uint8) if zeros else None, zero=8 * (kind == "integers"), kind=kind, table=empty(16) if kind == "table" else None,  # type: ignore[arg-type]  # one of the kinds
         )  # fmt: skip
@@ -381,7 +381,7 @@ def packed_experts(dtype: torch.dtype) -> None:
     """Experts in 4 bits of Qwen3-30B-A3B's sizes, and of gpt-oss's."""
     for inputs, width, group, kind in ((2048, 768, 128, "integers"), (2880, 2880, 32, "e2m1")):
         gate_up, down = (
-            packed_weight(
+            pack_weight(
                 empty(4 * outputs, columns, dtype=torch.uint8), empty(4 * outputs, columns // group, dtype=FLOAT16),
                 zeros=empty(4 * outputs, columns // group, dtype=torch.uint8) if kind == "integers" else None, kind=kind,  # type: ignore[arg-type]  # one of the kinds
             )

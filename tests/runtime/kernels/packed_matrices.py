@@ -2,7 +2,7 @@
 
 import torch
 
-from sglang_lite.runtime.kernels.packed_weight import packed_weight
+from sglang_lite.runtime.kernels.packed_weight import pack_weight
 from sglang_lite.runtime.kernels.reference.experts_order import experts_order
 from tests.runtime.kernels.test_kernels import DEVICE, normal
 
@@ -28,7 +28,7 @@ def _packed(outputs, inputs, group, kind):
     numbers = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, device=DEVICE)
     by = torch.rand(outputs, inputs // group, device=DEVICE).div(64).half()
     zeros = torch.randint(0, 34, by.shape, device=DEVICE) / 2 if kind == "zeros" else None
-    return packed_weight(
+    return pack_weight(
         numbers,
         by,
         zeros=zeros,

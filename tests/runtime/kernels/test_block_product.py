@@ -11,7 +11,7 @@ from sglang_lite.runtime.kernels.block_product import (
     decode,
     fits,
     is_supported,
-    pack,
+    pack_blocks,
 )
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format
 
@@ -61,7 +61,7 @@ def test_blocks_are_decoded_to_the_nearest_bfloat16(library, group, minimum, low
 
 
 def product(library, blocks, bias=None):
-    return BlockProduct(library, pack(library, blocks.q, blocks.scale, blocks.minimum), bias)
+    return BlockProduct(library, pack_blocks(library, blocks.q, blocks.scale, blocks.minimum), bias)
 
 
 @pytest.mark.sampled(2)

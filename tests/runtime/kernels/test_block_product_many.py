@@ -5,7 +5,7 @@ themselves.
 import pytest
 import torch
 
-from sglang_lite.runtime.kernels.block_product import pack
+from sglang_lite.runtime.kernels.block_product import pack_blocks
 from sglang_lite.runtime.kernels.block_product_many import ManyRowsProduct
 from sglang_lite.runtime.models.layers.linear import block_library, many_rows_library
 from sglang_lite.runtime.models.weights.blocks import Blocks
@@ -46,7 +46,9 @@ def random_blocks(kind, outputs, inputs):
 def multiplied(library, blocks, bias, x):
     packing = block_library()
     assert packing is not None
-    product = ManyRowsProduct(library, pack(packing, blocks.q, blocks.scale, blocks.minimum), bias)
+    product = ManyRowsProduct(
+        library, pack_blocks(packing, blocks.q, blocks.scale, blocks.minimum), bias
+    )
     wide = torch.full((len(x), blocks.shape[0] + 32), float("nan"), dtype=torch.bfloat16)
     product.multiply(x, wide[:, 16:-16])
     assert wide[:, :16].isnan().all()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gguf.quants import dequantize
 
-from sglang_lite.runtime.kernels.block_product import BlockProduct, pack
+from sglang_lite.runtime.kernels.block_product import BlockProduct, pack_blocks
 from sglang_lite.runtime.kernels.gguf_packing import PACKED_KINDS, pack_gguf
 from sglang_lite.runtime.models.layers.linear import block_library, gguf_library
 from sglang_lite.runtime.models.weights.gguf_blocks import READERS
@@ -44,7 +44,7 @@ def test_each_type_that_is_read_in_blocks_is_packed():
 def test_blocks_are_bit_for_bit_those_that_torch_has_read(library, products, kind, threads):
     data, before = matrix(kind), torch.get_num_threads()
     blocks = READERS[kind](data)
-    expected = pack(products, blocks.q, blocks.scale, blocks.minimum)
+    expected = pack_blocks(products, blocks.q, blocks.scale, blocks.minimum)
     try:
         torch.set_num_threads(threads)
         found = pack_gguf(library, [(kind, data[:16]), (kind, data[16:])], COLUMNS)

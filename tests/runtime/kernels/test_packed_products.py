@@ -8,8 +8,8 @@ from sglang_lite.runtime.kernels.packed_row import packed_row
 from sglang_lite.runtime.kernels.packed_weight import (
     PackedWeight,
     can_pack,
-    in_few_bits,
-    packed_weight,
+    pack_weight,
+    shortest_exact_dtype,
 )
 from sglang_lite.runtime.kernels.reference import packed_products as twin
 from sglang_lite.runtime.models.layers.packed_linear import PackedLinear
@@ -40,7 +40,7 @@ def made(
     if own:
         values -= zeros.half().double().repeat_interleave(group, 1)
     values *= scales.double().repeat_interleave(group, 1)
-    weight = packed_weight(
+    weight = pack_weight(
         numbers.to(DEVICE), scales.to(DEVICE), zeros=zeros.to(DEVICE) if own else None,
         zero=8 if kind == "integers" else 0, kind=kind.partition(" ")[0],  # type: ignore[arg-type]  # one of the kinds
         table=table.to(DEVICE) if kind == "table" else None,
@@ -162,7 +162,7 @@ def test_what_can_be_packed_and_is_split():
 
 def test_the_shortest_dtype_that_loses_nothing():
     ones = torch.ones(4)
-    assert in_few_bits(ones / 3) == torch.float32
-    assert in_few_bits((ones / 3).half().float()) == torch.float16
-    assert in_few_bits(ones * 1e9) == torch.float32
-    assert in_few_bits(ones * 2.0**40) == torch.bfloat16
+    assert shortest_exact_dtype(ones / 3) == torch.float32
+    assert shortest_exact_dtype((ones / 3).half().float()) == torch.float16
+    assert shortest_exact_dtype(ones * 1e9) == torch.float32
+    assert shortest_exact_dtype(ones * 2.0**40) == torch.bfloat16

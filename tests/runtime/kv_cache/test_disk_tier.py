@@ -401,7 +401,7 @@ def test_pages_are_read_into_any_places(tmp_path):
         assert (file.header, file.pages, file.page_bytes) == (b"what", 6, 7)
         file.read(into, places[:3], skip=2)
         assert (into[places[:3]] == rows[slots[2:5]]).all()
-        assert list(file.read_by(threads, into, places)) == [4]
+        assert list(file.read_with_threads(threads, into, places)) == [4]
     assert (into[places] == rows[slots[:4]]).all()
 
 

@@ -7,14 +7,14 @@ import os
 import numpy as np
 import pytest
 
-from sglang_lite.runtime.kv_cache.page_sums import DamagedFileError, page_sums
+from sglang_lite.runtime.kv_cache.page_sums import DamagedFileError, compute_page_sums
 
 
 @pytest.fixture(params=["compiled", "numpy"])
 def sums(request, monkeypatch):
     if request.param == "numpy":
         monkeypatch.setattr("sglang_lite.runtime.kv_cache.page_sums.compiled", lambda: None)
-    return page_sums
+    return compute_page_sums
 
 
 @pytest.mark.parametrize("size", [1, 8, 100, 4096, 4104, 600_000])

@@ -14,8 +14,8 @@ def full_store():
     store = PrefixCache(PAGES, 1, 4, PAGES, reuse=True, priority=EVICTION["lru"])
     for first in range(PAGES):  # a prompt a page, so that each can be evicted alone
         tokens = np.array([first], dtype=np.int32)
-        handle = store.admit(tokens, store.match(tokens, PrefixSpace()), PrefixSpace())
-        assert store.reserve(handle.slot, 1)
+        handle = store.allocate_slot_for(tokens, store.match(tokens, PrefixSpace()), PrefixSpace())
+        assert store.reserve_pages(handle.slot, 1)
         store.table.computed[handle.slot] = 1
         store.release(handle)
     store.step = 1

@@ -118,7 +118,7 @@ def test_evicted_prefixes_are_remembered_however_nodes_were_split(inserted, agai
             node = tree.match(ints(tokens)).node
             cached = tree.cached_length(ints(tokens))
             after = tuple(tokens[: cached + size])
-            told = tree.was_evicted(node, ints(tokens[cached:]))
+            told = tree.remembers_evicted_page(node, ints(tokens[cached:]))
             assert not told or after in gone
             if first and len(after) == cached + size:  # later, its first pages may be there again
                 assert told == (after in gone)
@@ -136,9 +136,12 @@ def test_namespaces_are_forgotten_with_their_pages():
     assert len(tree.newest_namespaces(1000)) == 40
     assert len(tree.evict(100)) == 40
     assert len(tree.newest_namespaces(1000)) == tree.pages == 0
-    known = [tree.was_evicted(tree.match(tokens, f"used {i}").node, tokens[:2]) for i in range(100)]
+    known = [
+        tree.remembers_evicted_page(tree.match(tokens, f"used {i}").node, tokens[:2])
+        for i in range(100)
+    ]
     assert sum(known) >= 95  # a later one may have taken an earlier one's place
-    assert not tree.was_evicted(tree.match(tokens, "asked 0").node, tokens[:2])
+    assert not tree.remembers_evicted_page(tree.match(tokens, "asked 0").node, tokens[:2])
 
 
 def test_no_more_than_so_many_evictions_are_remembered():
@@ -146,8 +149,8 @@ def test_no_more_than_so_many_evictions_are_remembered():
     for first in range(200):
         tree.insert(ints([first % 7, first]), ints([0, 1]))
         tree.evict(2)
-    assert tree.was_evicted(tree.match(ints([3])).node, ints([3]))
-    assert not tree.was_evicted(tree.match(ints([99])).node, ints([99]))
+    assert tree.remembers_evicted_page(tree.match(ints([3])).node, ints([3]))
+    assert not tree.remembers_evicted_page(tree.match(ints([99])).node, ints([99]))
 
 
 @given(sequences, st.data())

@@ -255,7 +255,7 @@ def test_adapters_share_what_the_model_itself_has_computed_alone():
 
     def named(namespace="", digest="", invocation=()):
         adapter: Any = SimpleNamespace(digest=digest, invocation=invocation) if digest else None
-        ids, place = PrefixSpace.of(namespace, adapter).invoked_in(tokens).key(tokens)
+        ids, place = PrefixSpace.of(namespace, adapter).start_at_invocation(tokens).key(tokens)
         return names.of(tree.insert(ids, pages, place).node)[-3:]
 
     plain, a, b = named(), named(digest="a"), named(digest="b")

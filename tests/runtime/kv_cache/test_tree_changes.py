@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
-from sglang_lite.runtime.kv_cache.prefix_hash import PrefixHash, PrefixHasher, digested_every
+from sglang_lite.runtime.kv_cache.prefix_hash import PrefixHash, PrefixHasher, digest_interval
 from sglang_lite.runtime.kv_cache.radix import RadixTree
 from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 
@@ -24,7 +24,11 @@ def ints(values):
 
 def digests_of(texts, every, namespace=""):
     hasher, root = PrefixHasher(), PrefixHash.of(namespace)
-    return {digest for text in texts for digest in hasher.digests(root, ints(text), every).tolist()}
+    return {
+        digest
+        for text in texts
+        for digest in hasher.compute_digests(root, ints(text), every).tolist()
+    }
 
 
 @given(st.lists(actions, max_size=25), st.sampled_from([(1, 1), (1, 3), (2, 4)]), st.data())
@@ -104,9 +108,11 @@ def test_changes_that_nobody_takes_are_forgotten_whole():
 
 
 def test_digests_are_the_same_in_every_process():
-    digests = PrefixHasher().digests(PrefixHash.of("a\udcff"), np.arange(40, dtype=np.int32), 16)
+    digests = PrefixHasher().compute_digests(
+        PrefixHash.of("a\udcff"), np.arange(40, dtype=np.int32), 16
+    )
     assert digests.tolist() == [5956295051329969859, 3749494632519012043]
 
 
 def test_digests_end_with_whole_pages():
-    assert [digested_every(size) for size in (1, 2, 16, 24, 64)] == [16, 16, 16, 24, 64]
+    assert [digest_interval(size) for size in (1, 2, 16, 24, 64)] == [16, 16, 16, 24, 64]

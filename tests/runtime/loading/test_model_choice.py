@@ -12,7 +12,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.cli import main
-from sglang_lite.commands.doctor import diagnoses
+from sglang_lite.commands.doctor import diagnose_all
 from sglang_lite.runtime.host import startup_messages
 from sglang_lite.runtime.loading.model_choice import HostMachine, choose_model
 from sglang_lite.runtime.models.aliases import ALIASES
@@ -156,7 +156,7 @@ def test_the_doctor_tells_the_proposed_model(free_gb, told, machine, monkeypatch
     # without a model, whose speed is measured
     monkeypatch.setenv("SGLANG_LITE_CACHE", str(tmp_path))
     machine(free_gb)
-    (found,) = [each for each in diagnoses() if each.about == "model"]
+    (found,) = [each for each in diagnose_all() if each.about == "model"]
     assert (found.found, found.advice) == (told, "sglang-lite models --fits lists what fits.")
 
 

@@ -20,7 +20,7 @@ from transformers.generation.logits_process import (
 
 from sglang_lite.protocol import CapabilityError, ParameterError, SamplingParams
 from sglang_lite.runtime.media.speech import WhisperSpeech, speech_of
-from sglang_lite.runtime.media.whisper_rules import by_whispers_rules
+from sglang_lite.runtime.media.whisper_rules import apply_whisper_rules
 from tests.media_files import wav
 from tests.runtime.media.seeing import Seeing, engine_of
 from tests.runtime.media.test_whisper import spectrogram
@@ -71,7 +71,7 @@ def test_the_rules_are_transformers() -> None:
             )
         logits = torch.from_numpy(random.normal(0, 3, FIRST_TIME + 151).astype(np.float32))
         expected = rules(torch.tensor([START + drawn]), logits[None].clone())[0]
-        found = by_whispers_rules(
+        found = apply_whisper_rules(
             SOT,
             len(START),
             EOT,

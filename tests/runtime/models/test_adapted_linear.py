@@ -168,4 +168,4 @@ def test_weights_of_any_format_have_adapters_in_sixteen_bits(kind, rows):
         close(summed if summed.dim() == 2 else summed.sum(0), expected, half)
         close(linear.into(x, torch.empty_like(base)), expected, half)
         close(linear.gated(x, "silu", eight=None), torch.nn.functional.silu(gate) * up, half)
-        np.testing.assert_array_equal(linear.unscaled(x)[0].isfinite().cpu(), True)
+        np.testing.assert_array_equal(linear.multiply_unscaled(x)[0].isfinite().cpu(), True)

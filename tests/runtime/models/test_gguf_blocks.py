@@ -7,7 +7,7 @@ import torch
 from gguf.quants import dequantize
 
 from sglang_lite.runtime.kernels.packed_products import decoded
-from sglang_lite.runtime.models.layers.packed_linear import packed_matrix
+from sglang_lite.runtime.models.layers.packed_linear import pack_matrix
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.gguf_blocks import READERS, GgufBlocks
 from tests.runtime.kernels import needs_kernels
@@ -72,7 +72,7 @@ def test_a_matrix_of_a_file_is_read_when_it_is_needed(kind, monkeypatch):
 def test_a_gpu_keeps_blocks_of_four_bits(kind):
     """Scales and minima are exact, or rounded to float16."""
     blocks = READERS[kind](torch.from_numpy(random_blocks(kind)))
-    packed = packed_matrix([blocks, blocks.part(slice(2))], DEVICE)
+    packed = pack_matrix([blocks, blocks.part(slice(2))], DEVICE)
     assert (packed is None) == (kind not in ("Q4_0", "Q4_1", "Q4_K"))
     if packed is None:
         return
@@ -98,7 +98,7 @@ def test_groups_of_one_value():
         torch.tensor([[0.5, 0.0, 0.0], [1e-8, 0.5, 1e-3]]),
         torch.tensor([[-3.3, -1.5, 0.0], [2.0, 0.1, -1.0]]),
     )
-    packed = packed_matrix([Blocks(q.clone(), scale, minimum)], DEVICE)
+    packed = pack_matrix([Blocks(q.clone(), scale, minimum)], DEVICE)
     assert packed is not None
     torch.testing.assert_close(
         decoded(packed, torch.float32).cpu(),
@@ -107,4 +107,4 @@ def test_groups_of_one_value():
         atol=4e-3,
     )
     for factor in (1e9, 1e-9):  # float16 has no room for such scales
-        assert packed_matrix([Blocks(q, scale / 3 * factor, minimum * factor)], DEVICE) is None
+        assert pack_matrix([Blocks(q, scale / 3 * factor, minimum * factor)], DEVICE) is None

@@ -10,7 +10,7 @@ from sglang_lite.runtime.models.layers.eight_bit_linear import GpuInt8Linear
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, SideBySide
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.weights.compressed_tensors import int_quantized
+from sglang_lite.runtime.models.weights.compressed_tensors import integers_in_bytes
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, normal
 
@@ -33,7 +33,7 @@ def stored(rows, columns, **more):
     return (
         numbers,
         scale,
-        int_quantized(integer_inputs=True).read(
+        integers_in_bytes(integer_inputs=True).read(
             {".weight": numbers, ".weight_scale": scale, **more}
         ),
     )

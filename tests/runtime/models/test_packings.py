@@ -24,7 +24,7 @@ from sglang_lite.runtime.models.layers.expert_stacker import ExpertStacker
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear, block_library
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
-from sglang_lite.runtime.models.layers.packed_linear import PackedLinear, packed_matrix
+from sglang_lite.runtime.models.layers.packed_linear import PackedLinear, pack_matrix
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.weights.folder import open_folder
@@ -33,7 +33,7 @@ from sglang_lite.runtime.models.weights.quantised_formats import (
     declared_matrices,
     read_quantisation,
 )
-from sglang_lite.runtime.models.weights.rounding import NF4, ROUNDINGS, rounded
+from sglang_lite.runtime.models.weights.rounding import NF4, ROUNDINGS, round_matrix
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE
 from tests.runtime.models.packings import (
@@ -609,7 +609,7 @@ def test_a_plain_checkpoint_is_rounded_while_it_is_loaded(tmp_path, to):
     plain = expected_of(reference)
     for name, weight in reference.state_dict().items():
         if weight.ndim == 2 and "layers" in name:
-            weight.copy_(rounded(weight, to, 32).decode(0, len(weight)))
+            weight.copy_(round_matrix(weight, to, 32).decode(0, len(weight)))
     with engine(tmp_path, quantization=to, dtype="auto") as running:
         found = logprobs(running)
     assert found == pytest.approx(expected_of(reference), abs=0.1)
@@ -620,15 +620,17 @@ def test_rounding_to_the_nearest_number():
     weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
     largest = weight.view(32, 4, 64).abs().amax(-1, keepdim=True)
     for blocks, step in (
-        (rounded(weight, "int8", 64), 1 / 127),
-        (rounded(weight, "int4", 64), 1 / 7),
+        (round_matrix(weight, "int8", 64), 1 / 127),
+        (round_matrix(weight, "int4", 64), 1 / 7),
     ):
         error = (blocks.decode(0, 32) - weight).view(32, 4, 64).abs()
         assert (error <= largest * step * 0.51 + 1e-6).all()
-    blocks, book = rounded(weight, "nf4", 64), torch.tensor(NF4)
+    blocks, book = round_matrix(weight, "nf4", 64), torch.tensor(NF4)
     nearest = (weight.view(32, 4, 64, 1) / blocks.scale[..., None, None] - book).abs().argmin(-1)
     assert (blocks.q.view(32, 4, 64) == nearest).float().mean() > 0.999  # ties
-    assert torch.equal(rounded(torch.zeros(4, 64), "int4", 32).decode(0, 4), torch.zeros(4, 64))
+    assert torch.equal(
+        round_matrix(torch.zeros(4, 64), "int4", 32).decode(0, 4), torch.zeros(4, 64)
+    )
 
 
 def bytes_held(profiled):
@@ -652,7 +654,7 @@ def test_rounding_takes_little_memory(to):
     with profile(
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profiled:
-        blocks = rounded(weight, to, 128)
+        blocks = round_matrix(weight, to, 128)
     held = bytes_held(profiled)
     assert held[-1] == sum(
         part.nbytes for part in (blocks.q, blocks.scale, blocks.minimum) if part is not None
@@ -798,7 +800,7 @@ def test_a_gpu_keeps_experts_in_four_bits(made, formats, tokens, caplog):
 def test_a_block_of_zeros_is_rounded_as_others_are(to):
     weight = torch.randn(8, 256)
     weight[3, :128] = 0
-    matrix = packed_matrix([rounded(weight, to, 128)], DEVICE)
+    matrix = pack_matrix([round_matrix(weight, to, 128)], DEVICE)
     assert matrix is not None
     assert not decoded(matrix, torch.float16)[3, :128].any()
 

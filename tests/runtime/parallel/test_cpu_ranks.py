@@ -11,7 +11,7 @@ import torch
 from sglang_lite.runtime.kernels import shared_sums
 from sglang_lite.runtime.models import cpu_ranks
 from sglang_lite.runtime.models.cpu_ranks import CpuRanks, connect
-from sglang_lite.runtime.parallel.collectives import GlooCollectives, swap
+from sglang_lite.runtime.parallel.collectives import GlooCollectives, exchange_bytes
 from sglang_lite.runtime.parallel.layout import Parallel
 
 TIMEOUT_S = 60
@@ -102,7 +102,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path, monkeypatch):
 def test_bytes_of_any_lengths_are_swapped(tmp_path):
     contents = [b"", b"a", bytes(range(256))]
     found = on_ranks(
-        3, tmp_path / "meeting", lambda ranks: swap(ranks, contents[ranks.parallel.rank])
+        3, tmp_path / "meeting", lambda ranks: exchange_bytes(ranks, contents[ranks.parallel.rank])
     )
     assert found == [contents] * 3
 

@@ -14,7 +14,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor import make_runner
-from sglang_lite.runtime.executor.ranks import follow, read_message
+from sglang_lite.runtime.executor.ranks import follow_rank_0, read_message
 from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.parallel.collectives import GlooCollectives
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -50,7 +50,7 @@ class ThreadLinks:
         except (ModelError, ParameterError):
             return  # which rank 0 raises, too
         contents = iter(messages.get, None)
-        follow(
+        follow_rank_0(
             map(read_message, contents), lambda capacity: make_runner(model, capacity, self._config)
         )
 

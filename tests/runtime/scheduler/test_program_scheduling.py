@@ -22,7 +22,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.requests.scheduled_branch import (
     ScheduledBranch,
     ScheduledProgram,
-    expected_tokens,
+    estimate_node_tokens,
 )
 from sglang_lite.runtime.scheduler.admission_order import fcfs, lpm, priority
 from tests.runtime.scripted import SteppedEngine, ended, hashes
@@ -317,17 +317,21 @@ def test_a_high_priority_does_not_keep_a_low_one_waiting_for_ever():
 def test_tokens_ahead_are_bounded_by_what_nodes_say():
     resolved = engine_with(256).core.builder.resolved
     params = resolved(greedy(100))
-    assert expected_tokens(Text("abcdefgh"), None, ()) == ExpectedTokens(2, 0, 2)
-    assert expected_tokens(Text("", (1, 2, 3)), None, ()) == ExpectedTokens(3, 0, 3)
-    assert expected_tokens(Gen("x"), params, ()) == ExpectedTokens(0, 100, 100)
-    assert expected_tokens(Gen("x"), resolved(greedy(100, n=3)), ()) == ExpectedTokens(0, 300, 100)
-    assert expected_tokens(
+    assert estimate_node_tokens(Text("abcdefgh"), None, ()) == ExpectedTokens(2, 0, 2)
+    assert estimate_node_tokens(Text("", (1, 2, 3)), None, ()) == ExpectedTokens(3, 0, 3)
+    assert estimate_node_tokens(Gen("x"), params, ()) == ExpectedTokens(0, 100, 100)
+    assert estimate_node_tokens(Gen("x"), resolved(greedy(100, n=3)), ()) == ExpectedTokens(
+        0, 300, 100
+    )
+    assert estimate_node_tokens(
         Gen("x", constraint=Choices(("yes", "no"))), params, ()
     ) == ExpectedTokens(0, 3, 3)
-    assert expected_tokens(Gen("x", constraint=Number("integer")), params, ()).path < 100
-    assert expected_tokens(Gen("x"), None, ()) == NOTHING_EXPECTED  # refused
-    assert expected_tokens(Select("x", ("abcd", "abcdefgh")), None, ()) == ExpectedTokens(3, 0, 2)
-    assert expected_tokens(
+    assert estimate_node_tokens(Gen("x", constraint=Number("integer")), params, ()).path < 100
+    assert estimate_node_tokens(Gen("x"), None, ()) == NOTHING_EXPECTED  # refused
+    assert estimate_node_tokens(Select("x", ("abcd", "abcdefgh")), None, ()) == ExpectedTokens(
+        3, 0, 2
+    )
+    assert estimate_node_tokens(
         Fork(((), ())), None, (ExpectedTokens(1, 2, 3), ExpectedTokens(10, 20, 5))
     ) == ExpectedTokens(11, 22, 5)
 

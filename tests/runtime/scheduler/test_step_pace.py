@@ -129,11 +129,11 @@ def test_a_model_whose_stream_is_slow_by_itself_is_given_more_time():
     pace = StepPace(512)
     for seconds in (10, 11, 90, 12):  # a slow step now and then says nothing
         pace.record_duration(1, seconds * TARGET_S, streams=1)
-    assert pace.remaining_s(0) == pytest.approx(20 * TARGET_S, rel=0.1)
+    assert pace.remaining_pace_s(0) == pytest.approx(20 * TARGET_S, rel=0.1)
     pace.record_duration(32, 10.5 * TARGET_S, streams=1)  # 31 tokens more take little
     assert pace.room(0) > 60
     pace.record_duration(1, TARGET_S / 4, streams=1)
-    assert pace.remaining_s(0) == TARGET_S
+    assert pace.remaining_pace_s(0) == TARGET_S
 
 
 def test_the_bound_has_its_own():
@@ -162,5 +162,5 @@ def test_what_follows_a_forward_has_the_rest_of_the_time_beside_a_stream(stream,
         engine.step()
     batch = engine.scheduler.plan()
     assert batch is not None
-    assert engine.scheduler.remaining_s(batch, TARGET_S * 0.75) == left
-    assert engine.scheduler.remaining_s(batch, TARGET_S * 2) == (0 if stream else left)
+    assert engine.scheduler.remaining_step_s(batch, TARGET_S * 0.75) == left
+    assert engine.scheduler.remaining_step_s(batch, TARGET_S * 2) == (0 if stream else left)

@@ -19,7 +19,7 @@ import sglang_lite as sgl
 from sglang_lite import Engine
 from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.constraints.matching import matches
-from sglang_lite.constraints.memo import allocated
+from sglang_lite.constraints.memo import native_bytes
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import (
     Choices,
@@ -428,7 +428,7 @@ def test_refused_constraints_are_remembered_within_bytes(monkeypatch):
         assert 60_000 < compiler.cache.bytes < 300_000
 
 
-@pytest.mark.skipif(not allocated(), reason="the C library does not tell what is allocated")
+@pytest.mark.skipif(not native_bytes(), reason="the C library does not tell what is allocated")
 def test_kept_grammars_count_with_what_they_were_seen_to_take():
     """By its text, of 3,000 characters, this one would count with an eighth of what it takes."""
     schema: object = {"type": "string", "maxLength": 10**6}
@@ -440,10 +440,10 @@ def test_kept_grammars_count_with_what_they_were_seen_to_take():
     with make(threads=2) as engine:
         compiler = engine.core.compiler
         compiler.request(constraint).result()
-        counted, others, seen = compiler.cache.bytes, [], [allocated()]
+        counted, others, seen = compiler.cache.bytes, [], [native_bytes()]
         for _ in range(20):
             others.append(compiler.build(constraint))
-            seen.append(allocated())
+            seen.append(native_bytes())
         # Not their mean: what other tests left may be freed meanwhile.
         taken = median(after - before for before, after in pairwise(seen))
         # With two threads a grammar that loads quickly may have four parsers, and counts with all

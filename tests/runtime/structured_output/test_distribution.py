@@ -304,10 +304,10 @@ class Wrong:
     def drafts(self, request):
         return True
 
-    def guesser(self, request, known, chance):
+    def make_guesser(self, request, known, chance):
         return lambda text, state: Guess(text[-1] + 1, 0)
 
-    def learn(self, *_):
+    def learn_tokens(self, *_):
         pass
 
 

@@ -8,7 +8,11 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.runtime.structured_output import ruled_grammar
 from sglang_lite.runtime.structured_output.base import next_mask
-from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, packed, unpacked
+from sglang_lite.runtime.structured_output.ruled_grammar import (
+    mask_rules_of,
+    packed,
+    unpack_mask_rules,
+)
 
 INTEGERS = {"type": "object", "additionalProperties": {"type": "integer"}}
 NESTED = {"type": "object", "additionalProperties": {"items": INTEGERS, "type": "array"}}
@@ -84,7 +88,7 @@ def test_what_lists_all_names_is_left_alone():
 
 @pytest.mark.parametrize("found", [None, ()])
 def test_what_there_is_to_watch_crosses_to_another_process(found):
-    assert unpacked(packed(found)) == found
+    assert unpack_mask_rules(packed(found)) == found
 
 
 def test_a_schema_that_a_process_of_its_own_has_prepared_is_not_read_again(engine, monkeypatch):

@@ -258,7 +258,7 @@ def test_drafts_change_nothing(constraint, temperature, jump, limit):
     class Reciting(Guesses):
         """Guesses what the model would say without a limit."""
 
-        def guesser(self, request, known, chance):
+        def make_guesser(self, request, known, chance):
             following = engine.loop.runner.model.following
 
             def guess(text, state):

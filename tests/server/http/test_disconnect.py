@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sglang_lite.server.http.disconnect import until_disconnected
+from sglang_lite.server.http.disconnect import run_until_disconnect
 
 
 class _Work:
@@ -33,7 +33,7 @@ class _Work:
 def test_it_returns_when_the_work_has_ended(event, how):
     async def run() -> str:
         work = _Work()
-        task = asyncio.ensure_future(until_disconnected(work.run(), work.receive))
+        task = asyncio.ensure_future(run_until_disconnect(work.run(), work.receive))
         await work.begun.wait()
         getattr(work, event).set()
         await task
@@ -45,7 +45,7 @@ def test_it_returns_when_the_work_has_ended(event, how):
 def test_a_caller_that_is_cancelled_ends_the_work_first():
     async def run() -> str:
         work = _Work()
-        task = asyncio.ensure_future(until_disconnected(work.run(), work.receive))
+        task = asyncio.ensure_future(run_until_disconnect(work.run(), work.receive))
         await work.begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -60,7 +60,7 @@ def test_an_error_of_the_work_is_the_callers():
         raise ValueError("of the work")
 
     async def run() -> None:
-        await until_disconnected(fail(), _Work().receive)
+        await run_until_disconnect(fail(), _Work().receive)
 
     with pytest.raises(ValueError, match="of the work"):
         asyncio.run(run())
@@ -74,5 +74,5 @@ def test_an_error_of_the_connection_ends_the_work_and_is_the_callers():
         raise OSError("of the connection")
 
     with pytest.raises(OSError, match="of the connection"):
-        asyncio.run(until_disconnected(work.run(), receive))
+        asyncio.run(run_until_disconnect(work.run(), receive))
     assert work.how == "cancelled"

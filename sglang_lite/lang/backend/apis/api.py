@@ -268,7 +268,7 @@ def cache_key(prompt: Prompt) -> str | None:
     return hashlib.sha256(turns.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def with_marks(request: Mapping[str, Json], prompt: Prompt) -> dict[str, Json]:
+def with_cache_control(request: Mapping[str, Json], prompt: Prompt) -> dict[str, Json]:
     """Adds `cache_control` to a request of Anthropic's Messages API, at the ends of the prompt's
     shared prefixes.
 
@@ -286,13 +286,13 @@ def with_marks(request: Mapping[str, Json], prompt: Prompt) -> dict[str, Json]:
     for count in marks(prompt):
         if count > system:
             at = count - system - 1
-            messages[at] = {**messages[at], "content": _marked(messages[at]["content"])}
+            messages[at] = {**messages[at], "content": _mark_last_block(messages[at]["content"])}
         elif count == system:
-            marked["system"] = _marked(request["system"])
+            marked["system"] = _mark_last_block(request["system"])
     return marked | {"messages": messages}
 
 
-def _marked(content: Any) -> list[dict[str, Any]]:
+def _mark_last_block(content: Any) -> list[dict[str, Any]]:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
     return [*blocks[:-1], {**blocks[-1], "cache_control": _MARK}]
 

@@ -147,9 +147,9 @@ class ChatReader(ApiReader):
         if usage is not None:
             self.usage = parse_usage(usage)
         self.meta |= {"id": getattr(chunk, "id", None), "model": getattr(chunk, "model", None)}
-        return [self._add(choice) for choice in getattr(chunk, "choices", None) or ()]
+        return [self._add_choice(choice) for choice in getattr(chunk, "choices", None) or ()]
 
-    def _add(self, choice: Any) -> Delta:
+    def _add_choice(self, choice: Any) -> Delta:
         """Adds a choice, or a chunk of one, to its sample, and returns its new text."""
         sample = self.samples.setdefault(choice.index, PartialAnswer())
         delta = self.piece(choice, sample)
@@ -160,7 +160,7 @@ class ChatReader(ApiReader):
         if sample.finish_reason == "content_filter":
             sample.refusal = sample.refusal or "a content filter stopped the answer"
         if sample.calls and sample.finish_reason is not None:
-            sample.provider_items = [_turn(sample)]
+            sample.provider_items = [_tool_call_turn(sample)]
         return delta
 
     def piece(self, choice: Foreign, sample: PartialAnswer) -> Delta:
@@ -191,7 +191,7 @@ def _add_call(sample: PartialAnswer, chunk: Any) -> None:
     call.arguments += getattr(chunk.function, "arguments", None) or ""
 
 
-def _turn(sample: PartialAnswer) -> dict[str, Any]:
+def _tool_call_turn(sample: PartialAnswer) -> dict[str, Any]:
     """Returns a turn with tool calls in the form that the API expects back."""
     calls = [
         {

@@ -65,7 +65,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     if target.effort is not None:
         arguments["reasoning"] = {"effort": target.effort}
     include += [_LOGPROBS] if request.params.return_logprob is True else []
-    shape = _shape(request)
+    shape = _shape_fields(request)
     extra |= shape.pop("extra_body", {})
     return (
         arguments
@@ -75,7 +75,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     )
 
 
-def _shape(request: ApiRequest) -> dict[str, Any]:
+def _shape_fields(request: ApiRequest) -> dict[str, Any]:
     """Returns the request fields that specify the form of the answer."""
     match request.shape:
         case JsonFormat(schema, strict):
@@ -90,16 +90,16 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
             grammar = {"type": "grammar", "syntax": syntax, "definition": definition}
             described = "Its input is your whole answer."
             tool = {"type": "custom", "name": ANSWER, "description": described, "format": grammar}
-            return _called([tool], {"type": "custom", "name": ANSWER})
+            return _tool_fields([tool], {"type": "custom", "name": ANSWER})
         case JsonTool() as shape:
-            return _called(
+            return _tool_fields(
                 [{"type": "function", **function_tool(shape.tool)}],
                 {"type": "function", "name": ANSWER},
             )
         case Tools(tools, required, parallel):
             functions = [{"type": "function", **function_tool(tool)} for tool in tools]
             return {
-                **_called(functions, "required" if required else "auto"),
+                **_tool_fields(functions, "required" if required else "auto"),
                 "parallel_tool_calls": parallel,
             }
         case OwnField(fields):
@@ -107,7 +107,7 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
     return {}
 
 
-def _called(tools: list[dict[str, Any]], choice: str | dict[str, str]) -> dict[str, Any]:
+def _tool_fields(tools: list[dict[str, Any]], choice: str | dict[str, str]) -> dict[str, Any]:
     return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
 
 
@@ -169,7 +169,7 @@ class ResponsesReader(ApiReader):
         )
         inputs = list[str]()
         for item in getattr(response, "output", None) or ():
-            _read(item, sample, inputs)
+            _read_output_item(item, sample, inputs)
         if why == "content_filter":
             sample.refusal = sample.refusal or "a content filter stopped the answer"
         if len(inputs) > 1:
@@ -192,7 +192,7 @@ class ResponsesReader(ApiReader):
         return ()
 
 
-def _read(item: Any, sample: PartialAnswer, inputs: list[str]) -> None:
+def _read_output_item(item: Any, sample: PartialAnswer, inputs: list[str]) -> None:
     """Adds an item of the output to the sample. The input of a custom tool is added to `inputs`."""
     sample.provider_items.append(item.to_dict(mode="json"))
     match item.type:

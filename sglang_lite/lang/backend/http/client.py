@@ -85,7 +85,7 @@ class Retries:
         self._closings = server.closings
         self._retried = 0
 
-    def progressed(self) -> None:
+    def restart_count(self) -> None:
         self._retried = 0
 
     async def pause(self, error: BackendError) -> None:
@@ -133,7 +133,7 @@ def address(url: UserValue) -> SplitResult:
     return parts
 
 
-def _trusting(file: str) -> ssl.SSLContext:
+def _tls_trusting(file: str) -> ssl.SSLContext:
     """Creates a TLS context that trusts the certificate authorities in a file."""
     try:
         return ssl.create_default_context(cafile=file)
@@ -173,7 +173,7 @@ class ServerClient:
         retries: int,
     ) -> None:
         parts = address(url)
-        trusted = _trusting(verify) if isinstance(verify, str) else verify is not False
+        trusted = _tls_trusting(verify) if isinstance(verify, str) else verify is not False
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         self.retries = retries
@@ -195,7 +195,7 @@ class ServerClient:
         ] = WeakKeyDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _client(self) -> httpx2.AsyncClient:
+    def _client_of_loop(self) -> httpx2.AsyncClient:
         """Returns the HTTP client of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
@@ -235,7 +235,7 @@ class ServerClient:
         Raises:
             SglError: no response arrives, or the response is an error.
         """
-        with self._translating_errors(), httpx2.Client(**self._settings) as client:
+        with self._translate_http_errors(), httpx2.Client(**self._settings) as client:
             response = client.request(method, path, json=body)
         if response.status_code >= 400:
             raise self._response_error(response.status_code, response.content, response.headers)
@@ -245,7 +245,7 @@ class ServerClient:
         """Sends one request, blocks, and returns the response's status code. Raises SglError if no
         response arrives.
         """
-        with self._translating_errors(), httpx2.Client(**self._settings) as client:
+        with self._translate_http_errors(), httpx2.Client(**self._settings) as client:
             return client.request(method, path).status_code
 
     async def post(self, path: str, body: object, *, once: bool = False) -> Any:  # any JSON value
@@ -258,17 +258,19 @@ class ServerClient:
         retries = Retries(self)
         while True:
             try:
-                with self._translating_errors():
-                    for content, more in self._attempts(body):
+                with self._translate_http_errors():
+                    for content, more in self._encode_attempts(body):
                         headers = {**_JSON, **trace_headers(), **more}
-                        response = await self._client().post(path, content=content, headers=headers)
+                        response = await self._client_of_loop().post(
+                            path, content=content, headers=headers
+                        )
                         if response.status_code != _UNKNOWN_TEXT:
                             break
                 if response.status_code >= 400:
                     raise self._response_error(
                         response.status_code, response.content, response.headers
                     )
-                return self._json(response.content)
+                return self._parse_json(response.content)
             except RETRYABLE_ERRORS as error:
                 if once:
                     raise
@@ -293,12 +295,12 @@ class ServerClient:
             SglError: the server reports an error.
         """
         headers = trace_headers() if headers is None else headers
-        with self._translating_errors():
-            attempts = self._attempts(body)
+        with self._translate_http_errors():
+            attempts = self._encode_attempts(body)
             while attempts:
                 content, more = attempts.pop(0)
                 sent = {**_JSON, **headers, **more}
-                async with self._client().stream(
+                async with self._client_of_loop().stream(
                     "POST", path, content=content, headers=sent
                 ) as response:
                     if response.status_code == _UNKNOWN_TEXT and attempts:
@@ -319,7 +321,7 @@ class ServerClient:
                     problem = f"{self.url}: the stream ended before the answer was complete."
                     raise LostConnectionError(problem, hint="Try again.")
 
-    def _attempts(self, body: object) -> list[tuple[bytes, dict[str, str]]]:
+    def _encode_attempts(self, body: object) -> list[tuple[bytes, dict[str, str]]]:
         """Encodes a body as JSON, with headers to send with it. If the server may know long
         schemas, the first attempt has their hashes; the last attempt is always the whole body.
         """
@@ -343,7 +345,7 @@ class ServerClient:
         """Parses the data of an event as a JSON object. Raises SglError if it is not an object or
         reports an error.
         """
-        content = self._json(data)
+        content = self._parse_json(data)
         if not isinstance(content, dict):
             raise self._unreadable_error(f"an event is {data[:80]!r}")
         if "error" in content:
@@ -355,7 +357,7 @@ class ServerClient:
     # --------------------------------------------------------------------------------------- errors
 
     @contextlib.contextmanager
-    def _translating_errors(self) -> Iterator[None]:
+    def _translate_http_errors(self) -> Iterator[None]:
         """Converts exceptions of the HTTP library raised in the `with` block into our errors."""
         try:
             yield
@@ -375,11 +377,11 @@ class ServerClient:
 
     def _unreadable_error(self, what: str) -> BackendError:
         return BackendError(
-            f"{self.url} sent an answer that can't be read: {self._redacted(what)}.",
+            f"{self.url} sent an answer that can't be read: {self._redact_key(what)}.",
             hint="Check what listens there.",
         )
 
-    def _json(self, data: bytes | str) -> Any:
+    def _parse_json(self, data: bytes | str) -> Any:
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -403,7 +405,7 @@ class ServerClient:
         if not isinstance(report, dict):
             content = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
             report = {"message": report if isinstance(report, str) else content}
-        message = self._redacted(str(report.get("message") or f"HTTP {status}")[:2000])
+        message = self._redact_key(str(report.get("message") or f"HTTP {status}")[:2000])
         name = report.get("err_type")
         typed = typed_error(name, message, report.get("param")) if isinstance(name, str) else None
         if typed is not None:
@@ -419,7 +421,7 @@ class ServerClient:
             text, hint=_HINTS.get(status, "Correct the part of the request that the message names.")
         )
 
-    def _redacted(self, text: str) -> str:
+    def _redact_key(self, text: str) -> str:
         return text if self._key is None or len(self._key) < 8 else text.replace(self._key, "…")
 
 

@@ -72,7 +72,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
     ) -> None:
         self._idle_s = _IDLE_S if idle_s is None else idle_s
         self._tls = (
-            _tls(*map(os.environ.get, _AUTHORITIES))
+            _default_tls_context(*map(os.environ.get, _AUTHORITIES))
             if verify is True
             else httpx2.create_ssl_context(verify)
         )
@@ -88,7 +88,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if self._room is not None:
-            await _enter(self._room, request)
+            await _wait_for_room(self._room, request)
         connection = self._idle.pop()[1] if self._idle else self._made()
         sent = sent_requests.get() or SentRequests()
         sent.tried += 1
@@ -96,11 +96,11 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
             response = await connection.handle_async_request(request)
         except BaseException as error:
             sent.processed += not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
-            self._leave(connection)
+            self._release_connection(connection)
             raise
         sent.processed += response.status_code < 400
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Body(response.stream, partial(self._leave, connection))
+        response.stream = _Body(response.stream, partial(self._release_connection, connection))
         return response
 
     def _made(self) -> httpx2.AsyncHTTPTransport:
@@ -110,7 +110,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         self._all.add(made)
         return made
 
-    def _leave(self, connection: httpx2.AsyncHTTPTransport) -> None:
+    def _release_connection(self, connection: httpx2.AsyncHTTPTransport) -> None:
         """Returns a free connection to the pool."""
         self._idle.append((time.monotonic(), connection))
         if self._room is not None:
@@ -134,7 +134,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
             old.append(self._idle.popleft()[1])
         if old:
             self._all.difference_update(old)
-            task = asyncio.get_running_loop().create_task(_close(old))
+            task = asyncio.get_running_loop().create_task(_close_connections(old))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         if self._idle:
@@ -144,19 +144,19 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._idle.clear()
-        await asyncio.gather(_close(self._all), *self._closing)
+        await asyncio.gather(_close_connections(self._all), *self._closing)
         self._all.clear()
 
 
 @cache
-def _tls(*authorities: str | None) -> ssl.SSLContext:
+def _default_tls_context(*authorities: str | None) -> ssl.SSLContext:
     """Returns the HTTP library's default TLS context. All pools share it, because reading the
     certificate authorities takes 30 ms of processor time.
     """
     return httpx2.create_ssl_context()
 
 
-async def _close(connections: Iterable[httpx2.AsyncHTTPTransport]) -> None:
+async def _close_connections(connections: Iterable[httpx2.AsyncHTTPTransport]) -> None:
     for connection in list(connections):
         await connection.aclose()
 
@@ -185,7 +185,7 @@ class _Body(httpx2.AsyncByteStream):
                 leave()
 
 
-async def _enter(room: asyncio.Semaphore, request: httpx2.Request) -> None:
+async def _wait_for_room(room: asyncio.Semaphore, request: httpx2.Request) -> None:
     """Delays a request until a connection is free, up to the request's `pool` timeout.
 
     Raises:

@@ -97,7 +97,9 @@ class RuntimeEndpoint(Backend):
         super().__init__()
         self.base_url = base_url
         self._server = ServerClient(base_url, api_key, verify, timeout, retries)
-        self.model_info = _object(self._server.request_blocking("GET", "/get_model_info").content)
+        self.model_info = _parse_object(
+            self._server.request_blocking("GET", "/get_model_info").content
+        )
         self.token_usage = TokenUsage()
         info = self._server_info()
         ours = info.get("sglang_lite", self.model_info.get("sglang_lite"))
@@ -138,7 +140,7 @@ class RuntimeEndpoint(Backend):
         # older servers, and gateways, have only the second
         for path in ("/server_info", "/get_server_info"):
             with contextlib.suppress(SglError):
-                return _object(self._server.request_blocking("GET", path).content)
+                return _parse_object(self._server.request_blocking("GET", path).content)
         return {}
 
     # ---------------------------------------------------------------------------------- generations
@@ -170,9 +172,15 @@ class RuntimeEndpoint(Backend):
             body["timeout"] = timeout
         count = params.samples
         if stream:
-            async with contextlib.aclosing(self._streamed(body, count, constraint)) as events:
+            async with contextlib.aclosing(
+                self._stream_generation(body, count, constraint)
+            ) as events:
                 async for event in events:
-                    yield self._warned(event, params) if isinstance(event, Generation) else event
+                    yield (
+                        self._warn_of_missing(event, params)
+                        if isinstance(event, Generation)
+                        else event
+                    )
             return
         answer = await self._server.post("/generate", body)
         answers = answer if isinstance(answer, list) else [answer]
@@ -183,9 +191,9 @@ class RuntimeEndpoint(Backend):
         for index, each in enumerate(answers):
             generation = parse_generation(each, constraint, index)
             self.token_usage.add(generation.usage)
-            yield self._warned(generation, params)
+            yield self._warn_of_missing(generation, params)
 
-    def _warned(self, answer: Generation, params: SamplingParams) -> Generation:
+    def _warn_of_missing(self, answer: Generation, params: SamplingParams) -> Generation:
         """Adds a warning about what the server left out of the answer."""
         missing = [] if self._own_info else unsent(answer, params, answer.usage)
         return (
@@ -194,7 +202,7 @@ class RuntimeEndpoint(Backend):
             else answer
         )
 
-    async def _streamed(
+    async def _stream_generation(
         self, body: Mapping[str, Any], count: int, constraint: Constraint | None
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of a generation, over as many connections as it takes."""
@@ -221,7 +229,7 @@ class RuntimeEndpoint(Backend):
                         if samples[index].ended:
                             continue
                         for event in samples[index].feed(answer):
-                            retries.progressed()
+                            retries.restart_count()
                             if isinstance(event, Generation):
                                 self.token_usage.add(event.usage)
                             yield event
@@ -316,7 +324,7 @@ class RuntimeEndpoint(Backend):
     def open_program(
         self, sink: ProgramSink, *, stream: bool, priority: int = 0
     ) -> ProgramAtBackend:
-        sink = partial(self.token_usage.pass_on, sink)
+        sink = partial(self.token_usage.count_and_forward, sink)
         return RemoteProgram(self._server, sink, stream=stream, priority=priority)
 
     # ----------------------------------------------------------------------------------- the server
@@ -376,7 +384,7 @@ class RuntimeEndpoint(Backend):
         await self._server.close()
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _parse_object(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

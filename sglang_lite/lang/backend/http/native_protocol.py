@@ -86,7 +86,7 @@ def request_body(
             body["constraint"] = msgspec.to_builtins(constraint)
     else:
         body["text"] = prompt.text
-        sampling |= _grammar(constraint)
+        sampling |= _constraint_fields(constraint)
         for image in prompt.images:
             body.setdefault(f"{image.kind}_data", []).append(_image(image))
     return {**body, "sampling_params": sampling}
@@ -96,7 +96,7 @@ def _image(image: Media) -> str:
     return image.url or base64.b64encode(image.data).decode()
 
 
-def _grammar(constraint: Constraint | None) -> dict[str, str]:
+def _constraint_fields(constraint: Constraint | None) -> dict[str, str]:
     match constraint:
         case None:
             return {}
@@ -160,12 +160,12 @@ class SampleStream:
             BackendError: the answer can't be read, reports a failure, or differs from the output
                 that was already delivered.
         """
-        with _readable():
+        with _reading_answer():
             meta = answer["meta_info"]
             reason = meta.get("finish_reason")
             text = answer["text"]
             ids = answer.get("output_ids") or []
-            logprobs = _entries(meta, "output")
+            logprobs = _parse_logprobs(meta, "output")
             if self._incremental:
                 self._text += text
                 self.ids += ids
@@ -176,7 +176,7 @@ class SampleStream:
                 self._logprobs = logprobs
             check_failure(reason)
         if reason is None:
-            return self._news()
+            return self._undelivered()
         whole = parse_generation(
             {**answer, "text": self._text, "output_ids": self.ids}, self._constraint, self._index
         )
@@ -189,12 +189,12 @@ class SampleStream:
         whole = msgspec.structs.replace(
             whole, output_logprobs=tuple(self._all_logprobs()), meta=meta_info
         )
-        return [*self._news(), whole]
+        return [*self._undelivered(), whole]
 
     def _all_logprobs(self) -> list[TokenLogprob]:
         return [*self._continued_logprobs, *self._logprobs]
 
-    def _news(self) -> list[Delta | Generation]:
+    def _undelivered(self) -> list[Delta | Generation]:
         common = min(len(self._text), len(self._delivered))
         if self._text[:common] != self._delivered[:common]:
             raise BackendError(
@@ -225,7 +225,7 @@ def parse_generation(
     Raises:
         BackendError: the answer can't be read, or reports a failure.
     """
-    with _readable():
+    with _reading_answer():
         if "generation" in answer:
             return msgspec.structs.replace(
                 msgspec.convert(answer["generation"], Generation), index=index
@@ -243,8 +243,8 @@ def parse_generation(
             matched=reason.get("matched"),
             usage=usage_from_meta(meta),
             index=index,
-            output_logprobs=tuple(_entries(meta, "output")),
-            prompt_logprobs=tuple(_entries(meta, "input")),
+            output_logprobs=tuple(_parse_logprobs(meta, "output")),
+            prompt_logprobs=tuple(_parse_logprobs(meta, "input")),
             meta={
                 name: value
                 for name, value in meta.items()
@@ -255,7 +255,7 @@ def parse_generation(
 
 
 @contextlib.contextmanager
-def _readable() -> Iterator[None]:
+def _reading_answer() -> Iterator[None]:
     """Raises BackendError if an answer that is read in the `with` block does not have the expected
     fields.
     """
@@ -298,7 +298,7 @@ def usage_from_meta(meta: Mapping[str, Json]) -> Usage:
     )
 
 
-def _entries(meta: Mapping[str, Any], kind: str) -> list[TokenLogprob]:
+def _parse_logprobs(meta: Mapping[str, Any], kind: str) -> list[TokenLogprob]:
     """Returns the log-probabilities of prompt ("input") or output tokens. For an output without
     tokens, SGLang may report only the alternatives; the first one then stands for the token.
     """
@@ -338,7 +338,7 @@ def parse_choice_score(
     Raises:
         BackendError: the answer has no log-probabilities.
     """
-    entries = _entries(answer.get("meta_info") or {}, "input")
+    entries = _parse_logprobs(answer.get("meta_info") or {}, "input")
     # index of the choice's first entry, if the prompt's tokens stay the same before it
     first = prompt_tokens - start
     texts = [entry.text or "" for entry in entries]
@@ -361,4 +361,4 @@ def parse_choice_score(
 
 def parse_unconditional(answer: Mapping[str, Json]) -> tuple[float | None, ...]:
     """Returns the log-probabilities of all tokens of an answer's prompt; None for the first one."""
-    return tuple(entry.logprob for entry in _entries(answer.get("meta_info") or {}, "input"))
+    return tuple(entry.logprob for entry in _parse_logprobs(answer.get("meta_info") or {}, "input"))

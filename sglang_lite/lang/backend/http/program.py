@@ -83,28 +83,28 @@ class RemoteProgram:
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None:
         """Adds nodes to a branch. Raises WireError if a node can't be sent."""
-        seeded = tuple(map(_seeded, nodes))
-        executor().post(self._add, {"path": list(path), "nodes": _as_data(seeded)}, seeded)
+        seeded = tuple(map(_with_seeds, nodes))
+        executor().post(self._queue_item, {"path": list(path), "nodes": _as_data(seeded)}, seeded)
 
     def judge(self, path: Path, place: int, verdict: Verdict) -> None:
         """Sends the verdict on a node of a branch. Raises WireError if it can't be sent."""
-        again = None if verdict.again is None else _seeded(verdict.again)
+        again = None if verdict.again is None else _with_seeds(verdict.again)
         assert again is None or isinstance(again, Gen | Select)
         verdict = msgspec.structs.replace(verdict, again=again)
         data = json.loads(wire.encode(verdict))["data"]
-        executor().post(self._add, {"path": list(path), "place": place, "verdict": data})
+        executor().post(self._queue_item, {"path": list(path), "place": place, "verdict": data})
 
     def drop(self, path: Path) -> None:
         """Cancels the queued and running nodes of a branch."""
-        executor().post(self._add, {"path": list(path), "drop": True})
+        executor().post(self._queue_item, {"path": list(path), "drop": True})
 
     def expect_pause(self, path: Path, seconds: float) -> None:
         """Announces for how long nothing will be added to a branch."""
-        executor().post(self._add, {"path": list(path), "pause": seconds})
+        executor().post(self._queue_item, {"path": list(path), "pause": seconds})
 
     def wind_down(self) -> None:
         """Ends all generations, including those of later nodes, where a limit may cut them."""
-        executor().post(self._add, {"path": [], "wind_down": True})
+        executor().post(self._queue_item, {"path": [], "wind_down": True})
 
     def close(self) -> None:
         """Announces that no more nodes will be added."""
@@ -116,27 +116,27 @@ class RemoteProgram:
         self._closed = True
         self._send_soon()
 
-    def _add(self, item: dict[str, Any], nodes: Sequence[Node] = ()) -> None:
+    def _queue_item(self, item: dict[str, Any], nodes: Sequence[Node] = ()) -> None:
         if "drop" in item or any(isinstance(node, Rollback) for node in nodes):
             self._before_going_back = min(self._before_going_back, len(self._items))
         self._items.append({**item, "nodes": nodes} if nodes else item)
         self._unsent.append(item)
         if self._task is None and not self._over:
-            self._task = self._server.run(self._play())
+            self._task = self._server.run(self._send_and_deliver())
         self._send_soon()
 
-    def _end(self, event: ProgramResult | SglError) -> None:
+    def _end_with(self, event: ProgramResult | SglError) -> None:
         if not self._over:
             self._over = True
             self._id = None
             self._sink(event)
 
-    async def _play(self) -> None:
+    async def _send_and_deliver(self) -> None:
         """Sends the program and delivers its events until it has ended."""
         # else the deadline of the node that opened the program would apply
         current_deadline.set(None)
         try:
-            await self._gather()
+            await self._wait_for_more_nodes()
             while True:
                 self._connection = asyncio.ensure_future(self._connect())
                 try:
@@ -153,14 +153,14 @@ class RemoteProgram:
                     raise error
                 await self._retries.pause(error)
         except SglError as error:
-            self._end(error)
+            self._end_with(error)
         except asyncio.CancelledError:
-            self._end(BackendError("the connections to the server were closed."))
+            self._end_with(BackendError("the connections to the server were closed."))
             raise
         except Exception as error:  # in any case, readers must not wait forever
-            self._end(BackendError(f"the program can't be played: {error!r}"))
+            self._end_with(BackendError(f"the program can't be played: {error!r}"))
 
-    async def _gather(self) -> None:
+    async def _wait_for_more_nodes(self) -> None:
         """Gives other threads a moment to add more nodes, so that they are sent with the first
         request instead of another one.
         """
@@ -176,12 +176,12 @@ class RemoteProgram:
                 "the connections to the server were closed.",
                 hint="Call shutdown() after all results are read.",
             )
-        branches = self._first_nodes()
+        branches = self._take_first_nodes()
         self._delivered.begin()
         grows = bool(self._unsent) or not self._closed
         body: dict[str, Any] = {
             "version": wire.VERSION,
-            "program": {"nodes": _as_data(_whole(branches))},
+            "program": {"nodes": _as_data(_collect_nodes(branches))},
             "stream": self._stream,
             "open": True,
         }
@@ -190,18 +190,18 @@ class RemoteProgram:
         if self._priority:
             body["priority"] = self._priority
         datas = self._server.stream_events(
-            "/program", body, self._began if grows else None, self._headers
+            "/program", body, self._note_program_id if grows else None, self._headers
         )
         async with contextlib.aclosing(
-            self._delivered.news_in(self._server, datas, self._retries)
+            self._delivered.new_events(self._server, datas, self._retries)
         ) as events:
             async for event in events:
                 if isinstance(event, Played):
                     self._sink(event)
                 else:
-                    self._end(event)
+                    self._end_with(event)
 
-    def _first_nodes(self) -> dict[Path, list[Node]]:
+    def _take_first_nodes(self) -> dict[Path, list[Node]]:
         """Returns the nodes for the first request: all of them, or those before the first drop or
         rollback, which ends only what comes before it. The remaining items are kept for further
         requests.
@@ -221,7 +221,7 @@ class RemoteProgram:
 
     # ----------------------------------------------------------------------------- further requests
 
-    def _began(self, headers: Mapping[str, str]) -> None:
+    def _note_program_id(self, headers: Mapping[str, str]) -> None:
         self._id = headers.get("x-program-id")
         if self._id is None:
             raise BackendError(
@@ -240,9 +240,9 @@ class RemoteProgram:
         if not self._unsent and not self._closed:
             return
         self._sending = True
-        self._server.run(self._send(self._id))
+        self._server.run(self._send_rest(self._id))
 
-    async def _send(self, program: str) -> None:
+    async def _send_rest(self, program: str) -> None:
         try:
             while self._id == program and self._sends and (self._unsent or self._closed):
                 answers = self._unsent
@@ -258,7 +258,7 @@ class RemoteProgram:
                 if isinstance(error, RETRYABLE_ERRORS):
                     self._lost = error
                 else:
-                    self._end(error)
+                    self._end_with(error)
                 self._connection.cancel()
         except RuntimeError as error:
             # At the interpreter's exit, and when the backend is closed: both disconnect, which ends
@@ -287,7 +287,7 @@ async def play_single_node(
     program = {
         "version": wire.VERSION,
         "prompt": msgspec.to_builtins(msgspec.structs.replace(prompt, messages=())),
-        "program": {"nodes": _as_data((_seeded(node),))},
+        "program": {"nodes": _as_data((_with_seeds(node),))},
         "stream": True,
     }
     path = "/program"
@@ -302,7 +302,7 @@ async def play_single_node(
         try:
             datas = server.stream_events(path, body)
             async with contextlib.aclosing(
-                delivered.news_in(server, datas, retries, deltas=stream)
+                delivered.new_events(server, datas, retries, deltas=stream)
             ) as events:
                 async for played in events:
                     if isinstance(played, ProgramResult):
@@ -330,7 +330,7 @@ class _DeliveredEvents:
         self._finished_now: Counter[_Attempt] = Counter()
         self._texts_now: dict[tuple[_Attempt, int], str] = {}
 
-    async def news_in(
+    async def new_events(
         self,
         server: ServerClient,
         datas: AsyncGenerator[str, None],
@@ -345,10 +345,10 @@ class _DeliveredEvents:
         """
         async with contextlib.aclosing(datas):
             async for data in datas:
-                event = _event(server, data)
+                event = _decode_event(server, data)
                 if isinstance(event, Played):
-                    for news in self._news(event, deltas=deltas):
-                        retries.progressed()
+                    for news in self._undelivered_part(event, deltas=deltas):
+                        retries.restart_count()
                         yield news
                 elif isinstance(event, RETRYABLE_ERRORS):
                     raise event
@@ -360,7 +360,7 @@ class _DeliveredEvents:
             hint="Check what listens at base_url.",
         )
 
-    def _news(self, played: Played, *, deltas: bool) -> Iterable[Played]:
+    def _undelivered_part(self, played: Played, *, deltas: bool) -> Iterable[Played]:
         """Yields the part of an event that was not delivered yet."""
         event = played.event
         attempt = (played.path, played.attempt)
@@ -383,7 +383,7 @@ class _DeliveredEvents:
             yield msgspec.structs.replace(played, event=news)
 
 
-def _event(server: ServerClient, data: str) -> ProgramEvent | Usage:
+def _decode_event(server: ServerClient, data: str) -> ProgramEvent | Usage:
     if data.startswith('{"error"'):  # error of a gateway
         server.event(data)
     event = wire.decode(data.encode())
@@ -396,7 +396,7 @@ def _as_data(nodes: Sequence[Node]) -> Any:  # plain data
     return json.loads(wire.encode(Program(tuple(nodes))))["data"]["nodes"]
 
 
-def _seeded(node: Node) -> Node:
+def _with_seeds(node: Node) -> Node:
     """Returns the node with a seed for each of its draws, so that playing it again gives the same
     result.
     """
@@ -406,12 +406,12 @@ def _seeded(node: Node) -> Node:
         )
     if isinstance(node, Fork):
         return msgspec.structs.replace(
-            node, branches=tuple(tuple(map(_seeded, each)) for each in node.branches)
+            node, branches=tuple(tuple(map(_with_seeds, each)) for each in node.branches)
         )
     return node
 
 
-def _whole(
+def _collect_nodes(
     branches: Mapping[Path, Sequence[Node]], path: Path = (), own: Sequence[Node] = ()
 ) -> tuple[Node, ...]:
     """Returns all nodes of a branch: `own`, the nodes that the fork lists, and then the nodes that
@@ -421,7 +421,8 @@ def _whole(
     for place, node in enumerate((*own, *branches.get(path, ()))):
         if isinstance(node, Fork):
             inner = tuple(
-                _whole(branches, (*path, place, i), each) for i, each in enumerate(node.branches)
+                _collect_nodes(branches, (*path, place, i), each)
+                for i, each in enumerate(node.branches)
             )
             node = msgspec.structs.replace(node, branches=inner)
         found.append(node)

@@ -40,12 +40,12 @@ class Bucket:
         """Takes an amount. Returns the seconds until it is available."""
         if self.per_minute is None:
             return 0.0
-        self._fill(now)
+        self._refill(now)
         amount = min(amount, self.per_minute)  # an amount that never fits waits for a full bucket
         self.available -= amount
         return max(0.0, -self.available * 60 / self.per_minute)
 
-    def give_back(self, amount: float) -> None:
+    def refund(self, amount: float) -> None:
         """Returns an unused amount to the bucket."""
         if self.per_minute is not None:
             self.available = min(self.per_minute, self.available + min(amount, self.per_minute))
@@ -57,13 +57,13 @@ class Bucket:
             self.at = now
         self.per_minute = per_minute
 
-    def cap(self, remaining: float, now: float) -> None:
+    def cap_at(self, remaining: float, now: float) -> None:
         """Lowers the content to the amount that the provider reports as remaining."""
         if self.per_minute is not None:
-            self._fill(now)
+            self._refill(now)
             self.available = min(self.available, remaining)
 
-    def _fill(self, now: float) -> None:
+    def _refill(self, now: float) -> None:
         assert self.per_minute is not None
         gained = max(0.0, now - self.at) * self.per_minute / 60
         self.available = min(self.per_minute, self.available + gained)
@@ -118,8 +118,8 @@ class RateLimit:
                 # An answer to another call may have asked for a longer pause.
                 remaining = self._paused_until - self.now()
         except BaseException:  # the call is not made
-            self._requests.give_back(1)
-            self._tokens.give_back(tokens)
+            self._requests.refund(1)
+            self._tokens.refund(tokens)
             raise
         return waited
 
@@ -134,26 +134,26 @@ class RateLimit:
             ("requests", self._requests, self.requests_per_minute),
             ("tokens", self._tokens, self.tokens_per_minute),
         ):
-            limit = _number(headers, kind, "limit")
-            remaining = _number(headers, kind, "remaining")
+            limit = _read_limit(headers, kind, "limit")
+            remaining = _read_limit(headers, kind, "remaining")
             if limit is not None and limit > 0 and declared is None:
                 bucket.set_rate(limit, now)
             if remaining is not None:
-                bucket.cap(remaining, now)
+                bucket.cap_at(remaining, now)
 
 
-def _number(headers: Mapping[str, str], kind: str, what: str) -> float | None:
+def _read_limit(headers: Mapping[str, str], kind: str, what: str) -> float | None:
     """Returns a limit from the headers, under the names of OpenAI (which others use too) or
     Anthropic.
     """
     for name in (f"x-ratelimit-{what}-{kind}", f"anthropic-ratelimit-{kind}-{what}"):
-        found = _count(headers.get(name, ""))
+        found = _parse_count(headers.get(name, ""))
         if found is not None:
             return found
     return None
 
 
-def _count(text: str) -> float | None:
+def _parse_count(text: str) -> float | None:
     return float(text) if re.fullmatch(r"\d{1,12}(\.\d+)?", text) else None
 
 
@@ -162,11 +162,11 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     header can't be read.
     """
     for name, parts in (("retry-after-ms", 1000), ("retry-after", 1)):
-        found = _count(headers.get(name, ""))
+        found = _parse_count(headers.get(name, ""))
         if found is not None:
             return min(found / parts, _LONGEST_PAUSE_S)
-    until = _date(headers.get("retry-after", ""))
-    sent = _date(headers.get("date", ""))
+    until = _parse_date(headers.get("retry-after", ""))
+    sent = _parse_date(headers.get("date", ""))
     if until is None:
         return None
     # By the sender's clock, if it is reported, because ours may differ.
@@ -174,7 +174,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return min(max(0.0, wait.total_seconds()), _LONGEST_PAUSE_S)
 
 
-def _date(text: str) -> datetime.datetime | None:
+def _parse_date(text: str) -> datetime.datetime | None:
     """Parses a date in a header. Returns None if the text is not a date."""
     try:
         found = email.utils.parsedate_to_datetime(text)

@@ -42,7 +42,7 @@ from sglang_lite.lang.backend.capabilities import (
     TurnRules,
 )
 from sglang_lite.lang.backend.ladder.object_constraints import NUMBER_FORMS, json_form
-from sglang_lite.lang.backend.ladder.schema_fit import Fit, fitted
+from sglang_lite.lang.backend.ladder.schema_fit import Fit, fit_schema
 from sglang_lite.lang.backend.ladder.strategy import REPAIRS, Policy, Refusal, Strategy
 from sglang_lite.lang.backend.profiles.profile import Profile
 from sglang_lite.lang.expressions import NUMBER_STOPS
@@ -92,7 +92,7 @@ def choose_strategy(profile: Profile, policy: Policy, demands: Demands) -> Strat
     """
     if _stops_a_value(demands):
         return Refusal("stop together with a constraint", "Leave stop out.")
-    found = _constrained(profile, policy, demands)
+    found = _strategy_for_constraint(profile, policy, demands)
     return found if isinstance(found, Refusal) else with_parameters(found, profile, policy, demands)
 
 
@@ -107,7 +107,9 @@ def _stops_a_value(demands: Demands) -> bool:
     return not number or not set(stops) <= set(NUMBER_STOPS)
 
 
-def _constrained(profile: Profile, policy: Policy, demands: Demands) -> Strategy | Refusal:
+def _strategy_for_constraint(
+    profile: Profile, policy: Policy, demands: Demands
+) -> Strategy | Refusal:
     constraint = demands.constraint
     if constraint is None:
         return Strategy("free", profile.api)
@@ -116,7 +118,7 @@ def _constrained(profile: Profile, policy: Policy, demands: Demands) -> Strategy
             REPEATS, "Leave the keyword out of the schema, or use a local engine for this node."
         )
     unfit: Refusal | None = None
-    steps = chain(native_strategies(profile, demands), _repair(profile, policy, demands))
+    steps = chain(native_strategies(profile, demands), _repair_strategy(profile, policy, demands))
     for step in steps:
         if isinstance(step, Refusal):
             unfit = unfit or step
@@ -140,8 +142,10 @@ def _constrained(profile: Profile, policy: Policy, demands: Demands) -> Strategy
     if demands.scores:
         return Refusal("the choices' probabilities", _SCORED)
     if demands.kind == "select":
-        return Refusal("select", _TOKENS if profile.api == "completions" else _instead(profile))
-    return Refusal(CONSTRAINT_NAMES[type(constraint)], _instead(profile))
+        return Refusal(
+            "select", _TOKENS if profile.api == "completions" else _suggest_instead(profile)
+        )
+    return Refusal(CONSTRAINT_NAMES[type(constraint)], _suggest_instead(profile))
 
 
 _SCORED = (
@@ -154,7 +158,7 @@ _TOKENS = (
 )
 
 
-def _repair(profile: Profile, policy: Policy, demands: Demands) -> Iterator[Strategy]:
+def _repair_strategy(profile: Profile, policy: Policy, demands: Demands) -> Iterator[Strategy]:
     """Yields the last strategy, if the policy allows it: the prompt describes the constraint, and
     an answer that breaks it is shown with its error. A JSON schema is also sent as a hint if the
     API accepts schemas and only its strict mode rejects this one.
@@ -178,8 +182,8 @@ def _repair(profile: Profile, policy: Policy, demands: Demands) -> Iterator[Stra
     )
 
 
-def _instead(profile: Profile) -> str:
-    kinds = kinds_served(profile, "strict")
+def _suggest_instead(profile: Profile) -> str:
+    kinds = served_kinds(profile, "strict")
     if not kinds:
         unknown = (
             ""
@@ -192,7 +196,7 @@ def _instead(profile: Profile) -> str:
     return f"It enforces: {enforced}. Or {other}"
 
 
-def kinds_served(profile: Profile, policy: Policy) -> frozenset[type]:
+def served_kinds(profile: Profile, policy: Policy) -> frozenset[type]:
     """Returns the types of constraint that a strategy of the profile serves."""
     if policy != "strict" and profile.api != "completions":
         return SERVED
@@ -216,10 +220,10 @@ def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
     rules = TurnRules(
         "continued" if continues or prefill else otherwise,
         "continued" if continues or continues_last else otherwise,
-        OneOf in kinds_served(profile, "strict"),
+        OneOf in served_kinds(profile, "strict"),
     )
     return Capabilities(
-        kinds_served(profile, policy),
+        served_kinds(profile, policy),
         profile.params,
         select=isinstance(selection, Strategy),
         scores=isinstance(scored, Strategy),
@@ -271,23 +275,23 @@ def with_parameters(
             strategy = replace(strategy, samples=count, calls=(best * count, worst * count))
             strategy = strategy.emulated(f"{count} samples are {count} calls")
         elif policy == "warn":
-            strategy = _left_out(strategy, name)
+            strategy = _without_parameter(strategy, name)
         elif profile.supports(name) and constraint is not None:
             return Refusal(
                 f"{name} together with {CONSTRAINT_NAMES[type(constraint)]}", f"Leave {name} out."
             )
         else:
             elsewhere = "Leave it out, or use another backend for this node: gen(backend=…)."
-            return Refusal(name, f"{elsewhere} {_known(profile, name)}{_takes(profile)}")
+            return Refusal(name, f"{elsewhere} {_known(profile, name)}{_accepts_hint(profile)}")
     both = not isinstance(params.temperature, Unset) and not isinstance(params.top_p, Unset)
     if both and not profile.supports("temperature_with_top_p") and "top_p" not in strategy.left_out:
         if policy != "warn":
             return Refusal("temperature and top_p together", "Set one of them.")
-        strategy = _left_out(strategy, "top_p")
+        strategy = _without_parameter(strategy, "top_p")
     return _stopped(strategy, profile, policy, stops) if stops else strategy
 
 
-def _left_out(strategy: Strategy, name: str) -> Strategy:
+def _without_parameter(strategy: Strategy, name: str) -> Strategy:
     return strategy.emulated(f"{name} is left out: the model does not accept it", name)
 
 
@@ -297,7 +301,7 @@ def _stopped(
     limit = profile.limits.get("stop")
     if not profile.supports("stop") or strategy.api == "responses":
         feature = "stop"
-        instead = f"Leave it out. {_known(profile, 'stop')}{_takes(profile)}"
+        instead = f"Leave it out. {_known(profile, 'stop')}{_accepts_hint(profile)}"
     elif limit is not None and len(stops) > limit:
         feature = f"{len(stops)} stop strings"
         instead = f"Give at most {limit}."
@@ -318,7 +322,7 @@ def _known(profile: Profile, name: str) -> str:
     return f"Whether it accepts {name} is not known: set profile= or capabilities=. "
 
 
-def _takes(profile: Profile) -> str:
+def _accepts_hint(profile: Profile) -> str:
     return f"It accepts: {', '.join(sorted(profile.params)) or 'no parameters'}."
 
 
@@ -334,25 +338,25 @@ def native_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy |
         and profile.supports("tools")
         and (not use.required or profile.supports("forced_tools"))
     ):
-        yield Strategy("tools", profile.api, shape=_tools(use, profile))
+        yield Strategy("tools", profile.api, shape=_fit_tools(use, profile))
     if demands.kind == "select":
         yield from selection_strategies(profile, demands)
         if demands.scores:
             return
     if profile.schema is not None:
-        yield from _as_json(profile, demands)
-    yield from as_tool(profile, constraint)
-    yield from as_field(profile, constraint)
+        yield from _json_strategies(profile, demands)
+    yield from custom_tool_strategies(profile, constraint)
+    yield from own_field_strategies(profile, constraint)
 
 
-def _tools(use: ToolUse, profile: Profile) -> Tools:
+def _fit_tools(use: ToolUse, profile: Profile) -> Tools:
     """Converts the functions to call into tools. A schema that the provider does not accept in
     strict mode is sent as a hint, and the arguments are checked.
     """
     tools = list[ApiTool]()
     for function in use.functions:
         fit = (
-            fitted(json.dumps(function.parameters), profile.schema)
+            fit_schema(json.dumps(function.parameters), profile.schema)
             if profile.schema is not None
             else None
         )
@@ -377,7 +381,7 @@ def schema_to_show(schema: str) -> str:
     )
 
 
-def _as_json(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]:
+def _json_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]:
     """Yields the strategies of strict outputs and strict tools: JSON whose schema is fitted to the
     provider.
     """
@@ -385,7 +389,7 @@ def _as_json(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]
     if form is None:
         return
     assert profile.schema is not None
-    fit = fitted(form.constraint.schema, profile.schema)
+    fit = fit_schema(form.constraint.schema, profile.schema)
     if form.wrapped:
         fit = fit.subschema_report("/properties/value")
     for name in ("json_schema", "strict_tool"):
@@ -463,7 +467,7 @@ _BEYOND_LARK = re.compile(r"%json|%regex|%llguidance|\[[a-z_]+\s*[,=\]]|(?<![/\\
 _ESCAPED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
-def as_tool(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
+def custom_tool_strategies(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
     """Yields the strategies with custom tools whose input follows a grammar."""
     if isinstance(constraint, Regex) and profile.supports("regex_tool"):
         yield Strategy(
@@ -479,7 +483,7 @@ def as_tool(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
             yield Strategy("lark_tool", "responses", shape=GrammarTool("lark", grammar))
 
 
-def as_field(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
+def own_field_strategies(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
     """Yields the strategies with request fields that only one dialect has. The answer is the text
     itself.
     """
@@ -495,7 +499,7 @@ def as_field(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
                 "json_schema", profile.api, shape=JsonFormat(constraint.schema, strict=True)
             )
         return
-    pattern = _pattern(constraint)
+    pattern = _regex_pattern(constraint)
     if profile.supports("structured_outputs"):
         if isinstance(constraint, Choices):
             yield own("structured_outputs", {"choice": list(constraint.options)})
@@ -515,18 +519,18 @@ def as_gbnf(constraint: Constraint) -> str:
     return constraint.grammar if isinstance(constraint, Ebnf) else to_gbnf(language_of(constraint))
 
 
-def _pattern(constraint: Constraint) -> str | None:
+def _regex_pattern(constraint: Constraint) -> str | None:
     match constraint:
         case Regex(pattern):
             return pattern
         case Number(kind):
             return PATTERNS[kind]
         case Choices(options):
-            return f"({'|'.join(map(_literally, options))})"
+            return f"({'|'.join(map(_escape_literally, options))})"
     return None
 
 
-def _literally(text: str) -> str:
+def _escape_literally(text: str) -> str:
     """Returns a regex that matches a text literally, in the syntax that the dialects of all engines
     share.
     """

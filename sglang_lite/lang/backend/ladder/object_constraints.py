@@ -38,17 +38,17 @@ def json_form(constraint: Constraint | None) -> JsonForm | None:
     """
     match constraint:
         case Choices(options):
-            return JsonForm(_wrapped({"type": "string", "enum": list(options)}), bare=True)
+            return JsonForm(_wrap_in_object({"type": "string", "enum": list(options)}), bare=True)
         case Number(kind):
             return JsonForm(
-                _wrapped({"type": "integer" if kind == "integer" else "number"}), bare=True
+                _wrap_in_object({"type": "integer" if kind == "integer" else "number"}), bare=True
             )
         case Regex():
             schema = _TYPES.get(constraint)
             return (
                 None
                 if schema is None
-                else JsonForm(_wrapped(schema), bare=constraint != Regex(REGEX_STR))
+                else JsonForm(_wrap_in_object(schema), bare=constraint != Regex(REGEX_STR))
             )
         case JsonSchema(text):
             schema = json.loads(text)
@@ -57,16 +57,18 @@ def json_form(constraint: Constraint | None) -> JsonForm | None:
                 and schema.get("type") == "object"
                 and not schema.keys() & _NO_ROOT
             )
-            return JsonForm(constraint, wrapped=False) if whole else JsonForm(_wrapped(schema))
+            return (
+                JsonForm(constraint, wrapped=False) if whole else JsonForm(_wrap_in_object(schema))
+            )
     return None
 
 
 _NO_ROOT = {"$ref", "anyOf", "oneOf"}  # keywords that providers do not accept at the root
 
 
-def _wrapped(schema: Any) -> JsonSchema:
+def _wrap_in_object(schema: Any) -> JsonSchema:
     """Builds the schema of an object whose only property, `value`, has the given schema."""
-    schema = _moved(schema)
+    schema = _move_references(schema)
     definitions = (
         {"$defs": schema.pop("$defs")} if isinstance(schema, dict) and "$defs" in schema else {}
     )
@@ -79,13 +81,13 @@ def _wrapped(schema: Any) -> JsonSchema:
     return JsonSchema(json.dumps(whole | definitions))
 
 
-def _moved(schema: Any) -> Any:
+def _move_references(schema: Any) -> Any:
     """Adjusts the references of a schema to its new place in an object; `$defs` stays at the top."""
     if isinstance(schema, list):
-        return [_moved(each) for each in schema]
+        return [_move_references(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: _moved(value) for key, value in schema.items()}
+    moved = {key: _move_references(value) for key, value in schema.items()}
     reference = moved.get("$ref")
     if (
         isinstance(reference, str)
@@ -106,7 +108,9 @@ _TYPES: dict[Any, dict[str, Any]] = {
     Regex(REGEX_BOOL): {"type": "string", "enum": ["True", "False"]},
     Regex(REGEX_STR): {"type": "string"},
 }
-NUMBER_FORMS = [JsonForm(_wrapped({"type": kind}), bare=True) for kind in ("integer", "number")]
+NUMBER_FORMS = [
+    JsonForm(_wrap_in_object({"type": kind}), bare=True) for kind in ("integer", "number")
+]
 
 
 def unwrap(constraint: Constraint, form: JsonForm, answer: str) -> str:

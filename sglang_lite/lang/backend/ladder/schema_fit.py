@@ -51,7 +51,7 @@ class Fit:
 
 
 @lru_cache(maxsize=1024)
-def fitted(schema: str, rules: SchemaRules) -> Fit:
+def fit_schema(schema: str, rules: SchemaRules) -> Fit:
     """Fits a schema, given as JSON text, to a provider's rules."""
     return _Fitter(json.loads(schema), rules).fit()
 
@@ -83,8 +83,8 @@ class _Fitter:
         self._required: list[str] = []
 
     def fit(self) -> Fit:
-        schema = self._schema(self._root, "")
-        self._limits()
+        schema = self._fit_subschema(self._root, "")
+        self._check_limits()
         refused = dict(self._refused)
         enforced = tuple(each for each in self._enforced if each not in refused)
         text = "" if refused else json.dumps(schema)
@@ -96,7 +96,7 @@ class _Fitter:
         self._refused.append((pointer, why))
         return {}
 
-    def _schema(self, schema: Any, at: str) -> dict[str, Any]:
+    def _fit_subschema(self, schema: Any, at: str) -> dict[str, Any]:
         if not isinstance(schema, dict):
             return self._refuse(at, "a schema that is true or false does not describe the value")
         kept: dict[str, Any] = {}
@@ -129,8 +129,8 @@ class _Fitter:
                 f"{kept.get('description', '')} ({', '.join(sorted(descriptions))})".strip()
             )
         if "$ref" in schema:
-            return self._reference(schema, kept, at)
-        return self._whole(schema, kept, at)
+            return self._fit_reference(schema, kept, at)
+        return self._fit_unreferenced(schema, kept, at)
 
     def _enforces(self, key: str, value: Any) -> bool:
         rules = self._rules
@@ -142,7 +142,9 @@ class _Fitter:
             return not _LOOKAROUND.search(str(value))
         return key != "minItems" or rules.least_items is None or value <= rules.least_items
 
-    def _reference(self, schema: dict[str, Any], kept: dict[str, Any], at: str) -> dict[str, Any]:
+    def _fit_reference(
+        self, schema: dict[str, Any], kept: dict[str, Any], at: str
+    ) -> dict[str, Any]:
         beside = schema.keys() - {"$ref", "description", "$defs"} - _REMARKS
         if beside:
             return self._refuse(
@@ -153,19 +155,21 @@ class _Fitter:
         if not self._rules.recursion and self._reaches(target, target, set()):
             return self._refuse(f"{at}/$ref", "a schema that refers to itself is not supported")
         self._enforced.append(f"{at}/$ref")
-        return {"$ref": target, **self._definitions(schema, at)}
+        return {"$ref": target, **self._fit_definitions(schema, at)}
 
-    def _definitions(self, schema: dict[str, Any], at: str) -> dict[str, Any]:
+    def _fit_definitions(self, schema: dict[str, Any], at: str) -> dict[str, Any]:
         if "$defs" not in schema:
             return {}
         return {
             "$defs": {
-                name: self._schema(each, f"{at}/$defs/{pointer_token(name)}")
+                name: self._fit_subschema(each, f"{at}/$defs/{pointer_token(name)}")
                 for name, each in schema["$defs"].items()
             }
         }
 
-    def _whole(self, schema: dict[str, Any], kept: dict[str, Any], at: str) -> dict[str, Any]:
+    def _fit_unreferenced(
+        self, schema: dict[str, Any], kept: dict[str, Any], at: str
+    ) -> dict[str, Any]:
         self._type(schema, kept, at)
         options = schema.get("anyOf", schema.get("oneOf"))
         if options is not None:
@@ -173,18 +177,18 @@ class _Fitter:
             if "properties" not in schema:
                 kept.pop("type", None)  # each alternative has its own type
             kept["anyOf"] = [
-                self._schema(each, f"{at}/{key}/{i}") for i, each in enumerate(options)
+                self._fit_subschema(each, f"{at}/{key}/{i}") for i, each in enumerate(options)
             ]
             if key == "anyOf":
                 self._enforced.append(f"{at}/anyOf")
         if "items" in schema:
-            kept["items"] = self._schema(schema["items"], f"{at}/items")
+            kept["items"] = self._fit_subschema(schema["items"], f"{at}/items")
             self._enforced.append(f"{at}/items")
         elif kept.get("type") == "array":
             self._refuse(at, "the items of a list are not described")
         if "properties" in schema or kept.get("type") == "object":
-            kept |= self._object(schema, at)
-        return kept | self._definitions(schema, at)
+            kept |= self._fit_object(schema, at)
+        return kept | self._fit_definitions(schema, at)
 
     def _type(self, schema: dict[str, Any], kept: dict[str, Any], at: str) -> None:
         if "type" in kept:
@@ -205,7 +209,7 @@ class _Fitter:
         elif "properties" in schema:
             kept["type"] = "object"
 
-    def _object(self, schema: dict[str, Any], at: str) -> dict[str, Any]:
+    def _fit_object(self, schema: dict[str, Any], at: str) -> dict[str, Any]:
         properties = schema.get("properties", {})
         required = schema.get("required", [])
         if schema.get("additionalProperties", not properties) is not False:
@@ -230,7 +234,7 @@ class _Fitter:
         ]
         found: dict[str, Any] = {
             "properties": {
-                name: self._schema(each, f"{at}/properties/{pointer_token(name)}")
+                name: self._fit_subschema(each, f"{at}/properties/{pointer_token(name)}")
                 for name, each in properties.items()
             },
             "required": list(properties) if self._rules.all_required else list(required),
@@ -242,7 +246,7 @@ class _Fitter:
         """Returns True if the references in the schema at `start` lead to `target`."""
         return any(
             each == target or (each not in seen and self._reaches(each, target, seen | {each}))
-            for each in _references(self._at(start))
+            for each in _walk_references(self._at(start))
         )
 
     def _at(self, reference: str) -> Any:
@@ -252,9 +256,9 @@ class _Fitter:
             found = found.get(name) if isinstance(found, dict) else None
         return found
 
-    def _limits(self) -> None:
+    def _check_limits(self) -> None:
         rules = self._rules
-        schemas = list(_schemas(self._root, 0))
+        schemas = list(_walk_schemas(self._root, 0))
         named = [each.get("properties", {}) for each, _ in schemas]
         optional = sum(
             len(each.get("properties", {})) - len(each.get("required", ())) for each, _ in schemas
@@ -279,7 +283,7 @@ class _Fitter:
                 self._refuse("", f"{count} {what}, the limit is {limit}")
 
 
-def _schemas(schema: Any, depth: int) -> Iterator[tuple[dict[str, Any], int]]:
+def _walk_schemas(schema: Any, depth: int) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields a schema and all schemas inside it, each with its depth: the number of enclosing
     objects and lists, including itself.
     """
@@ -289,18 +293,18 @@ def _schemas(schema: Any, depth: int) -> Iterator[tuple[dict[str, Any], int]]:
     yield schema, inner
     for key in ("properties", "$defs"):
         for each in schema.get(key, {}).values():
-            yield from _schemas(each, inner if key == "properties" else 0)
+            yield from _walk_schemas(each, inner if key == "properties" else 0)
     for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), schema.get("items")):
-        yield from _schemas(each, inner)
+        yield from _walk_schemas(each, inner)
 
 
-def _references(schema: Any) -> Iterator[str]:
+def _walk_references(schema: Any) -> Iterator[str]:
     if isinstance(schema, dict):
         for key, value in schema.items():
             if key == "$ref" and isinstance(value, str):
                 yield value
             else:
-                yield from _references(value)
+                yield from _walk_references(value)
     elif isinstance(schema, list):
         for each in schema:
-            yield from _references(each)
+            yield from _walk_references(each)

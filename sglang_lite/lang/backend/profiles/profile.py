@@ -168,7 +168,7 @@ def find_profile(provider: str, model: str) -> Profile:
         ParameterError: the provider does not exist, or the name is not a string.
     """
     check_model_name(model)
-    found, default = _provider(provider)
+    found, default = _read_provider(provider)
     base = _base_name(model)
     # a listed snapshot may differ from its short name's current model
     for name in (base, _SNAPSHOT.sub("", base)):
@@ -228,7 +228,7 @@ def providers() -> tuple[str, ...]:
 
 def profiles(provider: str) -> tuple[Profile, ...]:
     """Returns all profiles of a provider. The last one is for unlisted models."""
-    found, default = _provider(provider)
+    found, default = _read_provider(provider)
     return (*found.values(), default)
 
 
@@ -248,7 +248,7 @@ _SNAPSHOT = re.compile(r"(-\d{8}|-\d{4}-\d{2}-\d{2}|-latest|@\d{8})?(-v\d+(:\d+)
 
 
 @lru_cache
-def _provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
+def _read_provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
     """Reads the profiles of a provider's models by name, and the profile of unlisted models. An
     error in the file is a bug of this package: tests read all files.
     """
@@ -262,7 +262,7 @@ def _provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
     data = tomllib.loads(file.read_text(encoding="utf-8"))
     default = data["default"]
     if "like" in data:  # another provider, whose software this one runs
-        found, base = _provider(data["like"])
+        found, base = _read_provider(data["like"])
         own = {name: replace(each, provider=provider) for name, each in found.items()}
         return own, _profile(data, default, replace(base, provider=provider))
     schema = _schema_rules(data) if "schema" in data else None

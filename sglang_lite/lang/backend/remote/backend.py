@@ -225,7 +225,7 @@ class RemoteBackend(Backend):
         found = self.strategy(Demands("gen", msgspec.structs.replace(params, n=count), constraint))
         return isinstance(found, Strategy) and found.native and found.api in _SAMPLED
 
-    def _strategy(self, demands: Demands) -> Strategy:
+    def _strategy_or_raise(self, demands: Demands) -> Strategy:
         found = self.strategy(demands)
         if isinstance(found, Refusal):
             raise CapabilityError(f"{self._name} can't honour {found.feature}.", hint=found.instead)
@@ -234,14 +234,14 @@ class RemoteBackend(Backend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        strategy = self._strategy(Demands("gen", params, constraint))
+        strategy = self._strategy_or_raise(Demands("gen", params, constraint))
         self.check_prompt(prompt)
         if prompt.tools is not None and self.capabilities.continues:
             prompt = with_tools(prompt, self.get_chat_template())
         async for event in serve(self, prompt, params, constraint, strategy, stream=stream):
-            yield self._priced(event) if isinstance(event, Generation) else event
+            yield self._with_cost(event) if isinstance(event, Generation) else event
 
-    def _priced(self, answer: _Answer) -> _Answer:
+    def _with_cost(self, answer: _Answer) -> _Answer:
         """Adds the answer's cost in dollars to its metadata; None if a price is unknown."""
         return msgspec.structs.replace(
             answer, meta={**answer.meta, "cost": known_price(answer.usage, self.model_name)}
@@ -262,7 +262,7 @@ class RemoteBackend(Backend):
         """
         choices = list(dict.fromkeys(choices))
         demands = self.selection(choices, scores=scores_needed.get())
-        strategy = self._strategy(demands)
+        strategy = self._strategy_or_raise(demands)
         if unconditional:
             raise CapabilityError(
                 f"{self._name} can't score choices without the prompt.",
@@ -280,7 +280,7 @@ class RemoteBackend(Backend):
         self.check_prompt(prompt)
         if strategy.name == "decisions":
             return await self.decide(prompt, choices)
-        return self._priced(await select_by_strategy(self, prompt, demands, strategy))
+        return self._with_cost(await select_by_strategy(self, prompt, demands, strategy))
 
     def call(
         self,

@@ -40,12 +40,12 @@ from sglang_lite.lang.backend.token_counts import (
     SentRequests,
     TiktokenEncoding,
     TokenUsage,
-    estimated_tokens,
+    add_unreported_usage,
+    count_text_tokens,
+    estimate_tokens,
     is_credible,
-    note_unreported,
+    missing_usage,
     sent_requests,
-    tokens_of,
-    unreported_usage,
     unreported_usages,
 )
 from sglang_lite.lang.results import unsent, with_warnings
@@ -106,9 +106,9 @@ class ApiClient:
         reader = api.reader()
         account = CallAccount(request, reader, tokenizer)
         try:
-            with self.errors.translating():
+            with self.errors.translate_errors():
                 async with aclosing(
-                    self._read(api, request, reader, account, stream=stream)
+                    self._read_answer(api, request, reader, account, stream=stream)
                 ) as deltas:
                     async for delta in deltas:
                         yield delta
@@ -126,7 +126,7 @@ class ApiClient:
             error.usage = reader.usage
             raise
 
-    async def _read(
+    async def _read_answer(
         self,
         api: Api,
         request: ApiRequest,
@@ -137,13 +137,13 @@ class ApiClient:
     ) -> AsyncGenerator[Delta, None]:
         """Makes the call, and further calls while the model pauses. Yields the deltas of a stream."""
         arguments = api.arguments(request)
-        waited = await self.connection.limit.wait(_estimate(request))
+        waited = await self.connection.limit.wait(_estimate_call_tokens(request))
         began = time.perf_counter()
         first = 0.0
         for _ in range(_MAX_PAUSES):
             create = api.create(self.connection.client())
             if stream or api.always_streams:
-                async with _closed_in_order(
+                async with _open_stream(
                     await account.counted(create(**arguments, **api.streamed))
                 ) as events:
                     async for event in events:
@@ -176,7 +176,7 @@ class ApiClient:
         """Yields the finished samples of an answer and adds its usage to the totals."""
         self.tokens.add(reader.usage)
         if reader.failure:
-            raise self.errors.failed_error(reader.failure)
+            raise self.errors.answer_failure_error(reader.failure)
         if reader.paused:
             raise self.errors.unreadable_error(f"the model paused {_MAX_PAUSES} times")
         count = request.params.samples
@@ -228,7 +228,7 @@ class ApiClient:
             problem = f"{name} was cut short after {usage.completion_tokens} tokens{thoughts}."
             raise TruncatedError(problem, text=sample.text, hint="Raise max_tokens.")
         if isinstance(request.shape, Tools | JsonTool) and sample.calls:
-            return self._called(sample, request.shape)
+            return self._calls_as_json(sample, request.shape)
         if not sample.text and (sample.truncated or isinstance(request.params.stop, Unset)):
             spent = (
                 f" after {usage.completion_tokens} tokens, which reasoning may have used up"
@@ -240,7 +240,7 @@ class ApiClient:
             )
         return answer_object(sample.text) if isinstance(request.shape, Tools) else sample.text
 
-    def _called(self, sample: PartialAnswer, shape: Tools | JsonTool) -> str:
+    def _calls_as_json(self, sample: PartialAnswer, shape: Tools | JsonTool) -> str:
         """Returns the JSON text of a sample's tool calls, in their order."""
         calls = [call for _, call in sorted(sample.calls.items())]
         if isinstance(shape, Tools) and shape.parallel:
@@ -258,7 +258,7 @@ class ApiClient:
 
 
 @asynccontextmanager
-async def _closed_in_order(stream: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
+async def _open_stream(stream: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
     """Opens an SDK's stream and, on exit, closes all generators through which the stream reads.
 
     An SDK closes only the response. It would leave the chain of generators to Python's garbage
@@ -282,7 +282,7 @@ async def _closed_in_order(stream: AbstractAsyncContextManager[Any]) -> AsyncIte
                         pass
 
 
-def _estimate(request: ApiRequest) -> float:
+def _estimate_call_tokens(request: ApiRequest) -> float:
     """Estimates the tokens of a call: a quarter of the prompt's characters, plus `max_tokens` if
     set.
     """
@@ -333,14 +333,14 @@ class CallAccount:
         self._over = True
         if unreported_usages.get() is None:
             return
-        note_unreported(self._possible(), self._sent.processed - self.answered)
+        add_unreported_usage(self._possible(), self._sent.processed - self.answered)
         reported = self._reader.usage
         samples = self._reader.samples.values()
         whole = all(sample.finish_reason is not None for sample in samples)
         if not whole or not is_credible(
             reported, self._request.prompt, map(_text, samples), self._tokenizer
         ):
-            note_unreported(unreported_usage(reported, self._possible()))
+            add_unreported_usage(missing_usage(reported, self._possible()))
             self._reader.meta.setdefault("warnings", []).append(NOT_CREDIBLE)
 
     def fail(self, error: SglError | None) -> None:
@@ -357,20 +357,23 @@ class CallAccount:
         if not self._sent.tried:  # by an SDK with connections of its own
             unanswered = isinstance(error, BackendError) and error.usage is None
         if error is None:
-            note_unreported(self._possible(), unanswered - 1)
+            add_unreported_usage(self._possible(), unanswered - 1)
         elif unanswered > 0:
-            note_unreported(unreported_usage(self._reader.usage, self._possible()))
-            note_unreported(self._possible(), unanswered - 1)
+            add_unreported_usage(missing_usage(self._reader.usage, self._possible()))
+            add_unreported_usage(self._possible(), unanswered - 1)
 
     def _possible(self) -> Usage:
         """Returns the maximum usage that one request may have had."""
         request = self._request
         params = self._request.params
-        prompt = estimated_tokens(request.prompt, self._tokenizer)
+        prompt = estimate_tokens(request.prompt, self._tokenizer)
         if request.shape is not None:
-            prompt += tokens_of(json.dumps(asdict(request.shape), default=dict), self._tokenizer)
+            prompt += count_text_tokens(
+                json.dumps(asdict(request.shape), default=dict), self._tokenizer
+            )
         seen = sum(
-            tokens_of(_text(sample), self._tokenizer) for sample in self._reader.samples.values()
+            count_text_tokens(_text(sample), self._tokenizer)
+            for sample in self._reader.samples.values()
         )
         longest = 0 if isinstance(params.max_tokens, Unset) else params.max_tokens * params.samples
         return Usage(prompt, 0, max(longest, seen))

@@ -115,7 +115,7 @@ class ApiConnection:
             and loop is executor_loop()
             and not on_executor()
         ):
-            asyncio.run_coroutine_threadsafe(_closed(handle), loop).result()
+            asyncio.run_coroutine_threadsafe(_close_handle(handle), loop).result()
 
     def _response_hook(self) -> ResponseHook:
         """Returns a callback that reports answers to the rate limit. It holds only a weak
@@ -135,7 +135,7 @@ class ApiConnection:
             yield getattr(self.latest_client, name, None)
 
 
-async def _closed(handle: Handle) -> None:
+async def _close_handle(handle: Handle) -> None:
     await handle.aclose()
 
 

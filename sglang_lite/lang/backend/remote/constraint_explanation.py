@@ -46,20 +46,22 @@ class ConstraintExplanation:
     def __str__(self) -> str:
         by = f" by {self.by}" if self.by else ""
         lines = [f"{self.constraint} on {self.backend}: {self.mode}{by}"]
-        lines += [f"  refused: {_told(each)}" for each in self.refused]
-        lines += [f"  checked in the finished value: {_told(each)}" for each in self.checked]
+        lines += [f"  refused: {_format_reason(each)}" for each in self.refused]
+        lines += [
+            f"  checked in the finished value: {_format_reason(each)}" for each in self.checked
+        ]
         lines += [f"  limit: {each}" for each in self.limits]
         if self.fewest_tokens is not None:
             lines.append(f"  shortest text: {self.fewest_tokens:,} tokens")
         return "\n".join(lines)
 
 
-def _told(reason: tuple[str, str]) -> str:
+def _format_reason(reason: tuple[str, str]) -> str:
     pointer, why = reason
     return f"{pointer}: {why}" if pointer else why
 
 
-def explained_by(
+def explain_for_backend(
     backend: Backend,
     constraint: Constraint,
     checked: tuple[tuple[str, str], ...] = (),
@@ -89,7 +91,7 @@ def explained_by(
             if isinstance(constraint, Choices) and select
             else demands
         )
-        return _by_strategy(replace(found, limits=limits), backend.strategy(asked))
+        return _explain_strategy(replace(found, limits=limits), backend.strategy(asked))
     try:
         backend.check(Select("", ("",)) if select else Gen(""), demands, None)
     except CapabilityError as error:
@@ -99,7 +101,7 @@ def explained_by(
     return replace(found, by="scores" if select else "the backend", limits=limits)
 
 
-def _by_strategy(
+def _explain_strategy(
     found: ConstraintExplanation, strategy: Strategy | Refusal
 ) -> ConstraintExplanation:
     if isinstance(strategy, Refusal):

@@ -61,14 +61,14 @@ class ErrorTranslator:
     secrets: Callable[[], Iterable[object]]
 
     @contextlib.contextmanager
-    def translating(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Converts errors of the SDK and of its HTTP library raised in the `with` block into ours."""
         import httpx2
 
         try:
             yield
         except self.base as error:
-            raise self._translated(error) from self._cause(error)
+            raise self._translate_sdk_error(error) from self._cause(error)
         except httpx2.TimeoutException as error:
             raise self._timeout_error() from self._cause(error)
         except httpx2.HTTPError as error:  # SDKs don't convert errors while an answer is read
@@ -83,22 +83,24 @@ class ErrorTranslator:
     def unreadable_error(self, what: str) -> BackendError:
         """Makes the error for an answer that can't be read."""
         return BackendError(
-            f"{self.name}: {self.redacted(what)}.",
+            f"{self.name}: {self.redact_secrets(what)}.",
             hint="Check what listens at base_url, or try again.",
         )
 
-    def failed_error(self, why: str) -> BackendError:
+    def answer_failure_error(self, why: str) -> BackendError:
         """Makes the error for an answer that reports its own failure. It may be retried."""
-        ours = BackendError(f"{self.name}: {self.redacted(shortened(why))}", hint="Try again.")
+        ours = BackendError(
+            f"{self.name}: {self.redact_secrets(shortened(why))}", hint="Try again."
+        )
         ours.retryable = True
         return ours
 
     def refusal_error(self, why: str) -> RefusalError:
         return RefusalError(
-            f"{self.name} refused to answer: {self.redacted(why)}", hint="Change the prompt."
+            f"{self.name} refused to answer: {self.redact_secrets(why)}", hint="Change the prompt."
         )
 
-    def redacted(self, text: str) -> str:
+    def redact_secrets(self, text: str) -> str:
         """Removes the secrets from a text."""
         for secret in self.secrets():
             if secret and len(str(secret)) > 8:
@@ -110,32 +112,32 @@ class ErrorTranslator:
         repeat its key.
         """
         shown = f"{error} {error.__cause__} {error.__context__}"
-        return error if self.redacted(shown) == shown else None
+        return error if self.redact_secrets(shown) == shown else None
 
     def _timeout_error(self) -> RequestTimeoutError:
         return RequestTimeoutError(
             f"{self.name} did not answer in time.", hint=f"Raise timeout=; {_RETRIES}."
         )
 
-    def _translated(self, error: Exception) -> BackendError:
+    def _translate_sdk_error(self, error: Exception) -> BackendError:
         if isinstance(error, self.timeout):
             return self._timeout_error()
         if isinstance(error, self.connection):
             cause = error.__cause__ or error
-            why = self.redacted(f"{type(cause).__name__}: {cause}")
+            why = self.redact_secrets(f"{type(cause).__name__}: {cause}")
             lost = BackendError(
                 f"{self.name}: the connection failed ({why}).",
                 hint=f"Check base_url, and the proxy, if one is set; {_RETRIES}.",
             )
             lost.retryable = True
             return lost
-        status, (message, kinds) = _status(error), _report(error)
+        status, (message, kinds) = _status_of(error), _read_report(error)
         request = getattr(error, "request_id", None)
         facts = [f"HTTP {status}"] * (status >= 400) + [f"request {request}"] * bool(request)
-        text = f"{self.name}: {self.redacted(message)}" + (
+        text = f"{self.name}: {self.redact_secrets(message)}" + (
             f" ({', '.join(facts)})" if facts else ""
         )
-        ours = _kind(text, status, kinds)
+        ours = _error_by_status(text, status, kinds)
         ours.usage = Usage() if status >= 400 else None  # a rejected request used nothing
         ours.origin = Origin(self.origin.provider, self.origin.model, request)
         ours.retry_after = retry_after(
@@ -144,7 +146,7 @@ class ErrorTranslator:
         return ours
 
 
-def _report(error: Exception) -> tuple[str, set[str]]:
+def _read_report(error: Exception) -> tuple[str, set[str]]:
     """Returns an API's message about a failure, and its words for the kind of failure."""
     body = getattr(error, "body", None)
     fields = body.get("error", body) if isinstance(body, dict) else body
@@ -157,7 +159,7 @@ def _report(error: Exception) -> tuple[str, set[str]]:
     }
 
 
-def _status(error: Exception) -> int:
+def _status_of(error: Exception) -> int:
     for name in ("status_code", "code"):
         status = getattr(error, name, None)
         if isinstance(status, int):
@@ -165,7 +167,7 @@ def _status(error: Exception) -> int:
     return 0
 
 
-def _kind(text: str, status: int, kinds: set[str]) -> BackendError:
+def _error_by_status(text: str, status: int, kinds: set[str]) -> BackendError:
     """Makes the error for a failed request, by status code and kind of failure."""
     ours: BackendError
     if kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in kinds):

@@ -20,7 +20,7 @@ from sglang_lite.lang.backend.planning import RunFacts
 from sglang_lite.lang.backend.remote.planner import SharedCall
 from sglang_lite.lang.backend.remote.turn import TurnSource
 from sglang_lite.lang.backend.remote.turn_plan import TurnPlan, turn_text
-from sglang_lite.lang.backend.rendering import from_start
+from sglang_lite.lang.backend.rendering import without_partial_turn
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
     SglGen,
@@ -134,14 +134,14 @@ class Explanation:
 
     def __str__(self) -> str:
         head = ("line", "node", "served", "calls", "prompt tokens", "at most", "price")
-        rows = [head, *map(_row, self.nodes)]
+        rows = [head, *map(_table_row, self.nodes)]
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = [
             "  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip()
             for row in rows
         ]
         notes = [
-            f"{_line(node)}: {text}"
+            f"{_source_line(node)}: {text}"
             for node in self.nodes
             for text in (node.refusal, *node.warnings)
             if text
@@ -181,11 +181,13 @@ class Explainer:
         Args:
             answers: generations and selections of the trace, by the nodes' ids.
         """
-        nodes = [self._node(node, answers.get(i)) for i, node in enumerate(graph.nodes)]
-        priced = (replace(node, price=self._priced(node)) for node in nodes if node is not None)
+        nodes = [self._explain_node(node, answers.get(i)) for i, node in enumerate(graph.nodes)]
+        priced = (
+            replace(node, price=self._price_range(node)) for node in nodes if node is not None
+        )
         return Explanation(name_with_model(self._backend), tuple(priced), graph.complete)
 
-    def _priced(self, node: ExplainedNode) -> tuple[float, float] | None:
+    def _price_range(self, node: ExplainedNode) -> tuple[float, float] | None:
         """Returns the price range of a node: from the fewest calls, which generate nothing, to the
         most calls, which generate as much as they may.
         """
@@ -201,7 +203,7 @@ class Explainer:
             else (lowest * node.calls[0], highest * node.calls[1])
         )
 
-    def _node(self, node: GraphNode, answer: TracedAnswer | None) -> ExplainedNode | None:
+    def _explain_node(self, node: GraphNode, answer: TracedAnswer | None) -> ExplainedNode | None:
         """Explains a node. Returns None if the backend is not involved."""
         match node.node:
             case GrammarBegin() if Continuation not in self._backend.capabilities.constraints:
@@ -218,10 +220,10 @@ class Explainer:
                 )
             case Gen() | Select() as request:
                 assert answer is not None
-                return self._explained(request, node, answer.prompt, answer.expression)
+                return self._explain_answer(request, node, answer.prompt, answer.expression)
         return None
 
-    def _explained(
+    def _explain_answer(
         self, request: Gen | Select, node: GraphNode, prompt: Prompt, own: SglGen | SglSelect
     ) -> ExplainedNode:
         kind: Literal["gen", "select"] = "gen" if isinstance(request, Gen) else "select"
@@ -242,7 +244,7 @@ class Explainer:
             else (None, 0)
         )
         refusal = self._refusal(prompt, turn)
-        demands = self._demands(request, own)
+        demands = self._node_demands(request, own)
         found = self._backend.strategy(demands)
         if isinstance(request, Select) and request.method == "unconditional_likelihood_normalized":
             found = Refusal(
@@ -273,7 +275,7 @@ class Explainer:
                 explained, calls=(found.calls[0], found.calls[1] * len(request.choices))
             )
         if turn is not None:
-            explained = self._in_turn(explained, turn, index, prompt)
+            explained = self._explain_in_turn(explained, turn, index, prompt)
         best, worst = explained.calls
         if isinstance(own.source, SharedCall):
             best = 0 if own.source in self._shared else best
@@ -293,7 +295,7 @@ class Explainer:
             return f"{feature}. {instead}"
         shown_whole = turn is None or (turn.ahead and not turn.asks_to_continue)
         try:
-            self._backend.check_prompt(prompt if shown_whole else from_start(prompt))
+            self._backend.check_prompt(prompt if shown_whole else without_partial_turn(prompt))
         except CapabilityError as error:
             return f"{error.message} {error.hint}"
         return None
@@ -303,7 +305,7 @@ class Explainer:
         retries = own.options.retries if isinstance(own, SglGen) else None
         return self._retries if retries is None else retries
 
-    def _in_turn(
+    def _explain_in_turn(
         self, node: ExplainedNode, turn: TurnPlan, index: int, prompt: Prompt
     ) -> ExplainedNode:
         """Explains a node that shares its turn with others or follows text in it (docs/backends.md,
@@ -329,7 +331,7 @@ class Explainer:
             calls=(int(not index), own + more),
         )
 
-    def _demands(self, request: Gen | Select, own: SglGen | SglSelect) -> Demands:
+    def _node_demands(self, request: Gen | Select, own: SglGen | SglSelect) -> Demands:
         """Returns the demands that the language would make of the backend for a node."""
         if isinstance(request, Select):
             multi = isinstance(own, SglSelect) and own.multi
@@ -351,7 +353,7 @@ class Explainer:
 # --------------------------------------------------------------------------------------- as a table
 
 
-def _row(node: ExplainedNode) -> tuple[str, ...]:
+def _table_row(node: ExplainedNode) -> tuple[str, ...]:
     best, worst = node.calls
     calls = "" if node.mode == "refused" else f"{best}" if best == worst else f"{best} to {worst}"
     limit = "" if node.completion_tokens is None else str(node.completion_tokens)
@@ -359,10 +361,10 @@ def _row(node: ExplainedNode) -> tuple[str, ...]:
     strategies = f"{node.strategy} or {node.otherwise}" if node.otherwise else node.strategy
     served = "refused" if node.mode == "refused" else f"{strategies} ({node.mode})"
     named = f"{node.kind}({node.name!r})" if node.name is not None else node.kind
-    return _line(node), named, served, calls, str(node.prompt_tokens), limit, price
+    return _source_line(node), named, served, calls, str(node.prompt_tokens), limit, price
 
 
-def _line(node: ExplainedNode) -> str:
+def _source_line(node: ExplainedNode) -> str:
     return "?" if node.where is None else f"{PurePath(node.where.file).name}:{node.where.line}"
 
 

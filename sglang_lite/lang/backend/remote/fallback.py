@@ -15,7 +15,7 @@ from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.backend.rendering import rerender
-from sglang_lite.lang.backend.token_counts import note_unreported
+from sglang_lite.lang.backend.token_counts import add_unreported_usage
 from sglang_lite.protocol import (
     BackendError,
     Constraint,
@@ -65,7 +65,9 @@ class Fallback(Backend):
                     hint="Write agenerate and aselect.",
                 )
         self.chat_template = self.backends[0].get_chat_template()
-        self.capabilities = _shared([backend.capabilities for backend in self.backends])
+        self.capabilities = _common_capabilities(
+            [backend.capabilities for backend in self.backends]
+        )
         self.enforces = all(backend.enforces for backend in self.backends)
 
     def get_model_name(self) -> str:
@@ -88,14 +90,14 @@ class Fallback(Backend):
         for backend in self.backends:
             begun = False
             try:
-                own_prompt = self._prompt(prompt, backend)
+                own_prompt = self._render_for(prompt, backend)
                 async with aclosing(
                     backend.agenerate(own_prompt, params, constraint, stream=stream)
                 ) as events:
                     async for event in events:
                         begun = True
                         yield (
-                            self._from(backend, event, failed)
+                            self._name_answerer(backend, event, failed)
                             if isinstance(event, Generation)
                             else event
                         )
@@ -113,9 +115,9 @@ class Fallback(Backend):
         for backend in self.backends:
             try:
                 picked = await backend.aselect(
-                    self._prompt(prompt, backend), choices, unconditional=unconditional
+                    self._render_for(prompt, backend), choices, unconditional=unconditional
                 )
-                return self._from(backend, picked, failed)
+                return self._name_answerer(backend, picked, failed)
             except BackendError as error:
                 if not error.retryable or backend is self.backends[-1]:
                     raise
@@ -130,9 +132,9 @@ class Fallback(Backend):
     def _failed(failed: list[tuple[str, str]], backend: Backend, error: BackendError) -> None:
         failed.append((name_with_model(backend), str(error)))
         if error.usage is not None:
-            note_unreported(error.usage)  # the answer will carry only its own
+            add_unreported_usage(error.usage)  # the answer will carry only its own
 
-    def _prompt(self, prompt: Prompt, backend: Backend) -> Prompt:
+    def _render_for(self, prompt: Prompt, backend: Backend) -> Prompt:
         """Renders the prompt with a backend's own chat template."""
         return (
             prompt
@@ -140,13 +142,13 @@ class Fallback(Backend):
             else rerender(prompt, backend.get_chat_template(), self.chat_template)
         )
 
-    def _from(self, backend: Backend, answer: _Answer, failed: Sequence[Any]) -> _Answer:
+    def _name_answerer(self, backend: Backend, answer: _Answer, failed: Sequence[Any]) -> _Answer:
         known = {"failed": tuple(failed)} if failed else {}
         meta = {**answer.meta, "backend": name_with_model(backend), **known}
         return msgspec.structs.replace(answer, meta=meta)
 
 
-def _shared(each: Sequence[Capabilities]) -> Capabilities:
+def _common_capabilities(each: Sequence[Capabilities]) -> Capabilities:
     """Returns the capabilities that all of the backends have."""
     limited = [can.params for can in each if can.params is not None]
     rules = [can.turns for can in each]

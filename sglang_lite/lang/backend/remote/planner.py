@@ -18,7 +18,7 @@ import msgspec
 from sglang_lite.lang.backend.apis.api import MIN_PREFIX_CHARS
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.planning import AnswerSource, NodeQuestion, Planner, RunFacts
-from sglang_lite.lang.backend.remote.turn import turns_of
+from sglang_lite.lang.backend.remote.turn import sources_in_turns
 from sglang_lite.lang.backend.remote.turn_plan import TurnContext
 from sglang_lite.lang.expressions import SglGen, SglSelect, is_constant
 from sglang_lite.program.nodes import Expression, Expressions
@@ -42,7 +42,7 @@ class FirstTokenGate:
         self._beginning: str | None = None
         self._opened = asyncio.Event()
 
-    async def enter(self, text: str) -> bool:
+    async def pass_or_wait(self, text: str) -> bool:
         """Delays the caller until the gate is open, if the provider's cache is worth it. Returns
         True immediately for the first caller, which must open the gate. Runs on the executor loop.
         """
@@ -74,8 +74,8 @@ class BehindGate(AnswerSource):
         self.source = source
 
     @asynccontextmanager
-    async def entered(self, text: str) -> AsyncIterator[None]:
-        self._leads = await self._gate.enter(text)
+    async def around_attempts(self, text: str) -> AsyncIterator[None]:
+        self._leads = await self._gate.pass_or_wait(text)
         try:
             yield
         finally:
@@ -119,7 +119,7 @@ class CallPlanner(Planner):
         self, expressions: Sequence[Expression], role: str | None, where: Location | None
     ) -> Sequence[Expression]:
         planned = list(expressions)
-        for i, turn in turns_of(
+        for i, turn in sources_in_turns(
             expressions, TurnContext(self._backend, role, self._run, where)
         ).items():
             expression = planned[i]
@@ -194,7 +194,7 @@ class SharedCall(AnswerSource):
         if self._samples is None:
             self._question = question
             self._samples = asyncio.get_running_loop().create_future()
-            async for event in self._call(question, self._samples):
+            async for event in self._call_for_all(question, self._samples):
                 yield event
             return
         alike = (
@@ -208,7 +208,7 @@ class SharedCall(AnswerSource):
         async for event in question.events():
             yield event
 
-    async def _call(
+    async def _call_for_all(
         self, question: NodeQuestion, made: asyncio.Future[list[Generation]]
     ) -> AsyncGenerator[Delta | Generation, None]:
         samples: list[Generation] = []

@@ -14,7 +14,7 @@ import msgspec
 from sglang_lite.lang.backend.base import only_answer
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.backend.ladder.strategy import Strategy
-from sglang_lite.lang.backend.remote.serving import serve, with_strategy, with_words
+from sglang_lite.lang.backend.remote.serving import append_to_user_turn, serve, with_strategy
 from sglang_lite.lang.backend.token_counts import TiktokenEncoding
 from sglang_lite.lang.results import with_warnings
 from sglang_lite.protocol import (
@@ -38,7 +38,7 @@ MIN_LOGPROB = -1e4  # instead of the logarithm of 0
 _BIAS = 100.0  # the largest bias that OpenAI accepts: no other token is drawn
 
 
-def checked_tokenizer(tokenizer: Foreign) -> TiktokenEncoding | None:
+def validate_tokenizer(tokenizer: Foreign) -> TiktokenEncoding | None:
     """Checks a user's tokenizer and returns it, or None. Raises ParameterError if it lacks `encode`
     or `decode`.
     """
@@ -62,9 +62,9 @@ async def select_by_strategy(
     assert isinstance(demands.constraint, Choices)
     choices = demands.constraint.options
     if strategy.name == "token_logprobs":
-        return await _by_first_token(backend, prompt, demands, strategy, choices)
+        return await _select_by_first_token(backend, prompt, demands, strategy, choices)
     if strategy.name == "logit_bias_steps":
-        return await _by_steps(backend, prompt, demands, strategy, choices)
+        return await _select_by_steps(backend, prompt, demands, strategy, choices)
     picked = await only_answer(
         serve(backend, prompt, demands.params, demands.constraint, strategy, stream=False)
     )
@@ -74,7 +74,7 @@ async def select_by_strategy(
 # ------------------------------------------------------------------------- one token's alternatives
 
 
-async def _by_first_token(
+async def _select_by_first_token(
     backend: RemoteBackend,
     prompt: Prompt,
     demands: Demands,
@@ -84,9 +84,9 @@ async def _by_first_token(
     """Requests one token with its likeliest alternatives. Each of them counts for the choice that
     it begins.
     """
-    shown = with_words(
+    shown = append_to_user_turn(
         prompt,
-        f"Answer with exactly one of these texts, and with nothing else:\n{_listed(choices)}",
+        f"Answer with exactly one of these texts, and with nothing else:\n{_as_json_list(choices)}",
     )
     count = strategy.alternatives
     params = msgspec.structs.replace(
@@ -95,11 +95,11 @@ async def _by_first_token(
     answer = await only_answer(
         backend.call(shown, params, strategy, constrained=False, stream=False)
     )
-    found = _scores(answer.output_logprobs, choices)
+    found = _choice_probabilities(answer.output_logprobs, choices)
     if not any(found):
         if strategy.fallback is None:
             told_first = answer.output_logprobs[0].text if answer.output_logprobs else answer.text
-            raise _none_of(choices, f"the answer begins with {told_first!r:.60}", answer)
+            raise _no_choice_error(choices, f"the answer begins with {told_first!r:.60}", answer)
         other = await select_by_strategy(backend, prompt, demands, strategy.fallback)
         meta = {**other.meta, "calls": other.meta["calls"] + 1}
         return msgspec.structs.replace(
@@ -110,7 +110,9 @@ async def _by_first_token(
         for index, (choice, each) in enumerate(zip(choices, found))
     )
     unseen = [choice for choice, each in zip(choices, found) if not each]
-    warnings = [f"not among the {count} likeliest beginnings: {_listed(unseen)}"] if unseen else []
+    warnings = (
+        [f"not among the {count} likeliest beginnings: {_as_json_list(unseen)}"] if unseen else []
+    )
     return Selection(
         scores,
         answer.usage,
@@ -119,7 +121,7 @@ async def _by_first_token(
     )
 
 
-def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
+def _choice_probabilities(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
     """Returns the probability that an answer begins with each choice. No token begins two of them
     (`first_characters_differ`).
     """
@@ -139,7 +141,7 @@ def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[fl
 # ---------------------------------------------------------------------------------- biases by steps
 
 
-async def _by_steps(
+async def _select_by_steps(
     backend: RemoteBackend,
     prompt: Prompt,
     demands: Demands,
@@ -173,7 +175,9 @@ async def _by_steps(
             usages.append(answer.usage)
             texts = [token for token in tokens if tokenizer.decode((token,)) == answer.text]
             if len(texts) != 1:
-                raise _none_of(choices, f"{answer.text!r:.60} followed {beginning!r:.60}", answer)
+                raise _no_choice_error(
+                    choices, f"{answer.text!r:.60} followed {beginning!r:.60}", answer
+                )
             (picked_token,) = texts
         remaining = {choice: ids for choice, ids in remaining.items() if ids[at] == picked_token}
         at += 1
@@ -181,14 +185,14 @@ async def _by_steps(
     return Selection((), total_usage(usages), picked, with_strategy(meta, strategy, calls))
 
 
-def _listed(choices: Sequence[str]) -> str:
+def _as_json_list(choices: Sequence[str]) -> str:
     return json.dumps(list(choices), ensure_ascii=False)
 
 
-def _none_of(choices: Sequence[str], why: str, answer: Generation) -> ValueValidationError:
+def _no_choice_error(choices: Sequence[str], why: str, answer: Generation) -> ValueValidationError:
     hint = "Ask for one of them in the prompt, or use another backend for this node."
     error = ValueValidationError(
-        f"none of {_listed(choices):.200} was chosen: {why}.", text=answer.text, hint=hint
+        f"none of {_as_json_list(choices):.200} was chosen: {why}.", text=answer.text, hint=hint
     )
     error.usage = answer.usage
     return error

@@ -20,7 +20,7 @@ from sglang_lite.lang.backend.base import only_answer
 from sglang_lite.lang.backend.ladder.choose import as_gbnf, schema_to_show
 from sglang_lite.lang.backend.ladder.object_constraints import unwrap
 from sglang_lite.lang.backend.ladder.strategy import REPAIRS, Strategy
-from sglang_lite.lang.backend.token_counts import note_unreported
+from sglang_lite.lang.backend.token_counts import add_unreported_usage
 from sglang_lite.lang.results import with_warnings
 from sglang_lite.protocol import (
     UNSET,
@@ -72,11 +72,11 @@ async def serve(
             serve(backend, prompt, params, constraint, single, stream=False)
             for _ in range(strategy.samples)
         ]
-        for index, each in enumerate(await _all([only_answer(each) for each in calls])):
+        for index, each in enumerate(await _await_all_calls([only_answer(each) for each in calls])):
             yield msgspec.structs.replace(each, index=index)
     elif strategy.name == "repair":
         assert constraint is not None
-        yield await _repaired(backend, prompt, params, constraint, strategy)
+        yield await _repair_until_valid(backend, prompt, params, constraint, strategy)
     else:
         wrapped = strategy.form is not None and strategy.form.wrapped
         whole = (
@@ -87,11 +87,11 @@ async def serve(
             prompt, params, strategy, constrained=constraint is not None, stream=shown
         ):
             if isinstance(event, Generation):
-                event = _finished(event, constraint, strategy, 1)
+                event = _finish_answer(event, constraint, strategy, 1)
             yield event
 
 
-async def _all(calls: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
+async def _await_all_calls(calls: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
     """Awaits all calls and returns their answers. If some fail, raises the first error once all
     have ended.
     """
@@ -104,12 +104,12 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generat
                 and isinstance(each, Generation | SglError)
                 and each.usage is not None
             ):
-                note_unreported(each.usage)
+                add_unreported_usage(each.usage)
         raise error
     return [each for each in outcomes if isinstance(each, Generation)]
 
 
-def _finished(
+def _finish_answer(
     answer: Generation, constraint: Constraint | None, strategy: Strategy, calls: int
 ) -> Generation:
     """Finishes an answer for its node: checks it, cuts it at the strategy's stops, and adds the
@@ -119,7 +119,7 @@ def _finished(
         ValueValidationError: the answer breaks the constraint.
     """
     try:
-        text = answer.text if constraint is None else _read(constraint, strategy, answer.text)
+        text = answer.text if constraint is None else _read_value(constraint, strategy, answer.text)
     except ValueValidationError as error:
         error.origin = Origin.of(answer.meta)
         error.usage = answer.usage
@@ -150,7 +150,7 @@ def with_strategy(meta: Mapping[str, Json], strategy: Strategy, calls: int) -> d
     return with_warnings({**meta, "strategy": strategy.name, "calls": calls}, *strategy.warnings)
 
 
-def _read(constraint: Constraint, strategy: Strategy, text: str) -> str:
+def _read_value(constraint: Constraint, strategy: Strategy, text: str) -> str:
     if strategy.form is not None:
         text = unwrap(constraint, strategy.form, text)
         if strategy.form.wrapped or strategy.name != "repair":
@@ -162,7 +162,7 @@ def _read(constraint: Constraint, strategy: Strategy, text: str) -> str:
 # ------------------------------------------------------------------------------------------ repairs
 
 
-async def _repaired(
+async def _repair_until_valid(
     backend: RemoteBackend,
     prompt: Prompt,
     params: SamplingParams,
@@ -175,7 +175,7 @@ async def _repaired(
     Raises:
         ValueValidationError: the last answer also breaks the constraint.
     """
-    shown = with_words(prompt, _instruction(constraint))
+    shown = append_to_user_turn(prompt, _constraint_instruction(constraint))
     usages = []
     current = shown
     for attempt in range(1 + REPAIRS):
@@ -183,14 +183,16 @@ async def _repaired(
         events = backend.call(current, params, strategy, constrained=False, stream=False)
         answer = await only_answer(events)
         usages.append(answer.usage)
-        plain = msgspec.structs.replace(answer, text=_bare(answer.text), usage=total_usage(usages))
+        plain = msgspec.structs.replace(
+            answer, text=_strip_fences(answer.text), usage=total_usage(usages)
+        )
         try:
             if plain.finish_reason == "length":
                 problem = f"it was cut after {answer.usage.completion_tokens} tokens. It has to be shorter."
                 raise TruncatedError(
                     problem, text=plain.text, hint="Raise max_tokens, or ask for less."
                 )
-            return _finished(plain, constraint, strategy, attempt + 1)
+            return _finish_answer(plain, constraint, strategy, attempt + 1)
         except ValueValidationError as error:
             usages[-1] = msgspec.structs.replace(
                 answer.usage, thrown_away_tokens=answer.usage.completion_tokens
@@ -214,7 +216,7 @@ async def _repaired(
     raise AssertionError("unreachable")
 
 
-def with_words(prompt: Prompt, words: str) -> Prompt:
+def append_to_user_turn(prompt: Prompt, words: str) -> Prompt:
     """Appends words to the last turn of a prompt, or to a new user turn if the last one is not the
     user's.
     """
@@ -231,13 +233,13 @@ def with_words(prompt: Prompt, words: str) -> Prompt:
 _FENCED = re.compile(r"\s*```[a-zA-Z]*\n(.*?)\n?```\s*", re.DOTALL)
 
 
-def _bare(text: str) -> str:
+def _strip_fences(text: str) -> str:
     """Strips the whitespace and code fences that models put around values."""
     fenced = _FENCED.fullmatch(text)
     return (fenced[1] if fenced else text).strip()
 
 
-def _instruction(constraint: Constraint) -> str:
+def _constraint_instruction(constraint: Constraint) -> str:
     alone = "and with nothing else"
     match constraint:
         case JsonSchema(schema):

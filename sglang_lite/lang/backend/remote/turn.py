@@ -24,7 +24,7 @@ from sglang_lite.lang.backend.remote.turn_plan import (
     stops_of,
     turn_text,
 )
-from sglang_lite.lang.backend.rendering import from_start, with_continue_request
+from sglang_lite.lang.backend.rendering import with_continue_request, without_partial_turn
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program.nodes import Expression
 from sglang_lite.protocol import (
@@ -50,7 +50,9 @@ _NOT_ASKED = {"calls": 0, "cost": 0.0}
 _BESIDE = 16  # tokens of the constant text beside a value, at most
 
 
-def turns_of(expressions: Sequence[Expression], setting: TurnContext) -> dict[int, TurnSource]:
+def sources_in_turns(
+    expressions: Sequence[Expression], setting: TurnContext
+) -> dict[int, TurnSource]:
     """Returns the sources of a statement's generations in its turns, by their indices in the
     statement. Generations with a call of their own are left out.
 
@@ -96,7 +98,7 @@ class Turn:
         self.plan = plan
         self._drafts = run.drafts
         self._pieces = tuple(
-            p if isinstance(p, str) else _hole(p, run.params) for p in plan.span.pieces
+            p if isinstance(p, str) else _hole_for(p, run.params) for p in plan.span.pieces
         )
         self._indices = [i for i, piece in enumerate(self._pieces) if isinstance(piece, TurnHole)]
         self._ahead = plan.ahead
@@ -130,11 +132,13 @@ class Turn:
         )
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
-        picked = await replace(question, prompt=self._request(question)).selection(choices)
+        picked = await replace(question, prompt=self._continuation_prompt(question)).selection(
+            choices
+        )
         total = self._with_wasted(Generation("", usage=picked.usage, meta=picked.meta))
         return msgspec.structs.replace(picked, usage=total.usage, meta=total.meta)
 
-    def _request(self, question: NodeQuestion) -> Prompt:
+    def _continuation_prompt(self, question: NodeQuestion) -> Prompt:
         """Returns the prompt that makes the model continue the turn."""
         template: Any = question.backend.get_chat_template()
         return (
@@ -161,18 +165,20 @@ class Turn:
     async def _look_ahead(self, index: int, question: NodeQuestion) -> None:
         """Makes a call that may bring the answers of this generation and later ones of the turn."""
         if self.plan.as_text:
-            await self._ask_text(index, question)
+            await self._ask_as_one_text(index, question)
         if not self._ahead:
             return
         turn_start = question.prompt.partial if self.plan.asks_to_continue else ""
         if turn_start.strip() and index == 0 and self.plan.span.begins:
             pieces = (turn_start, *self._pieces[self._indices[0] :])
-            if await self._ask_ahead(index, pieces, question, from_start(question.prompt), ""):
+            if await self._ask_ahead(
+                index, pieces, question, without_partial_turn(question.prompt), ""
+            ):
                 return
         if len(self._indices) - index > 1:
             pieces = self._pieces[self._indices[index] :]
             self._ahead = await self._ask_ahead(
-                index, pieces, question, self._request(question), turn_start
+                index, pieces, question, self._continuation_prompt(question), turn_start
             )
 
     async def _ask_ahead(
@@ -196,7 +202,7 @@ class Turn:
         )
         response = await question.answer(prompt, free)
         tokens = tuple(entry.text or "" for entry in response.output_logprobs)
-        text = unrepeated(turn_start, response.text) if turn_start else response.text
+        text = strip_repetition(turn_start, response.text) if turn_start else response.text
         answer = UnstoppedAnswer(
             text, response.finish_reason == "stop", response.usage.completion_tokens, tokens
         )
@@ -217,10 +223,10 @@ class Turn:
         turn = {"by": "ahead", "found": saved, "thrown_tokens": reading.unused_tokens}
         own = msgspec.structs.replace(response, usage=usage, meta={**response.meta, "turn": turn})
         others = {"by": "found", "saved_tokens": response.usage.prompt_tokens}
-        self._keep(index, self._with_wasted(own), reading.values, others)
+        self._keep_values(index, self._with_wasted(own), reading.values, others)
         return True
 
-    async def _ask_text(self, index: int, question: NodeQuestion) -> None:
+    async def _ask_as_one_text(self, index: int, question: NodeQuestion) -> None:
         """Requests the turn as one text under a grammar, and finds the generations from `index` on
         in it.
 
@@ -237,7 +243,7 @@ class Turn:
         params = msgspec.structs.replace(
             question.params, stop=UNSET, max_tokens=UNSET if None in limits else total
         )
-        response = await question.answer(from_start(question.prompt), params, whole)
+        response = await question.answer(without_partial_turn(question.prompt), params, whole)
         remaining = self._pieces[self._indices[index] : self._indices[-1] + 1]
         pieces = [piece for piece in (begun, *remaining) if piece != ""]
         values = read(
@@ -251,9 +257,9 @@ class Turn:
             raise error
         turn = {"by": "text", "found": len(values) - 1}
         own = msgspec.structs.replace(response, meta={**response.meta, "turn": turn})
-        self._keep(index, own, values, {"by": "found"})
+        self._keep_values(index, own, values, {"by": "found"})
 
-    def _keep(
+    def _keep_values(
         self, index: int, own: Generation, values: Sequence[TurnValue], found: Mapping[str, Json]
     ) -> None:
         """Keeps the values that a call has brought, from the generation at `index` on.
@@ -281,13 +287,13 @@ class Turn:
             BackendError: the model only repeated the open turn.
         """
         turn_start = question.prompt.partial
-        request = self._request(question)
+        request = self._continuation_prompt(question)
         response = await question.answer(request, question.params, question.constraint)
         if question.constraint is not None:
             return msgspec.structs.replace(
                 response, meta={**response.meta, "turn": {"by": "asked"}}
             )
-        text = unrepeated(turn_start, response.text)
+        text = strip_repetition(turn_start, response.text)
         # a stop ended the answer within the repeated text
         if not text.strip() and response.text.strip():
             self._wasted.append(response)
@@ -296,7 +302,7 @@ class Turn:
             )
             hole = TurnHole(() if isinstance(question.params.stop, Unset) else question.params.stop)
             answer = UnstoppedAnswer(
-                unrepeated(turn_start, response.text), True, response.usage.completion_tokens
+                strip_repetition(turn_start, response.text), True, response.usage.completion_tokens
             )
             values = read(answer, (hole,)).values
             if not values:
@@ -344,7 +350,7 @@ class TurnSource(AnswerSource):
         return await self.turn.selection(self.index, question, choices)
 
 
-def _hole(gen: Generated, outer: SamplingParams) -> TurnHole:
+def _hole_for(gen: Generated, outer: SamplingParams) -> TurnHole:
     if isinstance(gen, SglSelect):
         return TurnHole(fits=gen.choices.__contains__)
     max_tokens = merge(outer, gen.node.params).max_tokens
@@ -352,11 +358,11 @@ def _hole(gen: Generated, outer: SamplingParams) -> TurnHole:
     return TurnHole(
         stops_of(gen, outer),
         None if isinstance(max_tokens, Unset) else max_tokens,
-        None if constraint is None and gen.value_type is None else partial(_fits, gen),
+        None if constraint is None and gen.value_type is None else partial(_is_valid_value, gen),
     )
 
 
-def _fits(gen: SglGen, text: str) -> bool:
+def _is_valid_value(gen: SglGen, text: str) -> bool:
     """Returns True if a text is a valid value of a generation."""
     try:
         if gen.node.constraint is not None:
@@ -472,9 +478,9 @@ def read(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
                 break
         else:
             if index:
-                span = _after(piece, text, at, values)
+                span = _find_after(piece, text, at, values)
             else:
-                span = _line(piece, text, 0) if piece.strip() else (0, 0)
+                span = _find_line(piece, text, 0) if piece.strip() else (0, 0)
             if span is None:
                 break
             start, at = span
@@ -482,23 +488,23 @@ def read(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
     return Reading(tuple(values), _unused(answer, at - start_of_turn if values else 0))
 
 
-def _after(
+def _find_after(
     constant: str, text: str, at: int, values: Sequence[TurnValue]
 ) -> tuple[int, int] | None:
     """Finds the span of a constant after a value or another constant, or returns None. The constant
     may begin with the stop string that ended the value, or after it.
     """
-    pattern = _pattern(constant)
+    pattern = _constant_pattern(constant)
     stop = values[-1].matched if values else None
     for start in (at, at + len(stop or "")):
         match = pattern.match(text, start)
         if match is not None:
             return match.span()
     words = constant.lstrip()
-    return _line(words, text, at) if words and "\n" in constant[: -len(words)] else None
+    return _find_line(words, text, at) if words and "\n" in constant[: -len(words)] else None
 
 
-def _line(constant: str, text: str, at: int) -> tuple[int, int] | None:
+def _find_line(constant: str, text: str, at: int) -> tuple[int, int] | None:
     """Finds a line that begins with a constant, at most `_SKIPPED` non-blank lines below `at`.
     Returns the constant's span, or None.
     """
@@ -510,16 +516,18 @@ def _line(constant: str, text: str, at: int) -> tuple[int, int] | None:
 
 
 @lru_cache(maxsize=1024)
-def _pattern(constant: str) -> re.Pattern[str]:
-    return re.compile(r"\s*" + _words(constant) if constant.strip() else re.escape(constant))
+def _constant_pattern(constant: str) -> re.Pattern[str]:
+    return re.compile(
+        r"\s*" + _words_pattern(constant) if constant.strip() else re.escape(constant)
+    )
 
 
 @lru_cache(maxsize=1024)
 def _line_pattern(constant: str) -> re.Pattern[str]:
-    return re.compile(rf"^{_BLANKS}{_MARK}{_words(constant)}", re.MULTILINE)
+    return re.compile(rf"^{_BLANKS}{_MARK}{_words_pattern(constant)}", re.MULTILINE)
 
 
-def _words(constant: str) -> str:
+def _words_pattern(constant: str) -> str:
     """Returns the pattern of a constant, from its first visible character on. Its trailing line
     ends must match in number, since the next line may be an empty value.
     """
@@ -539,11 +547,11 @@ def _value(
         behind: constant after the value.
     """
     if hole.fits is not None:
-        return _constrained(hole, hole.fits, behind, answer.text, at)
+        return _find_constrained_value(hole, hole.fits, behind, answer.text, at)
     stops = StopMatcher(hole.stops)
     text = stops.push(answer.text[at:])
     text += stops.flush() if stops.matched is None else ""
-    length = _limited(hole, answer, at, at + len(text))
+    length = _length_within_limit(hole, answer, at, at + len(text))
     if length is None or not text[:length].strip():
         return None
     if length < len(text):
@@ -553,14 +561,16 @@ def _value(
     return TurnValue(text, stops.matched), at + len(text)
 
 
-def _constrained(
+def _find_constrained_value(
     hole: TurnHole, fits: Callable[[str], bool], behind: str, text: str, at: int
 ) -> tuple[TurnValue, int] | None:
     """Finds the shortest text before the constant `behind` that satisfies the constraint, if
     necessary after stripping whitespace.
     """
     ends = (
-        [match.start() for match in _pattern(behind).finditer(text, at)] if behind.strip() else []
+        [match.start() for match in _constant_pattern(behind).finditer(text, at)]
+        if behind.strip()
+        else []
     )
     for end in [*ends, len(text)]:
         for value in dict.fromkeys((text[at:end], text[at:end].strip())):
@@ -571,7 +581,9 @@ def _constrained(
     return None
 
 
-def _limited(hole: TurnHole, answer: UnstoppedAnswer, start: int, end: int) -> int | None:
+def _length_within_limit(
+    hole: TurnHole, answer: UnstoppedAnswer, start: int, end: int
+) -> int | None:
     """Returns the number of characters of a text that the token limit leaves, or None if that is
     unknown.
     """
@@ -593,7 +605,7 @@ def _unused(answer: UnstoppedAnswer, used: int) -> int:
     return round(answer.count * (length - used) / length) if length else answer.count
 
 
-def unrepeated(begun: str, text: str) -> str:
+def strip_repetition(begun: str, text: str) -> str:
     """Removes leading lines that repeat the open turn from the text that a model has added to it."""
     lines = begun.strip().split("\n")
     start = len(text) - len(text.lstrip())

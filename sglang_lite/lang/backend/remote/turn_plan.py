@@ -63,7 +63,10 @@ class TurnSpan:
     @property
     def fields(self) -> list[str | Constraint | None]:
         """Pieces as parts of a text under a grammar: texts, and the constraints of the generations."""
-        return [piece if isinstance(piece, str) else _constraint(piece) for piece in self.pieces]
+        return [
+            piece if isinstance(piece, str) else _constraint_of_piece(piece)
+            for piece in self.pieces
+        ]
 
     @property
     def behind(self) -> list[tuple[Generated, str]]:
@@ -134,10 +137,10 @@ def plan(
     if setting.backend.capabilities.turns is None:
         return {}
     plans: dict[int, tuple[TurnPlan, int]] = {}
-    for role, span in _spans(expressions, setting.role):
+    for role, span in _split_into_spans(expressions, setting.role):
         if role == "assistant" or setting.backend.capabilities.continues:
             template = None if role is None else setting.backend.get_chat_template()
-            found = _planned(span, setting, () if template is None else tuple(template.stop_str))
+            found = _plan_span(span, setting, () if template is None else tuple(template.stop_str))
             if found is not None:
                 plans |= {index: (found, i) for i, index in enumerate(span.indices)}
     return plans
@@ -151,7 +154,7 @@ def stops_of(generation: Generated, outer: SamplingParams) -> tuple[str, ...]:
     return () if isinstance(stops, Unset) else stops
 
 
-def _spans(
+def _split_into_spans(
     expressions: Sequence[Expression], role: str | None
 ) -> Iterator[tuple[str | None, TurnSpan]]:
     """Yields the spans of a statement that contain a generation, each with the role of its turn."""
@@ -180,15 +183,20 @@ def _spans(
         yield role, span
 
 
-def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> TurnPlan | None:
+def _plan_span(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> TurnPlan | None:
     rules = setting.backend.capabilities.turns
     assert rules is not None
     common = _common_params(span.generated, setting.run.params)
     behind = span.behind
-    constrained = any(_constraint(generated) is not None for generated, _ in behind)
+    constrained = any(_constraint_of_piece(generated) is not None for generated, _ in behind)
     begun = rules.begun_constrained if constrained else rules.begun_turns
     shares = common is not None and bool(behind)
-    if begun != "continued" and rules.enforces_grammars and shares and _takes_text(span, setting):
+    if (
+        begun != "continued"
+        and rules.enforces_grammars
+        and shares
+        and _fits_one_text(span, setting)
+    ):
         return TurnPlan(span, stops, common, as_text=True)
     ahead = setting.run.drafting and shares
     if begun == "continued":
@@ -235,18 +243,18 @@ def _common_params(
             getattr(params, name) not in (UNSET, False) for name in _ALONE
         ):
             return None
-        own = _without_own(params)
+        own = _without_individual_params(params)
         common = common or own
         if own != common:
             return None
-    return common or _without_own(outer)
+    return common or _without_individual_params(outer)
 
 
-def _without_own(params: SamplingParams) -> SamplingParams:
+def _without_individual_params(params: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(params, **dict.fromkeys(_OWN, UNSET))
 
 
-def _constraint(generated: Generated) -> Constraint | None:
+def _constraint_of_piece(generated: Generated) -> Constraint | None:
     return (
         Choices(generated.choices)
         if isinstance(generated, SglSelect)
@@ -254,7 +262,7 @@ def _constraint(generated: Generated) -> Constraint | None:
     )
 
 
-def _takes_text(span: TurnSpan, setting: TurnContext) -> bool:
+def _fits_one_text(span: TurnSpan, setting: TurnContext) -> bool:
     """Returns True if the backend can generate the whole span as one text under a grammar."""
     whole = turn_text(span.fields)
     if whole is None:

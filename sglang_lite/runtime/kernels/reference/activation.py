@@ -10,13 +10,13 @@ from sglang_lite.runtime.kernels.reference.eight_bits import quantise_rows, scal
 
 
 def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
-    return _gated(gate_up, activation, scales).to(gate_up.dtype)
+    return _apply_gated_in_float(gate_up, activation, scales).to(gate_up.dtype)
 
 
 def gated_eight(
     gate_up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype
 ) -> EightBitRows:
-    return quantise_rows(_gated(gate_up, activation, scales), kind)
+    return quantise_rows(_apply_gated_in_float(gate_up, activation, scales), kind)
 
 
 def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
@@ -29,7 +29,9 @@ def ungated_eight(
     return quantise_rows(apply_activation(scaled(up, scales), activation), kind)
 
 
-def _gated(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> torch.Tensor:
+def _apply_gated_in_float(
+    gate_up: torch.Tensor, activation: str, scales: Scales | None
+) -> torch.Tensor:
     gate, up = scaled(gate_up, scales).chunk(2, -1)
     return apply_activation(gate, activation).to(gate_up.dtype).float() * up
 

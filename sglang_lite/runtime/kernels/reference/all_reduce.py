@@ -23,7 +23,7 @@ def gather_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
 
 def reduce_scatter(x: torch.Tensor, peers: Peers) -> torch.Tensor:
     send_each(x, peers)
-    found = torch.cat(_received(_chunks(x[0]), peers), 1).view(x.dtype).view(x.shape).float()
+    found = torch.cat(_receive_words(_chunks(x[0]), peers), 1).view(x.dtype).view(x.shape).float()
     return sum(found[1:], found[0]).to(x.dtype)
 
 
@@ -58,10 +58,10 @@ def exchange(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
         RuntimeError: another rank has not sent its words yet.
     """
     send(parts, peers)
-    return _received(parts, peers)
+    return _receive_words(parts, peers)
 
 
-def _received(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
+def _receive_words(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
     """Returns the words that each program receives, int32 [ranks, words], as many as it sends to a
     rank.
     """

@@ -135,7 +135,7 @@ def _extend_group(
     rows = _GroupShapes(group, heads_per_kv)
     keys = gather(k, group.own.view(-1), dtype)
     values = keys if v is k else gather(v, group.own.view(-1), dtype)
-    own = rows.flat(_scores(rows.padded(queries), rows.by_row(keys), scale), hides=True)
+    own = rows.flat(_scores(rows.to_padded(queries), rows.by_row(keys), scale), hides=True)
     first = group.rows[0]
     shared_keys = first.read(k, 0, dtype, group.length)
     shared_values = shared_keys if v is k else first.read(v, 0, dtype, group.length)
@@ -151,7 +151,7 @@ def _extend_group(
                 heads_per_kv, -1, out.shape[3]
             )
             own[head, :, some] = weights[:, group.length :].view(heads_per_kv, -1, own.shape[3])
-    out += rows.flat(rows.padded(own) @ rows.by_row(values))
+    out += rows.flat(rows.to_padded(own) @ rows.by_row(values))
     return out.permute(2, 0, 1, 3).reshape(count, heads, -1).to(q.dtype)
 
 
@@ -168,7 +168,7 @@ class _GroupShapes:
     group: ExtendGroup
     heads_per_kv: int
 
-    def padded(self, flat: torch.Tensor) -> torch.Tensor:
+    def to_padded(self, flat: torch.Tensor) -> torch.Tensor:
         """Reshapes [kv_heads, heads_per_kv, T, N] to [kv_heads * rows, heads_per_kv * max_new, N]."""
         rows, max_new = self.group.padded.shape
         found = flat[:, :, self.group.padded.view(-1)].view(*flat.shape[:2], rows, max_new, -1)
@@ -256,7 +256,7 @@ def _extend(
         and new * length >= _MIN_PRODUCT_PAIRS
         and products_are_faster(q)
     ):
-        out = _by_products(queries, keys[:, 0], values[:, 0], scale)
+        out = _attend_by_products(queries, keys[:, 0], values[:, 0], scale)
     elif new == length and row.limits is None and window is None and not explicit:
         out = F.scaled_dot_product_attention(
             queries, keys, values, is_causal=rules.causal, scale=scale
@@ -302,7 +302,7 @@ def products_are_faster(q: torch.Tensor) -> bool:
     return q.device.type == "cpu" and q.dtype == torch.bfloat16 and fast() and not amx()
 
 
-def _by_products(
+def _attend_by_products(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Computes the causal attention of the last positions' queries [kv_heads, group, tokens,

@@ -28,8 +28,8 @@ class BlockCopy:
             first += heads * size
 
     def __call__(self, pages: torch.Tensor, slots: torch.Tensor, *, to_host: bool) -> None:
-        of_pages = _index(pages)
-        of_slots = _index(slots)
+        of_pages = _as_index(pages)
+        of_slots = _as_index(slots)
         for plane, part in self._pairs:
             if to_host:
                 part[:, of_slots] = plane[:, of_pages]
@@ -37,7 +37,7 @@ class BlockCopy:
                 plane[:, of_pages] = part[:, of_slots]
 
 
-def _index(places: torch.Tensor) -> torch.Tensor | slice:
+def _as_index(places: torch.Tensor) -> torch.Tensor | slice:
     """Returns an index of the places: a slice if they are consecutive, which is faster."""
     first = int(places[0])
     if torch.equal(

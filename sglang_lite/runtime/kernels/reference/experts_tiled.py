@@ -22,7 +22,7 @@ def experts_gate_up(
     alpha: float = 1.0,
     limit: float = 0.0,
 ) -> torch.Tensor:
-    values, dtype = _decoded_rows(x)
+    values, dtype = _decode_rows(x)
     out = torch.empty((len(blocks.pairs), weight.shape[1] // 2), dtype=dtype, device=values.device)
     for rows, pairs, expert in _rows(blocks, len(values) * top):
         y = values[pairs // top] @ decoded(weight, scales, expert).T
@@ -44,7 +44,7 @@ def experts_down(
     base: torch.Tensor | None = None,
     partial: bool = False,
 ) -> torch.Tensor:
-    values, dtype = _decoded_rows(hidden)
+    values, dtype = _decode_rows(hidden)
     out = torch.zeros((weights.numel(), weight.shape[1]), device=values.device)  # by pair
     for rows, pairs, expert in _rows(blocks, weights.numel()):
         y = values[rows] @ decoded(weight, scales, expert).T
@@ -61,7 +61,7 @@ def experts_sum(y: torch.Tensor) -> torch.Tensor:
     return y.float().sum(0).to(y.dtype)
 
 
-def _decoded_rows(x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, torch.dtype]:
+def _decode_rows(x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, torch.dtype]:
     """Returns x in float32, and the data type of its products."""
     if isinstance(x, EightBitRows):
         return x.values[: x.rows].float() * x.scales[: x.rows].unsqueeze(-1), torch.bfloat16

@@ -14,7 +14,7 @@ def int8_linear(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    y = _scaled(x, x.values, weight, scales)
+    y = _multiply_scaled(x, x.values, weight, scales)
     return (y if bias is None else y + bias.float()).to(dtype)
 
 
@@ -22,10 +22,10 @@ def int8_parts(
     x: EightBitRows, weight: torch.Tensor, scales: torch.Tensor, parts: int
 ) -> torch.Tensor:
     shares = zip(x.values.chunk(parts, 1), weight.chunk(parts, 1))
-    return torch.stack([_scaled(x, *share, scales) for share in shares])
+    return torch.stack([_multiply_scaled(x, *share, scales) for share in shares])
 
 
-def _scaled(
+def _multiply_scaled(
     x: EightBitRows, values: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor
 ) -> torch.Tensor:
     sums = values[: x.rows].double() @ weight.double().t()  # exact

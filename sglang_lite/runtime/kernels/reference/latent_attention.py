@@ -28,7 +28,7 @@ def latent_decode(
     rank: int,
     scale: float,
 ) -> None:
-    q, plane, by = _unscaled(q, cache, layer, rank)
+    q, plane, by = _undo_scales(q, cache, layer, rank)
     for row in range(plan.decoding):
         first, count = work.rows[row].tolist()
         parts = [
@@ -57,7 +57,7 @@ def latent_prefix(
     scale: float,
 ) -> None:
     assert plan.shared is not None
-    q, plane, _ = _unscaled(q, cache, layer, rank)
+    q, plane, _ = _undo_scales(q, cache, layer, rank)
     for first, count, slot, start, end, chunk in plan.shared.items.tolist():
         for row in plan.shared.order[first : first + count].tolist():
             acc, *ml = attend_tokens(
@@ -80,14 +80,14 @@ def latent_prefill(
     rank: int,
     scale: float,
 ) -> None:
-    q, plane, by = _unscaled(q, cache, layer, rank)
+    q, plane, by = _undo_scales(q, cache, layer, rank)
     for first, count, slot, position in plan.blocks.tolist():
         row = ExtendRow(0, count, _slots(plan, slot, 0, position + count))
         visible = attend_rows(q[first : first + count], plane, plane, row, AttentionRules(scale))
         out[first : first + count, :, :rank] = visible[..., :rank] * by
 
 
-def _unscaled(
+def _undo_scales(
     q: torch.Tensor, cache: KVCache, layer: int, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]:
     """Returns queries scaled for products with the stored latents, the stored latents, and the

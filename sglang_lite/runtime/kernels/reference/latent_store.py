@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, indexable
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
-from sglang_lite.runtime.kernels.reference.rope_store import rotated_heads
+from sglang_lite.runtime.kernels.reference.rope_store import rotate_heads
 
 
 def latent_store(
@@ -26,10 +26,10 @@ def latent_store(
     size = cos.shape[2]
     latent, key = product[:, -rank - size :].float().split((rank, size), 1)
     latent = F.rms_norm(latent, norm.shape, norm.float(), eps)
-    stored = torch.cat((latent, rotated_heads(key.unsqueeze(1), cos, sin).squeeze(1)), 1)
+    stored = torch.cat((latent, rotate_heads(key.unsqueeze(1), cos, sin).squeeze(1)), 1)
     if cache.scales is not None:
         stored = apply_latent_scales(stored, 1 / cache.scales.k[layer], rank)
     plane = indexable(cache.k[layer][0])
     at = token_slots(plan, plan.slots, plan.positions)
     plane[at] = indexable(stored.to(cache.k[layer].dtype))
-    out.copy_(rotated_heads(q, cos, sin))
+    out.copy_(rotate_heads(q, cos, sin))

@@ -21,14 +21,14 @@ def own_shrink(x: torch.Tensor, weights: LoraWeights, ranks: OwnRanks) -> OwnShr
     a = weights.a[ranks.pages.long()].transpose(1, 2).flatten(2, 3).float()
     hidden = torch.einsum("ti,tpri->tpr", x.float(), a)
     return OwnShrunk(
-        hidden.where(_own(ranks, hidden.shape[2])[:, None], 0.0).unsqueeze(0), weights, ranks
+        hidden.where(_rank_mask(ranks, hidden.shape[2])[:, None], 0.0).unsqueeze(0), weights, ranks
     )
 
 
 def own_expand(shrunk: OwnShrunk, product: torch.Tensor, activation: str = "") -> torch.Tensor:
     hidden = shrunk.hidden.sum(0)
     weights = shrunk.weights
-    own = _own(shrunk.ranks, hidden.shape[2])
+    own = _rank_mask(shrunk.ranks, hidden.shape[2])
     # [T, ranks, outputs]
     b = weights.b[shrunk.ranks.pages.long()].flatten(1, 2).float().where(own[:, :, None], 0.0)
     parts = zip(hidden.unbind(1), b.split_with_sizes(weights.outputs, 2))
@@ -43,6 +43,6 @@ def own_expand(shrunk: OwnShrunk, product: torch.Tensor, activation: str = "") -
     )
 
 
-def _own(ranks: OwnRanks, width: int) -> torch.Tensor:
+def _rank_mask(ranks: OwnRanks, width: int) -> torch.Tensor:
     """Returns a mask [T, width], True for ranks that a token's adapter has."""
     return torch.arange(width, device=ranks.ranks.device) < ranks.ranks[:, None]

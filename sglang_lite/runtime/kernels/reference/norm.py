@@ -20,7 +20,7 @@ def norm(
     scales: Scales | None = None,
     ranks: Peers | None = None,
 ) -> torch.Tensor:
-    return _normalised(_summed(scaled(x, scales), weight, ranks), weight, eps).to(x.dtype)
+    return _normalise(_sum_over_ranks(scaled(x, scales), weight, ranks), weight, eps).to(x.dtype)
 
 
 def add_norm(
@@ -32,13 +32,13 @@ def add_norm(
     ranks: Peers | None = None,
 ) -> torch.Tensor:
     _add(x, residual, weight, scales, ranks)
-    return _normalised(residual.float(), weight, eps).to(residual.dtype)
+    return _normalise(residual.float(), weight, eps).to(residual.dtype)
 
 
 def norm_eight(
     x: torch.Tensor, weight: torch.Tensor, eps: float, kind: torch.dtype
 ) -> EightBitRows:
-    return quantise_rows(_normalised(x.float(), weight, eps), kind)
+    return quantise_rows(_normalise(x.float(), weight, eps), kind)
 
 
 def add_norm_eight(
@@ -53,7 +53,7 @@ def add_norm_eight(
     unquantised: bool = False,
 ) -> EightBitRows:
     _add(x, residual, weight, scales, ranks)
-    normed = _normalised(residual.float(), weight, eps)
+    normed = _normalise(residual.float(), weight, eps)
     return replace(
         quantise_rows(normed, kind), unquantised=normed.to(residual.dtype) if unquantised else None
     )
@@ -67,10 +67,10 @@ def _add(
     ranks: Peers | None,
 ) -> None:
     x = x.sum(0).to(residual.dtype) if x.dim() == 3 else x  # sum of parts
-    residual.copy_(_summed(scaled(x, scales), weight, ranks) + residual.float())
+    residual.copy_(_sum_over_ranks(scaled(x, scales), weight, ranks) + residual.float())
 
 
-def _summed(x: torch.Tensor, weight: torch.Tensor, ranks: Peers | None) -> torch.Tensor:
+def _sum_over_ranks(x: torch.Tensor, weight: torch.Tensor, ranks: Peers | None) -> torch.Tensor:
     """Returns the sum of all ranks' float32 rows, each rounded to the weight's type."""
     if ranks is None:
         return x
@@ -78,7 +78,7 @@ def _summed(x: torch.Tensor, weight: torch.Tensor, ranks: Peers | None) -> torch
     return torch.stack(received, 1).view(weight.dtype).float().sum(0)
 
 
-def _normalised(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     weight = weight.float()
     if weight.dim() == 2:
         return F.layer_norm(x, x.shape[-1:], weight[0], weight[1], eps)

@@ -20,8 +20,8 @@ def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     scales = weight.scales[torch.arange(weight.inputs, device=words.device) // weight.group].t()
     zeros: torch.Tensor | int = weight.zero
     if weight.half is not None:
-        zeros = _float(scales >> 16, torch.float16)
-        scales = _float(scales, weight.half)
+        zeros = _floats_from_bits(scales >> 16, torch.float16)
+        scales = _floats_from_bits(scales, weight.half)
     if weight.kind == "integers":
         values = (numbers - zeros).float()
     else:
@@ -31,7 +31,7 @@ def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     return values.mul_(scales).to(dtype)
 
 
-def _float(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _floats_from_bits(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns the numbers whose 16 bits are the low ones of integers, as float32."""
     return bits.to(torch.int16).view(dtype).float()
 

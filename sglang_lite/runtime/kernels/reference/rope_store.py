@@ -41,13 +41,13 @@ def rope_store(
     cos, sin = (
         table.gather(0, at.long().expand(-1, table.shape[1])).float().unsqueeze(1) for table in rope
     )
-    q = rotated_heads(q, cos, sin)
-    k = rotated_heads(k, cos, sin)
+    q = rotate_heads(q, cos, sin)
+    k = rotate_heads(k, cos, sin)
     queries.copy_(store_kv(cache, layer, token_slots(plan, plan.slots, plan.positions), q, k, v))
     return queries
 
 
-def rotated_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Returns heads x [T, heads, head_dim] rotated by tables cos and sin [T, 1, dim]; elements
     beyond dim are unchanged.
     """

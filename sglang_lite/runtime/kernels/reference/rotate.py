@@ -10,9 +10,9 @@ def rotate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     cos = cos.float().unsqueeze(1)
     sin = sin.float().unsqueeze(1)
-    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+    return _rotate_rows(q, cos, sin), _rotate_rows(k, cos, sin)
 
 
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate_rows(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     first, second = x.float().chunk(2, -1)
     return (x.float() * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)

@@ -27,7 +27,7 @@ def draw(
     softcap: float | None = None,
 ) -> None:
     for row, slot in enumerate(slots.tolist()):
-        x = _masked(_capped(logits[row], softcap), row, masks)
+        x = _mask_logits(_cap_logits(logits[row], softcap), row, masks)
         tokens[row] = _draw(x, int(positions[row]), sampling, slot)
         last_tokens[slot] = max(int(tokens[row]), 0)
 
@@ -48,7 +48,7 @@ def draw_part(
     found = torch.empty((4, -(-rows * blocks // 4) * 4), device=logits.device)
     best, token, highest, bad = found[:, : rows * blocks].view(4, rows, blocks)
     for row, slot in enumerate(slots.tolist()):
-        x = _masked(_capped(logits[row], softcap), row, masks)
+        x = _mask_logits(_cap_logits(logits[row], softcap), row, masks)
         x = torch.nn.functional.pad(x, (0, space - len(x)), value=-math.inf)
         temperature = float(sampling.temperature[slot])
         scores = x
@@ -97,18 +97,18 @@ def token_scores(
     softcap: float | None = None,
 ) -> None:
     for row, token in enumerate(tokens.tolist()):
-        x = _capped(logits[row], softcap)
-        allowed = _masked(x, row, masks)
+        x = _cap_logits(logits[row], softcap)
+        allowed = _mask_logits(x, row, masks)
         scores[0, row] = x[max(token, 0)] - x.logsumexp(0)
         scores[1, row] = allowed.logsumexp(0) - x.logsumexp(0)
 
 
-def _capped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
+def _cap_logits(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
     x = logits.float()
     return x if softcap is None else softcap * torch.tanh(x / softcap)
 
 
-def _masked(x: torch.Tensor, row: int, masks: TokenMasks | None) -> torch.Tensor:
+def _mask_logits(x: torch.Tensor, row: int, masks: TokenMasks | None) -> torch.Tensor:
     if masks is None or masks.rows[row] < 0:
         return x
     token = torch.arange(len(x), device=x.device)
@@ -124,7 +124,7 @@ def _draw(x: torch.Tensor, position: int, sampling: DeviceSampling, slot: int) -
     temperature = float(sampling.temperature[slot])
     if temperature == 0:
         return int(x.argmax())
-    x = _filtered(
+    x = _filter_logits(
         x,
         temperature,
         int(sampling.top_k[slot]),
@@ -137,7 +137,7 @@ def _draw(x: torch.Tensor, position: int, sampling: DeviceSampling, slot: int) -
     )
 
 
-def _filtered(
+def _filter_logits(
     x: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, *, sequential: bool
 ) -> torch.Tensor:
     """Returns logits x [V] with -inf for tokens that a filter drops. Each filter is applied to all
@@ -184,9 +184,9 @@ def _philox(seed: int, counter: torch.Tensor, position: int) -> tuple[torch.Tens
     c3 = counter * 0
     for _ in range(10):
         c0, c1, c2, c3 = (
-            _high(b, c2) ^ c1 ^ k0,
+            _high_half(b, c2) ^ c1 ^ k0,
             b * c2 & mask,
-            _high(a, c0) ^ c3 ^ k1,
+            _high_half(a, c0) ^ c3 ^ k1,
             a * c0 & mask,
         )
         k0 = k0 + 0x9E3779B9 & mask
@@ -194,6 +194,6 @@ def _philox(seed: int, counter: torch.Tensor, position: int) -> tuple[torch.Tens
     return c0, c1, c2, c3
 
 
-def _high(a: int, b: torch.Tensor) -> torch.Tensor:
+def _high_half(a: int, b: torch.Tensor) -> torch.Tensor:
     """Returns the upper 32 bits of products of 32-bit numbers."""
     return a * (b >> 16) + (a * (b & 0xFFFF) >> 16) >> 16

@@ -14,7 +14,7 @@ from sglang_lite.runtime.kernels.two_shot import PartPeers, flag_bytes
 def sum_parts(x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
     send_parts(x, peers)
     send_sum(x, peers)
-    found = _received(1, x, peers)
+    found = _receive_parts(1, x, peers)
     peers.epochs.add_(1)
     return found.view(x.shape)
 
@@ -32,7 +32,7 @@ def send_sum(x: torch.Tensor, peers: PartPeers) -> None:
         x: numbers of the size and type that are summed.
         peers: memory of the ranks.
     """
-    found = _received(0, x, peers).float()
+    found = _receive_parts(0, x, peers).float()
     _send(1, [sum(found[1:], found[0]).to(x.dtype)] * peers.count, peers)
 
 
@@ -43,7 +43,7 @@ def _send(trip: int, parts: Sequence[torch.Tensor] | torch.Tensor, peers: PartPe
         _flags(memory, peers)[trip, peers.rank] = epoch
 
 
-def _received(trip: int, x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
+def _receive_parts(trip: int, x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
     """Returns the numbers that a trip has brought, [ranks, part].
 
     Raises:

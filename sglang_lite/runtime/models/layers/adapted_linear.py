@@ -66,7 +66,7 @@ class AdaptedLinear(GpuProduct):
 
     def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         if self._linear.eight_bits(2) is not None:
-            return self.unscaled(x)
+            return self.multiply_unscaled(x)
         assert isinstance(x, torch.Tensor)
         return self._product(x, lambda x: self._linear.parts(x)[0], _parts_by_tiles), None
 
@@ -75,8 +75,8 @@ class AdaptedLinear(GpuProduct):
     ) -> torch.Tensor | EightBitRows:
         assert isinstance(x, torch.Tensor)
         assert eight is None, "the next product is adapted, too"
-        low = self._shrunk(x)
-        linear = self._tiling(x)
+        low = self._shrink(x)
+        linear = self._linear_if_tiled(x)
         if isinstance(low, Shrunk) and linear is not None:
             return _by_tiles(linear, x, low, activation)
         if isinstance(low, OwnShrunk):
@@ -103,8 +103,8 @@ class AdaptedLinear(GpuProduct):
             tiled: computes it with the kernel for few rows, which adds the product of `Shrunk`
                 rows.
         """
-        low = self._shrunk(x)
-        linear = self._tiling(x)
+        low = self._shrink(x)
+        linear = self._linear_if_tiled(x)
         if (
             isinstance(low, Shrunk)
             and linear is not None
@@ -122,13 +122,13 @@ class AdaptedLinear(GpuProduct):
             lora_add(x, self._weights, self._rows, out)
         return y
 
-    def _shrunk(self, x: torch.Tensor) -> Shrunk | OwnShrunk | None:
+    def _shrink(self, x: torch.Tensor) -> Shrunk | OwnShrunk | None:
         """Returns x times A, or None if both products with A and B are computed together."""
         if isinstance(self._rows, OwnRanks):
             return own_shrink(x, self._weights, self._rows)
         return shrink(x, self._weights, self._rows) if isinstance(self._rows, JoinedRanks) else None
 
-    def _tiling(self, x: torch.Tensor) -> GpuLinear | None:
+    def _linear_if_tiled(self, x: torch.Tensor) -> GpuLinear | None:
         """Returns the layer if the kernel for few rows can multiply x and its weight, else None."""
         linear = self._linear
         return (

@@ -54,7 +54,7 @@ class EightBitLinear(GpuProduct):
         at = 0
         for part in parts:
             end = at + part.shape[0]
-            if (stored := _stored(part, kind)) is not None:
+            if (stored := _stored_rows(part, kind)) is not None:
                 weight[at:end], self.scales[at:end] = stored
             else:
                 for start, rows in stacked_rows([part]):
@@ -64,7 +64,7 @@ class EightBitLinear(GpuProduct):
                     self.scales[here] = eight.scales[: len(rows)]
             at = end
 
-    def _rows(self, x: torch.Tensor | EightBitRows) -> EightBitRows:
+    def _quantise(self, x: torch.Tensor | EightBitRows) -> EightBitRows:
         return quantise_rows(x, self.weight.dtype) if isinstance(x, torch.Tensor) else x
 
 
@@ -93,15 +93,17 @@ class Fp8Linear(EightBitLinear):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) == 1:
             return linear_single_row(x, self.weight, self.bias, scales=self.scales)[0]
-        return self._scaled(*self._product(self._rows(x)))
+        return self._apply_scales(*self._product(self._quantise(x)))
 
-    def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+    def multiply_unscaled(
+        self, x: torch.Tensor | EightBitRows
+    ) -> tuple[torch.Tensor, Scales | None]:
         if isinstance(x, torch.Tensor) and len(x) == 1:
             return self(x), None
-        y, scales = self._product(self._rows(x))
-        return (y, scales) if self.bias is None else (self._scaled(y, scales), None)
+        y, scales = self._product(self._quantise(x))
+        return (y, scales) if self.bias is None else (self._apply_scales(y, scales), None)
 
-    def _scaled(self, y: torch.Tensor, scales: Scales) -> torch.Tensor:
+    def _apply_scales(self, y: torch.Tensor, scales: Scales) -> torch.Tensor:
         y = (y * scales.rows[: len(y)].unsqueeze(1) * scales.columns).to(y.dtype)
         return y if self.bias is None else y.add_(self.bias)
 
@@ -161,24 +163,28 @@ class GpuInt8Linear(EightBitLinear):
         return torch.int8
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.unscaled(x)[0]
+        return self.multiply_unscaled(x)[0]
 
-    def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
-        return int8_linear(self._rows(x), self.weight, self.scales, self.bias, self._dtype), None
+    def multiply_unscaled(
+        self, x: torch.Tensor | EightBitRows
+    ) -> tuple[torch.Tensor, Scales | None]:
+        return int8_linear(
+            self._quantise(x), self.weight, self.scales, self.bias, self._dtype
+        ), None
 
     def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         count = len(x) if isinstance(x, torch.Tensor) else x.rows
         if self._split == 1 or count > MAX_SPLIT_ROWS:
-            return self.unscaled(x)
-        return int8_parts(self._rows(x), self.weight, self.scales, self._split), None
+            return self.multiply_unscaled(x)
+        return int8_parts(self._quantise(x), self.weight, self.scales, self._split), None
 
 
 def is_rows_of_integers(part: Weight) -> bool:
     """Returns whether a checkpoint stores a matrix as 8-bit integers with a scale per row."""
-    return _stored(part, torch.int8) is not None
+    return _stored_rows(part, torch.int8) is not None
 
 
-def _stored(part: Weight, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _stored_rows(part: Weight, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Returns the numbers and scales of a matrix's rows if the checkpoint stores it in this 8-bit
     type, else None.
     """

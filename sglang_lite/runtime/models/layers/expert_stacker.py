@@ -9,11 +9,11 @@ import torch
 from sglang_lite.runtime.kernels.experts import ExpertMatrices
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 from sglang_lite.runtime.models.layers.linear import stacked_rows, stacked_shape
-from sglang_lite.runtime.models.layers.packed_linear import packed_experts
+from sglang_lite.runtime.models.layers.packed_linear import pack_experts
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, block_quantised
-from sglang_lite.runtime.models.weights.rounding import can_round, rounded_part
+from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, quantise_blocks
+from sglang_lite.runtime.models.weights.rounding import can_round, round_part
 from sglang_lite.runtime.models.weights.source import Weight
 
 logger = logging.getLogger("sglang_lite")
@@ -54,7 +54,7 @@ class ExpertStacker:
         if p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts)):
             if not any(size % BLOCK for part in parts for size in part.shape):
                 (gate_up_8, gate_up_scales), (down_8, down_scales) = map(
-                    self._block_quantised, (gate_up, down)
+                    self._quantise_in_blocks, (gate_up, down)
                 )
                 return ExpertMatrices(
                     gate_up_8, down_8, gate_up_bias, down_bias, gate_up_scales, down_scales, of
@@ -66,8 +66,8 @@ class ExpertStacker:
                     *parts[0].shape,
                     BLOCK,
                 )
-        if (packed := self._packed(gate_up)) is not None and (
-            packed_down := self._packed(down)
+        if (packed := self._pack_experts(gate_up)) is not None and (
+            packed_down := self._pack_experts(down)
         ) is not None:
             return ExpertMatrices(packed, packed_down, gate_up_bias, down_bias, of=of)
         if (p.int8 or p.rounding is not None) and not self._stay_wide:
@@ -81,10 +81,10 @@ class ExpertStacker:
                 "quantised experts are decoded while they are loaded (docs/models.md, Formats of weights)."
             )
         return ExpertMatrices(
-            self._stacked(gate_up), self._stacked(down), gate_up_bias, down_bias, of=of
+            self._stack_experts(gate_up), self._stack_experts(down), gate_up_bias, down_bias, of=of
         )
 
-    def _packed(self, experts: list[list[Weight]]) -> PackedWeight | None:
+    def _pack_experts(self, experts: list[list[Weight]]) -> PackedWeight | None:
         """Returns the matrices of all experts in 4 bits, or None if they have, or are to have, more
         bits.
         """
@@ -92,16 +92,14 @@ class ExpertStacker:
         rounding = p.rounding
         if rounding is None or not all(can_round(part.shape[1]) for part in experts[0]):
             return (
-                packed_experts(experts, len(experts), self._device)
-                if p.packed or rounding
-                else None
+                pack_experts(experts, len(experts), self._device) if p.packed or rounding else None
             )
         rounded = (
-            [rounded_part(part, rounding, self._device) for part in parts] for parts in experts
+            [round_part(part, rounding, self._device) for part in parts] for parts in experts
         )
-        return packed_experts(rounded, len(experts), self._device)
+        return pack_experts(rounded, len(experts), self._device)
 
-    def _stacked(self, experts: list[list[Weight]]) -> torch.Tensor:
+    def _stack_experts(self, experts: list[list[Weight]]) -> torch.Tensor:
         """Returns the matrices [experts, outputs, inputs] of all experts, with each expert's parts
         stacked along their outputs.
         """
@@ -112,7 +110,7 @@ class ExpertStacker:
                 matrix[start : start + len(rows)] = rows
         return whole
 
-    def _block_quantised(self, experts: list[list[Weight]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _quantise_in_blocks(self, experts: list[list[Weight]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the stacked matrices in 8-bit floating point, and the scale of each block."""
         outputs, inputs = stacked_shape(experts[0])
         whole = torch.empty(
@@ -123,6 +121,6 @@ class ExpertStacker:
             at = 0
             for part in parts:
                 end = at + part.shape[0]
-                matrix[at:end], of_matrix[at // BLOCK : end // BLOCK] = block_quantised(part)
+                matrix[at:end], of_matrix[at // BLOCK : end // BLOCK] = quantise_blocks(part)
                 at = end
         return whole, scales

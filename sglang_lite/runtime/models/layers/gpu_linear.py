@@ -42,7 +42,9 @@ class GpuProduct(ABC):
         """Writes the product into `out` and returns it."""
         return out.copy_(self(x))
 
-    def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+    def multiply_unscaled(
+        self, x: torch.Tensor | EightBitRows
+    ) -> tuple[torch.Tensor, Scales | None]:
         """Returns the product, and the scales that it still has to be multiplied by, or None."""
         assert isinstance(x, torch.Tensor)
         return self(x), None
@@ -51,7 +53,7 @@ class GpuProduct(ABC):
         """Returns what `multiply_unscaled` does, for a following `add_norm`: if faster, parts [P,
         M, N] whose sum is the product.
         """
-        return self.unscaled(x)
+        return self.multiply_unscaled(x)
 
     def gated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
@@ -63,7 +65,7 @@ class GpuProduct(ABC):
             activation: "silu", "gelu" or "gelu_tanh".
             eight: 8-bit type of the rows to return, or None.
         """
-        y, scales = self.unscaled(x)
+        y, scales = self.multiply_unscaled(x)
         return (
             gated(y, activation, scales)
             if eight is None
@@ -76,7 +78,7 @@ class GpuProduct(ABC):
         """Returns act(up). Takes the arguments of `multiply_gated`; the activation may also be
         "relu2".
         """
-        y, scales = self.unscaled(x)
+        y, scales = self.multiply_unscaled(x)
         return (
             ungated(y, activation, scales)
             if eight is None
@@ -145,7 +147,7 @@ class GpuLinear(GpuProduct):
     def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         if isinstance(x, torch.Tensor) and len(x) in self._tiled and self._parts > 1:
             return tiled.linear_split_k(x, self.weight, self._parts), None
-        return self.unscaled(x)
+        return self.multiply_unscaled(x)
 
     def gated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None

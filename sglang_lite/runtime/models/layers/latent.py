@@ -72,7 +72,9 @@ class LatentMatrices:
     values: HeadProduct
 
 
-def made_queries(spec: LatentSpec, matrices: LatentMatrices, first: torch.Tensor) -> torch.Tensor:
+def compute_queries(
+    spec: LatentSpec, matrices: LatentMatrices, first: torch.Tensor
+) -> torch.Tensor:
     """Returns queries [T, heads, nope_size + rope_size], computed from the query columns [T, …] of
     the first product.
     """
@@ -112,7 +114,7 @@ def latent_attention(
     first, latent, turned = product.split_with_sizes(
         (product.shape[1] - spec.key_size, spec.rank, spec.rope_size), 1
     )
-    q_nope, q_rope = made_queries(spec, matrices, first).split_with_sizes(
+    q_nope, q_rope = compute_queries(spec, matrices, first).split_with_sizes(
         (spec.nope_size, spec.rope_size), 2
     )
     q_rope = rotate(q_rope, cos, sin)
@@ -137,7 +139,7 @@ def latent_attention(
         latents = row.read(plane, 0, product.dtype)[0]
         if scales is not None:
             latents = apply_latent_scales(latents, scales, spec.rank)
-        out[row.start : row.end] = _expanded(spec, matrices, q, latents, row)
+        out[row.start : row.end] = _attend_expanded(spec, matrices, q, latents, row)
     return out
 
 
@@ -175,7 +177,7 @@ def _without_expanded(spec: LatentSpec, plan: AttentionPlan) -> AttentionPlan:
     )
 
 
-def _expanded(
+def _attend_expanded(
     spec: LatentSpec,
     matrices: LatentMatrices,
     q: torch.Tensor,

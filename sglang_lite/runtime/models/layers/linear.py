@@ -26,7 +26,7 @@ from sglang_lite.runtime.kernels.block_product import (
     decode,
     fits,
     is_supported,
-    pack,
+    pack_blocks,
 )
 from sglang_lite.runtime.kernels.block_product_many import ManyRowsProduct
 from sglang_lite.runtime.kernels.gguf_packing import pack_gguf
@@ -257,14 +257,14 @@ def stacked(
                 chunk = part.read(start, start + step)
                 # the next is being read
                 rows[start : start + len(chunk)].copy_(chunk, non_blocking=True)
-        elif not (isinstance(part, Blocks) and _decoded(part, rows)):
+        elif not (isinstance(part, Blocks) and _decode_into(part, rows)):
             for start, chunk in stacked_rows([part]):
                 rows[start : start + len(chunk)] = chunk
         at += len(rows)
     return whole
 
 
-def _decoded(blocks: Blocks, out: torch.Tensor) -> bool:
+def _decode_into(blocks: Blocks, out: torch.Tensor) -> bool:
     """Writes a matrix to a CPU's bfloat16 [N, K] in one pass. Returns False if the matrix or this
     machine doesn't allow it.
     """
@@ -332,7 +332,7 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
     """Builds a linear layer over a checkpoint's blocks without decoding, or returns None if one of
     the matrices doesn't allow it.
     """
-    blocks = [found for part in parts if (found := _multipliable(part)) is not None]
+    blocks = [found for part in parts if (found := _multipliable_blocks(part)) is not None]
     alike = [
         list(run)
         for _, run in itertools.groupby(blocks, key=lambda part: (part.format, order_of(part)))
@@ -347,14 +347,14 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
     for run in alike:
         end = start + stacked_shape(run)[0]
         product = BlockProduct(
-            library, _pack(library, run), None if bias is None else bias[start:end]
+            library, _pack_matrices(library, run), None if bias is None else bias[start:end]
         )
         products.append(product if run[0].order is None else ReorderedInputs(product, run[0].order))
         start = end
     return products[0] if len(products) == 1 else StackedProducts(tuple(products))
 
 
-def _pack(library: ctypes.CDLL, run: Sequence[Blocks]) -> PackedBlocks:
+def _pack_matrices(library: ctypes.CDLL, run: Sequence[Blocks]) -> PackedBlocks:
     """Packs matrices of one format, stacked along their outputs."""
     of_file = [
         (part.kind, part.data) for part in run if isinstance(part, GgufBlocks) and fits(*part.shape)
@@ -364,14 +364,14 @@ def _pack(library: ctypes.CDLL, run: Sequence[Blocks]) -> PackedBlocks:
     q = _joined([b.q for b in run])
     scale = _joined([b.scale for b in run])
     minima = [b.minimum for b in run if b.minimum is not None]
-    return pack(library, q, scale, _joined(minima) if minima else None)
+    return pack_blocks(library, q, scale, _joined(minima) if minima else None)
 
 
 def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)  # cat would copy a single one
 
 
-def _multipliable(part: Weight) -> Blocks | None:
+def _multipliable_blocks(part: Weight) -> Blocks | None:
     """Returns blocks of a size and kind that `BlockProduct` takes, with the values of a matrix, or
     None.
     """
@@ -462,7 +462,7 @@ def bf16_linear(parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: b
             if products_of(product)
             else Bf16Linear(parts, bias, product, 16)
         )
-    found = map(_multipliable, parts) if blocks else ()
+    found = map(_multipliable_blocks, parts) if blocks else ()
     quantised = [
         part
         for part in found

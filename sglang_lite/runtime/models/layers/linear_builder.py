@@ -28,7 +28,7 @@ from sglang_lite.runtime.models.layers.linear import (
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
-from sglang_lite.runtime.models.weights.rounding import rounded_part
+from sglang_lite.runtime.models.weights.rounding import round_part
 from sglang_lite.runtime.models.weights.source import Weight
 
 if TYPE_CHECKING:
@@ -59,18 +59,18 @@ class LinearBuilder:
     ) -> Linear:
         p = self._precision
         if quantise and p.rounding is not None:
-            parts = [rounded_part(part, p.rounding, self._device) for part in parts]
+            parts = [round_part(part, p.rounding, self._device) for part in parts]
         if self._fused:
-            return self._on_gpu(
+            return self._build_on_gpu(
                 parts, None if bias is None else bias.to(self._device, p.weights), quantise=quantise
             )
-        linear = self._unfused(parts, None if bias is None else bias.to(p.compute))
+        linear = self._build_unfused(parts, None if bias is None else bias.to(p.compute))
         few = linear.few if isinstance(linear, Bf16Linear) else None
         if few is None and isinstance(linear, DenseLinear | Bf16Linear | PairedLinear):
-            self._tell_decoded(parts)
-        return self._batch_invariant(linear, *stacked_shape(parts))
+            self._log_decoding(parts)
+        return self._ensure_batch_invariance(linear, *stacked_shape(parts))
 
-    def _unfused(self, parts: list[Weight], bias: torch.Tensor | None) -> Linear:
+    def _build_unfused(self, parts: list[Weight], bias: torch.Tensor | None) -> Linear:
         """Builds a layer of torch's operators or a CPU's own kernels, in the best form for the
         formats.
         """
@@ -90,7 +90,7 @@ class LinearBuilder:
             linear = DenseLinear(stacked(parts, p.weights, self._device), bias)
         return PairedLinear(linear) if p.batch_invariant else linear
 
-    def _on_gpu(
+    def _build_on_gpu(
         self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool
     ) -> GpuProduct:
         from sglang_lite.runtime.kernels.gemv import SmallBatchLinear
@@ -116,19 +116,22 @@ class LinearBuilder:
             packed := packed_linear(parts, bias, self._device)
         ) is not None:
             return packed
-        runs = [list(run) for _, run in itertools.groupby(parts, key=self._form)]
+        runs = [list(run) for _, run in itertools.groupby(parts, key=self._format_key)]
         if len(runs) > 1:
             sizes = [stacked_shape(run)[0] for run in runs]
             biases = [None] * len(runs) if bias is None else torch.split(bias, sizes)
             return SideBySide(
-                tuple(self._on_gpu(run, own, quantise=quantise) for run, own in zip(runs, biases))
+                tuple(
+                    self._build_on_gpu(run, own, quantise=quantise)
+                    for run, own in zip(runs, biases)
+                )
             )
-        self._tell_decoded(parts)
+        self._log_decoding(parts)
         if p.batch_invariant:
             return InvariantLinear(stacked(parts, p.weights, self._device), bias)
         return GpuLinear(stacked(parts, p.weights, self._device), bias, self._few)
 
-    def _form(self, part: Weight) -> Hashable:
+    def _format_key(self, part: Weight) -> Hashable:
         """Returns a key that the matrices of one product on a GPU share if they stay quantised;
         None if they are decoded.
         """
@@ -140,14 +143,14 @@ class LinearBuilder:
             (part.format, order_of(part)) if part.format.bits == 4 or self._precision.int8 else None
         )
 
-    def _tell_decoded(self, parts: list[Weight]) -> None:
+    def _log_decoding(self, parts: list[Weight]) -> None:
         if not self._told and any(isinstance(part, Blocks) for part in parts):
             self._told = True
             logger.info(
                 "quantised matrices are decoded while they are loaded (docs/models.md, Formats of weights)."
             )
 
-    def _batch_invariant(self, linear: Linear, outputs: int, inputs: int) -> Linear:
+    def _ensure_batch_invariance(self, linear: Linear, outputs: int, inputs: int) -> Linear:
         """Returns the linear layer, or with `batch_invariant` a row-by-row version if its results
         depend on the number of rows.
 
@@ -202,4 +205,4 @@ class LinearBuilder:
             return self.make([weight], bias, quantise=False)
         if not p.batch_invariant and "fbgemm" in torch.backends.quantized.supported_engines:
             return Float16Linear([weight])
-        return self._batch_invariant(self.float32(weight, None), *stacked_shape([weight]))
+        return self._ensure_batch_invariance(self.float32(weight, None), *stacked_shape([weight]))

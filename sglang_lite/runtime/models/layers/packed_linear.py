@@ -21,8 +21,8 @@ from sglang_lite.runtime.kernels.packed_weight import (
     Kind,
     PackedWeight,
     can_pack,
-    in_few_bits,
-    packed_weight,
+    pack_weight,
+    shortest_exact_dtype,
 )
 from sglang_lite.runtime.models.layers.gpu_linear import GpuProduct
 from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
@@ -58,7 +58,7 @@ class PackedLinear(GpuProduct):
 
     def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         assert isinstance(x, torch.Tensor)
-        x = self._ordered(x)
+        x = self._reorder_inputs(x)
         if len(x) == 1 and self._single:
             return packed_row(x, self.packed, self.bias)[0], None
         if len(x) > max_rows(x.device, x.dtype):
@@ -70,7 +70,7 @@ class PackedLinear(GpuProduct):
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
     ) -> torch.Tensor | EightBitRows:
         if isinstance(x, torch.Tensor) and len(x) <= max_rows(x.device, x.dtype) and eight is None:
-            return packed_rows(self._ordered(x), self.packed, self.bias, activation)
+            return packed_rows(self._reorder_inputs(x), self.packed, self.bias, activation)
         return super().gated(x, activation, eight=eight)
 
     def one(
@@ -86,7 +86,7 @@ class PackedLinear(GpuProduct):
             x, self.packed, self.bias, residual=residual, norm=norm, eps=eps, gate=gate
         )
 
-    def _ordered(self, x: torch.Tensor) -> torch.Tensor:
+    def _reorder_inputs(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.order is None else x[:, self.order]
 
 
@@ -97,12 +97,12 @@ def packed_linear(
     None if one of them doesn't allow it.
     """
     first = parts[0]
-    if (packed := packed_matrix(parts, device)) is None or not isinstance(first, Blocks):
+    if (packed := pack_matrix(parts, device)) is None or not isinstance(first, Blocks):
         return None
     return PackedLinear(packed, bias, None if first.order is None else first.order.to(device))
 
 
-def packed_experts(
+def pack_experts(
     experts: Iterable[Sequence[Weight]], count: int, device: torch.device
 ) -> PackedWeight | None:
     """Returns the matrices of `count` experts, each stacked as for `packed_linear`, as one matrix,
@@ -112,7 +112,7 @@ def packed_experts(
     """
     whole: PackedWeight | None = None
     for i, parts in enumerate(experts):
-        one = packed_matrix(parts, device)
+        one = pack_matrix(parts, device)
         if one is None or any(
             isinstance(part, Blocks) and part.order is not None for part in parts
         ):
@@ -134,7 +134,7 @@ def packed_experts(
     return whole
 
 
-def packed_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight | None:
+def pack_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight | None:
     """Stacks matrices [N_i, K] of one 4-bit format along N. Returns None if they have several
     formats or none of 4 bits.
 
@@ -154,15 +154,15 @@ def packed_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight
     table = torch.tensor(first.table, device=device) if kind == "table" else None
     minima = [part.minimum.to(device) for part in blocks if part.minimum is not None]
     if not minima:
-        return packed_weight(q, scale, kind=kind, table=table)
+        return pack_weight(q, scale, kind=kind, table=table)
     scale, zeros = _scales_and_zeros(q, scale, torch.cat(minima))
-    if (zero := _common(zeros)) is not None:
-        return packed_weight(q, scale, zero=zero, kind=kind, table=table)
-    if (half := in_few_bits(scale)) == torch.float32:
+    if (zero := _common_zero(zeros)) is not None:
+        return pack_weight(q, scale, zero=zero, kind=kind, table=table)
+    if (half := shortest_exact_dtype(scale)) == torch.float32:
         half = torch.float16
         if not _SMALLEST_HALF <= scale.abs().max() <= torch.finfo(half).max:
             return None
-    return packed_weight(q, scale.to(half), zeros=zeros, kind=kind, table=table)
+    return pack_weight(q, scale.to(half), zeros=zeros, kind=kind, table=table)
 
 
 def _scales_and_zeros(
@@ -182,7 +182,7 @@ def _scales_and_zeros(
     return scale, torch.where(whole * scale == -minimum, whole, zeros)
 
 
-def _common(zeros: torch.Tensor) -> int | None:
+def _common_zero(zeros: torch.Tensor) -> int | None:
     """Returns the integer in 0 … 255 that all zeros equal, or None. Also returns None for zeros
     without memory.
     """

@@ -37,7 +37,7 @@ from sglang_lite.runtime.models.parameters import (
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.folder import pickled_tensors
 from sglang_lite.runtime.models.weights.ranges import DTYPES, LocalRanges, read_header
-from sglang_lite.runtime.models.weights.source import canonical
+from sglang_lite.runtime.models.weights.source import canonical_name
 
 logger = logging.getLogger("sglang_lite")
 
@@ -247,7 +247,7 @@ class AdapterReader:
                 hint="Save it with peft.",
             )
         stamp = _stamp(file)  # before reading the headers, so that later changes are detected
-        modules = self._modules(config, file, _headers(file))
+        modules = self._collect_modules(config, file, _tensors_without_values(file))
         self._check_targets(config, modules)
         if outside := [token for token in config.invocation if token >= self._spec.vocab_size]:
             raise ModelError(
@@ -283,7 +283,7 @@ class AdapterReader:
                 hint="Unload the adapter, and load it again.",
             )
         rank = -(-files.rank // PAGE_RANK) * PAGE_RANK
-        modules = self._modules(config, file, _tensors(file))
+        modules = self._collect_modules(config, file, _tensors(file))
         by_role: dict[tuple[int, str], _Matrices] = {}
         for module, stored in modules.items():
             for index, role, piece in self._modules_of_model[module]:
@@ -291,7 +291,8 @@ class AdapterReader:
                 by_role[index, role] = _Matrices(stored.a, part_of_tensor(stored.b, piece), scale)
         room = self._room(rank)
         layers = tuple(
-            self._deltas(index, by_role, rank, room) for index in range(len(self._spec.layers))
+            self._build_deltas(index, by_role, rank, room)
+            for index in range(len(self._spec.layers))
         )
         adapter = Adapter(
             name,
@@ -302,9 +303,11 @@ class AdapterReader:
             config.invocation,
             None if room is None else room[0],
         )
-        if not all(map(_finite, adapter.tensors)):
+        if not all(map(_is_finite, adapter.tensors)):
             unfit = (
-                name for name, each in modules.items() if not (_finite(each.a) and _finite(each.b))
+                name
+                for name, each in modules.items()
+                if not (_is_finite(each.a) and _is_finite(each.b))
             )
             wrong = next(unfit, "a matrix")
             raise ModelError(
@@ -312,7 +315,7 @@ class AdapterReader:
             )
         return replace(adapter, digest=_digest(adapter))
 
-    def _deltas(
+    def _build_deltas(
         self,
         index: int,
         by_role: Mapping[tuple[int, str], _Matrices],
@@ -354,7 +357,7 @@ class AdapterReader:
                     b.copy_(b[..., order])
         return deltas
 
-    def _modules(
+    def _collect_modules(
         self, config: AdapterConfig, file: Path, tensors: Mapping[str, torch.Tensor]
     ) -> _Modules:
         """Returns the matrices of each module that an adapter changes. Does not read their values."""
@@ -364,9 +367,11 @@ class AdapterReader:
         for name, tensor in tensors.items():
             match = _NAME.fullmatch(name)
             if match is None and _TABLE.search(name):
-                raise self._of_table(file, name.removesuffix(".weight").removesuffix(".base_layer"))
+                raise self._table_error(
+                    file, name.removesuffix(".weight").removesuffix(".base_layer")
+                )
             if match is None:
-                raise _to_be_merged(f"{file}: {name} is no matrix of an adapter (lora_A, lora_B).")
+                raise _merge_error(f"{file}: {name} is no matrix of an adapter (lora_A, lora_B).")
             if config.leaves_out(match[1]):
                 left_out.add(match[1])
                 continue
@@ -376,17 +381,17 @@ class AdapterReader:
                     "float16.",
                     hint="Save the adapter in one of these.",
                 )
-            module = canonical(match[1] + ".weight").removesuffix(".weight")
+            module = canonical_name(match[1] + ".weight").removesuffix(".weight")
             if match[2] in found.setdefault(module, {}):
                 raise ModelError(
                     f"{file}: {module}.{match[2]} is there twice.", hint="Save the adapter again."
                 )
             found[module][match[2]] = tensor
             names[module] = match[1]
-        self._tell_left_out(config, file, left_out, taken=bool(found))
+        self._log_left_out(config, file, left_out, taken=bool(found))
         for module in found:
             if module not in self._modules_of_model:
-                raise self._unknown(file, module)
+                raise self._unknown_module_error(file, module)
         for module, pair in found.items():
             if not config.is_target(names[module]):
                 raise ModelError(
@@ -409,7 +414,7 @@ class AdapterReader:
             for module, pair in found.items()
         }
 
-    def _tell_left_out(
+    def _log_left_out(
         self, config: AdapterConfig, file: Path, modules: set[str], *, taken: bool
     ) -> None:
         """Logs which matrices are not used, in peft neither. Raises ModelError if there are no
@@ -453,11 +458,11 @@ class AdapterReader:
                     hint=f"Was the adapter made for another model? It says {config.base or 'nothing about that'}.",
                 )
 
-    def _unknown(self, file: Path, module: str) -> ModelError:
+    def _unknown_module_error(self, file: Path, module: str) -> ModelError:
         if _TABLE.search(module):
-            return self._of_table(file, module)
+            return self._table_error(file, module)
         if module in self._others or ".experts." in module:
-            return _to_be_merged(
+            return _merge_error(
                 f"{file}: the adapter changes {module}; only projections of attention and dense feed-forwards can."
             )
         return ModelError(
@@ -465,11 +470,11 @@ class AdapterReader:
             hint="It was made for another model.",
         )
 
-    def _of_table(self, file: Path, module: str) -> ModelError:
+    def _table_error(self, file: Path, module: str) -> ModelError:
         """Returns the error for an adapter that changes embeddings or a head."""
         problem = f"{file}: the adapter changes {module}: embeddings and heads are not supported."
         if not self._spec.tied_embeddings:
-            return _to_be_merged(problem)
+            return _merge_error(problem)
         return ModelError(
             problem,
             hint="Its base has one tensor for both. Untie them in transformers, "
@@ -496,7 +501,7 @@ class AdapterReader:
                 )
 
 
-def _to_be_merged(problem: str) -> ModelError:
+def _merge_error(problem: str) -> ModelError:
     return ModelError(problem, hint="Merge it into its base model with peft's merge_and_unload().")
 
 
@@ -512,7 +517,7 @@ def _digest(adapter: Adapter) -> str:
     return found.hexdigest()
 
 
-def _finite(matrix: torch.Tensor) -> bool:
+def _is_finite(matrix: torch.Tensor) -> bool:
     return all(bool(end.isfinite()) for end in matrix.aminmax())  # a tenth of `isfinite`'s time
 
 
@@ -526,7 +531,7 @@ def _stamp(file: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _headers(file: Path) -> dict[str, torch.Tensor]:
+def _tensors_without_values(file: Path) -> dict[str, torch.Tensor]:
     """Returns the tensors of a file without their values."""
     if file.suffix == ".bin":
         return pickled_tensors(file, "meta")

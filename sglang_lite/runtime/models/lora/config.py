@@ -84,12 +84,12 @@ class AdapterConfig:
 
     def rank_of(self, module: str) -> int:
         """Returns the rank of a module's matrices."""
-        return int(self._matched(self.ranks, module, self.rank))
+        return int(self._first_match(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
         """Returns the factor of a module's product."""
         rank = self.rank_of(module)
-        return self._matched(self.alphas, module, self.alpha) / (
+        return self._first_match(self.alphas, module, self.alpha) / (
             math.sqrt(rank) if self.root else rank
         )
 
@@ -120,7 +120,7 @@ class AdapterConfig:
                 return int(found["index"])
         return None
 
-    def _matched(self, patterns: Mapping[str, float], module: str, default: float) -> float:
+    def _first_match(self, patterns: Mapping[str, float], module: str, default: float) -> float:
         """Returns the value of the first pattern that matches a module's name or its end, in the
         way peft matches them.
         """
@@ -166,10 +166,10 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
             hint="Such an adapter can't be merged into its base model, either: train a LoRA.",
         )
     if kind != "LORA":
-        raise _refused(path, "peft_type", kind, "only LORA is supported")
+        raise _unsupported_error(path, "peft_type", kind, "only LORA is supported")
     for name, meaning in _REFUSED.items():
         if content.get(name) not in (None, False, [], {}):
-            raise _refused(path, name, content[name], f"{meaning}, is not supported")
+            raise _unsupported_error(path, name, content[name], f"{meaning}, is not supported")
     if content.get("lora_bias"):
         raise ModelError(
             f"{path}: `lora_bias` is {shown(content['lora_bias'])}: biases of an adapter are not supported.",
@@ -177,9 +177,9 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
             "without.",
         )
     if content.get("bias", "none") != "none":
-        raise _refused(path, "bias", content["bias"], "trained biases are not supported")
+        raise _unsupported_error(path, "bias", content["bias"], "trained biases are not supported")
     if (initial := content.get("init_lora_weights")) not in _INITIAL:
-        raise _refused(
+        raise _unsupported_error(
             path,
             "init_lora_weights",
             initial,
@@ -277,7 +277,7 @@ def _invocation(path: Path, value: Json) -> tuple[int, ...]:
     return tuple(token for token in tokens if isinstance(token, int))
 
 
-def _refused(path: Path, name: str, value: Json, why: str) -> ModelError:
+def _unsupported_error(path: Path, name: str, value: Json, why: str) -> ModelError:
     return ModelError(
         f"{path}: `{name}` is {shown(value)}: {why}.",
         hint="Merge the adapter with peft's merge_and_unload(), and serve the merged model.",

@@ -108,7 +108,7 @@ class CpuLoraStep:
                 ),
             )
         each = enumerate(np.split(order, counts.cumsum()[:-1]))
-        return tuple(AdapterGroup(i, _index(tokens), None) for i, tokens in each)
+        return tuple(AdapterGroup(i, _as_slice(tokens), None) for i, tokens in each)
 
     @property
     def compiled(self) -> StepAdapters:
@@ -139,7 +139,7 @@ class AdapterGroup:
     own: torch.Tensor | None
 
 
-def _index(tokens: NDArray[np.int64]) -> torch.Tensor | slice:
+def _as_slice(tokens: NDArray[np.int64]) -> torch.Tensor | slice:
     """Converts ascending tokens to an index: a slice if they are contiguous, because indexing with
     it makes no copy.
     """
@@ -188,7 +188,7 @@ def stacked(adapters: Sequence[Adapter]) -> tuple[Mapping[str, StackedDelta], ..
         shapes = {product: delta for layer in each for product, delta in layer.items()}
         layers.append(
             {
-                product: _stack(
+                product: _stack_deltas(
                     [layer.get(product) for layer in each],
                     max(adapter.rank for adapter in adapters),
                     shape,
@@ -199,7 +199,9 @@ def stacked(adapters: Sequence[Adapter]) -> tuple[Mapping[str, StackedDelta], ..
     return tuple(layers)
 
 
-def _stack(deltas: Sequence[ProductDelta | None], rank: int, like: ProductDelta) -> StackedDelta:
+def _stack_deltas(
+    deltas: Sequence[ProductDelta | None], rank: int, like: ProductDelta
+) -> StackedDelta:
     parts, _, inputs = like.a.shape
     a = like.a.new_zeros(len(deltas), parts, rank, inputs)
     b = like.b.new_zeros(len(deltas), rank, like.b.shape[1])

@@ -94,7 +94,7 @@ class LoadedAdapters:
         with self._lock:
             self._check_new(name, pinned=pinned)
         files = self._reader.open(path)
-        adapter = self._read(name, files) if pinned else None
+        adapter = self._read_tensors(name, files) if pinned else None
         with self._lock:
             self._check_new(name, pinned=pinned)
             if adapter is not None:
@@ -121,12 +121,12 @@ class LoadedAdapters:
             ParameterError: there is none, or it doesn't fit into memory with those that are pinned.
             ModelError: its tensors can't be read or used.
         """
-        found = self._used(name)
+        found = self._mark_used(name)
         if (adapter := found.adapter) is not None:
             return adapter
         with found.reading:
             if (adapter := found.adapter) is None:
-                adapter = self._read(name, found.files)
+                adapter = self._read_tensors(name, found.files)
                 with self._lock:
                     # another one has been loaded under its name
                     if self._known(name, "lora_path") is not found:
@@ -146,17 +146,17 @@ class LoadedAdapters:
     def at_hand(self, name: str) -> bool:
         """Returns whether `adapter_for` would read no file. The adapter counts as used."""
         try:
-            return self._used(name).adapter is not None
+            return self._mark_used(name).adapter is not None
         except ParameterError:  # `adapter_for` will raise it
             return True
 
-    def _used(self, name: str) -> LoadedAdapter:
+    def _mark_used(self, name: str) -> LoadedAdapter:
         with self._lock:
             found = self._known(name, "lora_path")
             self._by_name[name] = self._by_name.pop(name)
             return found
 
-    def _read(self, name: str, files: AdapterFiles) -> Adapter:
+    def _read_tensors(self, name: str, files: AdapterFiles) -> Adapter:
         # without the lock, which the loop's thread may wait for
         adapter = self._reader.read(name, files)
         self.reads += 1
@@ -204,13 +204,13 @@ class LoadedAdapters:
         size = sum(own for _, own in in_memory)
         leaving = list[LoadedAdapter]()
         for each, own in in_memory:
-            if not self._full(count, size + more):
+            if not self._exceeds_limits(count, size + more):
                 break
             if not each.pinned:
                 leaving.append(each)
                 count = count - 1
                 size = size - own
-        if self._full(count, size + more):
+        if self._exceeds_limits(count, size + more):
             limit = (
                 "" if self._max_bytes is None else f", and all may take {self._max_bytes >> 20:,}"
             )
@@ -223,7 +223,7 @@ class LoadedAdapters:
         for each in leaving:
             each.leave()
 
-    def _full(self, count: int, size: int) -> bool:
+    def _exceeds_limits(self, count: int, size: int) -> bool:
         """Returns whether one more than `count` adapters, or `size` bytes in total, are too many."""
         too_many = self._max_loaded is not None and count >= self._max_loaded
         return too_many or (self._max_bytes is not None and size > self._max_bytes)

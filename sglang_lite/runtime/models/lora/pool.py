@@ -118,7 +118,7 @@ class AdapterPool:
         if len(kept) >= self._most and adapter.generation not in in_use:
             return None
         if slot is None:
-            slot = self._emptied(adapter.rank // PAGE_RANK, kept)
+            slot = self._make_slot_empty(adapter.rank // PAGE_RANK, kept)
             own = self.pages[slot] = [self._free.pop() for _ in range(adapter.rank // PAGE_RANK)]
             self._memory.write(slot, own, adapter)
             self.slots[slot] = adapter
@@ -141,7 +141,7 @@ class AdapterPool:
         for slot, adapter in enumerate(self.slots):
             if adapter is not None:
                 self._memory.clear(slot)
-                self._empty(slot)
+                self._empty_slot(slot)
         self._pinned.clear()
 
     def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
@@ -165,7 +165,7 @@ class AdapterPool:
             if not any(adapter.generation in used for adapter in adapters):
                 self._leaving.remove((adapters, done))
                 for adapter in adapters:
-                    self._leave(adapter)
+                    self._remove(adapter)
                 done()
 
     def close(self) -> None:
@@ -174,16 +174,16 @@ class AdapterPool:
             done()
         self._leaving.clear()
 
-    def _leave(self, adapter: Adapter) -> None:
+    def _remove(self, adapter: Adapter) -> None:
         self._pinned.discard(adapter.generation)
         slot = self.slot_of(adapter)
         if slot is not None:
             self._memory.clear(slot)
-            self._empty(slot)
+            self._empty_slot(slot)
             self._order.remove(slot)
             self._order.insert(0, slot)
 
-    def _emptied(self, pages: int, kept: Collection[int]) -> int:
+    def _make_slot_empty(self, pages: int, kept: Collection[int]) -> int:
         """Empties slots until enough pages are free, in the order in which they are to be reused.
         Returns an empty slot.
         """
@@ -194,10 +194,10 @@ class AdapterPool:
                 and adapter.generation not in kept
                 and (None not in self.slots or len(self._free) < pages)
             ):
-                self._empty(slot)
+                self._empty_slot(slot)
         return next(slot for slot in self._order if self.slots[slot] is None)
 
-    def _empty(self, slot: int) -> None:
+    def _empty_slot(self, slot: int) -> None:
         leaving = self.slots[slot]
         self.slots[slot] = None
         if leaving is not None:

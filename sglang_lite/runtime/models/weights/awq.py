@@ -17,7 +17,7 @@ from sglang_lite.runtime.models.weights.packing import (
     blocks_of,
     four_bits_in,
     groups_of,
-    unpacked,
+    unpack_integers,
 )
 
 # nibble of a word that holds each of eight outputs
@@ -35,14 +35,14 @@ def awq(group: int | None) -> Packing:
 def _read(parts: Parts, *, group: int | None) -> Blocks:
     scales = parts[".scales"]
     groups, outputs = scales.shape
-    numbers, zeros = (_outputs(parts[name], outputs) for name in (".qweight", ".qzeros"))
+    numbers, zeros = (_unpack_outputs(parts[name], outputs) for name in (".qweight", ".qzeros"))
     groups_of(len(numbers), groups, group)
     if zeros.shape != scales.shape:
         raise ValueError(f"qzeros are of {len(zeros)} groups, and scales of {groups}")
     return blocks_of(numbers.t(), 4, scales.t(), zeros.t().to(torch.int16))
 
 
-def _outputs(words: torch.Tensor, outputs: int) -> torch.Tensor:
+def _unpack_outputs(words: torch.Tensor, outputs: int) -> torch.Tensor:
     if outputs % 8:
         raise ValueError(f"{outputs} outputs are no multiple of 8")
-    return unpacked(words, 4, outputs).view(len(words), -1, 8)[:, :, _PLACES].flatten(1)
+    return unpack_integers(words, 4, outputs).view(len(words), -1, 8)[:, :, _PLACES].flatten(1)

@@ -24,7 +24,7 @@ from sglang_lite.runtime.models.weights.packing import (
     blocks_of,
     four_bits_in,
     groups_of,
-    unpacked,
+    unpack_integers,
 )
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
 
@@ -32,7 +32,7 @@ from sglang_lite.runtime.models.weights.source import EncodedMatrix
 Scheme = tuple[int, int | None]
 
 
-def pack_quantized(schemes: Sequence[Scheme]) -> Packing:
+def integers_in_words(schemes: Sequence[Scheme]) -> Packing:
     """Returns the packing of integers in words (pack-quantized). `schemes` are those that the
     config declares.
     """
@@ -52,12 +52,12 @@ def pack_quantized(schemes: Sequence[Scheme]) -> Packing:
         order = None
         if index is not None and (index != -1).any():  # -1: as llm-compressor initialises it
             order = input_order(index, columns, scale.shape[1])
-        numbers = unpacked(words, bits, columns)
+        numbers = unpack_integers(words, bits, columns)
         if len(numbers) != rows:
             raise ValueError(f"weight_packed has {len(numbers)} rows, and weight_shape says {rows}")
         zero: torch.Tensor | int = 1 << bits - 1
         if ".weight_zero_point" in parts:
-            zero = unpacked(parts[".weight_zero_point"].t(), bits, rows).t().to(torch.int16)
+            zero = unpack_integers(parts[".weight_zero_point"].t(), bits, rows).t().to(torch.int16)
             if zero.shape != scale.shape:
                 raise ValueError(
                     f"weight_zero_point is of {zero.shape[1]} groups, and weight_scale of {scale.shape[1]}"
@@ -75,7 +75,7 @@ def pack_quantized(schemes: Sequence[Scheme]) -> Packing:
     )
 
 
-def int_quantized(*, integer_inputs: bool) -> Packing:
+def integers_in_bytes(*, integer_inputs: bool) -> Packing:
     """Returns the packing of one integer per byte (int-quantized). `integer_inputs` as in Matrices."""
 
     def read(parts: Parts) -> EncodedMatrix:

@@ -23,7 +23,7 @@ from sglang_lite.runtime.models.weights.source import (
     Stored,
     Weight,
     WeightSource,
-    canonical,
+    canonical_name,
 )
 
 KINDS = ("safetensors", "bin")  # kinds of weight files; the first that exists is read
@@ -67,7 +67,7 @@ def weight_files(
         if index.exists():
             return suffix, _shards(index, exists)
         if exists(single):
-            return suffix, {_regular(single)}
+            return suffix, {_check_regular(single)}
     hint = "Supported: model.safetensors, pytorch_model.bin (sharded too), or a .gguf file given by its path."
     if any(folder.glob("model-rank-*-part-*.safetensors")):
         hint = 'Its files are those of ranks: load_format="sharded_state".'
@@ -128,10 +128,10 @@ def _shards(index: Path, exists: Callable[[Path], bool]) -> set[Path]:
             f"{index.parent}: the shard {missing[0]} is missing ({len(missing)} of {len(names)}).",
             hint="Fetch the folder again.",
         )
-    return {_regular(index.parent / name) for name in names}
+    return {_check_regular(index.parent / name) for name in names}
 
 
-def _regular(file: Path) -> Path:
+def _check_regular(file: Path) -> Path:
     if file.exists() and not file.is_file():  # opening a pipe would block for ever
         raise ModelError(f"{file}: not a regular file.", hint="Replace it by the file itself.")
     return file
@@ -160,11 +160,11 @@ class FolderSource(WeightSource):
                         hint="Move the file elsewhere that is not the model's.",
                     )
                 stored[name] = file
-        self._stored_as = {canonical(name): name for name in stored}
+        self._stored_as = {canonical_name(name): name for name in stored}
         if len(self._stored_as) < len(stored):
-            twice = next(name for name in stored if self._stored_as[canonical(name)] != name)
+            twice = next(name for name in stored if self._stored_as[canonical_name(name)] != name)
             raise ModelError(
-                f"{stored[twice]}: {twice} and {self._stored_as[canonical(twice)]} are the same tensor.",
+                f"{stored[twice]}: {twice} and {self._stored_as[canonical_name(twice)]} are the same tensor.",
                 hint="Take one of them out.",
             )
         self._files = {name: stored[stored_as] for name, stored_as in self._stored_as.items()}
@@ -177,7 +177,7 @@ class FolderSource(WeightSource):
 
     def _read(self, name: str, file: Path) -> Stored:
         if name not in self._packed:
-            return self._plain(name, file)
+            return self._read_plain(name, file)
         each = self._packed[name]
         parts = {
             part: self._tensor(each.module + part, self._files[each.module + part])
@@ -207,10 +207,10 @@ class FolderSource(WeightSource):
         """Returns a tensor as stored."""
 
     @abstractmethod
-    def _plain(self, name: str, file: Path) -> Weight:
+    def _read_plain(self, name: str, file: Path) -> Weight:
         """Returns a tensor that is not packed."""
 
-    def _scaled(
+    def _with_scales(
         self,
         name: str,
         shape: tuple[int, ...],
@@ -276,7 +276,7 @@ class SafetensorsSource(FolderSource):
             tensor: torch.Tensor = handle.get_tensor(self._stored_as[name]).clone()
             return tensor
 
-    def _plain(self, name: str, file: Path) -> Weight:
+    def _read_plain(self, name: str, file: Path) -> Weight:
         from safetensors import safe_open
 
         with safe_open(file, framework="pt") as handle:
@@ -285,7 +285,7 @@ class SafetensorsSource(FolderSource):
             if len(shape) == 2:
                 rows = _SafetensorsRows(file, self._stored_as[name], shape, part[:0].dtype)
                 return (
-                    self._scaled(name, rows.shape, rows.read, file)
+                    self._with_scales(name, rows.shape, rows.read, file)
                     if rows.dtype == torch.float8_e4m3fn
                     else rows
                 )
@@ -336,11 +336,13 @@ class TensorSource(FolderSource):
         tensor = self._tensors[self._stored_as[name]]
         return tensor.clone() if self._copies else tensor
 
-    def _plain(self, name: str, file: Path) -> Weight:
+    def _read_plain(self, name: str, file: Path) -> Weight:
         tensor = self._tensor(name, file)
         if tensor.dtype != torch.float8_e4m3fn:
             return tensor
-        return self._scaled(name, tuple(tensor.shape), lambda start, end: tensor[start:end], file)
+        return self._with_scales(
+            name, tuple(tensor.shape), lambda start, end: tensor[start:end], file
+        )
 
 
 class TorchSource(FolderSource):
@@ -352,7 +354,7 @@ class TorchSource(FolderSource):
     def _tensor(self, name: str, file: Path) -> torch.Tensor:
         return pickled_tensors(file)[self._stored_as[name]].clone()
 
-    def _plain(self, name: str, file: Path) -> Weight:
+    def _read_plain(self, name: str, file: Path) -> Weight:
         return self._tensor(name, file)
 
 

@@ -103,7 +103,7 @@ class ScaledRows(EncodedMatrix):
         return self._scales[torch.arange(start, end) // self._block[0]]
 
 
-def block_quantised(weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise_blocks(weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns a matrix in 8 bits with a scale per block of BLOCK by BLOCK, as stored if possible,
     else quantised here.
 

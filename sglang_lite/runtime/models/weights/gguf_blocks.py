@@ -45,7 +45,7 @@ def _q4_1(data: torch.Tensor) -> Blocks:
     return Blocks(_nibbles(blocks[:, :, 4:]).flatten(1), scale.contiguous(), minimum.contiguous())
 
 
-def _five(high: torch.Tensor, nibbles: torch.Tensor) -> torch.Tensor:
+def _with_fifth_bits(high: torch.Tensor, nibbles: torch.Tensor) -> torch.Tensor:
     """Returns int8 [..., 32] in 0 … 31: nibble i with bit i of 4 bytes as its fifth bit."""
     bits = (high.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1
     return (_nibbles(nibbles) | bits.flatten(-2) << 4).to(torch.int8)
@@ -54,7 +54,7 @@ def _five(high: torch.Tensor, nibbles: torch.Tensor) -> torch.Tensor:
 def _q5_0(data: torch.Tensor) -> Blocks:
     """Reads d, 4 bytes of high bits, 16 bytes of nibbles: d * (q - 16)."""
     blocks = data.view(len(data), -1, 22)
-    q = _five(blocks[:, :, 2:6], blocks[:, :, 6:]) - 16
+    q = _with_fifth_bits(blocks[:, :, 2:6], blocks[:, :, 6:]) - 16
     return Blocks(q.flatten(1), _halves(blocks[:, :, :2]).squeeze(-1))
 
 
@@ -62,7 +62,7 @@ def _q5_1(data: torch.Tensor) -> Blocks:
     """Reads d, m, 4 bytes of high bits, 16 bytes of nibbles: d * q + m."""
     blocks = data.view(len(data), -1, 24)
     scale, minimum = _halves(blocks[:, :, :4]).unbind(-1)
-    q = _five(blocks[:, :, 4:8], blocks[:, :, 8:])
+    q = _with_fifth_bits(blocks[:, :, 4:8], blocks[:, :, 8:])
     return Blocks(q.flatten(1), scale.contiguous(), minimum.contiguous())
 
 

@@ -61,7 +61,7 @@ def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
     return found
 
 
-def by_name(
+def tensors_by_name(
     tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
 ) -> dict[str, torch.Tensor]:
     """Returns tensors by name. Raises ParameterError for anything else, for a name that is given
@@ -83,7 +83,7 @@ def by_name(
     return found
 
 
-def unpacked(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
+def unpack_bucket(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
     """Returns the tensors of SGLang's flattened bucket: a single tensor, with the start and end of
     each in it. Raises ParameterError if it is not one.
     """

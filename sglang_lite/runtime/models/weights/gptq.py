@@ -21,7 +21,7 @@ from sglang_lite.runtime.models.weights.packing import (
     blocks_of,
     four_bits_in,
     groups_of,
-    unpacked,
+    unpack_integers,
 )
 
 BITS = (2, 3, 4, 8)
@@ -51,11 +51,11 @@ def _read(parts: Parts, *, schemes: Sequence[Scheme], offset: int) -> Blocks:
     scales = parts[".scales"]
     words = parts[".qweight"]
     groups, outputs = scales.shape
-    bits, group = next((each for each in schemes if _fits(parts, *each)), schemes[0])
+    bits, group = next((each for each in schemes if _fits_scheme(parts, *each)), schemes[0])
     inputs = words.shape[0] * 32 // bits
     groups_of(inputs, groups, group)
-    numbers = unpacked(words.t(), bits, inputs)
-    zeros = unpacked(parts[".qzeros"], bits, outputs)
+    numbers = unpack_integers(words.t(), bits, inputs)
+    zeros = unpack_integers(parts[".qzeros"], bits, outputs)
     if len(numbers) != outputs or zeros.shape != scales.shape:
         raise ValueError(
             f"qweight, qzeros and scales are of {len(numbers)}, {zeros.shape[1]} and {outputs} outputs"
@@ -65,7 +65,7 @@ def _read(parts: Parts, *, schemes: Sequence[Scheme], offset: int) -> Blocks:
     return blocks_of(numbers if order is None else numbers[:, order], bits, scales.t(), zero, order)
 
 
-def _fits(parts: Parts, bits: int, group: int | None) -> bool:
+def _fits_scheme(parts: Parts, bits: int, group: int | None) -> bool:
     """Returns whether the tensors of a matrix have the shapes of a scheme."""
     groups, outputs = parts[".scales"].shape
     inputs = parts[".qweight"].shape[0] * 32 // bits

@@ -207,7 +207,7 @@ class UpdateGroups:
         for idle in [
             each for each, at in self._used.items() if time.monotonic() - at > 2 * self._timeout_s
         ]:
-            self._drop(idle)
+            self._drop_group(idle)
         patience = timedelta(seconds=self._timeout_s)
         try:
             store = distributed.TCPStore(  # type: ignore[attr-defined] # of C++
@@ -222,10 +222,10 @@ class UpdateGroups:
         self._hosted[name] = self.ask(
             lambda: self._made(address, store.port, 0, 2, name, backend, store)
         )
-        self._hosted[name].add_done_callback(lambda made: self._hosted_is_there(name, made))
+        self._hosted[name].add_done_callback(lambda made: self._on_hosted_made(name, made))
         return int(store.port)
 
-    def _hosted_is_there(self, name: str, made: Future[_Group]) -> None:
+    def _on_hosted_made(self, name: str, made: Future[_Group]) -> None:
         if made.exception() is None:
             self._groups[name] = made.result()
         else:  # nobody has come
@@ -247,7 +247,7 @@ class UpdateGroups:
                 self._used[name] = time.monotonic()
                 self._broadcast(group, data.to(group.device))
         except (RuntimeError, TimeoutError) as error:
-            self._drop(name)
+            self._drop_group(name)
             raise ModelError(
                 f"the group {name!r} has not received the weights: {_first_line(error)}"
             ) from error
@@ -322,7 +322,7 @@ class UpdateGroups:
         group = self._group(name)
         group.left.set()
         with group.lock:
-            self._drop(name)
+            self._drop_group(name)
 
     def receive(
         self,
@@ -349,12 +349,13 @@ class UpdateGroups:
         try:
             with group.lock:
                 if not flattened:
-                    return {each.name: self._received(group, [each])[0] for each in forms}
+                    return {each.name: self._receive_as_one(group, [each])[0] for each in forms}
                 return {
-                    each.name: tensor for each, tensor in zip(forms, self._received(group, forms))
+                    each.name: tensor
+                    for each, tensor in zip(forms, self._receive_as_one(group, forms))
                 }
         except (RuntimeError, TimeoutError) as error:
-            self._drop(name)
+            self._drop_group(name)
             kept = (
                 "Other weights of this update have been written."
                 if begun
@@ -370,7 +371,7 @@ class UpdateGroups:
         """Ends broadcasts in progress, and leaves all groups."""
         for name, group in list(self._groups.items()):
             group.left.set()
-            self._drop(name)
+            self._drop_group(name)
 
     def _group(self, name: str) -> _Group:
         if name not in self._groups:
@@ -381,7 +382,7 @@ class UpdateGroups:
             )
         return self._groups[name]
 
-    def _drop(self, name: str) -> None:
+    def _drop_group(self, name: str) -> None:
         self._hosted.pop(name, None)
         self._used.pop(name, None)
         group = self._groups.pop(name, None)
@@ -389,12 +390,12 @@ class UpdateGroups:
             self._names.discard(name)
             group.backend.abort()
 
-    def _received(self, group: _Group, forms: Sequence[TensorForm]) -> list[torch.Tensor]:
+    def _receive_as_one(self, group: _Group, forms: Sequence[TensorForm]) -> list[torch.Tensor]:
         """Receives tensors that are sent as one. Raises RuntimeError unless exactly as many bytes
         arrive.
         """
         size = sum(each.nbytes for each in forms)
-        room = _room(group, size)
+        room = _receive_buffer(group, size)
         # Marks show how much has arrived: too much overwrites the one after it, too little leaves
         # the one at its end. The latter is NaN if its dtype is a float, because no weight is.
         end = min(
@@ -448,7 +449,7 @@ def _outlast(work: Any, backend: Any) -> None:  # torch's
         work.wait()
 
 
-def _room(group: _Group, size: int) -> torch.Tensor:
+def _receive_buffer(group: _Group, size: int) -> torch.Tensor:
     """Returns zeroed memory for a broadcast, as bytes. gloo kills the process if more arrives than
     fits, so the memory is large. But a process that forwards would send all of it.
     """

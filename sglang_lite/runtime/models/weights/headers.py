@@ -22,7 +22,7 @@ from sglang_lite.runtime.models.weights.gguf import LatentHeads, named_tensors
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
 from sglang_lite.runtime.models.weights.packing import Packing
 from sglang_lite.runtime.models.weights.ranges import DTYPES, LocalRanges, read_header
-from sglang_lite.runtime.models.weights.source import Stored, Weight, WeightSource, canonical
+from sglang_lite.runtime.models.weights.source import Stored, Weight, WeightSource, canonical_name
 
 if TYPE_CHECKING:
     from huggingface_hub import SafetensorsRepoMetadata
@@ -57,11 +57,13 @@ def read_headers(path: Path) -> Headers:
         ModelError: no weights are found, or a file is damaged.
     """
     if path.is_file():
-        return _of_gguf(GgufFile(path))
+        return _gguf_headers(GgufFile(path))
     kind, files = weight_files(path)
-    read = _of_safetensors if kind == "safetensors" else _of_pickle
+    read = _safetensors_headers if kind == "safetensors" else _pickle_headers
     return {
-        canonical(name): header for file in sorted(files) for name, header in read(file).items()
+        canonical_name(name): header
+        for file in sorted(files)
+        for name, header in read(file).items()
     }
 
 
@@ -73,13 +75,13 @@ def headers_of_hub(repository: SafetensorsRepoMetadata, folder: Path) -> Headers
         folder: path that stands for the repository in messages.
     """
     return {
-        canonical(name): _header(each.shape, each.dtype, each.data_offsets, folder / file)
+        canonical_name(name): _header(each.shape, each.dtype, each.data_offsets, folder / file)
         for file, content in repository.files_metadata.items()
         for name, each in content.tensors.items()
     }
 
 
-def _of_gguf(file: GgufFile) -> Headers:
+def _gguf_headers(file: GgufFile) -> Headers:
     try:
         tensors: Mapping[str, GgufTensor | LatentHeads] = named_tensors(
             file, spec_from_gguf(file.metadata, frozenset(file.tensors), str(file.path))
@@ -92,7 +94,7 @@ def _of_gguf(file: GgufFile) -> Headers:
     }
 
 
-def _of_safetensors(file: Path) -> Headers:
+def _safetensors_headers(file: Path) -> Headers:
     found = read_header(LocalRanges(), file)
     return {
         name: _header(list(each.shape), each.format, (each.start, each.end), file)
@@ -104,7 +106,7 @@ def _header(shape: list[int], format: str, offsets: tuple[int, int], file: Path)
     return Header(tuple(shape), format, DTYPES.get(format), offsets[1] - offsets[0], file)
 
 
-def _of_pickle(file: Path) -> Headers:
+def _pickle_headers(file: Path) -> Headers:
     return {
         name: Header(
             tuple(each.shape), str(each.dtype).removeprefix("torch."), each.dtype, each.nbytes, file

@@ -64,7 +64,7 @@ class InstanceSource(WeightSource):
         self._come: dict[str, torch.Tensor] = {}
         self._asking = ThreadPoolExecutor(1, "sglang_lite-seed")
         backend = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
-        offer = self._ask(
+        offer = self._request(
             OFFER,
             master_address=seed.host,
             ports=str(port),
@@ -83,7 +83,7 @@ class InstanceSource(WeightSource):
 
     def check_all_used(self, may_ignore: tuple[str, ...] = ()) -> None:
         super().check_all_used(may_ignore)
-        self._ask(SEND, names=[])  # ends the transfer
+        self._request(SEND, names=[])  # ends the transfer
         self._groups.close()
         self._asking.shutdown()
 
@@ -98,11 +98,11 @@ class InstanceSource(WeightSource):
                     if other.startswith(layer) and other not in self._come
                 ),
             ]
-            self._come |= self._received(names)
+            self._come |= self._receive_tensors(names)
         return self._come.pop(name)
 
-    def _received(self, names: list[str]) -> dict[str, torch.Tensor]:
-        sent = self._asking.submit(self._ask, SEND, names=names)
+    def _receive_tensors(self, names: list[str]) -> dict[str, torch.Tensor]:
+        sent = self._asking.submit(self._request, SEND, names=names)
         sent.add_done_callback(self._end_if_refused)
         try:
             tensors = self._groups.receive(
@@ -118,7 +118,7 @@ class InstanceSource(WeightSource):
         if sent.exception() is not None:
             self._groups.close()
 
-    def _ask(self, path: str, **body: Any) -> dict[str, Any]:  # JSON
+    def _request(self, path: str, **body: Any) -> dict[str, Any]:  # JSON
         answer = self._seed.ask(
             path,
             {"master_address": self._seed.host, "group_name": self._group, "ports": "", **body},

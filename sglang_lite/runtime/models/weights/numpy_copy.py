@@ -41,7 +41,7 @@ class NumpySource(FolderSource):
                 f"{file}: damaged: {error}", hint=f"Remove the folder {file.parent}."
             ) from error
 
-    def _plain(self, name: str, file: Path) -> Weight:
+    def _read_plain(self, name: str, file: Path) -> Weight:
         return self._tensor(name, file)
 
 
@@ -59,7 +59,7 @@ def numpy_files(folder: Path, *, with_list: bool = False) -> set[Path]:
     """
     copy = folder / _COPY
     if not (copy / _NAMES).exists() or not _is_current(copy):
-        _make(copy, pickle_files(folder))
+        _make_copy(copy, pickle_files(folder))
     names = read_any_json(copy / _NAMES)
     if not isinstance(names, list):
         raise ModelError(
@@ -105,7 +105,7 @@ def _is_current(copy: Path) -> bool:
     return all(file.stat().st_mtime_ns <= made for file in files)
 
 
-def _make(copy: Path, files: Iterable[Path]) -> None:
+def _make_copy(copy: Path, files: Iterable[Path]) -> None:
     if os.path.lexists(copy) and not (copy / _NAMES).exists():
         raise ModelError(
             f"{copy}: is there without {_NAMES}, so it is no whole copy in NumPy's format.",
@@ -117,7 +117,7 @@ def _make(copy: Path, files: Iterable[Path]) -> None:
         with tempfile.TemporaryDirectory(prefix=".np-", dir=copy.parent) as scratch:
             written = Path(scratch, "new")
             written.mkdir()
-            _write(files, written)
+            _write_copy(files, written)
             (written / _ORIGIN).write_text(json.dumps(origin))
             _put(written, copy, Path(scratch, "old"))
     except (OSError, ValueError, TypeError) as error:
@@ -142,7 +142,7 @@ def _check_names(files: Iterable[Path]) -> None:
             found[name] = file
 
 
-def _write(files: Iterable[Path], out: Path) -> None:
+def _write_copy(files: Iterable[Path], out: Path) -> None:
     names = []
     for file in sorted(files):
         for name, tensor in pickled_tensors(file).items():

@@ -94,7 +94,7 @@ def packed_matrices(names: Collection[str], packings: Sequence[Packing]) -> dict
     return found
 
 
-def unpacked(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
+def unpack_integers(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
     """Unpacks int32 words [rows, N] to the unsigned integers [rows, columns] that they hold
     consecutively, lowest bits first.
 

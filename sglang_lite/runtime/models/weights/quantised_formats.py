@@ -179,7 +179,9 @@ def _model_optimizer(config: Mapping[str, Json]) -> Matrices:
         case "FP8" | "FP8_PER_CHANNEL_PER_TOKEN":
             return Matrices(("modelopt_fp8", "modelopt", "fp8"), scales=True)
         case "NVFP4":
-            _check(config.get("group_size", 16) == 16, "group_size", config.get("group_size"), "16")
+            _require(
+                config.get("group_size", 16) == 16, "group_size", config.get("group_size"), "16"
+            )
             return Matrices(
                 ("modelopt_fp4", "modelopt"), (fp4.nvfp4_of_model_optimizer(),), format=_NVFP4
             )
@@ -225,7 +227,7 @@ def _gptq_scheme(config: Mapping[str, Json]) -> tuple[int, int | None]:
 
 def _awq(config: Mapping[str, Json]) -> Matrices:
     bits = config.get("bits", config.get("w_bit"))
-    _check(bits == 4, "bits", bits, "4")
+    _require(bits == 4, "bits", bits, "4")
     if str(config.get("version", "gemm")).lower() != "gemm":
         raise _UnsupportedError(f"'awq' (version {config['version']!r})")
     group = _group(config.get("group_size", config.get("q_group_size")))
@@ -236,8 +238,8 @@ def _bitsandbytes(config: Mapping[str, Json]) -> Matrices:
     if config.get("load_in_8bit"):
         return Matrices(("bitsandbytes",), (bitsandbytes.eight_bits(),), format=_BYTES)
     kind = config.get("bnb_4bit_quant_type", "fp4")
-    _check(kind in ("nf4", "fp4"), "bnb_4bit_quant_type", kind, "nf4 or fp4")
-    _check(config.get("load_in_4bit") is True, "load_in_4bit", config.get("load_in_4bit"), "true")
+    _require(kind in ("nf4", "fp4"), "bnb_4bit_quant_type", kind, "nf4 or fp4")
+    _require(config.get("load_in_4bit") is True, "load_in_4bit", config.get("load_in_4bit"), "true")
     packing = bitsandbytes.four_bits(kind)
     return Matrices(("bitsandbytes",), (packing,), format=Format(4, 64, minimum=False, table=NF4))
 
@@ -255,12 +257,12 @@ def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
         )
     groups = [each for each in config["config_groups"].values() if each.get("weights") is not None]
     found: dict[str, list[Any]] = {}
-    for kind, setting in (_of_group(each["weights"]) for each in groups):
+    for kind, setting in (_kind_of_group(each["weights"]) for each in groups):
         found[kind] = list(dict.fromkeys([*found.get(kind, ()), setting]))
     inputs = [each.get("input_activations") or {} for each in groups]
     # a module has the first packing whose first tensor it has: nvfp4's is unique
     kinds = sorted(found, reverse=True)
-    made = [_of_kind(kind, found[kind], inputs) for kind in kinds]
+    made = [_matrices_of_kind(kind, found[kind], inputs) for kind in kinds]
     if len(made) < 2:
         return made[0] if made else PLAIN
     floats = _FLOATS in found
@@ -277,11 +279,13 @@ def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
     )
 
 
-def _of_kind(kind: str, settings: Sequence[Any], inputs: Sequence[Mapping[str, Json]]) -> Matrices:
+def _matrices_of_kind(
+    kind: str, settings: Sequence[Any], inputs: Sequence[Mapping[str, Json]]
+) -> Matrices:
     """Returns the matrices of a kind of compressed-tensors.
 
     Args:
-        kind, settings: as `_of_group` returns them.
+        kind, settings: as `_kind_of_group` returns them.
         inputs: each group's declaration of its inputs.
     """
     match kind:
@@ -299,8 +303,8 @@ def _of_kind(kind: str, settings: Sequence[Any], inputs: Sequence[Mapping[str, J
                 (x.get("type"), x.get("num_bits")) == ("int", 8) for x in inputs
             )
             packings = (
-                compressed_tensors.pack_quantized(settings),
-                compressed_tensors.int_quantized(integer_inputs=integers),
+                compressed_tensors.integers_in_words(settings),
+                compressed_tensors.integers_in_bytes(integer_inputs=integers),
             )
             form = _BYTES if rows_of_bytes else _integers(settings[0][0], settings[0][1] or -1)
             names = (
@@ -313,7 +317,7 @@ def _of_kind(kind: str, settings: Sequence[Any], inputs: Sequence[Mapping[str, J
     return Matrices(("compressed-tensors", "w8a8_fp8", "fp8"), block=block, scales=True)
 
 
-def _of_group(weights: Mapping[str, Json]) -> tuple[str, Any]:
+def _kind_of_group(weights: Mapping[str, Json]) -> tuple[str, Any]:
     """Returns the kind of the matrices in a group of compressed-tensors, and the group's further
     settings.
     """
@@ -377,7 +381,7 @@ def _integers(bits: int, group: int | None) -> Format:
     return Format(4 if bits <= 4 else 8, 128 if group is None else max(group, 0), minimum=bits <= 4)
 
 
-def _check(valid: bool, field: str, value: object, wanted: str) -> None:
+def _require(valid: bool, field: str, value: object, wanted: str) -> None:
     if not valid:
         raise ValueError(f"{field} is {value!r}, not {wanted}")
 

@@ -170,14 +170,14 @@ class RangeSource(FolderSource):
         self._headers: dict[Path, Mapping[str, StoredTensor]] = {}
         super().__init__(folder, files, matrices)
 
-    def names_in(self, file: Path) -> list[str]:
+    def read_names_in(self, file: Path) -> list[str]:
         """Reads a file's header, and returns the names of its tensors."""
         found = read_header(self._ranges, file)
         self._headers[file] = {self._renamed(name): header for name, header in found.items()}
         return list(self._headers[file])
 
     def _names(self, file: Path) -> list[str]:
-        return self.names_in(file)
+        return self.read_names_in(file)
 
     def _header(self, name: str, file: Path) -> tuple[StoredTensor, torch.dtype]:
         """Returns the header and dtype of a tensor, by its name in a file."""
@@ -198,13 +198,13 @@ class RangeSource(FolderSource):
         found, dtype = self._header(self._stored_as[name], file)
         return self.read(file, found.start, found.shape, dtype)
 
-    def _plain(self, name: str, file: Path) -> Weight:
+    def _read_plain(self, name: str, file: Path) -> Weight:
         stored = self._stored_as[name]
         if len(self._headers[file][stored].shape) != 2:
             return self._tensor(name, file)
         rows = self.matrix(stored, file)
         return (
-            self._scaled(name, rows.shape, rows.read, file)
+            self._with_scales(name, rows.shape, rows.read, file)
             if rows.dtype == torch.float8_e4m3fn
             else rows
         )

@@ -80,7 +80,7 @@ class RankFilesSource(RangeSource):
         match = _NAME.fullmatch(file.name)
         new = list[str]()
         assert match is not None, "of `rank_files`"
-        for name in self.names_in(file):
+        for name in self.read_names_in(file):
             of_tensor = self._parts[name]
             rank = int(match[1])
             if not of_tensor or rank in of_tensor:  # twice in one rank is an error
@@ -119,14 +119,14 @@ class _Joined(PlainRows):
         self._axis = axis
 
     def read(self, start: int, end: int) -> torch.Tensor:
-        own = self._cut(slice(start, end), slice(None))
+        own = self._intersecting_parts(slice(start, end), slice(None))
         return torch.cat([each.read(0, each.shape[0]) for each in own], self._axis)
 
     def part(self, rows: slice, columns: slice = slice(None)) -> PlainRows:
-        own = self._cut(rows, columns)
+        own = self._intersecting_parts(rows, columns)
         return own[0] if len(own) == 1 else _Joined(own, self._axis)
 
-    def _cut(self, rows: slice, columns: slice) -> list[PlainRows]:
+    def _intersecting_parts(self, rows: slice, columns: slice) -> list[PlainRows]:
         """Returns the parts of some rows and columns; an empty part of one if there are none."""
         own = list[PlainRows]()
         wanted = range(self.shape[self._axis])[(rows, columns)[self._axis]]

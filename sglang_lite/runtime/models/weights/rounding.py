@@ -23,7 +23,7 @@ NF4 = (
 )  # fmt: skip  # quantiles of the normal distribution (arXiv:2305.14314)
 
 
-def rounded(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
+def round_matrix(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
     """Returns a matrix whose numbers are rounded to 4 or 8 bits.
 
     Args:
@@ -33,7 +33,7 @@ def rounded(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
         group: columns of a block, which divide a row.
     """
     rows = max(_AT_ONCE // weight.shape[1], 1)
-    found = [_rounded(weight[at : at + rows], to, group) for at in range(0, len(weight), rows)]
+    found = [_round_rows(weight[at : at + rows], to, group) for at in range(0, len(weight), rows)]
     minima = [minimum for _, _, minimum in found if minimum is not None]
     return Blocks(
         torch.cat([q for q, _, _ in found]),
@@ -43,15 +43,15 @@ def rounded(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
     )
 
 
-def rounded_part(part: Weight, to: Rounding, device: torch.device) -> Weight:
+def round_part(part: Weight, to: Rounding, device: torch.device) -> Weight:
     """Returns a quantised matrix, computed on a device, unless it is stored quantised already."""
     if isinstance(part, Blocks | ScaledRows):
         return part
     rows = part if isinstance(part, torch.Tensor) else part.decode(0, part.shape[0])
-    return rounded(rows.to(device), to, group_of(part.shape[1], device))
+    return round_matrix(rows.to(device), to, group_of(part.shape[1], device))
 
 
-def _rounded(
+def _round_rows(
     weight: torch.Tensor, to: Rounding, group: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Returns the numbers, scales and minima of `Blocks`."""

@@ -140,7 +140,7 @@ Weight: TypeAlias = torch.Tensor | EncodedMatrix
 Stored: TypeAlias = Weight | EncodedStack
 
 
-def canonical(name: str) -> str:
+def canonical_name(name: str) -> str:
     """Returns the canonical name of a folder's tensor.
 
     Vision-language models prefix the decoder's names with `language_model.`,
