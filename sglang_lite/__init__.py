@@ -4,8 +4,9 @@
 
     @sgl.function
     def capital(s, country):
-        s += sgl.system("Answer in a short sentence.") + sgl.user(f"What is the capital of
-        {country}?") s += sgl.assistant(sgl.gen("answer", max_tokens=32, temperature=0))
+        s += sgl.system("Answer in a short sentence.")
+        s += sgl.user(f"What is the capital of {country}?")
+        s += sgl.assistant(sgl.gen("answer", max_tokens=32, temperature=0))
 
     print(capital.run("Italy")["answer"])  # The capital of Italy is Rome.
 
