@@ -115,7 +115,7 @@ class _Closer:
             and not has_others_keyword
             and together
             and (names or any(self._names(each, set()) for each in here))
-            and not (self._simple_only and (here or _needs_unlisted_members(schema)))
+            and not (self._simple_only and (here or _requires_unlisted_members(schema)))
         ):
             self.closings[location.pointer] = (
                 "unevaluatedProperties" if here else "additionalProperties"
@@ -156,7 +156,7 @@ class _Closer:
                 yield self._document.child(location, keyword)
 
 
-def _needs_unlisted_members(schema: dict[str, Any]) -> bool:
+def _requires_unlisted_members(schema: dict[str, Any]) -> bool:
     """Returns True if an object requires more members than it lists."""
     listed = schema.get("properties", {})
     if "patternProperties" in schema:

@@ -613,7 +613,7 @@ def _make_gen_node(
     if own.options.repair:
         blocks.refuse_in_grammar("repair can't be part of a grammar.", "Leave it out.", where)
         check_repair(own, backend, run.settings.retries, blocks.role, params, where)
-    judged = shows_tools or _needs_verdict(own, run)
+    judged = shows_tools or _requires_verdict(own, run)
     return Gen(own.node.name, params, constraint, judged, later, own.node.timeout, where=where)
 
 
@@ -651,7 +651,7 @@ def _with_answer_limit(params: SamplingParams, constraint: Constraint | None) ->
     return params if limit is None else msgspec.structs.replace(params, max_tokens=limit)
 
 
-def _needs_verdict(own: SglGen, run: Run) -> bool:
+def _requires_verdict(own: SglGen, run: Run) -> bool:
     """Returns True if the caller's Python decides on a generation's result: through retries, a
     check or another backend, or because an earlier run may have the answer.
     """

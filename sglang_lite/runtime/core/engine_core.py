@@ -193,7 +193,7 @@ class EngineCore:
             store,
             sizes.step_tokens,
             POLICIES[config.policy],
-            last_alone=_needs_last_token_step(config, loaded),
+            last_alone=_requires_last_token_step(config, loaded),
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
             drafting=drafting,
             adapters=None if adapters is None else adapters.pool,
@@ -555,7 +555,7 @@ class EngineCore:
             self.thread.join()
 
 
-def _needs_last_token_step(config: EngineConfig, loaded: LoadedModel) -> bool:
+def _requires_last_token_step(config: EngineConfig, loaded: LoadedModel) -> bool:
     """Returns whether outputs depend through rounding on what is cached, unless the last prompt
     token has its own step.
     """
