@@ -68,7 +68,7 @@ class Asked:
     media: RequestMedia
     ended: bool = False
 
-    def move(self, state: object) -> None:
+    def change_state(self, state: object) -> None:
         self.state = state
 
 

@@ -37,7 +37,7 @@ class Rank:
         own: Any = self  # as the runner, and as the connection of the ranks
         self.stages = Stages(own, own)
 
-    def hand_on(self, rows: torch.Tensor, stage: int) -> torch.Tensor:
+    def pass_to_next_stage(self, rows: torch.Tensor, stage: int) -> torch.Tensor:
         if stage == self.stage:
             self.messages[stage].append(rows.clone())
         return self.messages[stage].popleft() if stage == self.stage - 1 else rows
