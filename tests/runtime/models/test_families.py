@@ -98,7 +98,7 @@ DEEPSEEK = LATENT | dict(n_routed_experts=8, num_experts_per_tok=3, n_group=4, t
 MSCALE = YARN | dict(mscale=0.8, mscale_all_dim=0.6)
 MINICPM3 = LATENT | dict(scale_emb=3, scale_depth=1.4, dim_model_base=16, rope_parameters=dict(
     rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.5, 2.0, 2.0], long_factor=[1.0, 3.0, 9.0, 9.0],
-    original_max_position_embeddings=256))  # fmt: skip
+    factor=2.0, original_max_position_embeddings=256))  # fmt: skip  # transformers 5.17 asks for a factor
 
 FAMILIES: dict[str, Any] = {
     "llama-2": (LlamaForCausalLM, dict(num_key_value_heads=4)),
