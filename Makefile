@@ -96,7 +96,8 @@ test-long: coverage
 GPU := SGLANG_LITE_TEST_GPU=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 test-gpu: $(VENV)/.dev $(VENV)/.model
 	$(GPU) -n 4 --dist worksteal tests/runtime/kernels tests/runtime/attention tests/runtime/models tests/effects/test_sampling.py
-	$(GPU) tests/runtime/executor/test_gpu_runner.py tests/runtime/executor/test_on_gpu.py tests/runtime/executor/test_deterministic.py tests/runtime/executor/test_deterministic_gpu.py tests/engine/test_gpu_ranks.py
+	$(GPU) tests/runtime/executor/test_gpu_runner.py tests/runtime/executor/test_on_gpu.py tests/runtime/executor/test_deterministic.py tests/runtime/executor/test_deterministic_gpu.py tests/runtime/executor/test_gpu_settings.py tests/engine/test_gpu_ranks.py
+	SGLANG_LITE_TEST_GPU=1 $(BIN)/python -m tests.effects.hidden --gpu
 
 # Ranks: all families over 2 and 4 of them, 200 random requests, 50 kills of any of them.
 test-ranks: $(VENV)/.dev

@@ -1,8 +1,8 @@
 """Runs tests while a setting is hidden: whatever reads it finds its default.
 
 `python -m tests.effects.hidden` does so with each setting that settings_effects.py has a test for,
-which must fail. Names as arguments (`engine.max_running`) choose settings; `--find` looks for a
-test of each instead.
+which must fail. Names as arguments (`engine.max_running`) choose settings, `--gpu` those that only
+a GPU shows; `--find` looks for a test of each instead.
 
 Each setting is hidden in a fork of one process that has imported all, so that it costs a few
 seconds. What another process of an engine reads is hidden, too, as this process sends it.
@@ -135,22 +135,24 @@ def main(names: list[str]) -> int:
     same.
 
     Args:
-        names: settings as `engine.NAME` or `server.NAME`, after `--find` if tests are looked for;
-            none for all.
+        names: settings as `engine.NAME` or `server.NAME`, after `--find` if tests are looked for,
+            or after `--gpu`; none for all.
     """
-    from tests.effects.settings_effects import SEEN, TABLES
+    from tests.effects.settings_effects import ON_GPU, SEEN, TABLES
 
     import_once()
-    find, names = "--find" in names, [name for name in names if name != "--find"]
+    find = "--find" in names
+    tests = ON_GPU if "--gpu" in names else SEEN
+    names = [name for name in names if not name.startswith("--")]
     missed = 0
-    for key in names or SEEN:
+    for key in names or tests:
         table, name = key.split(".")
         settings = TABLES[table]
         if find:
             print(f"{key}: {find_test(settings, name)}", flush=True)
-        elif not fails(SEEN[key], settings, name):
+        elif not fails(tests[key], settings, name):
             missed += 1
-            print(f"{key} is hidden, and {SEEN[key]} does not fail.", flush=True)
+            print(f"{key} is hidden, and {tests[key]} does not fail.", flush=True)
     return missed
 
 

@@ -155,17 +155,27 @@ SEEN = {
     "engine.kv_dtype": "tests/runtime/models/test_fp8.py::test_scales_of_a_file_count_before_those_of_the_checkpoint",
 }
 
+# Settings whose effect only a GPU shows. `make test-gpu` runs these tests, with each setting hidden, too.
+_GPU_SETTINGS = "tests/runtime/executor/test_gpu_settings.py::"
+ON_GPU = {
+    "engine.cuda_graphs": _GPU_SETTINGS + "test_steps_replay_graphs_only_if_they_are_captured",
+    "engine.cpu_offload_gb": _GPU_SETTINGS
+    + "test_offloaded_layers_leave_the_gpu_and_groups_take_a_place_each",
+    "engine.offload_group_size": _GPU_SETTINGS
+    + "test_offloaded_layers_leave_the_gpu_and_groups_take_a_place_each",
+    "engine.mem_fraction": _GPU_SETTINGS + "test_the_pool_takes_a_share_of_the_gpu",
+    "engine.compile_processes": _GPU_SETTINGS
+    + "test_no_process_compiles_kernels_if_none_is_wanted",
+    "engine.enable_memory_saver": _GPU_SETTINGS
+    + "test_weights_are_given_back_only_by_an_engine_that_may",
+    "engine.enable_weights_cpu_backup": _GPU_SETTINGS
+    + "test_a_backup_is_allocated_before_the_first_sleep",
+}
+
 # Settings without such a test so far, each with its reason. The list may only become shorter.
 UNSEEN = {
     "engine.use_ray": "Ray is not installed by `make`",
     "engine.load_balance_method": "two engines have to start, each in a process: some eight seconds",
     "engine.eplb_algorithm": "its values differ on several machines alone",
     "engine.disable_custom_all_reduce": "sums over NVLink: two GPUs",
-    "engine.cuda_graphs": "a CPU has no graphs to capture",
-    "engine.cpu_offload_gb": "weights leave a GPU's memory",
-    "engine.offload_group_size": "weights leave a GPU's memory in groups",
-    "engine.mem_fraction": "it is a share of a GPU's memory",
-    "engine.compile_processes": "kernels of a GPU are compiled",
-    "engine.enable_memory_saver": "on a CPU, memory is given back without it",
-    "engine.enable_weights_cpu_backup": "pinned memory of the host, beside a GPU",
 }
