@@ -58,23 +58,38 @@ def pieces(state: ProgramState, name: VariableName | None) -> Iterator[str]:
         ProgramError: the body of the program itself waits for the end of its text.
     """
     branch = state.branch
-    log = branch.player.log
-    if log is not None:
-        if not log.closed:
-            check_may_block(branch.run, "text_async_iter", user_location())
-        if name is None:
-            _refuse_own_end(branch)
-    variable = None if name is None else _find_streamed(state, name)
-    log = _log_so_far(branch) if variable is None else variable.log
-    if log is None:  # not streamed, set by hand, or joined
-        yield state.text() if variable is None else _text_in(branch, variable)
+    _check_may_follow(branch)
+    if name is not None:
+        yield from _pieces_of_variable(branch, _find_streamed(state, name))
+        return
+    _refuse_own_end(branch)
+    log = _log_so_far(branch)
+    if log is None:  # the run isn't streamed
+        yield state.text()
         return
     branch.player.failure_reported = True
-    for text, _ in log:
-        if text:
-            yield text
-    if variable is None and state.streamed_body is not None:
+    yield from _texts(log)
+    if state.streamed_body is not None:
         state.streamed_body.wait("text_async_iter")
+
+
+def _pieces_of_variable(branch: Branch, variable: Variable) -> Iterator[str]:
+    if variable.log is None:  # not streamed, set by hand, or joined
+        yield _text_in(branch, variable)
+        return
+    branch.player.failure_reported = True
+    yield from _texts(variable.log)
+
+
+def _texts(log: TextLog) -> Iterator[str]:
+    return (text for text, _ in log if text)
+
+
+def _check_may_follow(branch: Branch) -> None:
+    """Raises ProgramError if an event loop would block until a streamed text has grown."""
+    log = branch.player.log
+    if log is not None and not log.closed:
+        check_may_block(branch.run, "text_async_iter", user_location())
 
 
 def _refuse_own_end(branch: Branch) -> None:
@@ -106,8 +121,8 @@ def _find_streamed(state: ProgramState, name: VariableName) -> Variable:
     return find(state.branch.player, name, user_location())
 
 
-async def _afind_firsted(state: ProgramState, name: VariableName) -> Variable:
-    """Coroutine form of `_find_streamed`."""
+async def _afind_streamed(state: ProgramState, name: VariableName) -> Variable:
+    """Finds the variable that `_find_streamed` does, as a coroutine."""
     find = afind_first if state.follows_body else afind_variable
     return await find(state.branch.player, name, user_location())
 
@@ -170,35 +185,48 @@ async def apieces(
     if name is None and branch.run.body in (None, asyncio.current_task()):
         _refuse_own_end(branch)
     with_meta = with_meta and name is not None
-    log = _log_so_far(branch) if name is None else None
     if name is not None:
-        variable = await afind_variable(branch.player, name, user_location())
-        log = variable.log
-        if log is None:
-            value = await read(branch, variable)
-            text = variable.record.text if isinstance(variable.record, Generation) else str(value)
-            yield (text, meta_info(variable.record) or {}) if with_meta else text
-            return
+        variable = await _afind_streamed(state, name)
+        async for text, meta in _apieces_of_variable(branch, variable):
+            if with_meta:
+                yield text, meta
+            elif text:
+                yield text
+        return
+    log = _log_so_far(branch)
     if log is None:
         yield await read(branch, branch.read(whole_text, user_location()))
         return
     branch.player.failure_reported = True
-    async for text, meta in log:
-        if with_meta:
-            yield text, meta or {}
-        elif text:
+    async for text, _ in log:
+        if text:
             yield text
-    if name is None and state.streamed_body is not None:
+    if state.streamed_body is not None:
         await state.streamed_body.get()
+
+
+async def _apieces_of_variable(
+    branch: Branch, variable: Variable
+) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the chunks of a variable's text, each with its metadata."""
+    if variable.log is None:
+        value = await read(branch, variable)
+        text = variable.record.text if isinstance(variable.record, Generation) else str(value)
+        yield text, meta_info(variable.record) or {}
+        return
+    branch.player.failure_reported = True
+    async for text, meta in variable.log:
+        yield text, meta or {}
 
 
 def values(state: ProgramState, name: VariableName) -> Iterator[UserValue]:
     """Yields the partial values of a typed variable and finally the whole one. Implements
     `partial_iter`.
     """
+    _check_may_follow(state.branch)
     variable = _find_streamed(state, name)
     partial = _PartialValue(variable, name)
-    for piece in state.text_iter(name):
+    for piece in _pieces_of_variable(state.branch, variable):
         if partial.append(piece):
             yield partial.value
     if (value := checked(variable.wait(), name)) != partial.value:
@@ -207,9 +235,9 @@ def values(state: ProgramState, name: VariableName) -> Iterator[UserValue]:
 
 async def avalues(state: ProgramState, name: VariableName) -> AsyncIterator[UserValue]:
     """Async version of `values`. Implements `partial_async_iter`."""
-    variable = await _afind_firsted(state, name)
+    variable = await _afind_streamed(state, name)
     partial = _PartialValue(variable, name)
-    async for piece in state.text_async_iter(name):
+    async for piece, _ in _apieces_of_variable(state.branch, variable):
         if partial.append(piece):
             yield partial.value
     if (value := checked(await read(state.branch, variable), name)) != partial.value:

@@ -13,6 +13,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.protocol import Delta
 from tests.lang.fakes import Gated, Pieces, line_here, with_logprob, within
+from tests.waiting import until
 
 WORDS = "one two three four"
 
@@ -613,3 +614,28 @@ def test_the_body_itself_can_not_wait_for_its_open_scope():
 
     with pytest.raises(sgl.ProgramError, match="the variable scope 'x' is still open"):
         scoped.run(backend=backend())
+
+
+@sgl.function
+def one_name_twice(s):
+    s += "Say: " + sgl.gen("n", type=int)
+    s += "; " + sgl.gen("n", type=int)
+
+
+@pytest.mark.parametrize("reads_late", [False, True])
+def test_a_name_that_is_set_twice_streams_its_first_value_to_each_kind_of_reader(reads_late):
+    def start():
+        state = one_name_twice.run(
+            stream=True, backend=sgl.ScriptedBackend({"Say": "12", ";": "34"}, latency=0.01)
+        )
+        if reads_late:
+            until(lambda: state.so_far().ended)
+        return state
+
+    async def collect(stream):
+        return [each async for each in stream]
+
+    assert "".join(start().text_iter("n")) == "12"
+    assert "".join(asyncio.run(collect(start().text_async_iter("n")))) == "12"
+    assert list(start().partial_iter("n"))[-1] == 12
+    assert asyncio.run(collect(start().partial_async_iter("n")))[-1] == 12
