@@ -121,13 +121,13 @@ class Variable:
     def fail(self, error: BaseException) -> None:
         self.set(None, error)
 
-    def set(self, value: object, error: BaseException | None = None) -> None:
-        """Sets the value, or the error that readers raise instead. Does nothing if the variable is
-        already set or failed.
+    def set(self, value: object, error: BaseException | None = None) -> bool:
+        """Sets the value, or the error that readers raise instead. Does nothing, and returns False,
+        if the variable is already set or failed.
         """
         with self._lock:
             if self._done:
-                return
+                return False
             self._value = value
             self._error = error
             self._done = True
@@ -137,15 +137,15 @@ class Variable:
             self.log.close(error, self.where)
         for callback in callbacks or ():
             callback()
+        return True
 
     def take_away(self, error: BaseException) -> None:
         """Fails the variable, even if it has its value already or has failed with another error."""
+        if self.set(None, error):
+            return
         with self._lock:
-            if self._done:
-                self.taken_away = True
-                self._error = error
-                return
-        self.fail(error)
+            self.taken_away = True
+            self._error = error
 
     def so_far(self) -> tuple[UserValue, ...]:
         """The value if it has come, even if it was taken away since; empty if it has not."""
